@@ -28,13 +28,12 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory, peak_memory
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.child import Child
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from dart_jax.programs.tables import table
 from dart_jax.progress import stage
@@ -46,7 +45,7 @@ _FILES = 4  # of a generated checkpoint, about
 
 @dataclasses.dataclass(frozen=True)
 class LoadingConfig:
-    """What to load, and how."""
+    """The checkpoint to load, and the processes that load it."""
 
     size: str = "1GB"
     """Approximate size of the generated checkpoint, in bfloat16."""
@@ -60,8 +59,7 @@ class LoadingConfig:
     """Processes that share the model, on this machine."""
 
     def __post_init__(self) -> None:
-        if self.experts < 0 or self.processes < 1:
-            raise UserError("--processes must be at least 1, --experts at least 0")
+        check_least(self, processes=1, experts=0)
 
 
 class Loading(NamedTuple):

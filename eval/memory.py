@@ -27,7 +27,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.tables import table
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import (
@@ -46,7 +46,7 @@ AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig
 
 @dataclasses.dataclass(frozen=True)
 class MemoryConfig:
-    """Which models, and what they decode."""
+    """The models, and their texts."""
 
     target: str | None = None
     """Directory or hub repository of a target, instead of --shape."""
@@ -59,7 +59,7 @@ class MemoryConfig:
     """dtype of weights and caches. On a CPU, the weights of products that bfloat16 holds exactly
     take 2 bytes each also in float32."""
     weights: Literal["stored", "int8"] = "stored"
-    """How the weights of linear layers and experts are stored: with that dtype, or in 8 bits with a
+    """Storage of the weights of linear layers and experts: with that dtype, or in 8 bits with a
     scale for each output, as on GPUs and TPUs."""
     length: int = 4096
     """Tokens of prompt and new text together."""
@@ -69,9 +69,7 @@ class MemoryConfig:
     """Nodes of the draft tree, beside the root."""
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        check_least(self, length=1, batch_size=1)
         if not 0 <= self.tree_nodes <= MAX_NODES:
             raise UserError(f"--tree-nodes must be from 0 to {MAX_NODES}, got {self.tree_nodes}")
         if self.drafter is not None and self.target is None:

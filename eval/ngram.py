@@ -28,7 +28,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
 from dart_jax.programs.spread import in_turn
@@ -42,7 +42,7 @@ _REPEATS = 11
 
 @dataclasses.dataclass(frozen=True)
 class NgramBenchConfig:
-    """Which file, and which text."""
+    """The file, and the text."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = (
         DEMO / "ngram.dng"
@@ -60,8 +60,7 @@ class NgramBenchConfig:
     """Write all results to this file."""
 
     def __post_init__(self) -> None:
-        if self.queries < 100 or self.tree_nodes < 1:
-            raise UserError("--queries must be at least 100 and --tree-nodes at least 1")
+        check_least(self, queries=100, tree_nodes=1)
 
 
 class Drafts(NamedTuple):

@@ -23,7 +23,7 @@ from rich.console import Console
 from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.models.cpu import foreign, products, tiles
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
 from dart_jax.programs.spread import in_turn
@@ -39,7 +39,7 @@ _DEMO = ("320x448", "320x320", "320x1792", "896x320", "320x4096")
 
 @dataclasses.dataclass(frozen=True)
 class ProductsConfig:
-    """Which products, and how often."""
+    """The products to time."""
 
     rows: tuple[int, ...] = (1, 4, 8, 9, 12, 16, 32, 61, 128, 512)
     """Numbers of rows."""
@@ -51,8 +51,8 @@ class ProductsConfig:
     """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
-        if not self.rows or min(*self.rows, self.repeats) < 1:
-            raise UserError("--rows and --repeats must be at least 1")
+        check_least(self, rows=1, repeats=1)
+        check_some(self, "rows")
         for shape in self.shape:
             _sizes(shape)
 

@@ -26,7 +26,7 @@ from dart_jax.model import DartModel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import WeightsDtype
 from dart_jax.models.pure import bind
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
@@ -40,10 +40,10 @@ _WINDOW = 512  # tokens of text that are read together
 
 @dataclasses.dataclass(frozen=True)
 class QuantizationConfig(ModelChoice):
-    """Which model, and how much text."""
+    """The model, and the amount of text."""
 
     weights: WeightsDtype = "int8"
-    """How the weights are stored that are compared with those of the files."""
+    """Storage of the weights that are compared with those of the files."""
     prompts: int = 8
     """Functions for each of the demo's four groups."""
     max_new_tokens: int = 128
@@ -55,9 +55,7 @@ class QuantizationConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("prompts", 1), ("max_new_tokens", 1), ("held_out", 2)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name.replace('_', '-')} must be at least {least}")
+        check_least(self, prompts=1, max_new_tokens=1, held_out=2)
 
 
 def answers(

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from dart_jax.decoding.decoder import Decoder
 from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.search.host import HostSearch
+from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
@@ -38,7 +38,7 @@ _BATCHES = 64  # searched in one program, so that its start does not count
 
 @dataclasses.dataclass(frozen=True)
 class SearchBenchConfig(ModelChoice):
-    """What is searched, and how often."""
+    """The trees to search."""
 
     tree_nodes: int = 60
     """Nodes of the draft trees, beside the root."""
@@ -55,30 +55,29 @@ class SearchBenchConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tree_nodes", "prompts", "max_new_tokens", "repeats"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if min(self.batch_size, default=0) < 1:
-            raise UserError("--batch-size must be at least 1")
+        check_least(self, tree_nodes=1, prompts=1, max_new_tokens=1, repeats=1, batch_size=1)
+        check_some(self, "batch_size")
 
 
-class _Recorder:
-    """A search that keeps what it searches."""
+@jax.tree_util.register_pytree_node_class
+class _Recorder(HostSearch):
+    """A search called through Python, which keeps what it searches."""
 
-    def __init__(self, search: Callable[[np.ndarray], Any]):
-        self._search = search
-        self.rows: list[np.ndarray] = []
+    rows: list[np.ndarray]
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
-        self.rows.extend(np.asarray(packed))
-        return np.asarray(self._search(packed))
+        self.rows.extend(np.array(packed))
+        return super().__call__(packed)
 
 
 def record(decoder: Decoder, prompts: Sequence[np.ndarray], max_new_tokens: int) -> np.ndarray:
     """Decodes prompts one by one and returns the host buffers that were searched, int32 [n, width],
     in random order."""
-    recorder = _Recorder(decoder.search)  # pyright: ignore[reportArgumentType]
-    decoder = dataclasses.replace(decoder, search=recorder, loop="host")
+    search = decoder.search
+    assert isinstance(search, HostSearch)
+    recorder = _Recorder(search.host_buffer, search.nodes, native=False, **search._options)
+    recorder.rows = []
+    decoder = dataclasses.replace(decoder, search=recorder)
     for prompt in prompts:
         decoder([prompt], max_new_tokens)
     return np.random.default_rng(0).permutation(np.stack(recorder.rows))

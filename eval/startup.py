@@ -21,9 +21,8 @@ from unittest import mock
 from huggingface_hub.constants import HF_HOME
 from rich.console import Console
 
-from dart_jax.errors import UserError
 from dart_jax.programs.child import Child
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
@@ -47,8 +46,7 @@ class StartupConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.repeats < 1:
-            raise UserError("--repeats must be at least 1")
+        check_least(self, repeats=1)
 
 
 def stages(config: StartupConfig) -> dict[str, float]:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dart_jax.errors import UserError
 from dart_jax.interruption import HeldBack
@@ -54,7 +54,7 @@ class Child:
             raise result
         return result
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -64,7 +64,7 @@ class Child:
 
 
 def _serve(pipe: connection.Connection, log: Path | None) -> None:
-    """Calls what it is asked to until it is killed."""
+    """Calls what it is asked to until it is killed, or the pipe closes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if log is not None:
         # Libraries also print from C++.
@@ -72,7 +72,10 @@ def _serve(pipe: connection.Connection, log: Path | None) -> None:
         for stream in (1, 2):
             os.dup2(descriptor, stream)
     while True:
-        function, args = pipe.recv()
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
         try:
             result = function(*args)
         except UserError as error:

@@ -220,6 +220,30 @@ def parse(kind: Any, args: Sequence[str] | None, description: str | None, **opti
     raise UserError(f"{_mistake(args, shown, _printed(kind, args, options))} ({lists_all})")
 
 
+def check_least(options: Any, **least: float) -> None:
+    """Checks that numbers among a dataclass's options are large enough.
+
+    Args:
+      options: the dataclass.
+      least: option -> least number, also of each of several; None is not checked.
+
+    Raises:
+      UserError: one is not.
+    """
+    for name, minimum in least.items():
+        value = getattr(options, name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, int | float) and number < minimum for number in numbers):
+            raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}")
+
+
+def check_some(options: Any, *names: str) -> None:
+    """Raises UserError if one of a dataclass's options that take several values has none."""
+    for name in names:
+        if not getattr(options, name):
+            raise UserError(f"--{name.replace('_', '-')} needs at least one value")
+
+
 def _mistake(args: Sequence[str], shown: str, report: str) -> str:
     """Says in one line what is wrong with a command line that `tyro` rejects.
 

@@ -19,6 +19,9 @@ from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, prompt_tokens
 
+# Longest prompt of the demo benchmark.
+PROMPT_TOKENS = 128
+
 # Modules of the training text, for warm-up and for choosing the tree.
 WARM_UP = ("argparse.py", "pathlib.py", "logging/handlers.py", "tarfile.py")
 
@@ -65,23 +68,19 @@ def question_prompts(
       thinking: enable thinking in the chat template.
       batch: prompts answered together.
     """
-    prompts: list[tuple[int, Prompt]] = []
+    prompts: list[list[Prompt]] = [[] for _ in questions]
     answers: list[list[str]] = [[] for _ in questions]
     for turn in range(max(len(question.turns) for question in questions)):
-        open_questions = [n for n, question in enumerate(questions) if turn < len(question.turns)]
-        encoded = {
-            n: prompt_tokens(questions[n], answers[n], tokenizer, thinking) for n in open_questions
-        }
-        prompts.extend(
-            (n, Prompt(questions[n].group, questions[n].turns[turn], encoded[n]))
-            for n in open_questions
-        )
-        continued = [n for n in open_questions if turn + 1 < len(questions[n].turns)]
-        for start in range(0, len(continued), batch):
-            some = continued[start : start + batch]
-            for n, new in zip(some, answer([encoded[n] for n in some]), strict=True):
+        for n, question in enumerate(questions):
+            if turn < len(question.turns):
+                tokens = prompt_tokens(question, answers[n], tokenizer, thinking)
+                prompts[n].append(Prompt(question.group, question.turns[turn], tokens))
+        more = [n for n, question in enumerate(questions) if turn + 1 < len(question.turns)]
+        for start in range(0, len(more), batch):
+            some = more[start : start + batch]
+            for n, new in zip(some, answer([prompts[n][-1].tokens for n in some]), strict=True):
                 answers[n].append(tokenizer.decode(new.tolist()))
-    return [prompt for _, prompt in sorted(prompts, key=lambda pair: pair[0])]
+    return [prompt for of_question in prompts for prompt in of_question]
 
 
 def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:

@@ -21,7 +21,7 @@ Alpaca's history beside any of these are part of the prompts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,28 +35,9 @@ from dart_jax.text.tokenizer import Tokenizer
 
 # The fields that are read; others, such as the tests of LiveCodeBench, may be large.
 FIELDS = (
-    "turns",
-    "prompt",
-    "entry_point",
-    "text",
-    "test_list",
-    "question_content",
-    "starter_code",
-    "instruction",
-    "problem",
-    "question",
-    "query",
-    "category",
-    *(*MORE, *TURNS, "data", "completion", *SYSTEM, "tools", "history", *REFUSED),
-)
-
-_FUNCTION = "Complete this Python function. Answer with the whole function."
-_TESTS = "Write it in Python, so that these tests pass:"
-_STEPS = r"Reason step by step and put the final answer in \boxed{}."
-_STARTER = "Solve this in Python. Go on from this code:"
-_PROGRAM = (
-    "Solve this with a Python program that reads its input from stdin and writes its output to "
-    "stdout."
+    *("turns", "prompt", "entry_point", "text", "test_list", "question_content", "starter_code"),
+    *("instruction", "problem", "question", "query", "category", "data", "completion", "tools"),
+    *(*MORE, *TURNS, *SYSTEM, "history", *REFUSED),
 )
 
 
@@ -147,7 +128,7 @@ def prompt_tokens(
 
 
 def _is_chat(record: dict[str, Any]) -> bool:
-    """Whether a record is a chat, whose answers are known."""
+    """Tells whether a record is a chat, whose answers are known."""
     if "turns" in record:
         return False
     prompted = [record.get("prompt"), record.get("completion")]
@@ -162,7 +143,8 @@ def _answerable(
     """Returns the messages before the first turn, the user's turns up to a tool call, and tools."""
     messages = content.messages
     first = next((n for n, each in enumerate(messages) if each["role"] == "user"), len(messages))
-    before, turns = messages[:first], []
+    before = messages[:first]
+    turns: list[str] = []
     if any(each["role"] not in ("system", "developer") for each in before):
         raise UserError("the chat does not begin with the user")
     for n, message in enumerate(messages[first:]):
@@ -179,61 +161,57 @@ def _answerable(
 
 def _turns(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
     """Returns the turns, and the text to continue, which only HumanEval has."""
-    match record:
-        case {"turns": _}:
-            return _texts(record, "turns"), None
-        case {"prompt": list()}:
-            return _texts(record, "prompt"), None
-        case {"prompt": prompt, "entry_point": _}:
-            return (_humaneval(record),), prompt
-        case {"text": _, "test_list": _}:
-            turn = _mbpp(record, "text")
-        case {"prompt": _, "test_list": _}:
-            turn = _mbpp(record, "prompt")
-        case {"question_content": _}:
-            turn = _livecodebench(record)
-        case {"instruction": _}:
-            turn = _alpaca(record)
-        case {"problem": _}:
-            refuse_more(record, "problem")
-            turn = _math(record)
-        case {"question": _} | {"query": _}:
-            name = "question" if "question" in record else "query"
-            refuse_more(record, name)
-            turn = _text(record, name)
-        case {"prompt": _}:
-            turn = _text(record, "prompt")
-        case _:
-            fields = ", ".join(map(str, list(record)[:8])) or "none"
-            raise UserError(
-                f"no question in a known format; it has the fields {fields}; use `turns` or "
-                "`prompt`"
-            )
-    return (turn,), None
+    if "turns" in record or isinstance(record.get("prompt"), list):
+        return _texts(record, "turns" if "turns" in record else "prompt"), None
+    if "prompt" in record and "entry_point" in record:
+        prompt = _text(record, "prompt")
+        task = "Complete this Python function. Answer with the whole function."
+        return (f"{task}\n\n{_fenced(prompt)}",), prompt
+    for (name, *others), instructions in _FORMATS.items():
+        if all(each in record for each in (name, *others)):
+            if name in _SINGLE:
+                refuse_more(record, name)
+            parts = (_text(record, name), *instructions(record))
+            return ("\n\n".join(parts),), None
+    fields = ", ".join(map(str, list(record)[:8])) or "none"
+    raise UserError(
+        f"no question in a known format; it has the fields {fields}; use `turns` or `prompt`"
+    )
 
 
-def _humaneval(record: dict[str, Any]) -> str:
-    return f"{_FUNCTION}\n\n{_fenced(_text(record, 'prompt'))}"
-
-
-def _mbpp(record: dict[str, Any], task: str) -> str:
+def _tests(record: dict[str, Any]) -> list[str]:
     tests = "\n".join(_texts(record, "test_list"))
-    return f"{_text(record, task)}\n\n{_TESTS}\n\n{_fenced(tests)}"
+    return ["Write it in Python, so that these tests pass:", _fenced(tests)]
 
 
-def _livecodebench(record: dict[str, Any]) -> str:
+def _code(record: dict[str, Any]) -> list[str]:
     code = _text(record, "starter_code", optional=True)
-    how = f"{_STARTER}\n\n{_fenced(code)}" if code.strip() else _PROGRAM
-    return f"{_text(record, 'question_content')}\n\n{how}"
+    if code.strip():
+        return ["Solve this in Python. Go on from this code:", _fenced(code)]
+    return [
+        "Solve this with a Python program that reads its input from stdin and writes its output to "
+        "stdout."
+    ]
 
 
-def _alpaca(record: dict[str, Any]) -> str:
-    more = [_text(record, name, optional=True) for name in MORE]
-    return "\n\n".join([_text(record, "instruction"), *(text for text in more if text.strip())])
+def _more(record: dict[str, Any]) -> list[str]:
+    return [text for name in MORE if (text := _text(record, name, optional=True)).strip()]
 
 
-def _math(record: dict[str, Any]) -> str:
-    return f"{_text(record, 'problem')}\n\n{_STEPS}"
+# Fields, of which the first is the task -> what is written below it.
+_FORMATS: dict[tuple[str, ...], Callable[[dict[str, Any]], list[str]]] = {
+    ("text", "test_list"): _tests,
+    ("prompt", "test_list"): _tests,
+    ("question_content",): _code,
+    ("instruction",): _more,
+    ("problem",): lambda _: [r"Reason step by step and put the final answer in \boxed{}."],
+    ("question",): lambda _: [],
+    ("query",): lambda _: [],
+    ("prompt",): lambda _: [],
+}
+
+# Tasks beside which nothing else is read.
+_SINGLE = ("problem", "question", "query")
 
 
 def _fenced(code: str) -> str:

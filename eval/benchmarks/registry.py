@@ -7,13 +7,14 @@ Any file of questions is a benchmark too; `questions` lists the formats of its r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from dart_jax.data.compression import COMPRESSIONS
 from dart_jax.data.records import HUB, Skipped, find_files, is_text, records, refuse
 from dart_jax.errors import UserError
+from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import FIELDS, Question, read_question
 
 
@@ -59,12 +60,7 @@ _ALL = (
         "livecodebench/code_generation_lite/test6.jsonl",
     ),
     Benchmark("math500", "Math500", ("math500.jsonl",), "HuggingFaceH4/MATH-500/test.jsonl"),
-    Benchmark(
-        "mbpp",
-        "MBPP",
-        ("mbpp.jsonl",),
-        "google-research-datasets/mbpp/full/test-*.parquet",
-    ),
+    Benchmark("mbpp", "MBPP", ("mbpp.jsonl",), "google-research-datasets/mbpp/full/test-*.parquet"),
     Benchmark(
         "mt_bench",
         "MT-bench",
@@ -78,13 +74,11 @@ _ALL = (
 BENCHMARKS = {benchmark.name: benchmark for benchmark in _ALL}
 
 # Questions of our own, which need no download. Nobody else measures them; `all` leaves them out.
-OWN = Benchmark(
-    "questions",
-    "questions",
-    (str(Path(__file__).with_name("questions.jsonl")),),
-    None,
-    by_category=True,
-)
+_OWN_FILE = str(Path(__file__).with_name("questions.jsonl"))
+OWN = Benchmark("questions", "questions", (_OWN_FILE,), None, by_category=True)
+
+# Functions of library modules (see `prompts`), which are not combined with other benchmarks.
+DEMO = "demo"
 
 _NAMES = ", ".join([*BENCHMARKS, OWN.name])
 
@@ -101,10 +95,22 @@ class MissingFile(UserError):
     """The file of a benchmark is missing."""
 
 
+def default_bench(tokenizer: Tokenizer) -> str:
+    """Returns the benchmark for a target that nobody chose one for: our own questions, or `DEMO`
+    without a chat template."""
+    return OWN.name if tokenizer.chat_template else DEMO
+
+
+def check_bench(text: str | None) -> None:
+    """Raises UserError unless it is None, `DEMO`, or as `parse_names` takes it."""
+    if text not in (None, DEMO):
+        parse_names(text)
+
+
 def load_all(
     text: str, data_dir: Path | None, limit: int, skip_bad: bool = False
 ) -> tuple[dict[str, list[Question]], list[str]]:
-    """Loads the first questions of several benchmarks; of `all`, of those that are found.
+    """Loads the first questions of several benchmarks; of `all`, of those whose files are there.
 
     Args:
       text: comma-separated names and files.
@@ -116,23 +122,23 @@ def load_all(
       Name or file -> questions; and why benchmarks of `all`, or records, were left out.
 
     Raises:
-      UserError: as `parse_names` and `load`, or no benchmark is found.
+      UserError: as `parse_names` and `load`, or there is no file of any benchmark.
     """
-    found: dict[str, list[Question]] = {}
+    questions: dict[str, list[Question]] = {}
     left_out = []
     for name in parse_names(text):
         skipped = Skipped()
         try:
-            found[name] = load(name, data_dir, limit, skipped if skip_bad else refuse)
+            questions[name] = load(name, data_dir, limit, skipped if skip_bad else refuse)
         except MissingFile as error:
             if name in _split(text):
                 raise
             left_out.append(f"{name}: {error}")
         if skipped.count:
             left_out.append(f"{name}{skipped}")
-    if not found:
+    if not questions:
         raise UserError(f"no benchmark of {text!r} is found; {left_out[0]}")
-    return found, left_out
+    return questions, left_out
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -143,18 +149,18 @@ def parse_names(text: str) -> tuple[str, ...]:
     Raises:
       UserError: one is neither a name nor a file, or two have the same name.
     """
-    found: dict[str, str] = {}
-    for name in _split(text):
-        for each in BENCHMARKS if name == "all" else (name,):
-            bench = find(each).name
-            other = found.setdefault(bench, each)
-            if not _same(each, other):
+    names: dict[str, str] = {}
+    for each in _split(text):
+        for name in BENCHMARKS if each == "all" else (each,):
+            bench = find(name).name
+            other = names.setdefault(bench, name)
+            if not _same(name, other):
                 raise UserError(
-                    f"{other} and {each} would both be called {bench}; rename a file, or pass one"
+                    f"{other} and {name} would both be called {bench}; rename a file, or pass one"
                 )
-    if not found:
+    if not names:
         raise UserError(f"no benchmark; pass all, a file, or some of {_NAMES}")
-    return tuple(found.values())
+    return tuple(names.values())
 
 
 def find(name: str) -> Benchmark:
@@ -163,10 +169,8 @@ def find(name: str) -> Benchmark:
     Raises:
       UserError: there is no such benchmark or file.
     """
-    if name in BENCHMARKS:
-        return BENCHMARKS[name]
-    if name == OWN.name:
-        return OWN
+    if name in BENCHMARKS or name == OWN.name:
+        return BENCHMARKS.get(name, OWN)
     path = Path(name).expanduser()
     if not path.is_file():
         raise UserError(f"no benchmark or file {name!r}; pass all, a file, or some of {_NAMES}")
@@ -197,48 +201,36 @@ def load(
     if limit is not None and limit < 1:
         raise UserError(f"at least one question of a benchmark is needed, not {limit}")
     benchmark = find(name)
-    given = (Path(benchmark.files[0]).expanduser(),)  # the file of `OWN`, or a user's
-    files = _files(benchmark, data_dir) if name in BENCHMARKS else given
-    questions = list(islice(_questions(benchmark, files, bad), limit))
+    files = _files(benchmark, data_dir)
+
+    def columns(names: list[str]) -> list[str]:
+        return [name for name in names if name in FIELDS] or names
+
+    def read() -> Iterator[Question]:
+        for record in (r for path in files for r in records(path, columns=columns, bad=bad)):
+            try:
+                yield read_question(record, benchmark.name, benchmark.title, benchmark.by_category)
+            except UserError as error:
+                bad(error)
+
+    questions = list(islice(read(), limit))
     if not questions:
         raise UserError(f"{files[0]} holds no questions; check the file, or leave it out")
     return questions
 
 
-def _questions(
-    benchmark: Benchmark, files: Sequence[Path], bad: Callable[[UserError], None]
-) -> Iterator[Question]:
-    def columns(names: list[str]) -> list[str]:
-        return [name for name in names if name in FIELDS] or names
-
-    for path in files:
-        for record in records(path, columns=columns, bad=bad):
-            try:
-                question = read_question(
-                    record, benchmark.name, benchmark.title, benchmark.by_category
-                )
-            except UserError as error:
-                bad(error)
-            else:
-                yield question
-
-
 def _files(benchmark: Benchmark, data_dir: Path | None) -> tuple[Path, ...]:
-    if data_dir is None:
-        return _from_hub(benchmark)
-    for file in benchmark.files:
-        if (path := data_dir.expanduser() / file).is_file():
-            return (path,)
-    names = " or ".join(benchmark.files)
-    if benchmark.hub is None:
-        raise MissingFile(f"no {names} in {data_dir}; {_BY_HAND}")
-    raise MissingFile(
-        f"no {names} in {data_dir}; put it there, or pass no --data-dir, to download {HUB}"
-        f"{benchmark.hub}"
-    )
-
-
-def _from_hub(benchmark: Benchmark) -> tuple[Path, ...]:
+    if benchmark.name not in BENCHMARKS or benchmark is not BENCHMARKS[benchmark.name]:
+        return (Path(benchmark.files[0]).expanduser(),)  # that of `OWN`, or a user's
+    if data_dir is not None:
+        for file in benchmark.files:
+            if (path := data_dir.expanduser() / file).is_file():
+                return (path,)
+        missing = f"no {' or '.join(benchmark.files)} in {data_dir}"
+        if benchmark.hub is None:
+            raise MissingFile(f"{missing}; {_BY_HAND}")
+        download = f"pass no --data-dir, to download {HUB}{benchmark.hub}"
+        raise MissingFile(f"{missing}; put it there, or {download}")
     if benchmark.hub is None:
         raise MissingFile(f"{benchmark.title} is not on the Hugging Face hub; {_BY_HAND}")
     try:
@@ -253,7 +245,7 @@ def _split(text: str) -> list[str]:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two names or paths mean the same benchmark."""
+    """Tells whether two names or paths mean the same benchmark."""
     if one in BENCHMARKS or other in BENCHMARKS:
         return one == other
     return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()

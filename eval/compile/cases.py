@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from dart_jax.decoding.loop import padded_stop, run
+from dart_jax.decoding.prefill import CACHES, ChunkShape, empty_caches, prefill
+from dart_jax.decoding.prompts import CHUNK
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.loop import padded_stop, run
-from dart_jax.decoding.prefill import CACHES, ChunkShape, empty_caches, prefill
-from dart_jax.decoding.prompts import CHUNK
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.device import DeviceSearch
@@ -86,7 +86,7 @@ class Case:
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
-        """What the programs are compiled for."""
+        """The decoding that the programs are compiled for."""
         target = target_of(self.shape)
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)

@@ -1,4 +1,4 @@
-"""What a compiled program must not do."""
+"""Checks of what a compiled program must not do."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def violations(result: Result, kernels_a_layer: float | None = None) -> Iterator
 def _without_kernel(result: Result) -> list[int]:
     """The layers without a Pallas kernel, where the device has one for their attention."""
     case = result.case
-    wanted = case.execution.attention in ("triton", "mosaic") and case.dtype == "bfloat16"
-    if not wanted or result.program in ("prefill", "search"):
+    kernel = case.execution.attention in ("triton", "mosaic") and case.dtype == "bfloat16"
+    if not kernel or result.program in ("prefill", "search"):
         return []
     if case.execution.attention == "mosaic" and case.config.target.head_dim < _NARROW:
         return []
@@ -78,15 +78,15 @@ def _exchanges(result: Result) -> Iterator[str]:
             yield f"{sums} all-reduces{also} in layer {layer}, not {expected} all-reduces"
             return
     rows = case.rows * (case.nodes + 1) + case.execution.least_rows
-    drawn = case.level != "greedy"
-    numbers = MOST_SORTED if drawn else 2
+    sampled = case.level != "greedy"
+    numbers = MOST_SORTED if sampled else 2
     outside = [x for x in collectives if x.layer is None and not x.draft]
     # XLA adds up independent sums at once: in a prefill, those of the drafter among others.
     joint = 2 * _added(case, program) if program == "prefill" else 0
     for x in outside:
         if x.bytes > 4 * numbers * shards * rows + (joint if x.kind == "all-reduce" else 0):
             yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
-    once = program != "loop" and not drawn
+    once = program != "loop" and not sampled
     if once and len(outside) > expected // 2:
         yield f"{len(outside)} exchanges outside of the layers, not {expected // 2}"
     yield from _drafts(result, [x for x in collectives if x.draft], once, numbers)

@@ -71,7 +71,7 @@ class Accelerator:
 
     @property
     def execution(self) -> Execution:
-        """How models are computed on it."""
+        """The way models are computed on it."""
         return Execution.of_gpu(9) if self.gpu else Execution.of_tpu()
 
     def topology(self, count: int) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""What a compiled program runs, exchanges and holds: read from the optimised module; XLA says how
-much memory it needs."""
+"""Contents of a compiled program: what it runs, exchanges and holds, read from the optimised
+module; XLA says how much memory it needs."""
 
 from __future__ import annotations
 
@@ -221,8 +221,8 @@ def _sorted(x: Instruction) -> int:
 
 
 def _copies(run: Run, cache: Array) -> bool:
-    """Whether a run writes an array like a cache, in any type and order of its axes and perhaps
-    padded along one, that it does not update in place."""
+    """Tells whether a run writes an array like a cache, in any type and order of its axes and
+    perhaps padded along one, that it does not update in place."""
     x = run.instruction
     # Kernels update their operands, which XLA copies first if it must; a copy to or from a TPU's
     # vector memory is a prefetch.

@@ -13,7 +13,6 @@ updated in place and moved through memory is what the device would run.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 import sys
 import tempfile
@@ -29,9 +28,9 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import DATA, MODEL, MeshShape
 from dart_jax.models.sharding.rules import check_divides
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, revision
+from dart_jax.programs.provenance import report
 from dart_jax.progress import stage
 from eval.compile.cases import Case, Level, Method, Program, lower
 from eval.compile.check import violations
@@ -55,7 +54,7 @@ _WORK = (
 
 @dataclasses.dataclass(frozen=True)
 class CompileConfig:
-    """What to compile, and for which device."""
+    """The programs to compile, and the device."""
 
     device: Literal["h200", "b200", "v5e", "v6e"] = "h200"
     """GPUs need the extra aot, TPUs the extra tpu (in an environment without CUDA's)."""
@@ -68,7 +67,7 @@ class CompileConfig:
     """prefill, step (verify and draft), search (of the trees), loop (a whole generation in one
     program), or serve (a burst of the serving engine's steps, with caches in pages)."""
     search: Literal["device", "native"] = "device"
-    """Where trees are searched: on the device; or native, in C++ on the host of GPUs, called by
+    """Place of the tree search: on the device; or native, in C++ on the host of GPUs, called by
     XLA."""
     batch_size: tuple[int, ...] = (1,)
     """Sequences decoded together."""
@@ -79,9 +78,9 @@ class CompileConfig:
     prompt: int = 1024
     """Tokens of the prefill. More than 512 are read in chunks, of which the last is compiled."""
     weights: tuple[Literal["stored", "int8"], ...] = ("stored",)
-    """How the weights of linear layers and experts are stored: in bfloat16, or in 8 bits."""
+    """Storage of the weights of linear layers and experts: in bfloat16, or in 8 bits."""
     sampling: Level = "greedy"
-    """How tokens are drawn: greedy; filtered, by temperature, top-k, top-p and min-p; or full, also
+    """Sampling of tokens: greedy; filtered, by temperature, top-k, top-p and min-p; or full, also
     with a bias of logits and the penalties for which a server's requests may ask."""
     layers: int | None = None
     """Compile only so many layers of the target, to be quicker; at least 7."""
@@ -101,10 +100,8 @@ class CompileConfig:
     def __post_init__(self) -> None:
         for name in self.shape:
             target_of(name)
-        for name in ("batch_size", "tree_nodes", "context", "prompt"):
-            value = getattr(self, name)
-            if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        check_least(self, batch_size=1, tree_nodes=1, context=1, prompt=1)
+        check_some(self, "batch_size", "tree_nodes", "context")
         if self.layers is not None and self.layers < 7:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
         if self.search == "native" and not ACCELERATORS[self.device].gpu:
@@ -179,13 +176,7 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
     for grid in grids(results, where):
         console.print(grid.table())
     if config.json:
-        content = {
-            "environment": environment(),
-            "revision": revision(),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "config": dataclasses.asdict(config),
-            "programs": [_as_json(result) for result in results],
-        }
+        content = report(config, programs=[_as_json(result) for result in results])
         write_json(config.json, content)
     return results
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from dart_jax.decoding.loop import start
 from dart_jax.decoding.prompts import Options, Prompts
+
 from dart_jax.decoding.search.choice import TreeSearch, make_search
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState

@@ -61,7 +61,7 @@ class Repeated:
         return (time.perf_counter() - began) / calls
 
     def calls(self) -> int:
-        """How many calls take about a tenth of a second; a first one warms up."""
+        """Returns how many calls take about a tenth of a second; a first one warms up."""
         self(1)
         return min(max(round(_SECONDS / min(self(1), self(1))), 2), _MOST_CALLS)
 

@@ -10,7 +10,6 @@ demo's shape on a CPU, otherwise that of Qwen3-8B.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +21,9 @@ from rich.console import Console
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, revision
+from dart_jax.programs.provenance import environment, report
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -45,7 +44,7 @@ _CAPTION = (
 
 @dataclasses.dataclass(frozen=True)
 class LatencyConfig:
-    """What to measure."""
+    """The shapes and settings to measure."""
 
     shape: tuple[str, ...] = ()
     """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b, -235b-a22b,
@@ -69,10 +68,7 @@ class LatencyConfig:
             longest = target_of(name).max_length - drafter_of(target_of(name)).num_positions - 1
             if max(self.context, default=0) > longest:
                 raise UserError(f"--context must be at most {longest} with --shape {name}")
-        for name in ("context", "tree_nodes", "batch_size", "repeats"):
-            value = getattr(self, name)
-            if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        check_least(self, context=1, tree_nodes=1, batch_size=1, repeats=1)
         if len(set(self.tree_nodes)) < len(self.tree_nodes):
             raise UserError("--tree-nodes must be different numbers")
 
@@ -172,14 +168,8 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
     if not any(row.stage in STAGES for case in cases for row in case.rows):
         console.print("The profiler records no operations on this device: stages are left out.")
     if config.json:
-        content = {
-            "environment": environment(),
-            "revision": revision(),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "config": dataclasses.asdict(config),
-            "hardware": limits._asdict(),
-            "cases": [case.as_json(limits) for case in cases],
-        }
+        measurements = [case.as_json(limits) for case in cases]
+        content = report(config, hardware=limits._asdict(), cases=measurements)
         write_json(config.json, content)
     return cases
 

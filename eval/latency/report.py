@@ -1,4 +1,4 @@
-"""Tables as text and as Markdown, also of other programs."""
+"""Tables of many columns, also of other programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A table for the terminal or Markdown; the first column is text, the others are numbers."""
+    """A table within 80 columns; the first one is text, the others are numbers."""
 
     title: str
     columns: list[str]
@@ -18,7 +18,7 @@ class Grid:
     caption: str = ""
 
     def table(self) -> Table:
-        """Returns the table for the terminal."""
+        """Returns it for the terminal."""
         table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
         table.pad_edge, table.collapse_padding = False, True  # to fit into 80 columns
         table.caption, table.caption_justify = self.caption or None, "left"
@@ -27,10 +27,3 @@ class Grid:
         for row in self.rows:
             table.add_row(*row)
         return table
-
-    def markdown(self) -> str:
-        """Returns the table in Markdown."""
-        head = [self.columns, ["---"] + ["---:"] * (len(self.columns) - 1)]
-        lines = ["| " + " | ".join(row) + " |" for row in [*head, *self.rows]]
-        caption = ["", self.caption.replace("\n", "; ")] if self.caption else []
-        return "\n".join([f"**{self.title}**", "", *lines, *caption, ""])

@@ -6,27 +6,22 @@ import dataclasses
 from pathlib import Path
 
 from dart_jax.data.stdlib import HELD_OUT
-from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.decoder import STEPS
 from dart_jax.errors import UserError
-from eval.lossless import report as report
+from dart_jax.programs.command_line import check_least, check_some
 from eval.methods.registry import MethodChoice
 
-# Prompts are the first PROMPT_TOKENS tokens of functions of at most FUNCTION_TOKENS tokens. They
-# have nearly the same length, so that few programs are compiled.
-FUNCTION_TOKENS = 128
-PROMPT_TOKENS = 32
+# Tokens of a prompt, the first of a function's, so that few programs are compiled.
+TEXT_TOKENS = 32
 
 # The distribution test: sequences per batch, tokens per prompt, tokens sampled, number of prompts.
-SAMPLES_AT_ONCE = 64
-START_TOKENS = 16
-SAMPLE_TOKENS = 5
-STARTS = 2
+SAMPLES_AT_ONCE, START_TOKENS, SAMPLE_TOKENS, STARTS = 64, 16, 5, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class LosslessConfig(MethodChoice):
-    """What to check, and how thoroughly."""
+    """The settings to check, and their prompts."""
 
     prompts: int = 2
     """Prompts per group, of four groups."""
@@ -49,8 +44,8 @@ class LosslessConfig(MethodChoice):
     for sizes that change at random, down to plain decoding."""
     grid: bool = False
     """All tree sizes that eval.speedup chooses from, instead of --tree-nodes."""
-    loop: tuple[Loop, ...] = ("fused", "host")
-    """fused: the whole generation is one jitted program; host: step and search alternate."""
+    steps: tuple[int, ...] = (STEPS, 1)
+    """Steps of a burst, which is one call of a jitted program, at most."""
     samples: int = 1024
     """Sequences sampled for each distribution test, with the first method; 0 skips the tests."""
     seed: int = 0
@@ -60,16 +55,8 @@ class LosslessConfig(MethodChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("temperature", "batch_size", "tree_nodes", "loop"):
-            if not getattr(self, name):
-                raise UserError(f"--{name.replace('_', '-')} needs at least one value")
-        for name in ("prompts", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if min(self.batch_size) < 1:
-            raise UserError("--batch-size must be at least 1")
-        if min(self.tree_nodes) < 0:
-            raise UserError("--tree-nodes must be at least 0")
+        check_some(self, "temperature", "batch_size", "tree_nodes", "steps")
+        check_least(self, prompts=1, max_new_tokens=1, batch_size=1, tree_nodes=0, steps=1)
         if max(self.batch_size) > self.prompts * len(HELD_OUT):
             raise UserError(
                 f"--batch-size {max(self.batch_size)} needs as many prompts, and --prompts "

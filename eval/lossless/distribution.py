@@ -8,25 +8,19 @@ float64 sampler (`eval.lossless.literal_sampling`).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 import numpy as np
+from jax.scipy.stats import chi2 as chi2_distribution
 
-from dart_jax.decoding.loop import Generation
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.decoder import Generation
 from eval.lossless.literal_sampling import edge, scale, scale_rounding, softmax
 from eval.lossless.rounding import Prober
 
-# A position is tested if it has at least this many samples.
-ENOUGH = 100
-
-# Tokens with a smaller expected count are pooled.
-LEAST_EXPECTED = 5.0
-
-# The test fails if p is smaller.
-SIGNIFICANT = 1e-4
+ENOUGH = 100  # samples of a position that is tested
+LEAST_EXPECTED = 5.0  # tokens with a smaller expected count are pooled
+SIGNIFICANT = 1e-4  # the test fails if p is smaller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +32,7 @@ class Fit:
       positions: texts whose continuations are tested together.
       draws: tokens sampled at the tested positions.
       drafted: how many of these the drafter had proposed.
-      at_edge: how many of these were not counted, because rounding decides whether top-k, top-p or
+      at_edge: how many of these were not draws, because rounding decides whether top-k, top-p or
         min-p cuts them; the distribution is that of the other tokens.
       forbidden: how many of these the filters cut whatever the rounding.
       chi2: sum of squared deviations over their variances.
@@ -62,16 +56,16 @@ class Fit:
     @property
     def p(self) -> float:
         """The probability of a `chi2` at least as large."""
-        return chi2_tail(self.chi2, self.dof)
+        return float(chi2_distribution.sf(self.chi2, self.dof)) if self.tested else 1.0
 
     @property
     def tested(self) -> bool:
-        """Whether any position had enough samples."""
+        """Tells whether any position had enough samples."""
         return self.dof > 0
 
     @property
     def fits(self) -> bool:
-        """Whether the samples are consistent with the target's distribution."""
+        """Tells whether the samples are consistent with the target's distribution."""
         return not self.forbidden and not self.implausible and self.p >= SIGNIFICANT
 
 
@@ -104,15 +98,15 @@ class Samples:
             eps = scale_rounding(probe.rounding, sampling)
             scaled = scale(probe.logits, sampling, before)
             always, maybe = edge(scaled, sampling, eps)
-            seen = np.bincount(list(counts.elements()), minlength=len(scaled))
-            chi2, dof = chi_square(seen[always], softmax(scaled[always]), eps)
+            draws = np.bincount(list(counts.elements()), minlength=len(scaled))
+            chi2, dof = chi_square(draws[always], softmax(scaled[always]), eps)
             total = dataclasses.replace(
                 total,
                 positions=total.positions + 1,
                 draws=total.draws + counts.total(),
                 drafted=total.drafted + self._drafted[text],
-                at_edge=total.at_edge + int(seen[maybe & ~always].sum()),
-                forbidden=total.forbidden + int(seen[~maybe].sum()),
+                at_edge=total.at_edge + int(draws[maybe & ~always].sum()),
+                forbidden=total.forbidden + int(draws[~maybe].sum()),
                 chi2=total.chi2 + chi2,
                 dof=total.dof + dof,
                 rounding=max(total.rounding, eps),
@@ -121,43 +115,27 @@ class Samples:
         return total
 
 
-def chi_square(seen: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> tuple[float, int]:
+def chi_square(draws: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> tuple[float, int]:
     """Returns Pearson's statistic and its degrees of freedom.
 
     Args:
-      seen: int [V], observed counts.
+      draws: int [V], number of times that each token was drawn.
       probability: float64 [V], expected distribution.
       eps: relative error of the probabilities, added to the variance of the counts as a standard
         deviation. Negligible in float32; in bfloat16 it prevents rounding from looking like a wrong
         distribution.
     """
-    if not seen.sum():
+    if not draws.sum():
         return 0.0, 0
-    expected = seen.sum() * probability
+    expected = draws.sum() * probability
     often = expected >= LEAST_EXPECTED
-    cells = [*zip(expected[often], seen[often], strict=True)]
-    rest = (expected[~often].sum(), seen[~often].sum())
-    if rest[0] >= LEAST_EXPECTED or not cells:
-        cells.append(rest)
+    every = np.stack([expected, draws])
+    cells, rest = every[:, often], every[:, ~often].sum(axis=1)
+    if rest[0] >= LEAST_EXPECTED or not cells.size:
+        cells = np.column_stack([cells, rest])
     else:
-        smallest = min(range(len(cells)), key=lambda i: cells[i][0])
-        cells[smallest] = (cells[smallest][0] + rest[0], cells[smallest][1] + rest[1])
-    if len(cells) < 2:
+        cells[:, cells[0].argmin()] += rest
+    mean, count = cells
+    if len(mean) < 2:
         return 0.0, 0
-    chi2 = sum((count - mean) ** 2 / (mean + (mean * eps) ** 2) for mean, count in cells)
-    return float(chi2), len(cells) - 1
-
-
-def chi2_tail(chi2: float, dof: int) -> float:
-    """Returns the probability of at least `chi2` with `dof` degrees of freedom; 1 if `dof` is 0.
-
-    Q(a + 1, x) = Q(a, x) + x**a exp(-x) / Gamma(a + 1), starting from Q(0, x) = 0 or Q(1/2, x).
-    """
-    if dof == 0 or chi2 <= 0:
-        return 1.0
-    x, a = chi2 / 2, (dof % 2) / 2
-    tail = math.erfc(math.sqrt(x)) if a else 0.0
-    terms: Iterable[float] = (a + i for i in range(dof // 2))
-    return min(
-        1.0, tail + math.fsum(math.exp(t * math.log(x) - x - math.lgamma(t + 1)) for t in terms)
-    )
+    return float(((count - mean) ** 2 / (mean + (mean * eps) ** 2)).sum()), len(mean) - 1

@@ -1,4 +1,5 @@
-"""The first difference of two outputs: a tie within rounding, or two different distributions."""
+"""A setting compared with plain decoding; the first difference of two outputs is a tie within
+rounding, or shows two different distributions."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from dart_jax.decoding.noise import gumbel_noise, row_keys
 from dart_jax.decoding.sampling import Sampling
 from eval.lossless.literal_sampling import kept, may_win, scale, scale_rounding
 from eval.lossless.rounding import Prober
-from eval.methods.measure import first_difference
 
 # The token id of an output that had already ended.
 ENDED = -1
@@ -52,6 +52,58 @@ class Divergence:
         if not self.tie:
             return "DIVERGES"
         return "tie at a cut" if self.at_cut else "tie"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One setting.
+
+    Attributes:
+      method: drafting method.
+      sampling: sampling parameters.
+      batch_size: prompts decoded together.
+      nodes: nodes of the draft trees; 0 for changing sizes.
+      steps: of a burst, at most.
+    """
+
+    method: str
+    sampling: Sampling
+    batch_size: int
+    nodes: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One setting compared with plain decoding.
+
+    Attributes:
+      case: the setting.
+      prompts: number of prompts.
+      tokens: tokens that plain decoding generated for them.
+      steps: number of verifications.
+      divergences: the first difference of every prompt whose outputs differ.
+    """
+
+    case: Case
+    prompts: int
+    tokens: int
+    steps: int
+    divergences: list[Divergence]
+
+    @property
+    def tau(self) -> float:
+        """Tokens emitted per verification, bonus token included."""
+        return (self.tokens - self.prompts) / max(1, self.steps)
+
+
+def first_difference(one: np.ndarray, other: np.ndarray) -> int | None:
+    """Returns the index of the first new token at which two rows differ; None if they are equal."""
+    shorter = min(len(one), len(other))
+    different = np.flatnonzero(one[:shorter] != other[:shorter])
+    if len(different):
+        return int(different[0])
+    return None if len(one) == len(other) else shorter
 
 
 def examine(

@@ -59,7 +59,7 @@ def kept(scaled: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def may_be_kept(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -> bool:
-    """Whether the filters could keep a token: raise it and all below, lower all above."""
+    """Tells whether the filters could keep a token: raise it and all below, lower all above."""
     level = scaled[token] + eps
     above = scaled > level + eps
     shifted = np.where(above, scaled - eps, np.minimum(scaled + eps, level))
@@ -67,7 +67,7 @@ def may_be_kept(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) 
 
 
 def may_be_cut(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -> bool:
-    """Whether the filters could cut a token: lower it and all below, raise all others."""
+    """Tells whether the filters could cut a token: lower it and all below, raise all others."""
     level = scaled[token] - eps
     shifted = np.where(scaled >= level - eps, scaled + eps, scaled - eps)
     shifted[token] = level
@@ -76,7 +76,7 @@ def may_be_cut(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -
 
 def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns which tokens are kept whatever the rounding, and which may be kept: bool [V] each."""
-    order = np.argsort(-scaled, kind="stable")
+    order = np.argsort(-scaled, kind="stable").tolist()
     places = range(len(order))
     # If a token may be cut, so may every less likely one.
     cut = bisect_left(places, True, key=lambda i: may_be_cut(scaled, sampling, order[i], eps))
@@ -90,7 +90,7 @@ def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray
 def may_win(
     scaled: np.ndarray, noise: np.ndarray, sampling: Sampling, token: int, eps: float
 ) -> bool:
-    """Whether a token could be the sampled one, given the noise.
+    """Tells whether a token could be the sampled one, given the noise.
 
     It must be kept, and every token ahead of it by more than the rounding error must be cut.
     """

@@ -15,17 +15,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment
-from eval.lossless import report
+from dart_jax.programs.provenance import environment, report
+from eval.lossless import tables
 from eval.lossless.check import Lossless
 from eval.lossless.config import LosslessConfig
-from eval.lossless.outcome import Outcome
 from eval.methods.registry import METHODS
 
 
@@ -37,43 +35,40 @@ def run(config: LosslessConfig, console: Console) -> bool:
     for reason in lossless.left_out:
         console.print(f"left out: {reason}")
     outcomes = list(lossless.compare())
-    loops = " and ".join(config.loop)
     for name in lossless.methods:
-        sizes = ", ".join(
-            dict.fromkeys(str(n) for method, n, _ in lossless.trees() if method == name)
-        )
-        title = (
-            f"{METHODS[name].title} against plain decoding: trees of {sizes} nodes, {loops} loop"
-        )
-        of_method = [outcome for outcome in outcomes if outcome.method == name]
-        console.print(report.equality_table(title, of_method))
+        of_method = [outcome for outcome in outcomes if outcome.case.method == name]
+        sizes = ", ".join(dict.fromkeys(str(outcome.case.nodes) for outcome in of_method))
+        loops = " and ".join(config.loop)
+        against = f"{METHODS[name].title} against plain decoding"
+        title = f"{against}: trees of {sizes} nodes, {loops} loop"
+        console.print(tables.equality_table(title, of_method))
     if any(outcome.divergences for outcome in outcomes):
-        console.print(report.divergence_table(outcomes, lossless.tokenizer))
+        console.print(tables.divergence_table(outcomes, lossless.tokenizer))
     fits = lossless.fit()
     if fits:
-        console.print(report.fit_table(fits))
-    passed, verdict = report.verdict(outcomes, fits)
+        console.print(tables.fit_table(fits))
+    passed, verdict = tables.verdict(outcomes, fits)
     if config.json:
-        content = {
-            "environment": environment(),
-            "config": dataclasses.asdict(config),
-            "lossless": passed,
-            "settings": [dataclasses.asdict(outcome) | _derived(outcome) for outcome in outcomes],
-            "distribution": [
-                {"sampling": dataclasses.asdict(how), **dataclasses.asdict(fit), "p": fit.p}
-                for how, fit in fits.items()
-            ],
-        }
-        write_json(config.json, content)
+        settings = [
+            {
+                **dataclasses.asdict(outcome.case),
+                **dataclasses.asdict(outcome),
+                "tau": outcome.tau,
+                "divergences": [
+                    {**dataclasses.asdict(each), "verdict": each.verdict}
+                    for each in outcome.divergences
+                ],
+            }
+            for outcome in outcomes
+        ]
+        distribution = [
+            {"sampling": dataclasses.asdict(how), **dataclasses.asdict(fit), "p": fit.p}
+            for how, fit in fits.items()
+        ]
+        content = {"lossless": passed, "settings": settings, "distribution": distribution}
+        write_json(config.json, report(config, **content))
     console.print(verdict, soft_wrap=True)
     return passed
-
-
-def _derived(outcome: Outcome) -> dict[str, Any]:
-    divergences = [
-        dataclasses.asdict(each) | {"verdict": each.verdict} for each in outcome.divergences
-    ]
-    return {"tau": outcome.tau, "divergences": divergences}
 
 
 def main(args: Sequence[str] | None = None) -> None:

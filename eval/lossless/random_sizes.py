@@ -4,46 +4,54 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dart_jax.decoding.adaptive.memory import TreeMemory
-from dart_jax.decoding.adaptive.policy import Burst, Policy
+from dart_jax.engine.decoder import TreeMemory
+from dart_jax.engine.levels import Level
+from dart_jax.engine.shapes import Shapes
+from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
 
-# Steps of the longest burst, and how often plain decoding lasts to the end of the text.
+# Steps of the longest burst, and how often plain decoding lasts so long that the drafter does not
+# follow it.
 _STEPS = 6
 _REST = 1 / 16
 
 
-class RandomSizes(Policy):
+class RandomSizes(TreeSizes):
     """Draws sizes, lengths of bursts and pauses; learns nothing."""
 
-    def __init__(self, sizes: Sequence[int], seed: int):
-        super().__init__(sizes, sizes[-1])
-        self._rng = np.random.default_rng(seed)
-        self._drafted = True  # whether the last burst drafted
+    def __init__(self, sizes: Mapping[int, Sequence[int]], seed: int):
+        super().__init__(sizes)
+        self._rng, self._state = np.random.default_rng(seed), State(0, 0, 0)
+        self._left, self._rests = 0, False  # steps of the present burst; whether it is a rest
 
-    def begin(self) -> Burst:
-        """A draft."""
-        self._drafted = True
-        return Burst(int(self._rng.choice(self.sizes[1:])), self._length())
+    def choose(self, rows: int, level: Level) -> State:
+        """Any size, for some steps."""
+        if self._left <= 0:
+            size = int(self._rng.choice(self.sizes[rows]))
+            self._left = int(self._rng.integers(1, _STEPS + 1))
+            self._rests = not size and self._rng.random() < _REST
+            self._state = State(size, self._left, size)
+        return self._state._replace(left=PAUSES[1] if self._rests else self._left)
 
-    def next(self) -> Burst:
-        """Any size; after plain decoding a draft."""
-        size = int(self._rng.choice(self.sizes)) if self._drafted else 0
-        if size or not self._drafted:
-            return self.begin()
-        self._drafted = False
-        return Burst(0, None if self._rng.random() < _REST else self._length())
+    def drafts(self, rows: int, level: Level) -> bool:
+        """True: drafts may follow at any time."""
+        return True
 
     def learn(
-        self, size: int, ranks: np.ndarray, trees: int, steps: int, seconds: float | None
+        self,
+        rows: int,
+        level: Level,
+        size: int,
+        ranks: np.ndarray,
+        texts: int,
+        steps: int,
+        seconds: float | None,
     ) -> None:
-        """Learns nothing."""
-
-    def _length(self) -> int:
-        return int(self._rng.integers(1, _STEPS + 1))
+        """Counts the steps."""
+        self._left -= steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +60,8 @@ class RandomMemory(TreeMemory):
 
     _seeds: Iterator[int] = dataclasses.field(default_factory=itertools.count, repr=False)
 
-    def policy(self, program: Hashable, kind: Hashable, sizes: Sequence[int], first: int) -> Policy:
+    def policy(
+        self, program: Hashable, kind: Hashable, shapes: Shapes, first: int | None
+    ) -> TreeSizes:
         """See the class."""
-        return RandomSizes(sizes, next(self._seeds))
-
-    def keep(self, program: Hashable, policy: Policy) -> None:
-        """Keeps nothing."""
+        return RandomSizes(shapes.sizes, next(self._seeds))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from dart_jax.decoding.decoder import Decoder, Loop
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.decoder import STEPS, Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import adaptive_tree, default_search, default_tree
 from dart_jax.model import DartModel
@@ -20,10 +20,6 @@ from dart_jax.programs.model_choice import ModelChoice
 from eval.methods.tree_size import LEVEL_DECAYS, SIZES, Tree
 
 PLAIN = "plain"
-
-
-class MissingPart(UserError):
-    """A part that a method needs is missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,65 +63,62 @@ class MethodChoice(ModelChoice):
           Method -> model, plain decoding first; and why methods of `all` were left out.
 
         Raises:
-          UserError: a method requested by name lacks a part, or a part cannot be used.
+          UserError: a method requested by name lacks a part, a part cannot be used, or no method is
+            left.
         """
-        models, left_out = {}, []
+        models: dict[str, DartModel] = {}
+        left_out: list[str] = []
         for name, named in self.methods.items():
-            try:
-                models[name] = METHODS[name].model(base, self)
-            except MissingPart as error:
-                if named:
-                    raise
-                left_out.append(str(error))
+            model = METHODS[name].model(base, self)
+            reason = f"needs {METHODS[name].part}" if model is None else self.obstacle(model)
+            if model is not None and reason is None:
+                models[name] = model
+            elif named:
+                raise UserError(f"{name} {reason}")
+            else:
+                left_out.append(f"{name} {reason}")
+        if len(models) == 1:
+            raise UserError(f"no method is left: {left_out[-1]}")
         return models, left_out
 
+    def obstacle(self, model: DartModel) -> str | None:
+        """Returns why a method's model cannot do what is measured, if it cannot."""
+        return None
 
-def _plain(base: DartModel, choice: MethodChoice) -> DartModel:
+
+def _plain(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return base.with_drafter(None)
 
 
-def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel:
-    if not isinstance(base.drafter, DrafterConfig) or not base.drafter.pair_rank:
-        raise MissingPart("dart_pairs needs a DART drafter with pair scores; pass it as --drafter")
-    return base
+def _dart(base: DartModel, choice: MethodChoice) -> DartModel | None:
+    return base.without_pair_scores() if isinstance(base.drafter, DrafterConfig) else None
 
 
-def _dart(base: DartModel, choice: MethodChoice) -> DartModel:
-    if not isinstance(base.drafter, DrafterConfig):
-        raise MissingPart("dart needs a DART drafter; pass it as --drafter")
-    return base.without_pair_scores()
+def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel | None:
+    return base if isinstance(base.drafter, DrafterConfig) and base.drafter.pair_rank else None
 
 
-def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel:
-    if base.ngram is None:
-        raise MissingPart("dart_no_ngram is the same as dart without an n-gram model; pass --ngram")
-    return dataclasses.replace(_dart(base, choice), ngram=None)
+def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
+    dart = _dart(base, choice)
+    return None if dart is None or base.ngram is None else dataclasses.replace(dart, ngram=None)
 
 
-def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel:
+def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel | None:
     model = base if choice.eagle3 is None else base.with_drafter(choice.eagle3)
-    if not isinstance(model.drafter, Eagle3Config):
-        raise MissingPart("eagle3 needs an EAGLE-3 drafter; pass it as --eagle3")
-    return model
+    return model if isinstance(model.drafter, Eagle3Config) else None
 
 
-def _sps(base: DartModel, choice: MethodChoice) -> DartModel:
+def _sps(base: DartModel, choice: MethodChoice) -> DartModel | None:
     model = base if choice.draft_model is None else base.with_drafter(choice.draft_model)
-    if not isinstance(model.drafter, TargetConfig):
-        raise MissingPart(
-            "sps needs a small model with the target's vocabulary; pass it as --draft-model"
-        )
-    return model
+    return model if isinstance(model.drafter, TargetConfig) else None
 
 
-def _pld(base: DartModel, choice: MethodChoice) -> DartModel:
+def _pld(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return base.with_drafter(PromptLookupConfig())
 
 
-def _ngram(base: DartModel, choice: MethodChoice) -> DartModel:
-    if base.ngram is None:
-        raise MissingPart("ngram needs an n-gram model; pass it as --ngram")
-    return base.with_drafter(NgramConfig())
+def _ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
+    return None if base.ngram is None else base.with_drafter(NgramConfig())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,15 +127,18 @@ class Method:
 
     Attributes:
       title: its title in tables.
-      model: makes the model it decodes with from the one with the DART drafter.
+      model: makes the model it decodes with from the one with the DART drafter; None without its
+        part.
       sizes: numbers of nodes to choose its trees from.
       decays: level decays to choose from; (None,) if the method has no tree search.
+      part: the part that it needs, and the option that gives it.
     """
 
     title: str
-    model: Callable[[DartModel, MethodChoice], DartModel]
+    model: Callable[[DartModel, MethodChoice], DartModel | None]
     sizes: Sequence[int]
     decays: Sequence[float | None] = (None,)
+    part: str = ""
 
     def trees(self, nodes: int | None, decay: float | None) -> list[Tree]:
         """Returns the trees to choose from; `nodes` and `decay` fix these if given."""
@@ -151,15 +147,21 @@ class Method:
         return [Tree(size, each) for size in sizes for each in decays]
 
 
+_DRAFTER = "a DART drafter; pass it as --drafter"
+_PAIRS = "a DART drafter with pair scores; pass it as --drafter"
+_EAGLE3 = "an EAGLE-3 drafter; pass it as --eagle3"
+_SMALL = "a small model with the target's vocabulary; pass it as --draft-model"
+_NGRAM = "an n-gram model; pass it as --ngram"
+_WITHOUT = "a DART drafter and an n-gram model to leave out; pass --drafter and --ngram"
 METHODS = {
     PLAIN: Method("plain", _plain, (0,)),
-    "dart": Method("DART", _dart, SIZES, LEVEL_DECAYS),
-    "dart_pairs": Method("DART with pair scores", _dart_pairs, SIZES, LEVEL_DECAYS),
-    "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, SIZES, LEVEL_DECAYS),
-    "eagle3": Method("EAGLE-3", _eagle3, sorted((3, *SIZES))),
-    "sps": Method("draft model", _sps, (1, 2, 3, 4, 6)),
+    "dart": Method("DART", _dart, SIZES, LEVEL_DECAYS, _DRAFTER),
+    "dart_pairs": Method("DART with pair scores", _dart_pairs, SIZES, LEVEL_DECAYS, _PAIRS),
+    "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, SIZES, LEVEL_DECAYS, _WITHOUT),
+    "eagle3": Method("EAGLE-3", _eagle3, sorted((3, *SIZES)), part=_EAGLE3),
+    "sps": Method("draft model", _sps, (1, 2, 3, 4, 6), part=_SMALL),
     "pld": Method("prompt lookup", _pld, (1, 2, 4, 8, 16)),
-    "ngram": Method("n-gram only", _ngram, (1, 2, 4, 8, 16)),
+    "ngram": Method("n-gram only", _ngram, (1, 2, 4, 8, 16), part=_NGRAM),
 }
 
 
@@ -180,7 +182,7 @@ def decoder(
     *,
     max_length: int,
     sampling: Sampling,
-    loop: Loop | None = None,
+    steps: int = STEPS,
     acceptance: float | None = None,
     coupled: bool = True,
 ) -> Decoder:
@@ -191,8 +193,7 @@ def decoder(
       tree: its draft tree.
       max_length: rows of the KV cache.
       sampling: sampling parameters.
-      loop: see `Decoder`; None for the platform's fastest. Plain decoding always uses the fused
-        loop.
+      steps: of a burst, at most.
       acceptance: imposed tau: tokens that every verification emits, whatever the target samples;
         stop tokens are then ignored. Trees must be deep enough.
       coupled: whether drafts are ranked with the noise of the target's draws.
@@ -208,8 +209,8 @@ def decoder(
         stop=None if acceptance is None else (),
         search=search,
         coupled=coupled,
-        loop=loop if tree.nodes else "fused",
     )
+    result = dataclasses.replace(result, steps=steps)
     if acceptance is None or not tree.nodes:
         return result
     config = dataclasses.replace(result.config, imposed_tau=acceptance)

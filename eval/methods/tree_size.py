@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from dart_jax.decoding.decoder import Decoder
-from eval.benchmarks.prompts import Prompt
-from eval.methods.measure import rate
+import numpy as np
+
+from dart_jax.engine.decoder import Decoder
+from dart_jax.programs.spread import in_turn
 
 # Numbers of nodes to choose from: small trees are fastest on a CPU, large ones on a GPU.
 SIZES = (1, 2, 4, 8, 16, 32, 60)
@@ -48,35 +50,30 @@ class Tree(NamedTuple):
 def fastest(
     make: Callable[[Tree], Decoder],
     trees: Sequence[Tree],
-    batches: Sequence[Sequence[Prompt]],
-    *,
-    max_new_tokens: int,
+    batches: Sequence[list[np.ndarray]],
+    new_tokens: int,
     seed: int,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[Tree, float]:
-    """Times trees on warm-up prompts, in turn, so that a slow moment of the machine affects all.
+    """Times trees on warm-up prompts, in turn.
 
     Args:
       make: returns the decoder for a tree.
       trees: the trees to choose from.
-      batches: warm-up prompts, batch by batch; preferably none of the reported ones.
-      max_new_tokens: tokens to generate for each prompt.
+      batches: warm-up prompts, int32 [P] each, preferably none of the reported ones.
+      new_tokens: tokens to generate for each prompt.
       seed: seed of sampling.
       advance: called after every pass; there are `1 + REPEATS` per tree, and the first compiles.
 
     Returns:
-      Median tokens per second of each tree, the fastest first.
+      Median seconds of each tree, the fastest first.
     """
-    decoders = {tree: make(tree) for tree in trees}
-    rates: dict[Tree, list[float]] = {tree: [] for tree in trees}
-    for _ in range(1 + REPEATS):
-        for tree, decoder in decoders.items():
-            rates[tree].append(
-                rate(
-                    decoder([prompt.tokens for prompt in batch], max_new_tokens, seed)
-                    for batch in batches
-                )
-            )
-            advance()
-    medians = {tree: statistics.median(values[1:]) for tree, values in rates.items()}
-    return dict(sorted(medians.items(), key=lambda item: -item[1]))
+
+    def work(decoder: Decoder) -> None:
+        for batch in batches:
+            decoder(batch, new_tokens, seed)
+        advance()
+
+    times = in_turn({str(tree): partial(work, make(tree)) for tree in trees}, REPEATS)
+    medians = {tree: statistics.median(times[str(tree)]) for tree in trees}
+    return dict(sorted(medians.items(), key=lambda item: item[1]))

@@ -1,122 +1,118 @@
-"""What every engine is given, and what it returns."""
+"""The engines, by name; what each is given, and what it returns.
+
+To add one, add a file here with a function `load` from a `Setup` to a `Loaded`, and an entry in
+`ENGINES`. CTranslate2, ONNX Runtime and OpenVINO, which convert or trace a model before they run
+it, were measured once (docs/performance.md), and slower than llama.cpp.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from eval.peers.config import PeersConfig
-from eval.peers.layout import once, transformers_directory
+from dart_jax.programs.model_choice import ModelChoice
+
+# (prompt, int32 [P]; number of new tokens) -> the new tokens, greedily and whichever they are, and
+# the seconds of all but the first, which the prefill gives.
+Decode = Callable[[np.ndarray, int], tuple[list[int], float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """What an engine runs, and how.
+class Engine(NamedTuple):
+    """An engine.
 
     Attributes:
-      config: the program's options.
-      target: directory of the target, from `hub.resolve`.
-      work: directory for files in the engine's own format; exists, and is deleted at the end.
-      name: the engine, as in `eval.peers.registry`.
+      title: in tables.
+      module: its file in `eval.peers`.
+      packages: what must be installed, name for pip -> name for import.
+      precisions: those that it is measured in; `own` for that of the options.
+    """
+
+    title: str
+    module: str
+    packages: dict[str, str]
+    precisions: tuple[str, ...] = ("float32",)
+
+
+PLAIN = "plain"
+_TORCH = {"torch": "torch", "transformers": "transformers"}
+_LLAMA_CPP = {"llama-cpp-python": "llama_cpp"}
+ENGINES = {
+    PLAIN: Engine("dart_jax, plain", "own", {}, ("own",)),
+    "dart": Engine("dart_jax, DART", "own", {}, ("own",)),
+    "transformers": Engine("PyTorch", "torch_model", _TORCH, ("float32", "bfloat16")),
+    "compiled": Engine("PyTorch, compiled", "torch_model", _TORCH),
+    "lookup": Engine("PyTorch, prompt lookup", "torch_model", _TORCH),
+    "assisted": Engine("PyTorch, assisted", "torch_model", _TORCH),
+    "llama.cpp": Engine(
+        "llama.cpp", "llama_cpp", _LLAMA_CPP, ("stored", "float32", "float16", "bfloat16")
+    ),
+}
+
+
+class Setup(NamedTuple):
+    """The model that an engine runs, and its resources.
+
+    Attributes:
+      name: the engine, of `ENGINES`.
       precision: of its weights and arithmetic.
+      model: the options that choose the model.
+      target: directory of the target, from `hub.resolve`.
+      draft_model: directory or hub repository of a small model, for `assisted`.
+      tree_nodes: nodes of DART's draft trees; None for as many as pay.
       threads: cores that it may use.
       max_length: prompt and new tokens together, at most.
+      work: directory for files of its own; exists, and is deleted at the end.
     """
 
-    config: PeersConfig
-    target: Path
-    work: Path
     name: str
     precision: str
+    model: ModelChoice
+    target: Path
+    draft_model: str | None
+    tree_nodes: int | None
     threads: int
     max_length: int
-
-    def converted(self, write: Callable[[Path], Any]) -> Path:
-        """Returns the directory of the converted weights, which `write` fills if there is none.
-
-        The same for every number of threads.
-        """
-        return once(self.work / f"{self.name}-{self.precision}", write)
-
-    @property
-    def transformers(self) -> Path:
-        """Directory of the target for transformers and what reads its files."""
-        return transformers_directory(self.target, self.work / "transformers")
+    work: Path
 
 
-@dataclasses.dataclass(frozen=True)
-class Decoded:
-    """A continuation.
-
-    Attributes:
-      tokens: the new tokens.
-      seconds: time of all tokens but the first, which the prefill gives.
-      cpu_seconds: processor time that the process used meanwhile, over all its threads.
-    """
-
-    tokens: list[int]
-    seconds: float
-    cpu_seconds: float
-
-
-class Engine(Protocol):
-    """An engine that has loaded the model."""
+class Loaded(NamedTuple):
+    """An engine that has loaded the model: its precision, as tables show it, and its decoding."""
 
     precision: str
-    """Precision as tables show it."""
-
-    def decode(self, prompt: np.ndarray, new_tokens: int) -> Decoded:
-        """Continues a prompt, int32 [P], greedily by `new_tokens`, whichever tokens come."""
-        ...
+    decode: Decode
 
 
-class Stepwise:
-    """An engine whose steps are called one by one from here."""
+def stepwise(step: Callable[[Sequence[int], int], int]) -> Decode:
+    """Returns the decoding of an engine whose steps are called one by one from here.
 
-    def __init__(self, precision: str, step: Callable[[Sequence[int], int], int]):
-        """Takes the step.
+    Args:
+      step: (tokens, position of the first of them) -> the most likely next token. Position 0 begins
+        a new text.
+    """
 
-        Args:
-          precision: as tables show it.
-          step: (tokens, position of the first of them) -> the most likely next token. Position 0
-            begins a new text.
-        """
-        self.precision = precision
-        self._step = step
-
-    def decode(self, prompt: np.ndarray, new_tokens: int) -> Decoded:
-        """See `Engine.decode`."""
-        tokens = [self._step(prompt.tolist(), 0)]
-        start, cpu_start = time.perf_counter(), time.process_time()
+    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+        tokens = [step(prompt.tolist(), 0)]
+        start = time.perf_counter()
         for position in range(len(prompt), len(prompt) + new_tokens - 1):
-            tokens.append(self._step(tokens[-1:], position))
-        return Decoded(tokens, time.perf_counter() - start, time.process_time() - cpu_start)
+            tokens.append(step(tokens[-1:], position))
+        return tokens, time.perf_counter() - start
+
+    return decode
 
 
-class Whole:
-    """An engine that returns only whole texts: the time of one token is subtracted."""
+def whole(generate: Callable[[np.ndarray, int], list[int]]) -> Decode:
+    """Returns the decoding of an engine that returns whole texts only: the time of one token is
+    subtracted."""
 
-    def __init__(self, precision: str, generate: Callable[[np.ndarray, int], list[int]]):
-        """Takes the function that continues a prompt by a number of tokens."""
-        self.precision = precision
-        self._generate = generate
+    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+        start = time.perf_counter()
+        generate(prompt, 1)
+        middle = time.perf_counter()
+        tokens = generate(prompt, new_tokens)
+        return tokens, max(time.perf_counter() - 2 * middle + start, 0.0)
 
-    def decode(self, prompt: np.ndarray, new_tokens: int) -> Decoded:
-        """See `Engine.decode`."""
-        first = self._timed(prompt, 1)
-        whole = self._timed(prompt, new_tokens)
-        return Decoded(
-            whole.tokens,
-            max(whole.seconds - first.seconds, 0.0),
-            max(whole.cpu_seconds - first.cpu_seconds, 0.0),
-        )
-
-    def _timed(self, prompt: np.ndarray, new_tokens: int) -> Decoded:
-        start, cpu_start = time.perf_counter(), time.process_time()
-        tokens = self._generate(prompt, new_tokens)
-        return Decoded(tokens, time.perf_counter() - start, time.process_time() - cpu_start)
+    return decode

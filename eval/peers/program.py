@@ -10,33 +10,201 @@ Those that are not installed are left out.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax.errors import UserError, warn
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.machine import available_cores
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.child import Child
+from dart_jax.programs.command_line import check_least, parse, program
+from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment
-from dart_jax.progress import progress_bar
+from dart_jax.programs.provenance import report
+from dart_jax.programs.spread import spread
+from dart_jax.programs.tables import table
+from dart_jax.progress import tracked
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
-from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
+from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
 from eval.benchmarks.questions import prompt_tokens
-from eval.benchmarks.registry import OWN, load_all
-from eval.peers.config import PeersConfig
-from eval.peers.measurement import Measurement, Peers
-from eval.peers.registry import ENGINES
-from eval.peers.report import as_json, table, versions
+from eval.benchmarks.registry import DEMO, check_bench, default_bench, load_all
+from eval.peers.engine import ENGINES, PLAIN, Decode, Loaded, Setup
 
-# Tokens of the longest function.
-_FUNCTION = 128
+_PATIENCE = 5.0  # seconds in which an engine's process may end by itself
+_PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
+
+
+@dataclasses.dataclass(frozen=True)
+class PeersConfig(ModelChoice):
+    """The model, the engines, and how to time them."""
+
+    engine: tuple[str, ...] = tuple(ENGINES)
+    """Engines, of plain, dart, transformers, compiled (transformers with torch.compile), lookup and
+    assisted (its generate with prompt lookup, or with a small model), and llama.cpp, for GGUF
+    targets; plain is always there. Those that lack a package or a part are left out."""
+    draft_model: str | None = None
+    """Directory or hub repository of a small model with the target's vocabulary, for assisted."""
+    bench: str | None = None
+    """Benchmarks or files, as for eval.speedup, of which the first turns are answered."""
+    data_dir: Path | None = None
+    """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
+    prompts: int = 2
+    """Questions of each benchmark, or functions of each of the demo benchmark's four groups."""
+    new_tokens: int = 128
+    """Tokens that every engine writes for each prompt, whichever they are; the first one, which
+    comes with the prefill, is not timed."""
+    repeats: int = 3
+    """Measured passes over all prompts, after one that compiles."""
+    threads: int | None = None
+    """Cores of every engine; by default all of the machine's."""
+    tree_nodes: int | None = None
+    """Nodes of DART's draft trees; by default as many as pay, step by step."""
+    json: Path | None = None
+    """Write all measurements to this file."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, prompts=1, repeats=1, threads=1, tree_nodes=1)
+        if self.new_tokens < 2:
+            raise UserError("--new-tokens must be at least 2: the first one is not timed")
+        check_bench(self.bench)
+        for name in self.engine:
+            if name not in ENGINES:
+                raise UserError(f"no engine {name!r}; pass some of {', '.join(ENGINES)}")
+
+
+class Peer(Child):
+    """A process that has loaded an engine.
+
+    Attributes:
+      name: the engine, of `ENGINES`.
+      precision: as tables show it.
+    """
+
+    def __init__(self, setup: Setup):
+        """Starts the process and loads the model; raises UserError if the engine cannot."""
+        super().__init__(setup.work / f"{setup.name}-{setup.precision}.log")
+        self.name = setup.name
+        try:
+            self.precision: str = self.call(_load, setup)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def decode(self, prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+        """As `engine.Decode`; raises UserError if the engine fails."""
+        return self.call(_decode, prompt, new_tokens)
+
+    def __exit__(self, *error: object) -> None:
+        """Lets the process end by itself, if it does, so that libraries release what they hold."""
+        self._pipe.close()
+        self._process.join(_PATIENCE)
+        super().__exit__(*error)
+
+
+_decodes: list[Decode] = []  # the one of such a process
+
+
+def _load(setup: Setup) -> str:
+    module = importlib.import_module(f"eval.peers.{ENGINES[setup.name].module}")
+    loaded: Loaded = module.load(setup)
+    _decodes.append(loaded.decode)
+    return loaded.precision
+
+
+def _decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+    return _decodes[0](prompt, new_tokens)
+
+
+class Measurement(NamedTuple):
+    """The texts of an engine, and its speed.
+
+    Attributes:
+      engine: its name.
+      precision: of weights and arithmetic, as tables show it.
+      rates: tokens per second over all prompts, one value per repeat.
+      ratios: of these to plain decoding's.
+      tokens: [prompt], of the last repeat.
+      same: prompts with the tokens of plain decoding.
+    """
+
+    engine: str
+    precision: str
+    rates: list[float]
+    ratios: list[float]
+    tokens: list[list[int]]
+    same: int
+
+
+def cases(config: PeersConfig, left_out: list[str]) -> Iterator[tuple[str, str]]:
+    """Yields the engines that are installed, plain decoding first, in each of their precisions;
+    tells `left_out` of the others."""
+    for name in dict.fromkeys((PLAIN, *config.engine)):
+        title, _, packages, precisions = ENGINES[name]
+        missing = [pip for pip, module in packages.items() if not importlib.util.find_spec(module)]
+        if missing:
+            left_out.append(f"{title} is not installed: pip install {' '.join(missing)}")
+        else:
+            yield from ((name, precision) for precision in precisions)
+
+
+def measure(
+    peers: Sequence[Peer], prompts: Sequence[np.ndarray], config: PeersConfig, console: Console
+) -> list[Measurement]:
+    """Decodes every prompt with every engine, in turn; plain decoding is the first."""
+    rates: list[list[float]] = [[] for _ in peers]
+    for repeat in tracked(range(config.repeats + 1), "measuring", console):
+        tokens: list[list[list[int]]] = [[] for _ in peers]
+        seconds = [0.0] * len(peers)
+        for prompt in prompts:
+            for n, peer in enumerate(peers):
+                text, time_of_text = peer.decode(prompt, config.new_tokens)
+                tokens[n].append(text)
+                seconds[n] += time_of_text
+                time.sleep(_PAUSE)
+        if repeat:
+            count = len(prompts) * (config.new_tokens - 1)
+            for n, total in enumerate(seconds):
+                rates[n].append(count / total if total else float("nan"))
+    return [
+        Measurement(
+            peer.name,
+            peer.precision,
+            rates[n],
+            [ours / theirs for ours, theirs in zip(rates[n], rates[0], strict=True)],
+            tokens[n],
+            sum(ours == theirs for ours, theirs in zip(tokens[n], tokens[0], strict=True)),
+        )
+        for n, peer in enumerate(peers)
+    ]
+
+
+def read_prompts(config: PeersConfig, tokenizer: Tokenizer) -> list[np.ndarray]:
+    """Returns the prompts, int32 [P] each."""
+    bench = config.bench or default_bench(tokenizer)
+    if bench == DEMO:
+        return [each.tokens for each in demo_prompts(tokenizer, config.prompts, PROMPT_TOKENS)]
+    questions, left_out = load_all(bench, config.data_dir, config.prompts)
+    for reason in left_out:
+        warn(reason)
+    return [
+        prompt_tokens(each, [], tokenizer, thinking=False)
+        for some in questions.values()
+        for each in some
+    ]
 
 
 def run(config: PeersConfig, console: Console) -> None:
@@ -44,54 +212,54 @@ def run(config: PeersConfig, console: Console) -> None:
     check_outputs(config.json)
     if jax.default_backend() != "cpu":
         raise UserError("the other engines run on CPUs here; set JAX_PLATFORMS=cpu")
-    if config.threads is not None and config.threads > available_cores():
-        raise UserError(f"--threads {config.threads}: only {available_cores()} cores are here")
+    threads = config.threads or available_cores()
+    if threads > available_cores():
+        raise UserError(f"--threads {threads}: only {available_cores()} cores are here")
     config = config.decided()
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    tokenizer = Tokenizer.load(target)
-    prompts, warm_up = _prompts(config, tokenizer)
-    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
-    with tempfile.TemporaryDirectory(prefix="dart_jax-") as work:
-        length = length_bucket(max(map(len, [*prompts, warm_up])) + config.new_tokens)
-        with Peers(config, target, Path(work), length) as peers:
-            measured = _measure(peers, prompts, warm_up, config.repeats, console)
-            for reason in peers.left_out:
-                console.print(f"left out: {reason}", highlight=False)
-    console.print(", ".join(f"{k} {v}" for k, v in versions(measured).items()))
-    console.print(table(measured, len(prompts)))
+    prompts = read_prompts(config, Tokenizer.load(target))
+    length = length_bucket(max(map(len, prompts)) + config.new_tokens)
+    peers: list[Peer] = []
+    left_out: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="dart_jax-") as work, contextlib.ExitStack() as stack:
+        options = config, target, config.draft_model, config.tree_nodes, threads, length, Path(work)
+        for name, precision in tracked([*cases(config, left_out)], "loading the engines", console):
+            try:
+                peer = stack.enter_context(Peer(Setup(name, precision, *options)))
+                peer.decode(prompts[0], 2)  # fails here if it cannot run the model
+                peers.append(peer)
+            except UserError as error:
+                if name == PLAIN:
+                    raise
+                left_out.append(f"{ENGINES[name].title}, {precision}: {error}")
+        measurements = measure(peers, prompts, config, console)
+    for line in left_out:
+        console.print(f"left out: {line}", highlight=False, soft_wrap=True)
+    console.print(_table(measurements, config.new_tokens, threads))
     if config.json:
-        write_json(config.json, as_json(config, measured, peers.left_out))
+        content = [each._asdict() for each in measurements]
+        write_json(config.json, report(config, left_out=left_out, measurements=content))
 
 
-def _prompts(config: PeersConfig, tokenizer: Tokenizer) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns the prompts, and one to warm up with, int32 [P] each."""
-    if config.bench is None and not tokenizer.chat_template:
-        prompts = [each.tokens for each in demo_prompts(tokenizer, config.prompts, _FUNCTION)]
-        warm_up = [each.tokens for each in warm_up_prompts(tokenizer, 1, _FUNCTION)]
-        return prompts, (warm_up or prompts)[0]
-    found, left_out = load_all(config.bench or OWN.name, config.data_dir, config.prompts + 1)
-    for reason in left_out:
-        warn(reason)
-    questions = [
-        [prompt_tokens(each, [], tokenizer, thinking=False) for each in some]
-        for some in found.values()
+def _table(measurements: Sequence[Measurement], new_tokens: int, threads: int) -> Table:
+    """Returns a row for each engine; the first is plain decoding."""
+    prompts = len(measurements[0].tokens)
+    rows = [
+        (
+            ENGINES[each.engine].title,
+            each.precision,
+            spread(each.rates),
+            spread(each.ratios, ".2f", "x"),
+            f"{each.same}/{prompts}",
+        )
+        for each in measurements
     ]
-    return [each for some in questions for each in some[: config.prompts]], questions[0][-1]
-
-
-def _measure(
-    peers: Peers, prompts: Sequence, warm_up, repeats: int, console: Console
-) -> list[Measurement]:
-    wanted = peers.wanted
-    with progress_bar(console) as progress:
-        task = progress.add_task("", total=len(wanted))
-        for name, precision in wanted:
-            progress.update(task, description=f"starting {ENGINES[name].title}")
-            peers.start(name, precision, warm_up)
-            progress.advance(task)
-        progress.remove_task(task)
-        task = progress.add_task("measuring", total=len(prompts) * repeats)
-        return peers.measure(prompts, lambda: progress.advance(task))
+    title = f"{prompts} prompts, {new_tokens} new tokens, batch 1, greedy, on {threads} cores"
+    caption = (
+        "tok/s: without the prefill; ratio: to plain decoding here; "
+        "same: prompts with the tokens of plain decoding here"
+    )
+    return table(title, ("engine", "weights", "tok/s", "ratio", "same"), rows, caption)
 
 
 def main(args: Sequence[str] | None = None) -> None:

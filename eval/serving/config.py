@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from dart_jax.errors import UserError
+from dart_jax.programs.command_line import check_least, check_some
 from dart_jax.programs.model_choice import ModelChoice
 from eval.benchmarks.registry import find
 
@@ -36,7 +37,7 @@ class ServingBenchConfig(ModelChoice):
     requests: int = 32
     """Requests in a round, but at least two for each client."""
     rounds: int = 3
-    """How often each number of clients is measured, the servers in turn."""
+    """Measurements of each number of clients, the servers in turn."""
     timeout: float = 300.0
     """Seconds after which a request counts as failed."""
     seed: int = 0
@@ -48,11 +49,8 @@ class ServingBenchConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_new_tokens", "requests", "rounds"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        if min(self.clients, default=0) < 1:
-            raise UserError("--clients must be at least 1")
+        check_least(self, max_new_tokens=1, requests=1, rounds=1, clients=1)
+        check_some(self, "clients")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature must be 0 or a positive number, got {self.temperature}")
         if not 0 <= self.seed < 2**32:

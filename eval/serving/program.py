@@ -12,7 +12,6 @@ running servers. A soak tries one server instead, and ends with exit status 1 if
 from __future__ import annotations
 
 import asyncio
-import datetime
 import importlib.util
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, revision
+from dart_jax.programs.provenance import report
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from eval.serving.config import ServingBenchConfig
@@ -40,9 +39,7 @@ def run(config: ServingBenchConfig, console: Console) -> bool:
     work = comparison.run if config.soak is None else soak.run
     held, results = asyncio.run(work(config, Tokenizer.load(path), console))
     if config.json:
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        facts = {"environment": environment(), "revision": revision(), "date": date}
-        write_json(config.json, {**facts, "config": vars(config), **results})
+        write_json(config.json, report(config, **results))
     return held
 
 

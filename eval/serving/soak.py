@@ -44,7 +44,7 @@ class Visit(NamedTuple):
 
     @property
     def refused(self) -> bool:
-        """Whether the server had no room in its queue."""
+        """Tells whether the server had no room in its queue."""
         return self.answer.status == 429
 
 
@@ -68,18 +68,18 @@ async def run(
             visits = await _visits(client, pool, clients, seconds, config.seed)
             sampling.cancel()
             notify("asking every request alone")
-            asked = {each.case for each in visits if each.kind != "malformed"}
+            cases = {each.case for each in visits if each.kind != "malformed"}
             try:
                 metrics = await client.quiet_metrics()
-                alone = {case: await client.ask(pool[case]) for case in sorted(asked)}
+                alone = {case: await client.ask(pool[case]) for case in sorted(cases)}
                 faults = leaks(metrics, started=bool(pids))
             except UserError as error:
                 alone, faults = {}, [str(error)]
     faults += [*growth(memory), *(text for each in visits for text in fault(each, alone))]
     kinds = Counter("refused" if each.refused else each.kind for each in visits)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    used = f"memory {memory[0] / 1e6:,.0f} to {max(memory) / 1e6:,.0f} MB" if memory else ""
-    for line in (f"requests: {counts}", used, *faults[:20], f"faults: {len(faults)}"):
+    usage = f"memory {memory[0] / 1e6:,.0f} to {max(memory) / 1e6:,.0f} MB" if memory else ""
+    for line in (f"requests: {counts}", usage, *faults[:20], f"faults: {len(faults)}"):
         console.print(line, highlight=False, soft_wrap=True)
     return not faults, {"requests": kinds, "memory": memory, "faults": faults}
 

@@ -6,26 +6,22 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from dart_jax.decoding.decoder import Loop
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.choice import way_here
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
-from dart_jax.generation import default_loop
 from dart_jax.model import DEMO as DEMO_MODEL
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.named.models import NamedModel
+from dart_jax.programs.command_line import check_least, check_some
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
-from eval.benchmarks.registry import parse_names
+from eval.benchmarks.registry import check_bench
 from eval.latency.model import Model
 from eval.latency.shapes import target_of
-from eval.methods.registry import PLAIN, MethodChoice
-
-DEMO = "demo"
+from eval.methods.registry import MethodChoice
 
 # What --paper stands for: option -> its value, and its default.
 _PAPER: dict[str, tuple[Any, Any]] = {
@@ -34,13 +30,12 @@ _PAPER: dict[str, tuple[Any, Any]] = {
     "no_coupling": (True, False),
 }
 
-# Warm-up prompts for choosing trees; more if the batch is larger.
-_WARM_UP = 4
+_WARM_UP = 4  # prompts for choosing trees; more if the batch is larger
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeedupConfig(MethodChoice):
-    """What to measure, and on which prompts."""
+    """The methods, their settings, and the prompts."""
 
     bench: str | None = None
     """Comma-separated: alpaca, code_alpaca, humaneval, livecodebench, math500, mbpp, mt_bench (the
@@ -63,9 +58,6 @@ class SpeedupConfig(MethodChoice):
     """Prompts of one benchmark decoded together; each size is measured in turn."""
     max_new_tokens: int = 128
     """Tokens to generate for each prompt."""
-    max_length: int | None = None
-    """Rows of the KV cache, for prompt and new tokens together; by default enough for each
-    benchmark's longest prompt."""
     prompts: int = 8
     """Questions per benchmark, or functions per group of the demo's four groups."""
     tree_nodes: Literal["auto", "fastest"] | int = "auto"
@@ -84,16 +76,10 @@ class SpeedupConfig(MethodChoice):
     shape: str | None = None
     """Instead of --model, random weights in a shape of eval.latency, such as qwen3-8b, with the
     demo's tokenizer and no n-gram model. Needs --acceptance."""
-    loop: Literal["auto", "fused", "host"] = "auto"
-    """fused: the whole generation is one jitted program that calls the tree search; host: step and
-    search alternate on the host, as when streaming; auto: host for methods that search on the host,
-    except on a CPU."""
     repeats: int = 3
     """Measured passes over all prompts, after one that compiles."""
     seed: int = 0
     """Seed of sampling; the same for all methods."""
-    sweep: bool = False
-    """Also measure DART with every tree size, with and without n-gram model, and in both loops."""
     json: Path | None = None
     """Write all measurements to this file."""
     markdown: Path | None = None
@@ -108,52 +94,32 @@ class SpeedupConfig(MethodChoice):
                 if getattr(self, name) not in (value, default):
                     raise UserError("--paper chooses the trees; do not choose others beside it")
                 object.__setattr__(self, name, value)
-        for name in ("max_new_tokens", "prompts", "repeats"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("temperature", "batch_size"):
-            if not getattr(self, name):
-                raise UserError(f"--{name.replace('_', '-')} needs at least one value")
-        if min(self.batch_size) < 1:
-            raise UserError("--batch-size must be at least 1")
+        check_least(self, max_new_tokens=1, prompts=1, repeats=1, batch_size=1, tree_nodes=1)
+        check_some(self, "temperature", "batch_size")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}")
-        if isinstance(self.tree_nodes, int) and self.tree_nodes < 1:
-            raise UserError("--tree-nodes must be at least 1")
         if self.level_decay != "auto" and not 0 <= self.level_decay < float("inf"):
             raise UserError("--level-decay must be 0 or a positive number")
-        if self.acceptance is not None and not 1 <= self.acceptance < float("inf"):
-            raise UserError("--acceptance must be at least 1: a verification emits a token")
-        self._check_combinations()
+        if self.acceptance is not None:
+            if not 1 <= self.acceptance < float("inf"):
+                raise UserError("--acceptance must be at least 1: a verification emits a token")
+            if not isinstance(self.tree_nodes, int):
+                raise UserError(
+                    "--acceptance needs --tree-nodes with a number: if all trees have the same "
+                    "tau, the cheapest is always chosen"
+                )
+        if self.shape is not None:
+            self._check_shape(self.shape)
         _ = self.samplings
-        if self.bench not in (None, DEMO):
-            parse_names(self.bench)
+        check_bench(self.bench)
 
-    def _check_combinations(self) -> None:
-        if self.acceptance is not None and not isinstance(self.tree_nodes, int):
-            raise UserError(
-                "--acceptance needs --tree-nodes with a number: if all trees have the same tau, "
-                "the cheapest is always chosen"
-            )
-        if self.acceptance is not None and self.sweep:
-            raise UserError(
-                "--sweep compares trees by tau, which --acceptance makes the same for all"
-            )
-        if self.shape is None:
-            return
-        target_of(self.shape)
+    def _check_shape(self, shape: str) -> None:
+        target_of(shape)
         if self.acceptance is None:
             raise UserError("--shape has random weights, which accept no drafts; pass --acceptance")
         parts = self.target, self.drafter, self.ngram
         if self.model != "auto" or any(part is not None for part in parts):
             raise UserError("--shape brings its own target and drafter, and no n-gram model")
-
-    @property
-    def search_loop(self) -> Loop:
-        """The loop of methods that search on the host."""
-        if self.loop != "auto":
-            return self.loop
-        return default_loop(way_here(self.search, None, alone=False))
 
     @property
     def named(self) -> NamedModel | None:
@@ -183,44 +149,25 @@ class SpeedupConfig(MethodChoice):
         parts = model.target, model.drafter, model.params, None, tokenizer, (), model.execution
         return DartModel(*parts, self.search)
 
-    def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
-        """As `MethodChoice.models`, without methods whose trees are too shallow for --acceptance.
-
-        Raises:
-          UserError: as `MethodChoice.models`, or the trees of a method requested by name, or of all
-            methods, are too shallow.
-        """
-        models, left_out = super().models(base)
-        if self.acceptance is None or not isinstance(self.tree_nodes, int):
-            return models, left_out
-        for name in [name for name in models if name != PLAIN]:
-            model = models[name]
-            depth = DecodeConfig(model.target, model.drafter, self.tree_nodes).max_depth
-            if self.acceptance <= depth + 1:
-                continue
-            reason = (
-                f"{name}: its trees of {self.tree_nodes} nodes and depth {depth} emit at most "
-                f"{depth + 1} tokens per verification; lower --acceptance {self.acceptance:g}"
-            )
-            if self.methods[name]:
-                raise UserError(reason)
-            left_out.append(reason)
-            del models[name]
-        if len(models) == 1:
-            raise UserError(f"no method is left: {left_out[-1]}")
-        return models, left_out
+    def obstacle(self, model: DartModel) -> str | None:
+        """Returns why trees are too shallow for --acceptance, if they are."""
+        nodes = self.tree_nodes
+        if self.acceptance is None or model.drafter is None or not isinstance(nodes, int):
+            return None
+        depth = DecodeConfig(model.target, model.drafter, nodes).max_depth
+        if self.acceptance <= depth + 1:
+            return None
+        return (
+            f"has trees of {nodes} nodes and depth {depth}, which emit at most {depth + 1} tokens "
+            f"per verification; lower --acceptance {self.acceptance:g}"
+        )
 
     @property
     def samplings(self) -> list[Sampling]:
         """The sampling parameters, one per temperature; raises UserError if one is out of range."""
         return [Sampling(each, self.top_k, self.top_p) for each in self.temperature]
 
-    @staticmethod
-    def warm_up_count(batch_size: int) -> int:
-        """Number of warm-up prompts for choosing trees: at least one full batch."""
-        return max(_WARM_UP, batch_size)
-
     @property
-    def max_warm_up_count(self) -> int:
-        """Number of warm-up prompts for the largest batch size."""
-        return self.warm_up_count(max(self.batch_size))
+    def warm_up(self) -> int:
+        """Number of warm-up prompts for choosing trees: at least one full batch."""
+        return max(_WARM_UP, *self.batch_size)

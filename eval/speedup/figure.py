@@ -28,24 +28,19 @@ def write(path: Path, settings: Sequence[Setting]) -> None:
 
 
 def draw(settings: Sequence[Setting]) -> Any:
-    """Draws speed-ups, acceptance by position, time by stage, tau against step cost and, if several
-    batch sizes were measured, speed-up by batch size."""
-    sizes = {setting.batch_size for setting in settings}
-    first = [
-        setting
-        for setting in settings
-        if setting.batch_size == settings[0].batch_size
-        and setting.temperature == settings[0].temperature
-    ]
+    """Draws speed-ups, acceptance by position, time by stage, and tau against step cost, all for
+    the first temperature and batch size."""
+    key = settings[0].temperature, settings[0].batch_size
+    first = [each for each in settings if (each.temperature, each.batch_size) == key]
     names = [name for name in settings[0].all if name != PLAIN]
     colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(names)}
-    panels = [_speedups, _acceptance, _time, _cost, *([_batches] if len(sizes) > 1 else [])]
+    panels = (_speedups, _acceptance, _time, _cost)
     figure, axes = new_panels(len(panels), columns=2)
     for panel, axis in zip(panels, axes, strict=True):
-        panel(axis, settings if panel is _batches else first, colours)
-    handles, labels = axes[0].get_legend_handles_labels()
+        panel(axis, first, colours)
     if len(names) > 1:
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(names), 4))
+        handles = axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside upper center", ncols=min(len(names), 4))
     note(figure, _note(first, names[0]))
     return figure
 
@@ -54,8 +49,8 @@ def _note(settings: Sequence[Setting], name: str) -> str:
     """Says what was measured, and what the error bars are."""
     rows = [setting.all[name] for setting in settings]
     prompts = sum(row.prompts for row in rows)
-    known = any(row.tau_error is not None for row in rows)
-    tau = "standard error over prompts" if known else "1 prompt: no error bars"
+    several = any(row.tau_error is not None for row in rows)
+    tau = "standard error over prompts" if several else "1 prompt: no error bars"
     return (
         f"T = {settings[0].temperature:g}, batch {settings[0].batch_size}, {prompts} "
         f"prompt{'s' * (prompts > 1)}. Error bars: speed-up, "
@@ -66,7 +61,7 @@ def _note(settings: Sequence[Setting], name: str) -> str:
 def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
     """Bars per benchmark, or per group of prompts if there is only one."""
     if len(settings) > 1:
-        groups = {setting.title: setting.all for setting in settings}
+        groups = {setting.workload.title: setting.all for setting in settings}
     else:
         groups = settings[0].groups
     width = 0.8 / len(colours)
@@ -109,8 +104,8 @@ def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
     """Share of each stage in each method's time, averaged over the benchmarks."""
     left = [0.0] * len(colours)
     titles = [METHODS[name].title for name in colours]
-    shown = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677", "#ccbb44"), strict=True)
-    for (stage, label), colour in shown:
+    stages = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677", "#ccbb44"), strict=True)
+    for (stage, label), colour in stages:
         shares = [
             100 * statistics.mean(setting.all[name].shares.get(stage, 0.0) for setting in settings)
             for name in colours
@@ -157,20 +152,3 @@ def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
         ylabel="tau",
     )
     axis.set_title("Tau against step cost", pad=14)
-
-
-def _batches(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """Speed-up by batch size, for the first benchmark and temperature."""
-    some = [
-        setting
-        for setting in settings
-        if setting.bench == settings[0].bench and setting.temperature == settings[0].temperature
-    ]
-    for name, colour in colours.items():
-        sizes = [setting.batch_size for setting in some]
-        axis.plot(sizes, [s.all[name].speedup for s in some], "o-", color=colour, markersize=4)
-        error_bars(axis, sizes, [Spread.range(s.all[name].speedups) for s in some], colour)
-    axis.axhline(1, color="black", linewidth=0.8)
-    axis.set(xscale="log", xlabel="batch size", ylabel="speed-up", title="Speed-up by batch size")
-    axis.set_xticks([s.batch_size for s in some], [str(s.batch_size) for s in some])
-    axis.minorticks_off()

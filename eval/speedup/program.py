@@ -9,22 +9,17 @@ model, on functions of Python library modules that it was not trained on.
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
+import io
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from dart_jax.decoding.decoder import Loop
-from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_json, write_text
-from dart_jax.programs.provenance import environment, revision
-from eval.methods.measure import Summary
+from dart_jax.programs.provenance import environment, report
 from eval.methods.registry import METHODS
-from eval.methods.tree_size import Tree
 from eval.speedup import figure, tables
 from eval.speedup.config import SpeedupConfig
 from eval.speedup.measurement import Speedup
@@ -36,27 +31,31 @@ def run(config: SpeedupConfig, console: Console) -> None:
     check_outputs(config.json, config.markdown, drawing=config.plot)
     config = config.decided()
     speedup = Speedup(config, console)
-    if config.sweep and "dart" not in speedup.models:
-        raise UserError("--sweep measures DART's trees; add dart to --method")
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     for reason in speedup.left_out:
         console.print(f"left out: {reason}")
-    settings = []
+    settings: list[Setting] = []
+    shown: list[Table] = []
+
+    def show(table: Table) -> None:
+        console.print(table)
+        shown.append(table)
+
     for workload, sampling, size in product(speedup.workloads, config.samplings, config.batch_size):
         setting = speedup.setting(workload, sampling, size)
         settings.append(setting)
-        console.print(tables.speedup_table(title_of(config, setting), setting.groups))
-        console.print(tables.repetition_table(setting.all))
-        console.print(tables.time_table(setting.all))
-    swept = speedup.sweep(settings[0].trees["dart"]) if config.sweep else []
-    if swept:
-        console.print(tables.sweep_table(swept))
+        show(tables.speedup_table(title_of(config, setting), setting.groups))
+        show(tables.repetition_table(setting.all))
+        show(tables.time_table(setting.all))
     if len(settings) > 1:
-        console.print(tables.overview_table(settings))
+        show(tables.overview_table(str(config.target), settings))
     if config.json:
-        write_json(config.json, as_json(config, speedup.dtype, settings, swept))
+        content = [setting.as_json() for setting in settings]
+        write_json(config.json, report(config, dtype=speedup.dtype, settings=content))
     if config.markdown:
-        write_text(config.markdown, tables.markdown(config.target or "", settings))
+        text = io.StringIO()
+        Console(file=text, width=200).print(*shown)
+        write_text(config.markdown, text.getvalue())
     if config.plot:
         figure.write(config.plot, settings)
 
@@ -70,45 +69,10 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
     imposed = "" if config.acceptance is None else f", tau {config.acceptance:g} imposed"
     weights = "" if config.shape is None else f"random weights in the shape of {config.shape}, "
     return (
-        f"{setting.title}: {weights}T = {setting.temperature:g}, batch {setting.batch_size}, "
-        f"{config.max_new_tokens} new tokens, {ngram}, {config.search_loop} loop{imposed} ({trees})"
+        f"{setting.workload.title}: {weights}T = {setting.temperature:g}, batch "
+        f"{setting.batch_size}, {config.max_new_tokens} new tokens, {ngram}{imposed} "
+        f"({trees})"
     )
-
-
-def as_json(
-    config: SpeedupConfig,
-    dtype: str,
-    settings: list[Setting],
-    swept: list[tuple[Tree, bool, Loop, Summary]],
-) -> dict[str, Any]:
-    """Returns all measurements and everything needed to repeat them."""
-    return {
-        "environment": environment(),
-        "revision": revision(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "dtype": dtype,
-        "config": dataclasses.asdict(config),
-        "settings": [
-            {
-                "bench": setting.bench,
-                "source": setting.source,
-                "temperature": setting.temperature,
-                "batch_size": setting.batch_size,
-                "max_length": setting.max_length,
-                "trees": {name: tree._asdict() for name, tree in setting.trees.items()},
-                "step_costs": setting.step_costs,
-                "groups": {
-                    group: {name: row.as_json() for name, row in rows.items()}
-                    for group, rows in setting.groups.items()
-                },
-            }
-            for setting in settings
-        ],
-        "sweep": [
-            {**tree._asdict(), "ngram": used, "loop": loop, **row.as_json()}
-            for tree, used, loop, row in swept
-        ],
-    }
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
-from eval.methods.measure import Summary
+from eval.methods.measure import Run, Summary, summarize
 from eval.methods.registry import PLAIN
 from eval.methods.tree_size import Tree
+from eval.speedup.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,23 +17,17 @@ class Setting:
     """The results of all methods in one setting.
 
     Attributes:
-      bench: name of the benchmark.
-      title: its title in tables.
-      source: where its questions come from.
+      workload: the benchmark.
       temperature: sampling temperature.
       batch_size: prompts decoded together.
-      max_length: rows of the KV cache.
       trees: method -> its draft tree.
       groups: group of prompts -> method -> summary; `all` pools the groups, and is the only one if
         batches mix groups.
     """
 
-    bench: str
-    title: str
-    source: str
+    workload: Workload
     temperature: float
     batch_size: int
-    max_length: int
     trees: dict[str, Tree]
     groups: dict[str, dict[str, Summary]]
 
@@ -44,3 +41,34 @@ class Setting:
         """Method -> time per step over time per plain step, without prefill."""
         plain = self.all[PLAIN].step_seconds
         return {name: row.step_seconds / plain for name, row in self.all.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything but the prompts."""
+        return {
+            "bench": self.workload.name,
+            "source": self.workload.source,
+            "temperature": self.temperature,
+            "batch_size": self.batch_size,
+            "max_length": self.workload.max_length,
+            "trees": {name: tree._asdict() for name, tree in self.trees.items()},
+            "step_costs": self.step_costs,
+            "groups": {
+                group: {name: row.as_json() for name, row in rows.items()}
+                for group, rows in self.groups.items()
+            },
+        }
+
+
+def by_group(repeats: list[list[Run]], methods: Sequence[str]) -> dict[str, dict[str, Summary]]:
+    """Returns a summary per prompt group and method, and one of all prompts; only the latter if
+    some batches mix groups, since their time belongs to no single group."""
+    names = list(dict.fromkeys(run.group for run in repeats[0]))
+    parts = {
+        name: [[run for run in runs if run.group == name] for runs in repeats]
+        for name in names
+        if name is not None and None not in names
+    }
+    return {
+        name: {method: summarize(runs, method, PLAIN) for method in methods}
+        for name, runs in {**parts, "all": repeats}.items()
+    }

@@ -12,13 +12,16 @@ from dart_jax.data.stdlib import HELD_OUT, stdlib
 from dart_jax.errors import UserError
 from dart_jax.generation import length_bucket
 from dart_jax.model import DartModel
-from eval.benchmarks.prompts import Prompt, demo_prompts, question_prompts, warm_up_prompts
+from eval.benchmarks.prompts import (
+    PROMPT_TOKENS,
+    Prompt,
+    demo_prompts,
+    question_prompts,
+    warm_up_prompts,
+)
 from eval.benchmarks.questions import Question
-from eval.benchmarks.registry import find
-from eval.speedup.config import DEMO, SpeedupConfig
-
-# Longest prompt of the demo benchmark.
-PROMPT_TOKENS = 128
+from eval.benchmarks.registry import DEMO, find
+from eval.speedup.config import SpeedupConfig
 
 
 class Workload(NamedTuple):
@@ -42,20 +45,17 @@ class Workload(NamedTuple):
 
 
 def demo_workload(config: SpeedupConfig, base: DartModel, console: Console) -> Workload:
-    """Returns functions of library modules.
-
-    Raises:
-      UserError: there are none, too few for a batch, or they are longer than --max-length.
-    """
+    """Returns functions of library modules; raises UserError as `_workload`, or if there are none
+    of a group."""
     prompts = demo_prompts(base.tokenizer, config.prompts, PROMPT_TOKENS)
     if len(prompts) < (requested := config.prompts * len(HELD_OUT)):
         console.print(
             f"demo: {len(prompts)} prompts, not {requested}: this library has no more documented "
             f"functions within {PROMPT_TOKENS} tokens"
         )
-    warm_up = warm_up_prompts(base.tokenizer, config.max_warm_up_count, PROMPT_TOKENS // 2)
-    warm_up = (warm_up + prompts)[: config.max_warm_up_count]
-    return _workload(config, (DEMO, "demo", str(stdlib())), prompts, warm_up, PROMPT_TOKENS)
+    warm_up = warm_up_prompts(base.tokenizer, config.warm_up, PROMPT_TOKENS // 2)
+    labels = DEMO, DEMO, str(stdlib())
+    return _workload(config, labels, prompts, warm_up, PROMPT_TOKENS)
 
 
 def benchmark_workload(
@@ -75,34 +75,32 @@ def benchmark_workload(
       questions: the questions to report, then those to choose trees on, if there are more.
 
     Raises:
-      UserError: no prompt is short enough, or they are too few for a batch.
+      UserError: no prompt is short enough, or as `_workload`.
     """
-    benchmark, tokenizer = find(name), base.tokenizer
-    length = min(config.max_length or base.target.max_length, base.target.max_length)
-    model = base.with_drafter(None)
+    benchmark, model = find(name), base.with_drafter(None)
 
     def answer(prompts: list[np.ndarray]) -> list[np.ndarray]:
         room = length_bucket(max(map(len, prompts)) + config.max_new_tokens)
-        plain = model.decoder(nodes=0, max_length=min(room, length), sampling=config.samplings[0])
+        length = min(room, base.target.max_length)
+        plain = model.decoder(nodes=0, max_length=length, sampling=config.samplings[0])
         return plain(prompts, config.max_new_tokens, config.seed).tokens
 
     # Choose trees on questions after the reported ones, if there are any.
     reported, rest = questions[: config.prompts], questions[config.prompts :]
-    prompt_sets = [
-        question_prompts(
-            some, tokenizer, answer, thinking=config.thinking, batch=config.max_warm_up_count
+    limit = base.target.max_length - config.max_new_tokens
+    kept: list[list[Prompt]] = []
+    for some in (reported, [*rest, *reported][: config.warm_up]):
+        every = question_prompts(
+            some, base.tokenizer, answer, thinking=config.thinking, batch=config.warm_up
         )
-        for some in (reported, [*rest, *reported][: config.max_warm_up_count])
-    ]
-    limit = length - config.max_new_tokens
-    prompts, warm_up = ([p for p in some if len(p.tokens) <= limit] for some in prompt_sets)
-    if left_out := len(prompt_sets[0]) - len(prompts):
-        console.print(f"{benchmark.title}: {left_out} prompts of more than {limit} tokens left out")
-    if not prompts:
-        raise UserError(f"no prompt of {name} is within {limit} tokens; raise --max-length")
-    warm_up = (warm_up + prompts)[: max(config.max_warm_up_count, len(warm_up))]
-    labels = (benchmark.name, benchmark.title, questions[0].where)
-    return _workload(config, labels, prompts, warm_up, 0)
+        kept.append([prompt for prompt in every if len(prompt.tokens) <= limit])
+        if some is reported and (left_out := len(every) - len(kept[0])):
+            what = f"{left_out} prompts of more than {limit} tokens left out"
+            console.print(f"{benchmark.title}: {what}")
+    if not kept[0]:
+        raise UserError(f"no prompt of {name} is within {limit} tokens")
+    labels = benchmark.name, benchmark.title, questions[0].where
+    return _workload(config, labels, kept[0], kept[1])
 
 
 def _workload(
@@ -110,18 +108,14 @@ def _workload(
     labels: tuple[str, str, str],  # name, title and source
     prompts: list[Prompt],
     warm_up: list[Prompt],
-    min_prompt_tokens: int,  # the cache has room for a prompt of this length
+    least: int = 0,  # tokens of a prompt for which the cache has room at least
 ) -> Workload:
+    """Raises UserError if the prompts are too few for a batch."""
     if max(config.batch_size) > len(prompts):
         raise UserError(
             f"--batch-size {max(config.batch_size)} needs as many prompts, and {labels[0]} has "
             f"{len(prompts)}; raise --prompts, or lower the batch size"
         )
-    longest = max(len(prompt.tokens) for prompt in (*prompts, *warm_up))
-    length = config.max_length or max(longest, min_prompt_tokens) + config.max_new_tokens
-    if longest + config.max_new_tokens > length:
-        raise UserError(
-            f"a prompt of {longest} tokens and {config.max_new_tokens} new ones do not fit "
-            f"into a cache of {length}; raise --max-length"
-        )
-    return Workload(*labels, prompts, warm_up, length)
+    warm_up = (warm_up + prompts)[: max(config.warm_up, len(warm_up))]
+    longest = max(least, *(len(prompt.tokens) for prompt in (*prompts, *warm_up)))
+    return Workload(*labels, prompts, warm_up, longest + config.max_new_tokens)

@@ -21,9 +21,8 @@ from dart_jax.data.stdlib import (
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.prompts import demo_prompts, warm_up_prompts
+from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts, warm_up_prompts
 from eval.speedup.config import SpeedupConfig
-from eval.speedup.workload import PROMPT_TOKENS
 
 HELD_OUT_FILES = {path for group in HELD_OUT for path in held_out_files(group)}
 

@@ -67,40 +67,27 @@ def test_formats_used_unchanged(record, turns):
     assert read(record) == Question("b", "Title", turns, "f:7")
 
 
+TESTS = ["assert f(1)", "assert f(2)"]
+FENCED = "\n\n```python\nassert f(1)\nassert f(2)\n```"
+
+
 @pytest.mark.parametrize(
-    ("record", "begin", "end"),
+    ("record", "end"),
     [
-        (
-            {"problem": "a", "solution": "no", "answer": "no"},
-            "a\n\n",
-            r" put the final answer in \boxed{}.",
-        ),
-        (
-            {"text": "a", "test_list": ["assert f(1)", "assert f(2)"], "code": "no"},
-            "a\n\n",
-            "\n\n```python\nassert f(1)\nassert f(2)\n```",
-        ),
-        (
-            {"prompt": "a", "test_list": ["assert f(1)"], "test_imports": [], "code": "no"},
-            "a\n\n",
-            "pass:\n\n```python\nassert f(1)\n```",
-        ),
+        ({"problem": "a", "solution": "no"}, r" put the final answer in \boxed{}."),
+        ({"text": "a", "test_list": TESTS, "code": "no"}, FENCED),
+        ({"prompt": "a", "test_list": TESTS, "test_imports": [], "code": "no"}, FENCED),
         (
             {"question_content": "a", "starter_code": "class A:\n    def f():\n        "},
-            "a\n\n",
             "\n\n```python\nclass A:\n    def f():\n```",
         ),
-        (
-            {"question_content": "a", "starter_code": "", "private_test_cases": "no"},
-            "a\n\n",
-            "reads its input from stdin and writes its output to stdout.",
-        ),
-        ({"question_content": "a"}, "a\n\nSolve this with a Python program", " stdout."),
+        ({"question_content": "a", "starter_code": "", "tests": "no"}, " its output to stdout."),
+        ({"question_content": "a"}, " its output to stdout."),
     ],
 )
-def test_formats_with_instructions(record, begin, end):
+def test_formats_with_instructions(record, end):
     (text,) = read(record).turns
-    assert text.startswith(begin)
+    assert text.startswith("a\n\n")
     assert text.endswith(end)
     assert "no" not in text
     assert read(record).raw is None
@@ -191,21 +178,19 @@ def test_fields_that_parquet_fills():
     assert read(filled | {"question_content": "a"}) == read({"question_content": "a"})
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"turns": ["a", "b"], "category": "c"},
-        {"prompt": ["a", "b"], "category": "c"},
-        {"prompt": "a", "entry_point": "f"},
-        {"text": "a", "test_list": ["t"]},
-        {"prompt": "a", "test_list": ["t"]},
-        {"question_content": "a", "starter_code": "c"},
-        {"instruction": "a", "input": "x"},
-        {"problem": "a"},
-        {"question": "a"},
-        {"prompt": "a"},
-    ],
-)
+RECORDS = [
+    {"turns": ["a", "b"], "category": "c"},
+    {"prompt": ["a", "b"], "category": "c"},
+    {"prompt": "a", "entry_point": "f"},
+    {"text": "a", "test_list": ["t"]},
+    {"prompt": "a", "test_list": ["t"]},
+    {"question_content": "a", "starter_code": "c"},
+    {"instruction": "a", "input": "x"},
+    *({name: "a"} for name in ("problem", "question", "query", "prompt")),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
 def test_columns_of_parquet(tmp_path, record):
     """All columns that a format needs are read."""
     path = tmp_path / "mt_bench.jsonl"
@@ -603,78 +588,34 @@ def test_a_turn_that_is_not_there(thinking):
 
 # Real data
 
-MATH = "Convert the point $(0,3)$"
-DUCKS = "Janet\u2019s ducks lay"
-TRIP = "Compose an engaging travel"
-FUNCTION = "Complete this Python function."
+# Name or file -> questions, turns of the first one, groups, and digests of the first and the last.
+PUBLISHED = {
+    "alpaca": (80, 1, 1, "357e06817f6d", "7b5783c21f5f"),
+    "code_alpaca": (4535, 1, 1, "778615ae64c3", "2620a6c53ccf"),
+    "humaneval": (164, 1, 1, "0a766cfdebb2", "adb7907d324d"),
+    "math500": (500, 1, 1, "6f533ecff8ed", "b71d8f5587bb"),
+    "mbpp": (974, 1, 1, "ba5f22202497", "ce659399a288"),
+    "mt_bench": (80, 2, 8, "67e3d7eb82a7", "8069a7907e16"),
+    "gsm8k": (1319, 1, 1, "2b2e3f9639f6", "d633d02dadf2"),
+    "spec_bench": (480, 2, 13, "67e3d7eb82a7", "6b27fec4682d"),
+    "humaneval_eagle.jsonl": (80, 1, 1, "973446671fd6", "416875deb155"),
+    "gsm8k_train.jsonl": (7473, 1, 1, "73429d562982", "b35fb9886951"),
+}
+
+
+def digest(one):
+    return hashlib.sha256("\0".join(one.turns).encode()).hexdigest()[:12]
 
 
 @pytest.mark.skipif(not BENCH, reason="DART_BENCH names no directory")
-@pytest.mark.parametrize(
-    ("name", "count", "turns", "groups", "first", "last"),
-    [
-        (
-            "alpaca",
-            80,
-            1,
-            1,
-            ("357e06817f6d", "What would be the best"),
-            ("7b5783c21f5f", "Write the meaning of"),
-        ),
-        (
-            "code_alpaca",
-            4535,
-            1,
-            1,
-            ("778615ae64c3", "Write a C++ program"),
-            ("2620a6c53ccf", "Write a SQL query"),
-        ),
-        ("humaneval", 164, 1, 1, ("0a766cfdebb2", FUNCTION), ("adb7907d324d", FUNCTION)),
-        ("math500", 500, 1, 1, ("6f533ecff8ed", MATH), ("b71d8f5587bb", "Altitudes $")),
-        (
-            "mbpp",
-            974,
-            1,
-            1,
-            ("ba5f22202497", "Write a function to find the minimum cos"),
-            ("ce659399a288", "Write a function to find the minimum tot"),
-        ),
-        ("mt_bench", 80, 2, 8, ("67e3d7eb82a7", TRIP), ("8069a7907e16", "Suggest five award")),
-        ("gsm8k", 1319, 1, 1, ("2b2e3f9639f6", DUCKS), ("d633d02dadf2", "Henry and 3 of")),
-        ("spec_bench", 480, 2, 13, ("67e3d7eb82a7", TRIP), ("6b27fec4682d", "Implantation (")),
-        (
-            "humaneval_eagle.jsonl",
-            80,
-            1,
-            1,
-            ("973446671fd6", "Complete the code"),
-            ("416875deb155", "Complete the code"),
-        ),
-        (
-            "gsm8k_train.jsonl",
-            7473,
-            1,
-            1,
-            ("73429d562982", "Natalia sold clips to"),
-            ("b35fb9886951", "At 30, Anika is"),
-        ),
-    ],
-)
-def test_published_data(thinking, name, count, turns, groups, first, last):
-    assert BENCH is not None
-    directory = Path(BENCH)
-    if name not in BENCHMARKS:
-        name = str(directory / name)
-    made = load(name, directory)
-    assert len(made) == count
-    assert len(made[0].turns) == turns
-    assert len({one.group for one in made}) == groups
-    for one, (digest, begin) in ((made[0], first), (made[-1], last)):
-        assert one.turns[0].startswith(begin)
-        text = "\0".join(one.turns)
-        assert hashlib.sha256(text.encode()).hexdigest()[:12] == digest
-    assert load(name, directory, 3) == made[:3]
-    for one in made[:20]:
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_data(thinking, name):
+    directory = Path(str(BENCH))
+    questions = load(name if name in BENCHMARKS else str(directory / name), directory)
+    groups = {one.group for one in questions}
+    ends = digest(questions[0]), digest(questions[-1])
+    assert (len(questions), len(questions[0].turns), len(groups), *ends) == PUBLISHED[name]
+    for one in questions[:20]:
         assert f"\n{one.turns[0]}<|im_end|>" in said(thinking, one)
 
 

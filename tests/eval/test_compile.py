@@ -257,7 +257,7 @@ MESH = AbstractMesh((1, 4), ("data", "model"))
 
 
 def messages(result, limit=None, settings=None, program="step", **figures):
-    """What is said of a result with other figures and settings."""
+    """The faults of a result with other figures and settings."""
     settings = settings or {}
     other = dataclasses.replace(result.case, **settings)
     found = dataclasses.replace(result.findings, **figures)

@@ -282,15 +282,12 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--prompts 0", "--prompts must be at least 1"),
-        ("--tree-nodes 8 -1", "--tree-nodes must be at least 0"),
         (
             "--batch-size 9",
             "--batch-size 9 needs as many prompts, and --prompts 2 gives 8, 2 of each of 4 groups",
         ),
         ("--temperature -1", "temperature must be 0 or a positive number"),
         ("--top-p 0", "top_p must be above 0"),
-        ("--samples 5", "--samples must be 0 or at least 128"),
         ("--seed -1", "--seed must be in"),
         ("--target /nowhere/at/all", "/nowhere/at/all"),
     ],

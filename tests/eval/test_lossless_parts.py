@@ -9,8 +9,8 @@ import scipy.stats
 from dart_jax.decoding.penalties import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from dart_jax.engine.decoder import Generation
-from eval.lossless.distribution import Samples, chi2_tail, chi_square
-from eval.lossless.divergence import ENDED, examine
+from eval.lossless.distribution import Fit, Samples, chi_square
+from eval.lossless.divergence import ENDED, examine, first_difference
 from eval.lossless.literal_sampling import (
     edge,
     kept,
@@ -21,7 +21,6 @@ from eval.lossless.literal_sampling import (
     softmax,
 )
 from eval.lossless.rounding import Probe
-from eval.methods.measure import first_difference
 from tests.support.draws import noise_of
 
 CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}]
@@ -92,20 +91,17 @@ def test_who_may_win():
 # The test of the distribution
 
 
-@pytest.mark.parametrize("dof", [1, 2, 3, 10, 57, 400])
-@pytest.mark.parametrize("ratio", [0.3, 1.0, 1.5])
-def test_chi2_tail(dof, ratio):
-    expected = scipy.stats.chi2.sf(ratio * dof, dof)
-    assert chi2_tail(ratio * dof, dof) == pytest.approx(expected, rel=1e-9)
-    assert chi2_tail(0.0, dof) == chi2_tail(5.0, 0) == 1.0
+def p_of(chi2, dof):
+    return Fit(0, 0, 0, 0, 0, 0, chi2, dof, 0.0, 0).p
 
 
 def test_chi_square_is_uniform_on_its_own_distribution():
     rng, p = np.random.default_rng(0), softmax(logits_of(0).astype(float))
-    ps = [chi2_tail(*chi_square(rng.multinomial(500, p), p)) for _ in range(400)]
+    ps = [p_of(*chi_square(rng.multinomial(500, p), p)) for _ in range(400)]
     assert scipy.stats.kstest(ps, "uniform").pvalue > 0.01
+    assert p_of(0.0, 0) == 1
     tempered = p**1.3 / (p**1.3).sum()
-    ps = [chi2_tail(*chi_square(rng.multinomial(2000, tempered), p)) for _ in range(20)]
+    ps = [p_of(*chi_square(rng.multinomial(2000, tempered), p)) for _ in range(20)]
     assert max(ps) < 1e-4
 
 

@@ -26,7 +26,7 @@ def held(tree):
 
 
 def of(model, length=200, **options):
-    """What the program computes for a model in float32."""
+    """The memory that the program computes for a model in float32."""
     options = dataclasses.replace(OPTIONS, length=length, **options)
     return memory(model.target, model.drafter, options)
 

@@ -1,6 +1,6 @@
-"""eval.peers: the table, the reports, and what is said of engines that do not run."""
+"""eval.peers: the report, the engines' tokens, and engines that cannot run."""
 
-import dataclasses
+import importlib.util
 import io
 import json
 
@@ -8,23 +8,20 @@ import gguf
 import numpy as np
 import pytest
 import tiny_model
-from gguf_files import tiny_gguf
+from gguf_files import no_meaning, tiny_gguf
 from rich.console import Console
 
+from dart_jax.errors import UserError
+from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.weights import hub
 from dart_jax.weights.gguf.tensors import gguf_files
 from dart_jax.weights.tensor_files import open_tensors
-from eval.peers.config import PeersConfig
-from eval.peers.engine import Setup, Whole
-from eval.peers.engines.gguf_file import most_common_type, write_gguf
-from eval.peers.layout import transformers_directory
-from eval.peers.measurement import Measurement
-from eval.peers.program import run
-from eval.peers.registry import ENGINES, PLAIN
-from eval.peers.report import agreement
-from eval.peers.worker import EngineError, Worker
+from eval.peers.engine import ENGINES, PLAIN, Setup, whole
+from eval.peers.llama_cpp import most_common_type, write_gguf
+from eval.peers.program import Peer, PeersConfig, run
 
 LENGTH, NEW = 64, 6
+PROMPTS = [np.arange(3, 20, dtype=np.int32), np.arange(40, 49, dtype=np.int32)]
 # Without `compiled`, which would compile for half a minute.
 OTHERS = [name for name in ENGINES if name not in (PLAIN, "dart", "compiled")]
 
@@ -34,159 +31,137 @@ def tiny(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
-def setup(tiny, work, name, precision="float32", **settings):
-    config = PeersConfig(target=str(tiny.target), engine=(name,), **settings)
-    return Setup(config, tiny.target, work, name, precision, 1, LENGTH)
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A GGUF target in float32; llama.cpp needs a merge."""
+    tokenizer = no_meaning(61)
+    tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"
+    tokenizer["tokenizer.ggml.merges"] = ["a b"]
+    return tiny_gguf(tmp_path_factory.mktemp("gguf"), "Llama", tokenizer=tokenizer)
 
 
-def installed(name):
-    return pytest.mark.skipif(bool(ENGINES[name].missing), reason=f"{name} is not installed")
+def setup(target, work, name, draft_model=None):
+    choice = ModelChoice(target=str(target), dtype="float32")
+    directory = hub.resolve(target, patterns=hub.TARGET)
+    precision = ENGINES[name].precisions[0]
+    return Setup(name, precision, choice, directory, draft_model, None, 1, LENGTH, work)
+
+
+def texts(setup):
+    with Peer(setup) as peer:
+        return [peer.decode(prompt, NEW)[0] for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
-def plain(tiny, tmp_path_factory):
-    """What plain decoding continues the prompts with."""
-    with Worker(setup(tiny, tmp_path_factory.mktemp("plain"), PLAIN)) as worker:
-        return [worker.decode(prompt, NEW).tokens for prompt in tiny.prompts]
+def plain(target, tmp_path_factory):
+    """The continuations by plain decoding."""
+    return texts(setup(target, tmp_path_factory.mktemp("plain"), PLAIN))
 
 
 @pytest.mark.long
 def test_report(tiny, tmp_path, monkeypatch):
-    """Plain decoding and DART; an engine that is not installed; one that cannot run."""
-    absent = dataclasses.replace(ENGINES["ctranslate2"], packages={"no-such": "no_such_package"})
-    monkeypatch.setitem(ENGINES, "ctranslate2", absent)
+    """Plain decoding and DART; an engine that is not installed; one that cannot take the target."""
+    absent = ENGINES["transformers"]._replace(packages={"no-such": "no_such_package"})
+    monkeypatch.setitem(ENGINES, "transformers", absent)
+    present = ENGINES["llama.cpp"]._replace(packages={}, precisions=("stored",))
+    monkeypatch.setitem(ENGINES, "llama.cpp", present)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "def f(x):"}\n{"prompt": "import os"}\n')
     config = PeersConfig(
         target=str(tiny.target),
         drafter=str(tiny.drafter),
         ngram=str(tiny.ngram),
-        engine=("ctranslate2", "dart"),
-        prompts=1,
+        engine=("transformers", "llama.cpp", "dart"),
+        bench=str(questions),
         new_tokens=NEW,
         repeats=2,
+        tree_nodes=3,
         threads=1,
         json=tmp_path / "report.json",
     )
-    shown = io.StringIO()
-    run(config, Console(file=shown, width=120))
-    assert "left out: CTranslate2 is not installed: pip install no-such\n" in shown.getvalue()
+    printed = io.StringIO()
+    run(config, Console(file=printed, width=120))
+    assert "left out: PyTorch is not installed: pip install no-such\n" in printed.getvalue()
+    assert "left out: llama.cpp, stored: reads GGUF targets only; " in printed.getvalue()
+    assert "2/2" in printed.getvalue()
     report = json.loads(config.json.read_text())
-    assert len(report["left_out"]) == 1
-    assert [each["engine"] for each in report["measurements"]] == ["plain", "dart"]
-    prompts = len(report["measurements"][0]["same"])
-    assert prompts >= 1
-    for each in report["measurements"]:
-        assert each["same"] == [NEW] * prompts
-        assert np.shape(each["seconds"]) == np.shape(each["cpu_seconds"]) == (2, prompts)
-        assert np.min(each["seconds"]) > 0
-        assert len(each["rates"]) == len(each["ratios"]) == 2
-    assert f"{prompts}/{prompts}" in shown.getvalue()
-    assert sorted(tmp_path.iterdir()) == [config.json]
+    assert len(report["left_out"]) == 2
+    ours, dart = report["measurements"]
+    assert (ours["engine"], dart["engine"]) == (PLAIN, "dart")
+    assert ours["tokens"] == dart["tokens"]
+    assert np.shape(ours["tokens"]) == (2, NEW)
+    assert dart["same"] == 2
+    assert min(ours["rates"] + dart["rates"]) > 0
+    assert dart["ratios"] == [a / b for a, b in zip(dart["rates"], ours["rates"], strict=True)]
+    assert sorted(tmp_path.iterdir()) == [questions, config.json]
+
+
+def has(name):
+    return all(importlib.util.find_spec(module) for module in ENGINES[name].packages.values())
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [pytest.param(each, marks=installed(each)) for each in OTHERS])
-def test_same_tokens(name, tiny, plain, tmp_path):
-    options = {"draft_model": str(tiny.target)} if name == "assisted" else {}
-    with Worker(setup(tiny, tmp_path, name, **options)) as worker:
-        assert worker.precision == "float32"
-        for prompt, tokens in zip(tiny.prompts, plain, strict=True):
-            decoded = worker.decode(prompt, NEW)
-            assert decoded.tokens == tokens
-            assert decoded.seconds >= 0 <= decoded.cpu_seconds
+@pytest.mark.parametrize("name", OTHERS)
+def test_same_tokens(name, target, plain, tmp_path):
+    if not has(name):
+        pytest.skip(f"{name} is not installed")
+    draft_model = str(target) if name == "assisted" else None
+    assert texts(setup(target, tmp_path, name, draft_model)) == plain
 
 
 @pytest.mark.long
-def test_an_engine_that_cannot_run(tiny, tmp_path):
-    with pytest.raises(EngineError, match=r"^needs a DART drafter; pass it as --drafter$"):
-        Worker(setup(tiny, tmp_path, "dart"))
+@pytest.mark.skipif(not has("transformers"), reason="torch is not installed")
+def test_a_directory_of_transformers(tiny, tmp_path):
+    expected = texts(setup(tiny.target, tmp_path, PLAIN))
+    assert texts(setup(tiny.target, tmp_path, "transformers")) == expected
 
 
-def test_an_engine_that_ends(tiny, tmp_path):
-    with Worker(setup(tiny, tmp_path, PLAIN)) as worker:
-        worker._process.kill()
-        with pytest.raises(EngineError, match=r"^its process ended with status -9: no output$"):
-            worker.decode(tiny.prompts[0], NEW)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dart", r"^needs a DART drafter; pass it as --drafter$"),
+        ("assisted", r"^needs a small model; pass it as --draft-model$"),
+    ],
+)
+def test_an_engine_without_its_part(name, message, tiny, tmp_path):
+    with pytest.raises(UserError, match=message):
+        Peer(setup(tiny.target, tmp_path, name))
 
 
-def test_time_of_one_token_is_subtracted():
-    asked = []
+def test_time_of_one_token_is_subtracted(monkeypatch):
+    clock = iter([1.0, 3.0, 10.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    lengths = []
 
     def generate(prompt, new_tokens):
-        asked.append(new_tokens)
+        lengths.append(new_tokens)
         return list(range(new_tokens))
 
-    decoded = Whole("float32", generate).decode(np.arange(3), NEW)
-    assert asked == [1, NEW]
-    assert decoded.tokens == list(range(NEW))
-    assert decoded.seconds >= 0
-
-
-def test_rates_and_agreement():
-    plain = Measurement(
-        "plain", "", {}, "", 1, 11, [[1.0, 3.0], [2.0, 2.0]], [[2.0, 2.0]] * 2, [11, 11]
-    )
-    other = dataclasses.replace(plain, seconds=[[2.0, 6.0], [1.0, 1.0]], same=[4, 11])
-    assert plain.rates == [5.0, 5.0]
-    assert other.ratios(plain) == [0.5, 2.0]
-    assert agreement(plain) == "2/2"
-    assert agreement(other) == "1/2 (5)"
-
-
-def test_engines_are_chosen():
-    config = PeersConfig(engine=("llama.cpp", "llama.cpp", "dart"))
-    assert config.engines == (PLAIN, "llama.cpp", "dart")
-    assert PeersConfig(threads=1).thread_choices == (1,)
-    assert PeersConfig().thread_choices[0] == 1
+    assert whole(generate)(np.arange(3), NEW) == (list(range(NEW)), (10 - 3) - (3 - 1))
+    assert lengths == [1, NEW]
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_gguf_file(precision, tiny, tmp_path):
-    write_gguf(tmp_path / "model.gguf", tiny.target, precision)
-    stored = {each.name: each for each in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
-    expected = open_tensors(tiny.target).tensors["model.layers.0.mlp.up_proj.weight"].read()
-    tensor = stored["blk.0.ffn_up.weight"]
-    values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(expected.shape)
-    tolerance = {"float32": 0, "float16": 1e-3, "bfloat16": 1e-2}[precision]
-    np.testing.assert_allclose(values, np.asarray(expected, np.float32), tolerance, tolerance)
-    assert len(stored) == len(open_tensors(tiny.target).tensors)
-
-
-@pytest.fixture(scope="module")
-def quantized(tmp_path_factory):
-    """The directory of a GGUF target whose matrices have 8 bits."""
+def test_a_gguf_target_in_another_precision(precision, tmp_path):
+    """The file has the same values, rounded, and everything else that the first one says."""
     kinds = {r"(ffn|attn)_\w+\.weight": gguf.GGMLQuantizationType.Q8_0}
-    directory = tmp_path_factory.mktemp("quantized")
-    return hub.resolve(tiny_gguf(directory, "Llama", kinds=kinds), patterns=hub.TARGET)
-
-
-def values_of(directory):
-    return {name: np.asarray(t.read()) for name, t in open_tensors(directory).tensors.items()}
-
-
-def test_a_gguf_target_for_transformers(quantized, tmp_path):
-    """Its values, dequantised; a directory in that layout stays what it is."""
-    copy = transformers_directory(quantized, tmp_path / "copy")
-    assert copy == tmp_path / "copy"
-    assert sorted(path.name for path in copy.iterdir()) == sorted(
-        {*(path.name for path in quantized.iterdir()), "model.safetensors"} - {"gguf.index.json"}
+    stored = hub.resolve(tiny_gguf(tmp_path, "Llama", kinds=kinds), patterns=hub.TARGET)
+    [source] = gguf_files(stored)
+    path = tmp_path / f"{precision}.gguf"
+    write_gguf(path, source, precision)
+    assert most_common_type(source) == "Q8_0"
+    assert (
+        most_common_type(path)
+        == {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[precision]
     )
-    stored, copied = values_of(quantized), values_of(copy)
-    assert stored.keys() == copied.keys()
-    for name, values in stored.items():
-        np.testing.assert_array_equal(copied[name], values)
-    assert transformers_directory(copy, tmp_path / "another") == copy
-    assert [*tmp_path.iterdir()] == [copy]
-
-
-def test_a_gguf_target_in_another_precision(quantized, tmp_path):
-    """The file has the same values, and everything else that the first one says."""
-    assert most_common_type(gguf_files(quantized)[0]) == "Q8_0"
-    write_gguf(tmp_path / "whole.gguf", quantized, "float32")
-    whole = hub.resolve(tmp_path / "whole.gguf", patterns=hub.TARGET)
-    assert most_common_type(tmp_path / "whole.gguf") == "F32"
-    stored, written = values_of(quantized), values_of(whole)
-    assert stored.keys() == written.keys()
-    for name, values in stored.items():
-        np.testing.assert_array_equal(written[name], values)
+    written = hub.resolve(path, patterns=hub.TARGET)
+    before, after = (
+        {name: np.asarray(tensor.read(), np.float32) for name, tensor in tensors.items()}
+        for tensors in (open_tensors(each).tensors for each in (stored, written))
+    )
+    assert before.keys() == after.keys()
+    tolerance = {"float32": 0, "float16": 1e-3, "bfloat16": 1e-2}[precision]
+    for name, values in before.items():
+        np.testing.assert_allclose(after[name], values, tolerance, tolerance)
     for name in ("config.json", "tokenizer.json"):
-        assert (whole / name).read_text() == (quantized / name).read_text()
+        assert (written / name).read_text() == (stored / name).read_text()

@@ -64,7 +64,7 @@ def test_the_pool_of_a_soak_has_every_kind(tokenizer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": ()}, "--clients must be at least 1"),
+        ({"clients": ()}, "--clients needs at least one value"),
         ({"rounds": 0}, "--rounds must be at least 1"),
         ({"soak": 0.0}, "--soak must be a positive number"),
         ({"soak": 1.0, "url": ("http://a", "http://b")}, "--soak takes one"),

@@ -1,0 +1,43 @@
+"""This project's own decoding: plain, and with DART."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.errors import UserError
+from dart_jax.generation.defaults import default_tree
+from dart_jax.models.drafter_config import DrafterConfig
+from eval.methods.registry import adaptive, decoder
+from eval.methods.tree_size import Tree
+from eval.peers.engine import PLAIN, Loaded, Setup
+
+
+def load(setup: Setup) -> Loaded:
+    """Loads plain decoding or DART; raises UserError if there is no drafter."""
+    if hasattr(os, "sched_setaffinity"):
+        # XLA makes as many threads as there are cores for this process when it starts.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: setup.threads])
+    model = setup.model.load()
+    if setup.name == PLAIN:
+        model = model.with_drafter(None)
+    elif not isinstance(model.drafter, DrafterConfig):
+        raise UserError("needs a DART drafter; pass it as --drafter")
+    tree = adaptive(model, 1, None)
+    if tree.nodes and setup.tree_nodes is not None:
+        _, search = default_tree(model.drafter)
+        tree = Tree(setup.tree_nodes, search.level_decay)
+    whole = decoder(model, tree, max_length=setup.max_length, sampling=Sampling())
+    endless = dataclasses.replace(whole, stop=())
+
+    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+        generation = endless([prompt], new_tokens)
+        seconds = sum(generation.seconds.values()) - generation.seconds["prefill"]
+        return generation.tokens[0].tolist(), seconds
+
+    weights = setup.model.weights
+    stored = model.params["target"]["embed_tokens"].dtype.name
+    return Loaded(stored if weights == "stored" else weights, decode)
