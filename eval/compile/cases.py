@@ -10,19 +10,16 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from dart_jax.decoding.loop import padded_stop, run
-from dart_jax.decoding.prefill import CACHES, ChunkShape, empty_caches, prefill
-from dart_jax.decoding.prompts import CHUNK
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
-from dart_jax.decoding.state import STATE, DecodeConfig
-from dart_jax.decoding.step import step
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.engine.decoder import CHUNK, STEPS
 from dart_jax.engine.programs import (
     POOLS,
     BurstProgram,
@@ -30,13 +27,14 @@ from dart_jax.engine.programs import (
     config_of,
     empty_history,
     empty_pools,
+    read_chunk,
 )
-from dart_jax.engine.rows import PAGES, VALUES, Rows
+from dart_jax.engine.rows import NUMBERS, VALUES, Rows
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
-from dart_jax.models.sharding.program import ALL, ROWS, param_specs, specs_of
+from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
 from eval.latency.shapes import as_loaded, drafter_of, target_of
@@ -50,8 +48,8 @@ Level = Literal["greedy", "filtered", "full"]
 # N-grams of two and three tokens in the table of a search on the device: the demo model's.
 _NGRAMS = 1_700_000
 
-# Steps of a burst of the serving engine.
-_BURST = 4
+# Steps of a server's burst, and ids that end a text.
+_SERVED_STEPS, _STOP_IDS = 4, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,28 +108,6 @@ class Case:
         """The parameters' shapes."""
         return abstract_weights(self.config, self.dtype)
 
-    @functools.cached_property
-    def state(self) -> tuple[Any, Any]:
-        """The shapes of the state and of the host buffer before a step."""
-        begin = partial(prefill, self.config.prefill, capacity=self.config.capacity(self.context))
-        # The prompt's length does not matter.
-        state, packed = jax.eval_shape(begin, self.params, *_prompts(self, 1))
-        if self.level != "full":
-            return state, packed
-        number, each = (
-            jax.ShapeDtypeStruct((), jnp.float32),
-            (self.batch, self.config.target.vocab_size),
-        )
-        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        state = dataclasses.replace(
-            state,
-            sampling=state.sampling._replace(**dict.fromkeys(names, number)),
-            seen=jax.ShapeDtypeStruct(each, jnp.bool_),
-            counts=_ints(*each),
-            bias=jax.ShapeDtypeStruct(each, jnp.float32),
-        )
-        return state, packed
-
 
 def abstract_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
     """The shapes of the models' parameters as they are decoded with (see `DecodeParams`)."""
@@ -177,59 +153,36 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         _on_devices, case.execution.mesh or device, split_drafter=config.execution.split_drafter
     )
     params = on(case.params, param_specs(config, case.params))
-    if program == "prefill":
-        return _prefill(case, on, params)
-    if program == "serve":
-        return _serve(case, on, params)
-    state, packed = on(case.state, (STATE, ROWS))
-    if program == "step":
-        trees = on(_ints(case.batch, 3, case.nodes + 1), ROWS) if config.searches else None
-        return step.lower(config, params, state, trees)
-    search = on(_search(case, config.host_buffer)) if config.searches else None
     if program == "search":
-        assert search is not None
+        packed = on(_ints(case.batch, config.host_buffer.width), ROWS)
+        search = on(_search(case, config.host_buffer))
         return jax.jit(type(search).in_program).lower(search, packed)
-    return run.lower(config, search, case.context, params, state, packed)
-
-
-def _prefill(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
-    config, capacity = case.config, case.config.capacity(case.context)
-    prompts = on(_prompts(case, case.prompt), (ROWS, ROWS, ROWS, ALL, ALL, ALL))
-    caches, shape = None, None
-    if case.prompt > CHUNK:
-        empty = partial(empty_caches, batch=case.batch, capacity=capacity)
-        caches = on(jax.eval_shape(partial(empty, config.reading), params), CACHES)
-        shape = ChunkShape(CHUNK, capacity)
-    return prefill.lower(config.prefill, params, *prompts, caches, capacity=capacity, shape=shape)
-
-
-def _prompts(case: Case, length: int) -> tuple[Any, ...]:
-    batch, seed = case.batch, jax.ShapeDtypeStruct((), jnp.uint32)
-    stop = _ints(len(padded_stop((0,))))
-    sampling = Sampling() if case.level == "greedy" else Sampling(0.8, 50, 0.9, 0.05)
-    return _ints(batch, length), _ints(batch), _ints(batch), stop, seed, sampling.values()
-
-
-def _serve(case: Case, on: Any, params: Any) -> jax.stages.Lowered:
-    """Lowers a burst of the serving engine's steps, with caches in pages."""
-    page, nodes = ServingConfig().page, case.nodes
-    pages = -(-case.context // page)
-    program = BurstProgram(config_of(case.config, nodes, case.level), case.level, _BURST)
-    config = program.config
-    search = on(_search(case, config.host_buffer)) if config.searches else None
-    numbers: Any = _ints(case.batch, PAGES + pages)
-    values: Any = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
-    trees = _ints(case.batch, 3, nodes + 1) if nodes else None
-    empty = partial(empty_pools, case.config, pages=case.batch * pages, page=page)
-    pools, history = on(jax.eval_shape(empty, case.params), POOLS), None
+    page = ServingConfig().page if program == "serve" else config.capacity(case.context)
+    columns = -(-case.context // page)
+    empty = partial(empty_pools, config, pages=case.rows * columns, page=page)
+    pools = on(jax.eval_shape(empty, case.params), POOLS)
+    pages = on(_ints(case.batch, columns), ROWS)
+    if program == "prefill":
+        length = min(case.prompt, CHUNK)
+        filled = columns * page if case.prompt > CHUNK else 0
+        tokens, start = on((_ints(case.batch, length + 1), _ints(case.batch)), (ROWS, ROWS))
+        shape = ChunkShape(length, filled)
+        return read_chunk.lower(config.reading, params, pools, tokens, start, pages, shape=shape)
+    steps = {"step": 1, "loop": STEPS, "serve": _SERVED_STEPS}[program]
+    made_for = BurstProgram(config_of(config, case.nodes, case.level), case.level, steps)
+    numbers, stop = _ints(case.batch, NUMBERS), _ints(case.batch, _STOP_IDS)
+    values = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
+    rows = Rows(*on((numbers, values, stop), (ROWS, ROWS, ROWS)), pages)
+    trees = on(_ints(case.batch, 3, case.nodes + 1), ROWS) if case.nodes else None
+    history = None
     if case.level == "full":
-        vocabulary = case.config.target.vocab_size
-        history = on(jax.eval_shape(partial(empty_history, case.batch, vocabulary)))
-    rows = on(Rows(numbers, values))
-    limit, until_one_ends = _ints(), jax.ShapeDtypeStruct((), jnp.bool_)
-    return burst.lower(
-        program, params, pools, history, rows, on(trees), search, on(limit), on(until_one_ends)
-    )
+        vocabulary = config.target.vocab_size
+        history = jax.eval_shape(partial(empty_history, case.batch, vocabulary))
+        history = on(history, DEVICE_ROWS)
+    # A single step leaves out the search.
+    search = on(_search(case, config.host_buffer)) if config.searches and steps > 1 else None
+    limits = on((_ints(), _ints()))
+    return burst.lower(made_for, params, pools, history, rows, trees, search, *limits)
 
 
 def _search(case: Case, host_buffer: HostBuffer) -> TreeSearch:

@@ -14,6 +14,9 @@ _SHORT = 8192
 # Narrower heads are left to XLA on TPUs.
 _NARROW = 64
 
+# Programs that search trees.
+_SEARCHING = ("search", "loop", "serve")
+
 
 def violations(result: Result, kernels_a_layer: float | None = None) -> Iterator[str]:
     """Yields a line for everything that a program should not do.
@@ -24,11 +27,12 @@ def violations(result: Result, kernels_a_layer: float | None = None) -> Iterator
     """
     case, program, findings = result.case, result.program, result.findings
     name = f"{case.shape} {case.method} {program}, batch {case.batch}"
-    for copy in findings.copies:
+    # Without a kernel for pages, plain JAX gathers them.
+    for copy in findings.copies if case.execution.attention != "dense" else ():
         yield f"{name}: {copy} copies a cache"
     if findings.not_in_place and program != "prefill":
         yield f"{name}: {', '.join(findings.not_in_place)} are not updated in place"
-    on_host = case.config.searches and case.search != "device" and program in ("search", "loop")
+    on_host = case.config.searches and case.search != "device" and program in _SEARCHING
     if findings.host and not on_host:
         yield f"{name}: transfers to or from the host: {', '.join(findings.host)}"
     vocabulary = case.config.target.vocab_size
@@ -69,7 +73,8 @@ def _exchanges(result: Result) -> Iterator[str]:
     case, program, collectives = result.case, result.program, result.findings.collectives
     shards = case.execution.shards
     expected = 2 if shards > 1 else 0
-    for layer in range(case.config.target.num_hidden_layers):
+    # The last layer's output is not needed where prompts are read.
+    for layer in range(case.config.target.num_hidden_layers - (program == "prefill")):
         inside = [x for x in collectives if x.layer == layer]
         sums = [x.kind for x in inside].count("all-reduce")
         others = ", ".join(sorted({x.kind for x in inside} - {"all-reduce"}))
@@ -86,7 +91,7 @@ def _exchanges(result: Result) -> Iterator[str]:
     for x in outside:
         if x.bytes > 4 * numbers * shards * rows + (joint if x.kind == "all-reduce" else 0):
             yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
-    once = program != "loop" and not sampled
+    once = program not in ("loop", "serve") and not sampled
     if once and len(outside) > expected // 2:
         yield f"{len(outside)} exchanges outside of the layers, not {expected // 2}"
     yield from _drafts(result, [x for x in collectives if x.draft], once, numbers)

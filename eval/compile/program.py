@@ -64,8 +64,8 @@ class CompileConfig:
     method: tuple[Method, ...] = ("plain", "dart")
     """Ways to draft."""
     program: tuple[Program, ...] = ("step",)
-    """prefill, step (verify and draft), search (of the trees), loop (a whole generation in one
-    program), or serve (a burst of the serving engine's steps, with caches in pages)."""
+    """prefill (a chunk of prompts), step (verify and draft), search (of the trees), loop (a burst
+    of up to 64 steps, as of generate), or serve (one of up to 4, with caches in pages of 64)."""
     search: Literal["device", "native"] = "device"
     """Place of the tree search: on the device; or native, in C++ on the host of GPUs, called by
     XLA."""
@@ -117,8 +117,6 @@ class CompileConfig:
         ACCELERATORS[self.device].topology(mesh.data * mesh.model)
         if "search" in self.program:
             raise UserError("--program search runs on one device; leave --mesh out")
-        if "serve" in self.program and mesh.data > 1:
-            raise UserError("--program serve runs on one group of devices; choose data=1")
         for name in self.shape:
             check_divides(target_of(name), AbstractMesh(mesh, (DATA, MODEL)))
         for batch in self.batch_size:

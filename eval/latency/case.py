@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from dart_jax.decoding.loop import start
-from dart_jax.decoding.prompts import Options, Prompts
 
+from dart_jax.decoding.host_buffer import CONTEXT
+from dart_jax.decoding.reading import caches_without_rows
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch, make_search
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import step as decode_step
+from dart_jax.decoding.step import decode_step
 from eval.latency.clock import Repeated, Times, measure, measure_scopes
 from eval.latency.cost import Cost, costs
 from eval.latency.model import Model
@@ -25,7 +25,6 @@ from eval.latency.model import Model
 STAGES = ("verify", "accept", "compact", "draft", "top-k")
 _SCOPE = re.compile(r"(?:^|/)(verify|accept|compact|draft|top_k)(?=/|$)")
 _UNLIMITED = 2**30  # token budget
-_PROMPT = 16  # tokens
 
 
 class Row(NamedTuple):
@@ -50,7 +49,7 @@ def _step(
 ) -> tuple[Any, jax.Array]:
     """A step that leaves the state as it is, except for the caches."""
     state = dataclasses.replace(state, target_cache=caches[0], draft_state=caches[1])
-    state, packed = decode_step(config, params, state, trees)
+    state, _, packed = decode_step(config, params, state, trees)
     return (state.target_cache, state.draft_state), packed
 
 
@@ -112,12 +111,29 @@ def prepared_state(
 ) -> tuple[DecodeState, jax.Array]:
     """Returns the state after so many tokens, most of whose cached rows are zeros, and the host
     buffer. Times do not depend on what the rows hold."""
-    rng, prompt = np.random.default_rng(0), min(_PROMPT, context)
-    tokens = rng.integers(0, config.target.vocab_size, (batch, prompt), np.int32)
-    length, budget = (np.full(batch, n, np.int32) for n in (prompt, _UNLIMITED))
-    prompts = Prompts(tokens, length, budget, context)
-    state, packed = start(config, params, prompts, Options(stop=(-1,)))
-    return dataclasses.replace(state, length=jnp.full_like(state.length, context)), packed
+    return _prepared(config, params, batch, context, config.capacity(context))
+
+
+@partial(jax.jit, static_argnums=(0, 2, 3, 4))
+def _prepared(
+    config: DecodeConfig, params: DecodeParams, batch: int, context: int, capacity: int
+) -> tuple[DecodeState, jax.Array]:
+    caches = caches_without_rows(config.reading, params, batch, capacity)
+    random, vocabulary = jax.random.key(0), config.target.vocab_size
+    state = DecodeState(
+        target_cache=caches.target,
+        draft_state=caches.draft,
+        length=jnp.full(batch, context, jnp.int32),
+        context=jax.random.randint(random, (batch, CONTEXT), 0, vocabulary, jnp.int32),
+        remaining=jnp.full(batch, _UNLIMITED, jnp.int32),
+        stop=jnp.full(1, -1, jnp.int32),
+        keys=jnp.zeros((batch, 2), jnp.uint32),
+        sampling=Sampling().values(),
+    )
+    roots = jnp.zeros((batch, 3, 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
+    trees = jnp.pad(roots, ((0, 0), (0, 0), (0, config.nodes))) if config.nodes else None
+    state, _, packed = decode_step(config, params, state, trees)
+    return dataclasses.replace(state, length=jnp.full(batch, context, jnp.int32)), packed
 
 
 def repeated_step(

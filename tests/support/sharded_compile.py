@@ -17,8 +17,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from dart_jax.models.sharding.mesh import MeshShape
 from eval.compile.cases import Case, lower
 from eval.compile.check import violations
@@ -27,8 +25,6 @@ from eval.compile.findings import Result, inspect
 
 def main(level: Any, method: Any, program: Any = "step") -> None:
     mesh = MeshShape(data=2, model=4).make()
-    if program == "serve":  # in one group
-        mesh = MeshShape(data=1, model=4).make(jax.devices()[:4])
     shape, nodes = "tiny" if level == "greedy" else "qwen3-0.6b", 8 if method == "dart" else 0
     case = Case(shape, method, nodes, 4, 50, 16, "float32", level, layers=7)
     case = case.on(mesh)
