@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import SEED, Oracle, sequences
-from decoding import Options, Prompts, stream
+from decoding import Options, Prompts, start
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import make as make_tiny
@@ -307,7 +307,7 @@ def test_scores_with_pair_scores_are_the_searchs(models, prompts):
     params = {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
     config = DecodeConfig(models.target, drafter, 12)
     pruner = HostSearch(config.host_buffer, 12, ngram=models.ngram)
-    _, packed = first_draft(config, params, prompts, Options(seed=SEED))
+    _, packed = start(config, params, prompts, Options(seed=SEED))
     packed = np.asarray(packed)
     trees, totals = pruner.scored(packed)
     drafts = *config.host_buffer.candidates_of(packed), config.host_buffer.pairs_of(packed)
@@ -336,7 +336,7 @@ def test_a_step_drawn_without_a_page(model):
     prefill, *steps = model.stream("def heappush(", max_new_tokens=MOST).steps(with_drafts=True)
     with pytest.raises(UserError, match="no drafts"):
         step_view.drawing(prefill, model)
-    steps = [step for step in steps if step.drafts is not None]
+    steps = [step for step in steps if step.draft is not None]
     assert steps
     for step in steps:
         svg = ET.fromstring(step_view.drawing(step, model))

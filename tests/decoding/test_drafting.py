@@ -21,7 +21,7 @@ from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import chain, unpack
 from dart_jax.errors import UserError
-from dart_jax.generation import default_loop, default_tree
+from dart_jax.generation import default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
@@ -307,15 +307,12 @@ def test_default_trees(models, drafter, nodes):
 
 
 def test_defaults_of_an_accelerator(models, monkeypatch):
-    """The trees of the paper for one sequence, smaller ones in batches; no callback from a loop."""
-    assert default_loop("callback") == "fused"
+    """The trees of the paper for one sequence, smaller ones in batches."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     sizes = [default_tree(models.drafter, batch)[0] for batch in (1, 3, 4, 32, 500)]
     assert sizes == [60, 60, 49, 5, 1]
     assert default_tree(models.eagle)[0] == 59
     assert default_tree(PromptLookupConfig(), 32)[0] == 8
-    assert default_loop("callback") == "host"
-    assert [default_loop(way) for way in ("native", "device", None)] == ["fused"] * 3
 
 
 @pytest.mark.long(keep=1)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny_model
 from conftest import SEED, sequences
-from decoding import Options, generate, generate_stepwise, start
+from decoding import Options, begin, generate, generate_stepwise
 from jax import export
 
 from dart_jax.decoding.drafting import NgramConfig
@@ -23,6 +23,7 @@ from dart_jax.decoding.search.choice import check_way, make_search, way_here
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
+from dart_jax.engine.programs import burst
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.cpu import foreign
@@ -73,8 +74,8 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
             continue
         search = make(config, ngram, way)
         assert search.way == way
-        for generate in (generate, generate_stepwise):
-            made = generate(config, params, search, prompts, options)
+        for decode in (generate, generate_stepwise):
+            made = decode(config, params, search, prompts, options)
             for row, expected in zip(made.tokens, plain(sampling).tokens, strict=True):
                 np.testing.assert_array_equal(row, expected)
             steps.append(made.steps)
@@ -98,17 +99,30 @@ def test_a_model_searches_where_it_is_told(tiny, way):
     assert decoder.search.way == way
 
 
+def burst_of(config, params, search, prompts):
+    """A function that decodes prompts, which have been read, to their ends; and its arguments."""
+    batch = begin(config, params, search, prompts, Options())
+    runner = batch._runner
+    while runner.scheduler.waiting or runner.scheduler.reading:
+        runner.read()
+    device, running = runner.batch, runner.scheduler.running
+    for sequence in running:
+        device._update(sequence, config.nodes)
+    rows = device._table.rows([sequence.slot for sequence in running], 1)
+    trees = device._trees(running, range(len(running)), len(running), config.nodes)
+    program = device.program(config.nodes, "greedy")
+    rows = jax.tree.map(jnp.asarray, rows)
+    arrays = params, device._pools, None, rows, jnp.asarray(trees), search
+    return partial(burst.__wrapped__, program), (*arrays, jnp.int32(64), jnp.int32(1))
+
+
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_the_whole_loop_is_lowered_for_accelerators(models, prompts, ngram, platform):
+def test_a_burst_is_lowered_for_accelerators(models, prompts, ngram, platform):
     """Without a device of that kind; nothing in it calls the host."""
     config = DecodeConfig(models.target, models.drafter, 8, execution=Execution())
-    search = make(config, ngram, "device")
-    state, packed = start(config, models.params, prompts, Options(SAMPLED, seed=SEED))
-    program = jax.jit(partial(run, config, size=prompts.max_length))
-    exported = export.export(program, platforms=[platform])(
-        search, params=models.params, state=state, packed=packed
-    )
+    program, arrays = burst_of(config, models.params, make(config, ngram, "device"), prompts)
+    exported = export.export(jax.jit(program), platforms=[platform])(*arrays)
     text = exported.mlir_module()
     assert "callback" not in text
     assert "@dart_" not in text
@@ -128,26 +142,23 @@ for one, other in zip(made, expected, strict=True):
 
 
 @pytest.mark.long
-def test_an_exported_loop_runs_again_from_its_file(
+def test_an_exported_burst_runs_again_from_its_file(
     models, prompts, plain, ngram, tmp_path, monkeypatch
 ):
     """In a process that has not imported this package, and so without its C++ core."""
     monkeypatch.setattr(foreign, "_registered", False)
     config = DecodeConfig(models.target, models.drafter, 9, execution=Execution())
-    search = make(config, ngram, "device")
-    state, packed = start(config, models.params, prompts, Options(seed=SEED))
-    leaves, structure = jax.tree.flatten((models.params, state, packed, search))
+    program, arrays = burst_of(config, models.params, make(config, ngram, "device"), prompts)
+    leaves, structure = jax.tree.flatten(arrays)
 
     def loop(*leaves):
-        params, state, packed, search = jax.tree.unflatten(structure, leaves)
-        made = run.__wrapped__(config, search, prompts.max_length, params, state, packed)
-        _, _, output, emitted, steps = made
-        return output.tokens, emitted, steps
+        _, _, result = program(*jax.tree.unflatten(structure, leaves))
+        return result.tokens, result.counts
 
     exported = export.export(jax.jit(loop), platforms=["cpu", "cuda", "tpu"])(*leaves)
     expected = [np.asarray(x) for x in jax.jit(loop)(*leaves)]
-    for row, text in zip(expected[0], plain(GREEDY).tokens, strict=True):
-        np.testing.assert_array_equal(row[: len(text)], text)
+    for row, (count, *_), text in zip(*expected, plain(GREEDY).tokens, strict=True):
+        np.testing.assert_array_equal(row[:count], text)
     contents = bytes(exported.serialize()), [np.asarray(leaf) for leaf in leaves], expected
     file = tmp_path / "loop"
     file.write_bytes(pickle.dumps(contents))

@@ -39,8 +39,7 @@ from eval.speedup.program import run
 from eval.speedup.tables import paper_cells
 from train.objective.drafter_shape import DrafterShape
 
-STAGES = {"fused": {"prefill", "device", "search"}}
-STAGES["host"] = STAGES["fused"] | {"host"}
+STAGES = {"prefill", "device", "search"}
 
 
 @pytest.fixture(scope="session")
@@ -113,16 +112,11 @@ def check_report(content, prompts, repeats, methods=("plain", "dart"), groups=tu
             expected = prompts * len(HELD_OUT) if group == "all" else prompts
             for name, row in rows.items():
                 check_row(row, rows["plain"], name, expected, repeats)
-                assert set(row["shares"]) == STAGES[loop_of(content, name)]
+                assert set(row["shares"]) == STAGES
         rows = setting["groups"]["all"]
         assert setting["step_costs"] == {
             name: row["step_seconds"] / rows["plain"]["step_seconds"] for name, row in rows.items()
         }
-
-
-def loop_of(content, name):
-    loop = content["config"]["loop"]
-    return "fused" if name == "plain" or loop == "auto" else loop  # this is a CPU
 
 
 def check_row(row, plain, name, prompts, repeats):
@@ -208,16 +202,14 @@ def test_methods_with_missing_parts_are_left_out_of_all_and_refused_by_name(meas
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("loop", ["fused", "host"])
-def test_sampling_in_batches(measured, loop):
+def test_sampling_in_batches(measured):
     """Three prompts per group in batches of five: batches mix groups, so there are only results
     over all prompts, and the last batch is not full."""
     settings = {"prompts": 3, "batch_size": (5,), "repeats": 1}
-    text, content = measured(loop=loop, temperature=(1.0,), top_k=40, top_p=0.9, **settings)
+    text, content = measured(temperature=(1.0,), top_k=40, top_p=0.9, **settings)
     check_report(content, prompts=3, repeats=1, groups=())
     assert "demo: the last batch holds 2 prompts, not 5" in text
     assert "T = 1, batch 5, 6 new tokens" in " ".join(text.split())
-    assert f"{loop} loop" in " ".join(text.split())
 
 
 @pytest.mark.long

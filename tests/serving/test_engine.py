@@ -282,6 +282,8 @@ def test_what_does_not_fit_is_refused(model, engine):
         (np.zeros(320, np.int32), {}, "leaves no room in a context of 320"),
         (np.array([4096], np.int32), {}, "must be in 0..4095"),
         (np.zeros(1, np.int32), {"logit_bias": {4096: 1.0}}, "must be in 0..4095"),
+        (np.zeros(1, np.int32), {"logprobs": 21}, "logprobs must be in"),
+        (np.zeros(1, np.int32), {"stop_ids": tuple(range(17))}, "at most 16 stop ids"),
     ]:
         with pytest.raises(UserError, match=message):
             engine.submit(Request(tokens, 5, **others), Answer())
@@ -289,8 +291,6 @@ def test_what_does_not_fit_is_refused(model, engine):
         ({"max_new_tokens": 0}, "max_new_tokens must be in"),
         ({"seed": -1}, "the seed must be in"),
         ({"presence_penalty": 3.0}, "presence_penalty must be between"),
-        ({"logprobs": 21}, "logprobs must be in"),
-        ({"stop_ids": tuple(range(17))}, "at most 16 stop ids"),
         ({"logit_bias": {1: 101.0}}, "logit_bias of 1 must be between"),
         ({"tokens": np.zeros(0, np.int32)}, "a prompt is empty"),
     ]:
@@ -312,9 +312,12 @@ def test_options_that_do_not_fit(model, options, message):
         Engine(model, ServingConfig(**SMALL | options))
 
 
-def test_prompt_lookup_is_refused(model):
-    with pytest.raises(UserError, match="prompt lookup cannot be served"):
-        Engine(model.with_drafter(PromptLookupConfig()), ServingConfig(**SMALL))
+def test_prompt_lookup(model, expected):
+    engine = Engine(model.with_drafter(PromptLookupConfig()), ServingConfig(**SMALL))
+    answers = ask(engine, *(request_of(model, n) for n in (0, 2, 3)))
+    engine.close()
+    assert [answer.tokens for answer in answers] == [expected(n) for n in (0, 2, 3)]
+    assert sum(map(sum, (answer.drafted for answer in answers))) > 0
 
 
 def test_cancel_frees_the_slot(model, engine):

@@ -101,7 +101,7 @@ def stream(config, params, search, prompts, options=Options(), *, drafts=False):
         yield {new.row: new for new in batch.burst()}
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
 def step(config: DecodeConfig, params: DecodeParams, state: DecodeState, trees=None):
     """A step of a cache in one piece: the new state and the host buffer."""
     trees = state.trees if trees is None else trees
