@@ -170,7 +170,7 @@ def accept_and_compact(
         )
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
-        length = wait_for(path, start)  # tokens are -1 where logits are NaN
+        length = wait_for(accepted.tokens + 1, start)  # they are -1 where logits are NaN
         cache = append(state.target_cache, verified.rows, path, length, config.execution.attention)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
     drafted = jnp.minimum(count, accepted.count - 1)[:, None]

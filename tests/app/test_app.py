@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import SEED, Oracle, sequences
-from decoding import Options, Prompts, start
+from decoding import Options, Prompts
+from decoding import start as first_draft
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import make as make_tiny
@@ -307,7 +308,7 @@ def test_scores_with_pair_scores_are_the_searchs(models, prompts):
     params = {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
     config = DecodeConfig(models.target, drafter, 12)
     pruner = HostSearch(config.host_buffer, 12, ngram=models.ngram)
-    _, packed = start(config, params, prompts, Options(seed=SEED))
+    _, packed = first_draft(config, params, prompts, Options(seed=SEED))
     packed = np.asarray(packed)
     trees, totals = pruner.scored(packed)
     drafts = *config.host_buffer.candidates_of(packed), config.host_buffer.pairs_of(packed)
