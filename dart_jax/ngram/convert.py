@@ -140,7 +140,7 @@ def stamp(source: Path, out: Path, tokenizer: Path, counted_with: Path) -> None:
         raise UserError(f"{source} was not counted with the tokenizer of {counted_with}; give that")
     ours, theirs = ({id: name for name, id in each.get_vocab().items()} for each in (own, other))
     for id in model.unigrams.nonzero()[0].tolist():
-        if ours.get(id) != theirs.get(id):
+        if id not in theirs or ours.get(id) != theirs[id]:
             raise UserError(
                 f"the token id {id} occurs in {source}, as {ours.get(id)!r}, but is "
                 f"{theirs.get(id)!r} in {tokenizer}; count one with that tokenizer"

@@ -125,7 +125,7 @@ def _most_frequent(levels: tuple[Level, ...], most: int) -> list[NDArray[np.bool
 def _table(
     levels: tuple[Level, ...], masks: list[NDArray[np.bool_]], vocab_size: int
 ) -> DeviceTable:
-    """Makes a table of the n-grams that are masks, length by length."""
+    """Makes a table of the n-grams that are marked, length by length."""
     sections, seeds, prints, entries = [], [], [], []
     # What identifies each n-gram of one level.
     context_of = np.array(levels[0].token)
