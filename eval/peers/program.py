@@ -231,7 +231,9 @@ def run(config: PeersConfig, console: Console) -> None:
             except UserError as error:
                 if name == PLAIN:
                     raise
-                left_out.append(f"{ENGINES[name].title}, {precision}: {error}")
+                line = f"{ENGINES[name].title}: {error}"
+                if line not in left_out:  # of another precision
+                    left_out.append(line)
         measurements = measure(peers, prompts, config, console)
     for line in left_out:
         console.print(f"left out: {line}", highlight=False, soft_wrap=True)
@@ -254,7 +256,7 @@ def _table(measurements: Sequence[Measurement], new_tokens: int, threads: int) -
         )
         for each in measurements
     ]
-    title = f"{prompts} prompts, {new_tokens} new tokens, batch 1, greedy, on {threads} cores"
+    title = f"{prompts} prompts, {new_tokens} new tokens, batch 1, greedy, {threads} threads"
     caption = (
         "tok/s: without the prefill; ratio: to plain decoding here; "
         "same: prompts with the tokens of plain decoding here"

@@ -63,7 +63,7 @@ def test_report(tiny, tmp_path, monkeypatch):
     """Plain decoding and DART; an engine that is not installed; one that cannot take the target."""
     absent = ENGINES["transformers"]._replace(packages={"no-such": "no_such_package"})
     monkeypatch.setitem(ENGINES, "transformers", absent)
-    present = ENGINES["llama.cpp"]._replace(packages={}, precisions=("stored",))
+    present = ENGINES["llama.cpp"]._replace(packages={})
     monkeypatch.setitem(ENGINES, "llama.cpp", present)
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "def f(x):"}\n{"prompt": "import os"}\n')
@@ -82,7 +82,7 @@ def test_report(tiny, tmp_path, monkeypatch):
     printed = io.StringIO()
     run(config, Console(file=printed, width=120))
     assert "left out: PyTorch is not installed: pip install no-such\n" in printed.getvalue()
-    assert "left out: llama.cpp, stored: reads GGUF targets only; " in printed.getvalue()
+    assert "left out: llama.cpp: reads GGUF targets only; " in printed.getvalue()
     assert "2/2" in printed.getvalue()
     report = json.loads(config.json.read_text())
     assert len(report["left_out"]) == 2
