@@ -5,15 +5,15 @@ Counts come from the engine whenever they are asked for; times are measured wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dart_jax.serving.request import AnyEngine, Finish
-from dart_jax.serving.statistics import Statistics
 
+# Seconds.
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
 _FIRST_TOKEN += (7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _STEP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -21,7 +21,7 @@ _STEP += (20.0, 40.0, 80.0)
 _REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 _REQUEST += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 
-# Field of `Statistics` -> name, and what is said about it.
+# Field of `Statistics` -> name and help.
 _GAUGES = {
     "running": ("num_requests_running", "Requests that are decoded."),
     "waiting": ("num_requests_waiting", "Requests that wait for a slot."),
@@ -41,7 +41,12 @@ _COUNTERS = {
 
 
 class Metrics:
-    """What has been measured since the start."""
+    """Counts and times since the start.
+
+    Attributes:
+      first_token: seconds from a request to its first token.
+      step: seconds between two steps of a text.
+    """
 
     def __init__(self, engine: AnyEngine, model_name: str, prefix: str = "dart"):
         """Starts at zero.
@@ -49,22 +54,25 @@ class Metrics:
         Args:
           engine: its counts are reported as well.
           model_name: value of the label.
-          prefix: what names begin with, before a colon.
+          prefix: beginning of all names, before a colon.
         """
-        self._registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
         self._engine_counts = _EngineCounts(engine, model_name, prefix)
-        self._registry.register(self._engine_counts)
+        registry.register(self._engine_counts)
 
-        def histogram(name: str, buckets: Sequence[float], what: str) -> Histogram:
-            full = f"{prefix}:{name}"
-            made = Histogram(full, what, ["model_name"], buckets=buckets, registry=self._registry)
-            return made.labels(model_name)
+        def histogram(name: str, buckets: tuple[float, ...], help: str) -> Histogram:
+            full, labels = f"{prefix}:{name}", ["model_name"]
+            return Histogram(full, help, labels, buckets=buckets, registry=registry).labels(
+                model_name
+            )
 
-        lengths = _lengths(engine.max_length)
-        self._first_token = histogram(
+        most = engine.max_length
+        sizes = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+        lengths = tuple(size for size in sizes if size <= most)
+        self.first_token = histogram(
             "time_to_first_token_seconds", _FIRST_TOKEN, "From a request to its first token."
         )
-        self._step = histogram(
+        self.step = histogram(
             "inter_token_latency_seconds", _STEP, "Between two steps of a text, of >= 1 tokens."
         )
         self._per_token = histogram(
@@ -81,14 +89,6 @@ class Metrics:
         self._prompt_tokens = histogram("request_prompt_tokens", lengths, "Tokens of a prompt.")
         self._new_tokens = histogram("request_generation_tokens", lengths, "Tokens of a text.")
 
-    def first_token(self, seconds: float) -> None:
-        """A text begins, so long after it was asked for."""
-        self._first_token.observe(seconds)
-
-    def step(self, seconds: float) -> None:
-        """A step adds to a text, so long after the one before."""
-        self._step.observe(seconds)
-
     def finished(
         self,
         finish: Finish,
@@ -99,7 +99,7 @@ class Metrics:
         decoding: float,
         seconds: float,
     ) -> None:
-        """A text is complete.
+        """Counts a complete text.
 
         Args:
           finish: why it ended.
@@ -118,11 +118,11 @@ class Metrics:
             self._per_token.observe(decoding / (new_tokens - 1))
 
     def aborted(self) -> None:
-        """A text is not completed: its client has gone, or it failed."""
+        """Counts a text that is not completed: its client has gone, or it failed."""
         self._engine_counts.ended["abort"] += 1
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """Returns all of it, in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -136,40 +136,30 @@ class _EngineCounts(Collector):
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
         statistics = self._engine.statistics()
-        for field, (name, what) in _GAUGES.items():
-            yield self._gauge(name, what, getattr(statistics, field))
+        for field, (name, help) in _GAUGES.items():
+            yield self._gauge(name, help, getattr(statistics, field))
         used = statistics.pages_used / max(statistics.pages, 1)
         yield self._gauge("kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1.", used)
-        for field, (name, what) in _COUNTERS.items():
-            yield self._counter(name, what, {"": getattr(statistics, field)})
-        yield self._per_position(statistics)
-        what = "Texts that ended, by reason."
-        yield self._counter("request_success", what, self.ended, "finished_reason")
-
-    def _per_position(self, statistics: Statistics) -> Metric:
-        counts = {str(n): count for n, count in enumerate(statistics.accepted_per_position)}
-        return self._counter(
+        for field, (name, help) in _COUNTERS.items():
+            yield self._counter(name, help, {"": getattr(statistics, field)})
+        yield self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Drafted tokens that were accepted, by their depth in the tree, from 0.",
-            counts,
+            {str(n): count for n, count in enumerate(statistics.accepted_per_position)},
             "position",
         )
+        help = "Texts that ended, by reason."
+        yield self._counter("request_success", help, self.ended, "finished_reason")
 
-    def _gauge(self, name: str, what: str, value: float) -> Metric:
-        made = GaugeMetricFamily(f"{self._prefix}:{name}", what, labels=["model_name"])
-        made.add_metric([self._model_name], value)
-        return made
+    def _gauge(self, name: str, help: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(f"{self._prefix}:{name}", help, labels=["model_name"])
+        gauge.add_metric([self._model_name], value)
+        return gauge
 
-    def _counter(self, name: str, what: str, values: dict[str, int], label: str = "") -> Metric:
-        """A counter for each value of a label, or without one."""
+    def _counter(self, name: str, help: str, values: Mapping[str, int], label: str = "") -> Metric:
+        """Returns a counter for each value of a label, or without one."""
         labels = ["model_name", label] if label else ["model_name"]
-        made = CounterMetricFamily(f"{self._prefix}:{name}", what, labels=labels)
+        counter = CounterMetricFamily(f"{self._prefix}:{name}", help, labels=labels)
         for key, value in values.items():
-            made.add_metric([self._model_name, key][: len(labels)], value)
-        return made
-
-
-def _lengths(most: int) -> list[int]:
-    """1, 2, 5, 10, 20, ... up to `most`."""
-    values = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
-    return [value for value in values if value <= most]
+            counter.add_metric([self._model_name, key][: len(labels)], value)
+        return counter
