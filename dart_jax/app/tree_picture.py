@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dart_jax.app.markup import escape
 
@@ -16,8 +16,7 @@ _TOP = 26  # space for the levels' names
 _LABEL = 11  # maximum characters shown per token
 
 
-@dataclasses.dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One node of a picture.
 
     Attributes:
