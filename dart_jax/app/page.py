@@ -326,12 +326,10 @@ class Page:
     def _buttons(self, *, busy: bool) -> Update:
         """Puts Stop in the place of the button that started the answer, or takes it away."""
         # The style sheet shows the one of these two that belongs to the open tab.
-        start, other = (
-            gr.Button(visible="hidden" if busy else True),
-            gr.Button(interactive=not busy),
-        )
-        stop = {self._stop: gr.Button(visible=busy)}
-        return {self._send: start, self._run: start, self._again: other, self._clear: other} | stop
+        start = gr.Button(visible="hidden" if busy else True)
+        other, stop = gr.Button(interactive=not busy), gr.Button(visible=busy)
+        buttons = (self._send, self._run, self._again, self._clear, self._stop)
+        return dict(zip(buttons, (start, start, other, other, stop), strict=True))
 
     def _draw(self, entry: Entry, busy: bool = False) -> str:
         return markup.entry(entry, chat=self._service.chat, busy=busy)
@@ -374,8 +372,6 @@ def serve(service: Service, name: str, *, demo: bool, host: str, port: int) -> N
         slider_color="*primary_700",
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
-        button_primary_background_fill_dark="*primary_700",
-        button_primary_background_fill_hover_dark="*primary_800",
         button_cancel_background_fill=red.c700,
         button_cancel_background_fill_hover=red.c800,
         body_text_color_subdued="*neutral_600",

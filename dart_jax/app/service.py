@@ -169,6 +169,8 @@ class Service:
                 for answer in answers:
                     answer.take_in()
                 over = stopped or all(answer.ended for answer in answers)
+                for answer in answers if over else ():
+                    answer.ended = True
                 line = "" if over else _waiting(visitor.tickets)
                 now = [line, *(answer.tokens for answer in answers)]
                 if now != before or over:
