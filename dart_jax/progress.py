@@ -116,7 +116,7 @@ class Bars(Progress):
             say(line)
 
     def _state(self, task_id: TaskID) -> str:
-        """How far a task is, in words."""
+        """Describes the progress of a task."""
         task = self._tasks[task_id]
         part = f"{100 * task.completed / task.total:.0f} %" if task.total else ""
         times = _times(task, self._before[task_id])
@@ -134,10 +134,10 @@ def _times(task: Task, before: float) -> str:
     elapsed, done = task.elapsed or 0.0, task.completed - before
     if task.finished:
         return f"in {_clock(task.finished_time or 0.0)}"
-    told = f"{_clock(elapsed)} so far"
+    line = f"{_clock(elapsed)} so far"
     if task.total and done > 0:
-        told += f", {_clock((task.total - task.completed) / done * elapsed)} left"
-    return told
+        line += f", {_clock((task.total - task.completed) / done * elapsed)} left"
+    return line
 
 
 def _clock(seconds: float) -> str:

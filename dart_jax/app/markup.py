@@ -63,16 +63,16 @@ def statistics(answer: Answer, *, with_limit: bool = False) -> str:
     return " · ".join(words)
 
 
-def entry(shown: Entry, *, chat: bool, busy: bool = False) -> str:
+def entry(pair: Entry, *, chat: bool, busy: bool = False) -> str:
     """Draws a prompt and its answer: two chat messages, or one continuous text."""
     cursor = '<span class="cursor"></span>' if busy else ""
-    body = f'<span class="answer">{_coloured(shown.text)}{cursor}</span>'
-    prompt = escape(shown.prompt)
+    body = f'<span class="answer">{_coloured(pair.text)}{cursor}</span>'
+    prompt = escape(pair.prompt)
     if chat:
         text = f'<div class="text said">{prompt}</div><div class="text">{body}</div>'
     else:
         text = f'<div class="text"><span class="prompt">{prompt}</span>{body}</div>'
-    return f'<div class="entry">{text}<p class="line">{escape(shown.line)}</p></div>'
+    return f'<div class="entry">{text}<p class="line">{escape(pair.line)}</p></div>'
 
 
 def note(text: str, kind: str = "note") -> str:

@@ -36,22 +36,22 @@ def methods(base: DartModel, eagle3: str | None = None) -> dict[str, Method]:
     Raises:
       UserError: as `DartModel.with_drafter`.
     """
-    chosen: dict[str, Method] = {}
+    available: dict[str, Method] = {}
     match base.drafter:
         case DrafterConfig():
             title = drafter_title(base.drafter)
-            chosen[DART] = Method(title, base)
+            available[DART] = Method(title, base)
             if base.ngram is not None:
                 without = dataclasses.replace(base, ngram=None)
-                chosen[DART_NO_NGRAM] = Method(f"{title} without n-gram", without)
+                available[DART_NO_NGRAM] = Method(f"{title} without n-gram", without)
         case TargetConfig():
-            chosen["draft_model"] = Method("draft model", base)
+            available["draft_model"] = Method("draft model", base)
         case Eagle3Config():
-            chosen["eagle3"] = Method("EAGLE-3", base)
+            available["eagle3"] = Method("EAGLE-3", base)
         case None:
             pass
         case _:
-            chosen["ngram"] = Method("n-gram model alone", base)
+            available["ngram"] = Method("n-gram model alone", base)
     if eagle3 is not None:
-        chosen["eagle3"] = Method("EAGLE-3", base.with_drafter(eagle3))
-    return chosen | {PLAIN: Method("plain decoding", base.with_drafter(None))}
+        available["eagle3"] = Method("EAGLE-3", base.with_drafter(eagle3))
+    return available | {PLAIN: Method("plain decoding", base.with_drafter(None))}

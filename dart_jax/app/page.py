@@ -158,12 +158,12 @@ class Page:
             gr.Radio(self._choices, value=default["method"], label="Method", elem_id="method")
         ]
         for name, field in fields(self._service.most).items():
-            shown = {"label": field.label, "info": field.hint, "elem_id": name}
-            shown["value"] = default[name]
+            options = {"label": field.label, "info": field.hint, "elem_id": name}
+            options["value"] = default[name]
             if name == "seed":  # too many values for a slider
-                self._controls.append(gr.Number(**shown))
+                self._controls.append(gr.Number(**options))
             else:
-                slider = gr.Slider(field.least, field.most, step=field.step, **shown)
+                slider = gr.Slider(field.least, field.most, step=field.step, **options)
                 self._controls.append(slider)
 
     @property
@@ -268,13 +268,13 @@ class Page:
                 service.prepare(words, service.settings((method, *numbers)))
                 for method in (left, right)
             ]
-            answers, shown = [each.answer for each in both], "" if service.chat else text
+            answers, prefix = [each.answer for each in both], "" if service.chat else text
             async for line in service.serve(visitor, both):
                 if all(answer.ended for answer in answers):
                     verdict = markup.note(markup.verdict(*answers), "winner")
                 yield (
                     self._buttons(busy=True)
-                    | self._progress(answers, shown, verdict)
+                    | self._progress(answers, prefix, verdict)
                     | {self._message: markup.note(line)}
                 )
         except UserError as error:

@@ -75,8 +75,8 @@ def picture(answer: Answer, model: DartModel, number: int) -> str:
         legend = " Nothing is drafted here: the target emits one token per step."
     elif not _scored(model):
         legend = " This method keeps its scores on the device."
-    drawn = draw(nodes, caption)
-    return f'<p class="line">{escape(caption + legend)}</p><div class="wide">{drawn}</div>'
+    svg = draw(nodes, caption)
+    return f'<p class="line">{escape(caption + legend)}</p><div class="wide">{svg}</div>'
 
 
 def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) -> str:
@@ -98,7 +98,7 @@ def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) ->
 
 
 def _scored(model: DartModel) -> bool:
-    """Whether the nodes were scored by the search on the host."""
+    """Tells whether the search on the host scored the nodes."""
     return isinstance(model.drafter, DrafterConfig)
 
 

@@ -119,8 +119,8 @@ class Answer(Response):
                     await send(_body(_event(self._failure(error).content) + _DONE))
 
     def _news(self) -> list[tuple[int, News]]:
-        taken = enumerate(text.take() for text in self._texts.texts)
-        return [(index, news) for index, news in taken if news is not None]
+        every = enumerate(text.take() for text in self._texts.texts)
+        return [(index, news) for index, news in every if news is not None]
 
     def _event(self, index: int, news: News) -> bytes:
         chunk = self._head | {"choices": [self._choice(index, news)]}

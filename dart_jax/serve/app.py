@@ -145,7 +145,7 @@ class Routes:
         """Lists the names of the model, or describes one of them."""
         name = request.path_params.get("name")
         self._service.check_model(name)
-        listed = [
+        models = [
             {
                 "id": each,
                 "object": "model",
@@ -157,7 +157,7 @@ class Routes:
             }
             for each in ([name] if name else self._service.names)
         ]
-        return json_response(listed[0] if name else {"object": "list", "data": listed})
+        return json_response(models[0] if name else {"object": "list", "data": models})
 
     async def health(self, _: Request) -> Response:
         """Tells whether requests are answered."""

@@ -82,7 +82,7 @@ class RequestFields(_Fields):
 
 
 class StreamOptions(_Fields):
-    """What a stream reports besides the text."""
+    """Options of a stream: reports besides the text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False

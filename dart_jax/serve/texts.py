@@ -144,7 +144,7 @@ class Texts:
 
     @property
     def running(self) -> bool:
-        """Whether more follows."""
+        """True while more follows."""
         return any(text.finish is None for text in self.texts)
 
     @property

@@ -194,16 +194,16 @@ class Tokenizer:
         Templates of some vision-language models read contents only as lists of parts, and would
         leave out a text.
         """
-        made = list(map(dict, messages))
+        copies = list(map(dict, messages))
         if template not in self._reads_parts:
             self._reads_parts[template] = self._shows_only_parts(template)
-        for message in made if self._reads_parts[template] else ():
+        for message in copies if self._reads_parts[template] else ():
             if isinstance(message.get("content"), str):
                 message["content"] = [{"type": "text", "text": message["content"]}]
-        return made
+        return copies
 
     def adds_to_chat(self, text: str) -> bool:
-        """Whether the tokenizer adds special tokens around a chat that was rendered to `text`.
+        """Tells whether the tokenizer adds special tokens around a chat that was rendered to `text`.
 
         Templates contain them; but transformers' processors add a beginning that theirs lacks.
         """
@@ -220,7 +220,7 @@ class Tokenizer:
         return str(self.wrapped.apply_chat_template(messages, **options))
 
     def _shows_only_parts(self, template: str) -> bool:
-        """Whether a chat template shows a list of parts, but no text."""
+        """Tells whether a chat template shows a list of parts, but no text."""
 
         def shown(content: Any) -> bool:
             messages = [{"role": "user", "content": content}]

@@ -16,7 +16,7 @@ DEMO = "demo"
 
 @dataclasses.dataclass(frozen=True)
 class ServingBenchConfig(ModelChoice):
-    """The servers, what they are asked, and how."""
+    """The servers, and the requests to them."""
 
     url: tuple[str, ...] = ()
     """Running servers instead of new ones, such as http://127.0.0.1:8000: one, or two to compare.
@@ -36,7 +36,7 @@ class ServingBenchConfig(ModelChoice):
     requests: int = 32
     """Requests in a round, but at least two for each client."""
     rounds: int = 3
-    """How often each number of clients is measured, the servers in turn."""
+    """Measurements of each number of clients, the servers in turn."""
     timeout: float = 300.0
     """Seconds after which a request counts as failed."""
     seed: int = 0

@@ -44,7 +44,7 @@ class Visit(NamedTuple):
 
     @property
     def refused(self) -> bool:
-        """Whether the server had no room in its queue."""
+        """True if the server had no room in its queue."""
         return self.answer.status == 429
 
 
@@ -68,10 +68,10 @@ async def run(
             visits = await _visits(client, pool, clients, seconds, config.seed)
             sampling.cancel()
             notify("asking every request alone")
-            asked = {each.case for each in visits if each.kind != "malformed"}
+            cases = {each.case for each in visits if each.kind != "malformed"}
             try:
                 metrics = await client.quiet_metrics()
-                alone = {case: await client.ask(pool[case]) for case in sorted(asked)}
+                alone = {case: await client.ask(pool[case]) for case in sorted(cases)}
                 faults = leaks(metrics, started=bool(pids))
             except UserError as error:
                 alone, faults = {}, [str(error)]

@@ -137,8 +137,8 @@ class Cluster:
         while True:
             try:
                 response = self._handle.broadcast("statistics")
-                found = await response.results_async(timeout_s=_PATIENCE, return_exceptions=True)
-                self._reports = [each for each in found if isinstance(each, Statistics)]
+                reports = await response.results_async(timeout_s=_PATIENCE, return_exceptions=True)
+                self._reports = [each for each in reports if isinstance(each, Statistics)]
             except Exception:  # not one is running
                 self._reports = []
             await asyncio.sleep(_REPORTS)
