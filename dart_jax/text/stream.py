@@ -57,8 +57,8 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """True once a stop id came, or a stop string was completed, before which the text ends: more
-        tokens are ignored."""
+        """True once a stop id came, or a stop string, before which the text ends, was completed:
+        more tokens are ignored."""
         return self._ended or self._stops.found
 
     def push(self, token_id: int) -> str:

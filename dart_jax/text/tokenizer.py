@@ -203,7 +203,7 @@ class Tokenizer:
         return copies
 
     def adds_to_chat(self, text: str) -> bool:
-        """Tells whether the tokenizer adds special tokens around a chat that was rendered to `text`.
+        """Tells whether the tokenizer adds special tokens around a chat, rendered to `text`.
 
         Templates contain them; but transformers' processors add a beginning that theirs lacks.
         """

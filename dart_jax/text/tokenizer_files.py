@@ -134,7 +134,7 @@ def _takes_file(directory: Path, config: Mapping[str, Any]) -> bool:
 def _adds_nothing(
     directory: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer
 ) -> bool:
-    """Tells whether the other files name no token that `FILE` has not added, or has added otherwise."""
+    """Tells whether the other files name only tokens that `FILE` has added, and in the same way."""
     added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     if any(config.get(name) for name in _CHANGES):
         return False
