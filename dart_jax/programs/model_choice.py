@@ -43,8 +43,8 @@ class ModelChoice:
     """Storage of the weights of linear layers: with the files' values, or in 8 bits, which on a
     CPU also rounds their inputs."""
     attention: AttentionChoice = "auto"
-    """Attention to the cache: native, by the C++ core, for CPUs; triton, by a kernel for NVIDIA GPUs
-    from the A100 on; mosaic, by one for TPUs; or dense, by plain JAX. auto is the platform's best."""
+    """Attention to the cache: native, in the C++ core, for CPUs; triton, a kernel for NVIDIA GPUs
+    from the A100 on; mosaic, a kernel for TPUs; or dense, plain JAX. auto: the platform's best."""
     search: SearchWay = "auto"
     """Search of draft trees: native, C++ on the host, called by XLA, for CPUs and NVIDIA GPUs;
     callback, C++ on the host, called through Python; or device, JAX, with the n-gram model in the

@@ -159,12 +159,6 @@ def end_under_load(served, number):
 
 
 @pytest.mark.long
-def test_ctrl_c_lets_the_running_answers_finish():
-    with server(*QUICK) as served:
-        end_under_load(served, signal.SIGINT)
-
-
-@pytest.mark.long
 def test_answers_that_take_too_long_after_a_signal():
     with server(*QUICK, "--max-length", "2048", "--drain", "0.5") as served:
         served.ask(post(COMPLETIONS, LONG | {"n": 2, "max_tokens": 4}))
