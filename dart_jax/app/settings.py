@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from dart_jax.serving.request import Request
 LEAST = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """A number that a visitor can set.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dart_jax.serve.errors import ApiError, internal, json_response, timed_out, to_json
+from dart_jax.serve.errors import ApiError, internal, json_response, to_json
 from dart_jax.serve.fields import GenerationFields
 from dart_jax.serve.logprobs import chat_scores, completion_scores
 from dart_jax.serve.service import Service
@@ -141,8 +141,9 @@ class Answer(Response):
             if error.status == 500:
                 _logger.error("an answer failed: %s", error.__cause__)
             return error
-        if isinstance(error, TimeoutError) and self._service.limits.timeout is not None:
-            return timed_out(self._service.limits.timeout)
+        if isinstance(error, TimeoutError):
+            seconds = f"{self._service.limits.timeout:g} s"
+            return ApiError(504, f"the answer was not complete after {seconds}", code="timeout")
         _logger.error("an answer failed", exc_info=error)
         return internal()
 

@@ -73,11 +73,6 @@ def busy(message: str, seconds: float) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": after})
 
 
-def timed_out(seconds: float) -> ApiError:
-    """Makes the error of an answer that takes longer than the server allows."""
-    return ApiError(504, f"the answer was not complete after {seconds:g} s", code="timeout")
-
-
 def internal() -> ApiError:
     """Makes the error of a fault of ours; the log has the rest."""
     return ApiError(500, "the server failed to answer; its log says why", code="internal_error")

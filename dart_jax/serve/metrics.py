@@ -5,13 +5,14 @@ Counts come from the engine whenever they are asked for; times are measured wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dart_jax.serving.request import AnyEngine, Finish
+from dart_jax.serving.request import AnyEngine
 
 # Seconds.
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -39,14 +40,28 @@ _COUNTERS = {
     "compilations": ("compilations", "Programs compiled while requests waited."),
 }
 
+# Key -> name, upper ends of buckets, or None for those of lengths, and help.
+_HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None, str]] = {
+    "first_token": (
+        "time_to_first_token_seconds", _FIRST_TOKEN, "From a request to its first token."
+    ),
+    "step": (
+        "inter_token_latency_seconds", _STEP, "Between two steps of a text, of >= 1 tokens."
+    ),
+    "per_token": (
+        "request_time_per_output_token_seconds",
+        _STEP,
+        "Of a text, per token after those of the first step.",
+    ),
+    "seconds": ("e2e_request_latency_seconds", _REQUEST, "From a request to its last token."),
+    "waiting": ("request_queue_time_seconds", _REQUEST, "From a request to its slot."),
+    "prompt_tokens": ("request_prompt_tokens", None, "Tokens of a prompt."),
+    "new_tokens": ("request_generation_tokens", None, "Tokens of a text."),
+}  # fmt: skip
+
 
 class Metrics:
-    """Counts and times since the start.
-
-    Attributes:
-      first_token: seconds from a request to its first token.
-      step: seconds between two steps of a text.
-    """
+    """Counts and times since the start."""
 
     def __init__(self, engine: AnyEngine, model_name: str, prefix: str = "dart"):
         """Starts at zero.
@@ -56,70 +71,28 @@ class Metrics:
           model_name: value of the label.
           prefix: beginning of all names, before a colon.
         """
-        self._registry = registry = CollectorRegistry()
+        self._registry = CollectorRegistry()
         self._engine_counts = _EngineCounts(engine, model_name, prefix)
-        registry.register(self._engine_counts)
-
-        def histogram(name: str, buckets: tuple[float, ...], help: str) -> Histogram:
-            full, labels = f"{prefix}:{name}", ["model_name"]
-            return Histogram(full, help, labels, buckets=buckets, registry=registry).labels(
-                model_name
-            )
-
+        self._registry.register(self._engine_counts)
         most = engine.max_length
         sizes = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
-        lengths = tuple(size for size in sizes if size <= most)
-        self.first_token = histogram(
-            "time_to_first_token_seconds", _FIRST_TOKEN, "From a request to its first token."
-        )
-        self.step = histogram(
-            "inter_token_latency_seconds", _STEP, "Between two steps of a text, of >= 1 tokens."
-        )
-        self._per_token = histogram(
-            "request_time_per_output_token_seconds",
-            _STEP,
-            "Of a text, per token after those of the first step.",
-        )
-        self._seconds = histogram(
-            "e2e_request_latency_seconds", _REQUEST, "From a request to its last token."
-        )
-        self._waiting = histogram(
-            "request_queue_time_seconds", _REQUEST, "From a request to its slot."
-        )
-        self._prompt_tokens = histogram("request_prompt_tokens", lengths, "Tokens of a prompt.")
-        self._new_tokens = histogram("request_generation_tokens", lengths, "Tokens of a text.")
+        lengths = [size for size in sizes if size <= most]
+        labels, registry = ["model_name"], self._registry
+        self._histograms = {
+            key: Histogram(
+                f"{prefix}:{name}", help, labels, buckets=buckets or lengths, registry=registry
+            ).labels(model_name)
+            for key, (name, buckets, help) in _HISTOGRAMS.items()
+        }
 
-    def finished(
-        self,
-        finish: Finish,
-        *,
-        prompt_tokens: int,
-        new_tokens: int,
-        waiting: float,
-        decoding: float,
-        seconds: float,
-    ) -> None:
-        """Counts a complete text.
+    def observe(self, **values: float) -> None:
+        """Adds values to histograms, each by its key in `_HISTOGRAMS`."""
+        for key, value in values.items():
+            self._histograms[key].observe(value)
 
-        Args:
-          finish: why it ended.
-          prompt_tokens: of its prompt.
-          new_tokens: of the text.
-          waiting: seconds before it got a slot.
-          decoding: seconds between the first step's tokens and the last.
-          seconds: since it was asked for.
-        """
-        self._engine_counts.ended[finish] += 1
-        self._prompt_tokens.observe(prompt_tokens)
-        self._new_tokens.observe(new_tokens)
-        self._waiting.observe(waiting)
-        self._seconds.observe(seconds)
-        if new_tokens > 1:
-            self._per_token.observe(decoding / (new_tokens - 1))
-
-    def aborted(self) -> None:
-        """Counts a text that is not completed: its client has gone, or it failed."""
-        self._engine_counts.ended["abort"] += 1
+    def count(self, reason: Literal["stop", "length", "abort"]) -> None:
+        """Counts a text that ended; abort: its client has gone, or it failed."""
+        self._engine_counts.ended[reason] += 1
 
     def text(self) -> bytes:
         """Returns all of it, in Prometheus' text format."""

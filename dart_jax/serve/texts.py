@@ -200,7 +200,7 @@ class Texts:
         """Cancels what still runs."""
         for text in self.texts:
             if text.finish is None:
-                self._metrics.aborted()
+                self._metrics.count("abort")
         self._cancel()
 
     def _cancel(self) -> None:
@@ -220,9 +220,9 @@ class Texts:
     def _measure(self, text: Text, now: float) -> None:
         if text.first is None:
             text.first = now
-            self._metrics.first_token.observe(now - self._arrived)
+            self._metrics.observe(first_token=now - self._arrived)
         else:
-            self._metrics.step.observe(now - text.last)
+            self._metrics.observe(step=now - text.last)
         text.last = now
 
     def _end(self, index: int) -> None:
@@ -232,11 +232,12 @@ class Texts:
         assert text.first is not None
         assert text.finish is not None
         assert text.request is not None
-        self._metrics.finished(
-            text.finish,
+        self._metrics.count(text.finish)
+        self._metrics.observe(
             prompt_tokens=len(text.request.tokens),
             new_tokens=text.tokens,
             waiting=(ticket.begun or self._arrived) - self._arrived,
-            decoding=text.last - text.first,
             seconds=text.last - self._arrived,
         )
+        if text.tokens > 1:
+            self._metrics.observe(per_token=(text.last - text.first) / (text.tokens - 1))
