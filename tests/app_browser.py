@@ -96,7 +96,7 @@ class Visitor:
         # A mark that goes with the answer before.
         self.page.evaluate("document.querySelector('#current .answer')?.classList.add('old')")
         self.page.click("#send")
-        self.page.wait_for_selector("#current .answer:not(.old) span")
+        self.page.wait_for_selector("#current .answer:not(.old) :is(.own, .drafted)")
 
     def finished(self) -> str:
         """Waits for the answer's end; its line."""
