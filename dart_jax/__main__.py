@@ -5,6 +5,7 @@ Without a name, lists them.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -20,8 +21,8 @@ class Program(NamedTuple):
     """A command-line program.
 
     Attributes:
-      module: what `python -m` runs in a checkout; it, or its `__main__`, defines `main`.
-      what: what the program does.
+      module: the module that `python -m` runs in a checkout; it, or its `__main__`, defines `main`.
+      what: its task, as the list of programs says it.
     """
 
     module: str
@@ -75,7 +76,7 @@ PROGRAMS = {
 def main() -> None:
     """Runs the program that the first argument names.
 
-    A mistyped name ends in one line and exit status 2, as every other mistake in a command line.
+    A mistyped name ends in one line and exit status 2, as bad input does.
     """
     interruption.end_at_once()
     find_programs()
@@ -88,7 +89,7 @@ def main() -> None:
         find_main(PROGRAMS[name])()
         return
     from dart_jax.errors import UserError
-    from dart_jax.programs.command_line import did_you_mean, program
+    from dart_jax.programs.command_line import program
 
     with program():
         if name in ("-h", "--help"):
@@ -96,13 +97,13 @@ def main() -> None:
         elif name == "--version":
             print(f"dart-jax {dart_jax.__version__}")
         else:
-            raise UserError(
-                f"no program {name!r}{did_you_mean(name, PROGRAMS)} ({called} lists all)"
-            )
+            near = difflib.get_close_matches(name, PROGRAMS, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"no program {name!r}{meant} ({called} lists all)")
 
 
 def overview(called: str) -> str:
-    """The programs, as text; `called` is the command that runs them."""
+    """Lists the programs; `called` is the command that runs them."""
     width = max(map(len, PROGRAMS))
     lines = [f"  {called} {name:{width}}  {each.what}" for name, each in PROGRAMS.items()]
     return "\n".join(

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from dart_jax import interruption
 from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig, TextGeneration
 from dart_jax.model import DartModel
@@ -65,7 +64,6 @@ def talk(
         try:
             answer(generation)
         except KeyboardInterrupt:
-            interruption.go_on()
             generation.close()
             err.print("\nstopped", style="dim")
         messages = [*turn, {"role": "assistant", "content": generation.completion.text}]

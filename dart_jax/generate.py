@@ -109,7 +109,7 @@ def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
     """Returns the generation options: those given, on top of the target's own if requested."""
     if not config.use_generation_config:
         return config.generation
-    given = {
+    changes = {
         field.name: getattr(config.generation, field.name)
         for field in dataclasses.fields(GenerationConfig)
         if getattr(config.generation, field.name) != getattr(GenerationConfig(), field.name)
@@ -117,9 +117,9 @@ def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
     # A temperature above 0 asks for sampling, and 0 for none, whatever the file says.
     return GenerationConfig.of(
         dataclasses.replace(model.generation_config, do_sample=None)
-        if "temperature" in given
+        if "temperature" in changes
         else model.generation_config,
-        given,
+        changes,
     )
 
 

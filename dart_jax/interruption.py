@@ -2,8 +2,8 @@
 
 Python's own way, a `KeyboardInterrupt`, would end an import in a traceback. So the packages of the
 programs call `end_imports_quietly` in their `__init__.py`, and `dart_jax.programs.command_line`
-lets `KeyboardInterrupt` in again when the program's work begins. Nothing happens in a process that
-only imports these packages.
+lets `KeyboardInterrupt` in when the program's work begins. Nothing happens in a process that only
+imports these packages. Imports nothing at the top but `os` and `sys`.
 """
 
 from __future__ import annotations
@@ -33,45 +33,14 @@ def end_at_once() -> None:
     """
     import signal
 
-    try:
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, exit_now)
-    except KeyboardInterrupt:  # just before
-        exit_now()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, exit_now)
 
 
 def exit_now(*_: object) -> None:
-    """Handler of SIGINT, and of interruptions that nothing else can report."""
-    say_interrupted()
+    """Ends the process; a handler of SIGINT."""
+    os.write(2, b"interrupted\n")
     os._exit(STATUS)
-
-
-# Whether Ctrl-C has raised `KeyboardInterrupt` and the program is to end; see `go_on`.
-ending = False
-
-_said = False
-
-
-def say_interrupted(advice: str = "") -> None:
-    """Writes the line on stderr, once; a second Ctrl-C adds nothing.
-
-    Args:
-      advice: what to do next, in the same line.
-    """
-    global _said
-    if not _said:
-        _said = True
-        line = f"interrupted; {advice}\n" if advice else "interrupted\n"
-        import contextlib
-
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode())
-
-
-def go_on() -> None:
-    """Takes an interruption back: its `KeyboardInterrupt` was caught, and the program goes on."""
-    global ending
-    ending = False
 
 
 class HeldBack:

@@ -32,8 +32,8 @@ _PACE = 600.0  # seconds that the pace is averaged over, for the remaining time 
 class Bars(Progress):
     """Progress bars where the console is a terminal; otherwise lines on stderr.
 
-    A line tells each new description at once, then how far its task is: every `INTERVAL` seconds,
-    and at the end.
+    A line shows each new description at once, then the progress of its task: every `INTERVAL`
+    seconds, and at the end.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Bars(Progress):
         Args:
           columns: of each bar.
           console: where bars are drawn, if it is a terminal.
-          transient: whether bars disappear at the end; then no line tells the end either.
-          at_once: whether lines tell descriptions at once, or only that a task goes on.
+          transient: whether bars disappear at the end; then no line shows the end either.
+          at_once: whether lines show descriptions at once, or only that a task goes on.
         """
         super().__init__(
             *columns,
@@ -59,8 +59,7 @@ class Bars(Progress):
             disable=not console.is_terminal,
         )
         self._transient, self._at_once = transient, at_once
-        self._told: dict[TaskID, str] = {}
-        self._before: dict[TaskID, float] = {}  # what was done before this process began
+        self._last: dict[TaskID, str] = {}  # line of each task
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -68,76 +67,62 @@ class Bars(Progress):
         super().start()
         if self.disable:
             self._ended.clear()
-            threading.Thread(target=self._tell_now_and_then, daemon=True).start()
+            threading.Thread(target=self._print_now_and_then, daemon=True).start()
 
     def stop(self) -> None:
         """See `Progress`."""
         self._ended.set()
         super().stop()
 
-    def add_task(self, description: str, *args: Any, **kwargs: Any) -> TaskID:
+    def add_task(self, description: str, *args: Any, completed: int = 0, **kwargs: Any) -> TaskID:
         """See `Progress`; the task's note is empty if none is given."""
-        task = super().add_task(description, *args, **{"note": "", **kwargs})
-        self._before[task] = self._tasks[task].completed
-        self._tell_new(task, description)
+        fields = {"note": "", "before": completed, "completed": completed, **kwargs}
+        task = super().add_task(description, *args, **fields)
+        self._report(task, description)
         return task
 
     def update(self, task_id: TaskID, *, description: str | None = None, **kwargs: Any) -> None:
         """See `Progress`."""
         super().update(task_id, description=description, **kwargs)
-        if description is not None:
-            self._tell_new(task_id, description)
-        self._tell_end(task_id)
+        self._report(task_id, description)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         """See `Progress`."""
         super().advance(task_id, advance)
-        self._tell_end(task_id)
+        self._report(task_id)
 
-    def _tell_new(self, task_id: TaskID, description: str) -> None:
-        if self._at_once:
-            self._tell(task_id, description)
-
-    def _tell_end(self, task_id: TaskID) -> None:
+    def _report(self, task_id: TaskID, description: str | None = None) -> None:
+        """Prints a new description, and the end of a task."""
+        if self._at_once and description is not None:
+            self._print(task_id, description)
         if self._tasks[task_id].finished and not self._transient:
-            self._tell(task_id, self._state(task_id))
+            self._print(task_id, _state(self._tasks[task_id]))
 
-    def _tell_now_and_then(self) -> None:
+    def _print_now_and_then(self) -> None:
         while not self._ended.wait(INTERVAL):
             with self._lock:
                 for task_id, task in self._tasks.items():
                     if task.description and not task.finished:
-                        self._tell(task_id, self._state(task_id))
+                        self._print(task_id, _state(task))
 
-    def _tell(self, task_id: TaskID, line: str) -> None:
+    def _print(self, task_id: TaskID, line: str) -> None:
         """Prints a line of a log, unless it is empty or the task's last one."""
-        if self.disable and line and self._told.get(task_id) != line:
-            self._told[task_id] = line
+        if self.disable and line and self._last.get(task_id) != line:
+            self._last[task_id] = line
             say(line)
 
-    def _state(self, task_id: TaskID) -> str:
-        """How far a task is, in words."""
-        task = self._tasks[task_id]
-        part = f"{100 * task.completed / task.total:.0f} %" if task.total else ""
-        times = _times(task, self._before[task_id])
-        parts = [part, task.fields.get("note", ""), times]
-        return f"{task.description}: {', '.join(filter(None, parts))}"
 
-
-def _times(task: Task, before: float) -> str:
-    """The time that a task took so far, and the time left at its mean pace.
-
-    Args:
-      task: the task.
-      before: what was done of it earlier.
-    """
-    elapsed, done = task.elapsed or 0.0, task.completed - before
+def _state(task: Task) -> str:
+    """Describes the progress of a task: its part, note, time, and the time left at its pace."""
+    part = f"{100 * task.completed / task.total:.0f} %" if task.total else ""
+    elapsed, done = task.elapsed or 0.0, task.completed - task.fields["before"]
     if task.finished:
-        return f"in {_clock(task.finished_time or 0.0)}"
-    told = f"{_clock(elapsed)} so far"
-    if task.total and done > 0:
-        told += f", {_clock((task.total - task.completed) / done * elapsed)} left"
-    return told
+        times = f"in {_clock(task.finished_time or 0.0)}"
+    else:
+        times = f"{_clock(elapsed)} so far"
+        if task.total and done > 0:
+            times += f", {_clock((task.total - task.completed) / done * elapsed)} left"
+    return f"{task.description}: {', '.join(filter(None, [part, task.fields['note'], times]))}"
 
 
 def _clock(seconds: float) -> str:

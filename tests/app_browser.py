@@ -17,41 +17,31 @@ import pytest
 REQUIRED = os.environ.get("DART_REQUIRE_BROWSER") == "1"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-_PACED = Path(__file__).with_name("paced_app.py")
-
 # On a busy machine programs take a while to compile.
 PATIENCE = 240_000  # milliseconds
 
 
 class Served(NamedTuple):
-    """A running app: its address, its process, and the file with what it writes to stderr."""
+    """A running app: its address, and the file with what it writes to stderr."""
 
     address: str
-    pid: int
     log: Path
 
 
 @contextlib.contextmanager
-def app(
-    *options: str, model: str = "demo", pace: float = 0, **environment: str
-) -> Iterator[Served]:
-    """Starts an app of a model with a name, with these options on a free port and additional
-    environment variables; each step takes `pace` seconds longer."""
-    program = ["-m", "dart_jax.app"] if not pace else [str(_PACED), str(pace)]
-    command = [sys.executable, *program, "--model", model, "--port", "0", *options]
-    environ = os.environ | environment
+def app(*options: str, model: str = "demo") -> Iterator[Served]:
+    """Starts an app of a model with a name, with these options, on a free port."""
+    command = [sys.executable, "-m", "dart_jax.app", "--model", model, "--port", "0", *options]
     with (
         tempfile.NamedTemporaryFile() as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ
-        ) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
     ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             problem = line + Path(log.name).read_text()
             assert line.startswith("dart_jax is at http://127.0.0.1:"), problem
-            yield Served(line.split()[-1], process.pid, Path(log.name))
+            yield Served(line.split()[-1], Path(log.name))
         finally:
             process.terminate()
 
@@ -96,59 +86,17 @@ class Visitor:
         box.fill(str(value))
         box.press("Tab")
 
-    def value(self, name: str) -> str:
-        """The value of a control."""
-        return self.page.locator(f"#{name} input[type=number]").input_value()
-
     def method(self, title: str) -> None:
         """Chooses a method."""
         self.page.locator("#method").get_by_label(title, exact=True).check()
 
-    def write(self, prompt: str | None = None) -> None:
-        """Sends a prompt, or the text in the box, and waits for the first tokens."""
-        if prompt is not None:
-            self.page.fill("#prompt textarea", prompt)
-        self.page.click("#send")
-        self.page.wait_for_selector("#current .cursor")
-        self.page.wait_for_function("document.querySelector('#current .answer')?.innerText.length")
-
-    def race(self, prompt: str) -> None:
-        """Starts a race in its tab, and waits for the first tokens of both sides."""
-        self.tab("Race")
+    def write(self, prompt: str) -> None:
+        """Sends a prompt, and waits for the first tokens of its answer."""
         self.page.fill("#prompt textarea", prompt)
-        self.page.click("#race")
-        for side in ("left", "right"):
-            self.page.wait_for_selector(f"#lane-{side} .answer span", state="attached")
-
-    def box(self, selector: str) -> dict[str, float]:
-        """The place of a visible element in the window: left, top, right, bottom."""
-        box = "e => e.getBoundingClientRect().toJSON()"
-        return self.page.locator(selector).locator("visible=true").evaluate(box)
-
-    def in_window(self, selector: str) -> bool:
-        """Whether the visible element of a CSS selector lies in the window and nothing covers its
-        middle. Asked in one piece, since a page that grows replaces its elements."""
-        return self.page.evaluate(
-            """selector => {
-            const found = [...document.querySelectorAll(selector)];
-            const e = found.find(e => e.checkVisibility());
-            const box = e.getBoundingClientRect();
-            const [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
-            const inside = box.top >= 0 && box.left >= 0
-                && box.bottom <= innerHeight && box.right <= innerWidth;
-            return inside && e.contains(document.elementFromPoint(x, y));
-        }""",
-            selector,
-        )
-
-    def message(self) -> str:
-        """The message above the prompt."""
-        return self.page.inner_text("#message").strip()
-
-    def clear(self) -> None:
-        """Presses Clear, and waits until nothing stands there."""
-        self.page.click("#clear")
-        self.page.wait_for_selector(".entry", state="detached")
+        # A mark that goes with the answer before.
+        self.page.evaluate("document.querySelector('#current .answer')?.classList.add('old')")
+        self.page.click("#send")
+        self.page.wait_for_selector("#current .answer:not(.old) :is(.own, .drafted)")
 
     def finished(self) -> str:
         """Waits for the answer's end; its line."""

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import tyro
 
-from dart_jax import interruption
-
 TRAIN = Path(__file__).parents[1] / "train"
 
 
@@ -18,7 +16,6 @@ def test_one_line_and_no_traceback(monkeypatch, capfd, program):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tyro, "cli", interrupted)
-    monkeypatch.setattr(interruption, "_said", False)
     monkeypatch.setattr(sys, "argv", [program])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(TRAIN / f"{program}.py"), run_name="__main__")

@@ -12,16 +12,12 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from dart_jax.app.methods import Methods
+from dart_jax.app.methods import methods
 from dart_jax.app.service import Service
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
-
-if TYPE_CHECKING:
-    from dart_jax.app.page import Running
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +46,8 @@ class AppConfig(ModelChoice):
             raise UserError(f"--port must be in 0..65535, got {self.port}")
 
 
-def start(config: AppConfig) -> Running:
-    """Starts the page.
+def run(config: AppConfig) -> None:
+    """Serves the page until Ctrl-C.
 
     Raises:
       UserError: Gradio is not installed, the port is taken, or as `DartModel.from_pretrained`.
@@ -60,10 +56,10 @@ def start(config: AppConfig) -> Running:
         raise UserError("the web app needs Gradio: pip install 'dart-jax[app]'")
     # Disables usage reports. Gradio reads it at import.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    from dart_jax.app.page import launch
+    from dart_jax.app.page import serve
 
     service = Service(
-        Methods(config.load(), config.eagle3),
+        methods(config.load(), config.eagle3),
         most=config.max_new_tokens,
         longest=config.max_length,
         together=config.visitors,
@@ -72,16 +68,13 @@ def start(config: AppConfig) -> Running:
     name = config.named.title if config.named else str(config.target)
     host = "0.0.0.0" if config.listen else "127.0.0.1"
     demo = config.named is not None and config.named.name == "demo"
-    return launch(service, name, demo=demo, host=host, port=config.port)
+    serve(service, name, demo=demo, host=host, port=config.port)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
+    """Runs the command line; bad input ends in one line and exit status 2."""
     with program():
-        config = parse(AppConfig, args, __doc__)
-        running = start(config)
-        print(f"dart_jax is at {running.address}", flush=True)
-        running.wait()
+        run(parse(AppConfig, args, __doc__))
 
 
 if __name__ == "__main__":

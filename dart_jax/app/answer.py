@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.engine.request import Draft, Finish, Update
 from dart_jax.errors import UserError
 from dart_jax.generation import GeneratedText, Piece, Step
+from dart_jax.generation.prompts import encode_prompt
 from dart_jax.model import DartModel
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -23,25 +24,16 @@ _CHARACTERS_PER_TOKEN = 32
 Prompt = str | Sequence[dict[str, str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Verified:
+class Verified(NamedTuple):
     """The draft of one step and its verification.
 
     Attributes:
-      tree: int32 [3, N + 1], the draft tree (see `dart_jax.decoding.tree`).
-      context: int32 [4], the last tokens up to and including the root, padded with -1 on the left.
-      ids: int32 [d, k], the drafter's candidates; d is 0 if the host did not search.
-      logits: float32 [d, k], the candidates' logits.
-      pairs: float32 [d - 1, k, k], their pair scores; [0, k, k] if the drafter has none.
+      draft: the draft tree, and the candidates that it was built from.
       tokens: int32 [n], the emitted tokens.
-      drafted: how many of them are drafted; these come first, then the bonus token.
+      drafted: number of them that were drafted; these come first, then the bonus token.
     """
 
-    tree: np.ndarray
-    context: np.ndarray
-    ids: np.ndarray
-    logits: np.ndarray
-    pairs: np.ndarray
+    draft: Draft
     tokens: np.ndarray
     drafted: int
 
@@ -50,11 +42,11 @@ class Verified:
         """Reads a step that has a draft; None for others."""
         if step.draft is None:
             return None
-        return cls(*step.draft, tokens=np.array(step.tokens), drafted=step.drafted)
+        return cls(step.draft, np.array(step.tokens), step.drafted)
 
     @classmethod
     def of_update(cls, update: Update, context: Sequence[int]) -> Verified:
-        """Reads an update of the engine, given the last 4 tokens before it: without a draft only
+        """Reads an update of the engine, after the last 4 tokens before it: without a draft only
         the last one was verified, the root."""
         draft = update.draft
         if draft is None:
@@ -62,7 +54,12 @@ class Verified:
             ids, logits = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
             pairs = np.zeros((0, 0, 0), np.float32)
             draft = Draft(tree, np.array(context, np.int32), ids, logits, pairs)
-        return cls(*draft, tokens=np.array(update.tokens), drafted=sum(update.drafted))
+        return cls(draft, np.array(update.tokens), sum(update.drafted))
+
+    @property
+    def nodes(self) -> int:
+        """Number of drafted nodes."""
+        return int((self.draft.tree[2] > 0).sum())
 
 
 class Answer:
@@ -84,7 +81,7 @@ class Answer:
         title: str,
         limit: int,
         tokenizer: Tokenizer,
-        prompt: Sequence[int] = (),
+        prompt: Sequence[int] | np.ndarray = (),
         stop_ids: Sequence[int] = (),
         search: SearchConfig = SearchConfig(),
     ):
@@ -94,7 +91,7 @@ class Answer:
         self.seconds = 0.0
         self.ended = False
         self._text = GeneratedText(tokenizer, stop_ids=stop_ids)
-        self._context = [*[-1] * CONTEXT, *prompt][-CONTEXT:]
+        self._context = [*[-1] * CONTEXT, *map(int, prompt)][-CONTEXT:]
         self._updates: deque[Update | BaseException] = deque()
 
     @property
@@ -133,62 +130,36 @@ class Answer:
         self._updates.append(update)
 
     def take_in(self) -> None:
-        """Adds what was received; raises the exception with which the answer failed."""
+        """Adds the updates so far; raises the exception with which the answer failed."""
         while self._updates and not self.ended:
             update = self._updates.popleft()
             if isinstance(update, BaseException):
-                self.ended = True
                 raise update
-            self._add(update)
-
-    def _add(self, update: Update) -> None:
-        if self.tokens:
-            self.verified.append(Verified.of_update(update, self._context))
-        self._context = [*self._context, *update.tokens][-CONTEXT:]
-        self._text.append(update.tokens, update.drafted)
-        self.seconds = update.seconds
-        if update.finish is not None:
-            self._text.end()
-            self.ended = True
+            if self.tokens:
+                self.verified.append(Verified.of_update(update, self._context))
+            self._context = [*self._context, *update.tokens][-CONTEXT:]
+            self._text.append(update.tokens, update.drafted)
+            self.seconds = update.seconds
+            if update.finish is not None:
+                self._text.end()
+                self.ended = True
 
 
-def prompt_label(chat: bool) -> str:
-    """The prompt's name on the page and in messages."""
-    return "Your message" if chat else "Text to continue"
-
-
-def encode(model: DartModel, prompt: Prompt, max_tokens: int) -> list[int]:
-    """Encodes a prompt to at most `max_tokens` tokens.
+def encode(model: DartModel, prompt: Prompt, most: int) -> np.ndarray:
+    """Returns a prompt's tokens, int64 [n], at most `most`.
 
     Raises:
       UserError: there are more, or none, or characters that cannot be encoded.
     """
-    chat = not isinstance(prompt, str)
-    texts = [message["content"] for message in prompt] if chat else [prompt]
-    name = prompt_label(chat)
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
     if not texts[-1].strip():
-        raise UserError(f"{name} is empty; write some text or choose an example")
-    too_long = (
-        f"too long: {max_tokens:,} tokens fit beside the answer; shorten it, lower Maximum new "
-        f"tokens{' or clear the chat' if len(texts) > 1 else ''}"
-    )
-    if len(texts) > 1:
-        name += ", with the chat before it,"
-    length = sum(map(len, texts))
-    if length > max_tokens * _CHARACTERS_PER_TOKEN:
-        raise UserError(f"{name} has {length:,} characters, which is {too_long}")
-    try:
-        if isinstance(prompt, str):
-            tokens = model.tokenizer.encode(prompt)
-        else:
-            tokens = model.tokenizer.encode_chat(prompt)
-    except UserError as error:
-        raise UserError(f"{name} cannot be read: {error}") from None
-    if len(tokens) > max_tokens:
-        raise UserError(f"{name} has {len(tokens):,} tokens, which is {too_long}")
-    outside = model.tokenizer.outside(tokens, model.target.vocab_size)
-    if outside is not None:
+        raise UserError("the prompt is empty; write some text or choose an example")
+    short = sum(map(len, texts)) <= most * _CHARACTERS_PER_TOKEN
+    tokens = encode_prompt(model.tokenizer, prompt, {}, model.target.vocab_size) if short else ()
+    if not short or len(tokens) > most:
+        clear = " or clear the chat" if len(texts) > 1 else ""
         raise UserError(
-            f"{name} has the token id {outside}, which the model does not know; remove it"
+            f"the prompt is too long: {most:,} tokens fit beside the answer; shorten it, lower "
+            f"Maximum new tokens{clear}"
         )
-    return tokens
+    return np.asarray(tokens)

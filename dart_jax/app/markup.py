@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from dart_jax.app.answer import Answer
+from dart_jax.app.service import Entry
 from dart_jax.generation import Piece
 
 # Characters that a template of the page would interpret, besides those of HTML.
@@ -27,14 +28,10 @@ LEGEND = (
 NO_ANSWER = '<p class="note">The answer will be shown here.</p>'
 
 
-def visible(text: str) -> str:
-    """Replaces hidden and reordering characters by U+FFFD."""
-    return _HIDDEN.sub("\ufffd", re.sub("\r\n?", "\n", text))
-
-
 def escape(text: str) -> str:
-    """Escapes a text for HTML and templates."""
-    return html.escape(visible(text)).translate(_TEMPLATE)
+    """Escapes a text for HTML and templates; hidden and reordering characters become U+FFFD."""
+    visible = _HIDDEN.sub("\ufffd", re.sub("\r\n?", "\n", text))
+    return html.escape(visible).translate(_TEMPLATE)
 
 
 def runs(pieces: Iterable[Piece]) -> list[tuple[str, bool]]:
@@ -43,13 +40,12 @@ def runs(pieces: Iterable[Piece]) -> list[tuple[str, bool]]:
     return [("".join(group), drafted) for drafted, group in groups]
 
 
-def coloured(text: Sequence[tuple[str, bool]]) -> str:
+def _coloured(text: Sequence[tuple[str, bool]]) -> str:
     """Colours runs of text by their origin."""
-    spans = (
+    return "".join(
         f'<span class="{"drafted" if drafted else "own"}">{escape(run)}</span>'
         for run, drafted in text
     )
-    return "".join(spans)
 
 
 def statistics(answer: Answer, *, with_limit: bool = False) -> str:
@@ -58,7 +54,7 @@ def statistics(answer: Answer, *, with_limit: bool = False) -> str:
         return ""
     limit = f" of {answer.limit}" if with_limit else ""
     words = [f"{answer.tokens}{limit} tokens", f"{answer.tokens_per_second:,.0f} tokens/s"]
-    if any(verified.tree.shape[1] > 1 for verified in answer.verified):
+    if any(step.nodes for step in answer.verified):
         words.append(f"tau {answer.tau:.2f}")
     if answer.ended:
         ends = {"stop": "finished", "length": "cut at the maximum length", None: "stopped"}
@@ -67,36 +63,35 @@ def statistics(answer: Answer, *, with_limit: bool = False) -> str:
     return " · ".join(words)
 
 
-def entry(
-    prompt: str, text: Sequence[tuple[str, bool]], line: str, *, chat: bool, busy: bool = False
-) -> str:
-    """A prompt and its answer: two chat messages, or one continuous text."""
+def entry(pair: Entry, *, chat: bool, busy: bool = False) -> str:
+    """Draws a prompt and its answer: two chat messages, or one continuous text."""
     cursor = '<span class="cursor"></span>' if busy else ""
-    body = f'<span class="answer">{coloured(text)}{cursor}</span>'
+    body = f'<span class="answer">{_coloured(pair.text)}{cursor}</span>'
+    prompt = escape(pair.prompt)
     if chat:
-        said = f'<div class="text said">{escape(prompt)}</div><div class="text">{body}</div>'
+        text = f'<div class="text said">{prompt}</div><div class="text">{body}</div>'
     else:
-        said = f'<div class="text"><span class="prompt">{escape(prompt)}</span>{body}</div>'
-    return f'<div class="entry">{said}<p class="line">{escape(line)}</p></div>'
+        text = f'<div class="text"><span class="prompt">{prompt}</span>{body}</div>'
+    return f'<div class="entry">{text}<p class="line">{escape(pair.line)}</p></div>'
 
 
 def note(text: str, kind: str = "note") -> str:
-    """A message to the visitor; `kind` is note, error or winner."""
+    """Draws a message to the visitor; `kind` is note, error or winner."""
     role = "alert" if kind == "error" else "status"
     return f'<p class="{kind}" role="{role}">{escape(text)}</p>' if text else ""
 
 
 def lane(answer: Answer, prompt: str) -> str:
-    """The text of one side of a race."""
+    """Draws the text of one side of a race."""
     return (
         f'<div class="lane"><h2>{escape(answer.title)}</h2>'
         f'<div class="text"><span class="prompt">{escape(prompt)}</span>'
-        f'<span class="answer">{coloured(runs(list(answer.pieces)))}</span></div></div>'
+        f'<span class="answer">{_coloured(runs(answer.pieces))}</span></div></div>'
     )
 
 
 def board(runners: Sequence[Answer]) -> str:
-    """The progress of a race: for every runner its clock and a bar of its tokens.
+    """Draws the progress of a race: for every runner its clock and a bar of its tokens.
 
     The bar of a text that ended before its limit is full.
     """
@@ -118,23 +113,14 @@ def verdict(left: Answer, right: Answer) -> str:
     if None in (left.finish, right.finish):
         return "The race was stopped."
     first, second = sorted((left, right), key=lambda answer: answer.seconds)
-    if left.title == right.title:
-        won = f"{left.seconds:.2f} s and {right.seconds:.2f} s: both sides use the same method."
-    else:
-        won = (
-            f"{first.title} wins: {first.seconds:.2f} s against {second.seconds:.2f} s, "
-            f"{second.seconds / first.seconds:.2f} times as fast as {second.title}."
-        )
+    won = (
+        f"{first.title} wins: {first.seconds:.2f} s against {second.seconds:.2f} s, "
+        f"{second.seconds / first.seconds:.2f} times as fast as {second.title}."
+    )
     if left.text == right.text:
         return f"{won} Both texts are the same."
-    place = next(
-        (
-            n
-            for n, signs in enumerate(zip(left.text, right.text, strict=False))
-            if len({*signs}) > 1
-        ),
-        min(len(left.text), len(right.text)),
-    )
+    pairs = enumerate(itertools.zip_longest(left.text, right.text))
+    place = next(place for place, (one, other) in pairs if one != other)
     return (
         f"{won} The texts differ from character {place + 1} on: two tokens were almost equally "
         "likely there, and rounding decided."

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 from dart_jax.app.answer import Verified
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.engine.request import Draft
 from dart_jax.ngram import NgramModel
 
 _EPS = 1e-10
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """The score of one node (docs/method.md, section 3).
 
     Attributes:
@@ -31,31 +31,32 @@ class Score:
 def scores(step: Verified, search: SearchConfig, ngram: NgramModel | None) -> list[Score | None]:
     """Returns the scores of a step's nodes; None for the root, unused places and nodes of levels
     without candidates on the host."""
-    tokens, parents, depths = step.tree.tolist()
-    found: list[Score | None] = [None] * len(tokens)
-    paths = {0: [int(token) for token in step.context]}
+    draft = step.draft
+    tokens, parents, depths = draft.tree.tolist()
+    totals: list[Score | None] = [None] * len(tokens)
+    paths = {0: [int(token) for token in draft.context]}
     for node in range(1, len(tokens)):
         level = depths[node] - 1
-        if not 0 <= level < len(step.ids):
+        if not 0 <= level < len(draft.ids):
             continue
-        parent = found[parents[node]]
+        parent = totals[parents[node]]
         paths[node] = [*paths[parents[node]], tokens[node]]
-        drafter = _probability(step, level, tokens[node], tokens[parents[node]])
-        gain, seen = search.logit_decay**level * np.log(drafter + _EPS), None
+        drafter = _probability(draft, level, tokens[node], tokens[parents[node]])
+        gain, after = search.logit_decay**level * np.log(drafter + _EPS), None
         if ngram is not None and level:
-            seen = float(ngram.probabilities(paths[parents[node]], [tokens[node]])[0])
-            gain += search.ngram_weight * np.log(seen + _EPS)
+            after = float(ngram.probabilities(paths[parents[node]], [tokens[node]])[0])
+            gain += search.ngram_weight * np.log(after + _EPS)
         gain = min(float(gain) * (level + 1) ** -search.level_decay, 0.0)
-        found[node] = Score(drafter, seen, (parent.total if parent else 0.0) + gain)
-    return found
+        totals[node] = Score(drafter, after, (parent.total if parent else 0.0) + gain)
+    return totals
 
 
-def _probability(step: Verified, level: int, token: int, parent: int) -> float:
-    """The drafter's probability of a token among the candidates of its level, after its parent."""
-    ids, logits = step.ids[level], step.logits[level]
-    if level and len(step.pairs):
-        before = np.where(step.ids[level - 1] == parent, step.logits[level - 1], -np.inf)
-        logits = logits + step.pairs[level - 1, before.argmax()]
+def _probability(draft: Draft, level: int, token: int, parent: int) -> float:
+    """Returns the drafter's probability of a token among its level's candidates, after a parent."""
+    ids, logits = draft.ids[level], draft.logits[level]
+    if level and len(draft.pairs):
+        before = np.where(draft.ids[level - 1] == parent, draft.logits[level - 1], -np.inf)
+        logits = logits + draft.pairs[level - 1, before.argmax()]
     weights = np.exp(logits - logits.max(initial=-np.inf, where=np.isfinite(logits)))
     weights = np.where(np.isfinite(logits), weights, 0.0)
     return float(weights[ids == token].sum() / weights.sum())

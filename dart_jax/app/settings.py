@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dart_jax.app.methods import Methods
+from dart_jax.app.methods import Method
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
@@ -16,12 +16,8 @@ from dart_jax.errors import UserError
 # Minimum and step of the number of new tokens.
 LEAST = 8
 
-# Tree sizes. 0 lets them change.
-SIZES = range(0, 65, 4)
 
-
-@dataclasses.dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """A number that a visitor can set.
 
     Attributes:
@@ -30,7 +26,6 @@ class Field:
       most: the largest value.
       step: distance of neighbouring values on the page.
       hint: a short explanation.
-      whole: whether it must be a whole number.
     """
 
     label: str
@@ -38,29 +33,27 @@ class Field:
     most: float
     step: float
     hint: str = ""
-    whole: bool = True
 
     def check(self, value: Any) -> Any:
         """Returns an untrusted value; raises UserError if it is not such a number."""
+        whole = self.step >= 1
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and self.least <= value <= self.most and (value % 1 == 0 or not self.whole):
-            return int(value) if self.whole else value
-        kind = "a whole number" if self.whole else "a number"
-        given = "nothing" if value is None else str(value)[:40] if number else repr(str(value)[:40])
+        if number and self.least <= value <= self.most and (value % 1 == 0 or not whole):
+            return int(value) if whole else value
+        kind = "a whole number" if whole else "a number"
         raise UserError(
-            f"{self.label} must be {kind} from {self.least:,} to {self.most:,}, got {given}"
+            f"{self.label} must be {kind} from {self.least:,} to {self.most:,}, got "
+            f"{str(value)[:40]!r}"
         )
 
 
 def fields(most: int) -> dict[str, Field]:
     """Returns the fields of `Settings` that are numbers, with at most `most` new tokens."""
     return {
-        "temperature": Field("Temperature", 0, 2, 0.05, "0 is greedy decoding", whole=False),
-        "top_p": Field("Top-p", 0.05, 1, 0.05, "1 for all", whole=False),
+        "temperature": Field("Temperature", 0, 2, 0.05, "0 is greedy decoding"),
+        "top_p": Field("Top-p", 0.05, 1, 0.05, "1 for all"),
         "top_k": Field("Top-k", 0, 200, 1, "0 for all"),
-        "tree_nodes": Field(
-            "Tree nodes", SIZES.start, SIZES[-1], SIZES.step, "0 for as many as pay"
-        ),
+        "tree_nodes": Field("Tree nodes", 0, 64, 4, "0 for as many as pay"),
         "max_new_tokens": Field("Maximum new tokens", LEAST, most, LEAST),
         "seed": Field("Seed", 0, 2**32 - 1, 1, f"for sampling; 0 to {2**32 - 1:,}"),
     }
@@ -71,7 +64,7 @@ class Settings:
     """The page's controls, in their order.
 
     Attributes:
-      method: its key in `Methods`.
+      method: its key in `methods`.
       temperature: 0 always picks the most likely token.
       top_p: as in `GenerationConfig`.
       top_k: as in `GenerationConfig`.
@@ -89,12 +82,7 @@ class Settings:
     seed: int = 0
 
     @classmethod
-    def default(cls, methods: Methods, most: int) -> Settings:
-        """Returns the initial settings of the page, with at most `most` new tokens."""
-        return cls(methods.default, max_new_tokens=min(cls.max_new_tokens, most))
-
-    @classmethod
-    def of(cls, values: Any, methods: Methods, most: int) -> Settings:
+    def of(cls, values: Any, methods: Mapping[str, Method], most: int) -> Settings:
         """Validates untrusted settings from a browser.
 
         Args:
@@ -105,19 +93,17 @@ class Settings:
         Raises:
           UserError: a value has the wrong type or is out of range.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
-        given = dict(zip(names, values, strict=True))
-        method = given.pop("method")
+        method, *numbers = values
         if method not in list(methods):
             titles = ", ".join(method.title for method in methods.values())
             raise UserError(f"Method must be one of {titles}, got {str(method)[:40]!r}")
-        checks = fields(most)
-        return cls(method, **{name: checks[name].check(value) for name, value in given.items()})
+        checks = zip(fields(most).values(), numbers, strict=True)
+        return cls(method, *(field.check(number) for field, number in checks))
 
-    def request(self, tokens: Sequence[int], stop_ids: tuple[int, ...]) -> Request:
-        """The engine's request to continue the tokens of a prompt, until one of these ids."""
+    def request(self, tokens: np.ndarray, stop_ids: tuple[int, ...]) -> Request:
+        """Returns the engine's request to continue a prompt, int [n], until one of these ids."""
         return Request(
-            np.array(tokens, np.int32),
+            tokens.astype(np.int32),
             self.max_new_tokens,
             Sampling(self.temperature, self.top_k, self.top_p),
             seed=self.seed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from dart_jax.app.answer import Answer, Verified
 from dart_jax.app.markup import escape
 from dart_jax.app.scores import Score, scores
@@ -19,35 +21,32 @@ NOTHING = '<p class="note">The draft trees of the next answer will be shown here
 def nodes_of(step: Verified, model: DartModel, search: SearchConfig | None = None) -> list[Node]:
     """Returns the nodes of a step's tree, with the bonus token after the accepted path; `search` is
     the search config that was used, None for the default of trees whose size changes."""
-    tokenizer = model.tokenizer
-    found: list[Score | None] = [None] * step.tree.shape[1]
+    tokens, parents, depths = step.draft.tree.tolist()
+    ranks: list[Score | None] = [None] * len(tokens)
     if _scored(model):
-        search = search or adaptive_tree(model.drafter)[1]
-        found = scores(step, search, model.ngram)
-    tokens, parents, depths = step.tree.tolist()
-    accepted = accepted_path(step)
-    made = [Node(_text(tokenizer, tokens[0]), None, "root", details="the newest token of the text")]
+        ranks = scores(step, search or adaptive_tree(model.drafter)[1], model.ngram)
+    accepted, text = accepted_path(step), functools.partial(_text, model.tokenizer)
+    nodes = [Node(text(tokens[0]), None, "root", details="the newest token of the text")]
     place = {0: 0}  # tree index -> index among the drawn nodes; unused places are not drawn
     for index in range(1, len(tokens)):
         if depths[index] == 0:
             continue
-        place[index] = len(made)
-        text, score = _text(tokenizer, tokens[index]), found[index]
-        kind = "accepted" if index in accepted else "rejected"
+        place[index] = len(nodes)
+        kind, score = "accepted" if index in accepted else "rejected", ranks[index]
         short = "" if score is None else f"{score.total:.1f} · {score.drafter:.0%}"
-        details = f"{text!r}, {kind}{_details(score)}"
-        made.append(Node(text, place[parents[index]], kind, short, details))
+        details = f"{text(tokens[index])!r}, {kind}{_details(score)}"
+        nodes.append(Node(text(tokens[index]), place[parents[index]], kind, short, details))
     if len(step.tokens) > step.drafted:
-        text = _text(tokenizer, int(step.tokens[step.drafted]))
+        own = text(int(step.tokens[step.drafted]))
         end = place[accepted[step.drafted]]
-        made.append(Node(text, end, "bonus", "target", f"{text!r}, the target's own token"))
-    return made
+        nodes.append(Node(own, end, "bonus", "target", f"{own!r}, the target's own token"))
+    return nodes
 
 
 def accepted_path(step: Verified) -> list[int]:
     """Returns the accepted nodes, from the root down."""
     path = [0]
-    tokens, parents, depths = step.tree.tolist()
+    tokens, parents, depths = step.draft.tree.tolist()
     for token in step.tokens[: step.drafted].tolist():
         followers = (
             node
@@ -64,7 +63,7 @@ def picture(answer: Answer, model: DartModel, number: int) -> str:
         return NOTHING
     number = min(max(number, 1), len(answer.verified))
     step = answer.verified[number - 1]
-    nodes, drafted = nodes_of(step, model, answer.search), _drafted(step)
+    nodes = nodes_of(step, model, answer.search)
     caption = f"Step {number} of {len(answer.verified)}: {_counts(step)}."
     legend = ""
     if any(node.score for node in nodes if node.kind != "bonus"):
@@ -72,12 +71,12 @@ def picture(answer: Answer, model: DartModel, number: int) -> str:
             " Below a token: the search's score of its path, and the drafter's probability. "
             "Point at a node for more."
         )
-    elif not drafted:
+    elif not step.nodes:
         legend = " Nothing is drafted here: the target emits one token per step."
     elif not _scored(model):
         legend = " This method keeps its scores on the device."
-    drawn = draw(nodes, caption)
-    return f'<p class="line">{escape(caption + legend)}</p><div class="wide">{drawn}</div>'
+    svg = draw(nodes, caption)
+    return f'<p class="line">{escape(caption + legend)}</p><div class="wide">{svg}</div>'
 
 
 def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) -> str:
@@ -99,16 +98,12 @@ def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) ->
 
 
 def _scored(model: DartModel) -> bool:
-    """Whether the nodes were scored by the search on the host."""
+    """Tells whether the search on the host scored the nodes."""
     return isinstance(model.drafter, DrafterConfig)
 
 
-def _drafted(step: Verified) -> int:
-    return int((step.tree[2] > 0).sum())
-
-
 def _counts(step: Verified) -> str:
-    return f"{_drafted(step)} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
+    return f"{step.nodes} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:

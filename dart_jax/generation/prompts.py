@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,7 +37,11 @@ def is_batch(prompts: Any) -> bool:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, prompt: Prompt, template_kwargs: Mapping[str, Any], vocab_size: int
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    template_kwargs: Mapping[str, Any],
+    vocab_size: int,
+    add_special_tokens: bool = True,
 ) -> np.ndarray:
     """Returns a prompt's tokens, int64 [n].
 
@@ -46,11 +50,15 @@ def encode_prompt(
       prompt: text, token ids or a chat.
       template_kwargs: arguments of the chat template.
       vocab_size: the target's, which may be smaller than the tokenizer's.
+      add_special_tokens: whether the tokenizer adds its own around a text.
 
     Raises:
       UserError: it is not a valid prompt, or has a token that the target does not have.
     """
-    tokens = _tokens(tokenizer, prompt, template_kwargs)
+    if isinstance(prompt, str):
+        tokens = np.array(tokenizer.encode(prompt, add_special_tokens), np.int64)
+    else:
+        tokens = _tokens(tokenizer, prompt, template_kwargs)
     outside = tokenizer.outside(tokens, vocab_size)
     if outside is not None:
         raise UserError(
@@ -60,12 +68,10 @@ def encode_prompt(
     return tokens
 
 
-def _tokens(tokenizer: Tokenizer, prompt: Prompt, template_kwargs: Mapping[str, Any]) -> np.ndarray:
-    if isinstance(prompt, str):
-        return np.array(tokenizer.encode(prompt), np.int64)
+def _tokens(tokenizer: Tokenizer, prompt: Any, template_kwargs: Mapping[str, Any]) -> np.ndarray:
+    """Returns the tokens of a chat, or the ids given, int64 [n]."""
     if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-        chat: Any = prompt
-        return np.array(tokenizer.encode_chat(chat, **template_kwargs), np.int64)
+        return np.array(tokenizer.encode_chat(prompt, **template_kwargs), np.int64)
     try:
         tokens = np.asarray(prompt)
     except (ValueError, OverflowError):  # ragged, or too large
@@ -90,7 +96,7 @@ def split_stops(
     return [stop for stop in stops if isinstance(stop, str)], ids
 
 
-def check_ids(name: str, ids: Sequence[int], vocab_size: int, tokenizer: Tokenizer) -> None:
+def check_ids(name: str, ids: Iterable[int], vocab_size: int, tokenizer: Tokenizer) -> None:
     """Raises UserError unless the target has embeddings for all ids of an option."""
     outside = tokenizer.outside(ids, vocab_size)
     if outside is not None:

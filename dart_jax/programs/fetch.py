@@ -20,7 +20,7 @@ from dart_jax.programs.command_line import parse, program
 
 @dataclasses.dataclass(frozen=True)
 class FetchConfig:
-    """What to fetch."""
+    """Options of `fetch`."""
 
     name: Annotated[str, tyro.conf.Positional] = "smollm2"
     """smollm2: SmolLM2-135M-Instruct, which writes English and Python (93 MB, Apache-2.0);

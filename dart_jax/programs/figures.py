@@ -88,12 +88,12 @@ def error_bars(
     colour: str = "#333333",
 ) -> None:
     """Draws an error bar at each place whose spread is known."""
-    known = [(x, s) for x, s in zip(places, spreads, strict=True) if s is not None]
-    if known:
-        middles = [(spread.lower + spread.upper) / 2 for _, spread in known]
-        halves = [(spread.upper - spread.lower) / 2 for _, spread in known]
+    bars = [(x, s) for x, s in zip(places, spreads, strict=True) if s is not None]
+    if bars:
+        middles = [(spread.lower + spread.upper) / 2 for _, spread in bars]
+        halves = [(spread.upper - spread.lower) / 2 for _, spread in bars]
         style = {"fmt": "none", "ecolor": colour, "elinewidth": 1.1, "capsize": 2.5}
-        axes.errorbar([x for x, _ in known], middles, halves, **style)
+        axes.errorbar([x for x, _ in bars], middles, halves, **style)
 
 
 def told(spread: str, number: int, of: str = "repeat") -> str:
@@ -108,6 +108,6 @@ def note(figure: Any, text: str) -> None:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a figure in the format given by the path's suffix, as `outputs.write_bytes`."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=150, format=path.suffix[1:])
-    write_bytes(path, drawn.getvalue())
+    image = io.BytesIO()
+    figure.savefig(image, dpi=150, format=path.suffix[1:])
+    write_bytes(path, image.getvalue())

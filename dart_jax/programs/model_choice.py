@@ -40,14 +40,13 @@ class ModelChoice:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     weights: WeightsDtype = "stored"
-    """How the weights of linear layers are stored: with the files' values, or in 8 bits, which on a
+    """Storage of the weights of linear layers: with the files' values, or in 8 bits, which on a
     CPU also rounds their inputs."""
     attention: AttentionChoice = "auto"
-    """What computes attention to the cache: native, the C++ core, for CPUs; triton, a kernel for
-    NVIDIA GPUs from the A100 on; mosaic, one for TPUs; or dense, plain JAX. auto is the platform's
-    best."""
+    """Attention to the cache: native, in the C++ core, for CPUs; triton, a kernel for NVIDIA GPUs
+    from the A100 on; mosaic, a kernel for TPUs; or dense, plain JAX. auto: the platform's best."""
     search: SearchWay = "auto"
-    """What searches draft trees: native, C++ on the host, called by XLA, for CPUs and NVIDIA GPUs;
+    """Search of draft trees: native, C++ on the host, called by XLA, for CPUs and NVIDIA GPUs;
     callback, C++ on the host, called through Python; or device, JAX, with the n-gram model in the
     device's memory and a DART drafter. auto is the platform's best."""
     ngram_device_memory: str = "2GB"
@@ -66,6 +65,10 @@ class ModelChoice:
             raise UserError("--revision is of --target's repository; pass --target too")
         if self.model != "auto" and self.target is not None:
             raise UserError("--model and --target exclude each other; pass one of them")
+        for name in ("drafter", "ngram"):
+            if getattr(self, name) is not None and self.model == "auto" and self.target is None:
+                message = f"--{name} was made for one model; pass --model or --target too"
+                raise UserError(message)
 
     @property
     def named(self) -> NamedModel | None:

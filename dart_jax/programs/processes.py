@@ -27,7 +27,7 @@ class DistributedConfig:
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
+        """True if there are others."""
         return self.distributed or self.coordinator is not None
 
 
@@ -42,17 +42,21 @@ def initialize(config: DistributedConfig, timeout: int = 300) -> None:
       UserError: options are missing or wrong, nothing listens at the coordinator's address, or the
         environment describes no cluster.
     """
-    given = coordinator, processes, number = config.coordinator, config.processes, config.process_id
+    options = coordinator, processes, number = (
+        config.coordinator,
+        config.processes,
+        config.process_id,
+    )
     if coordinator is not None and processes is not None and number is not None:
         _check(coordinator, processes, number)
         if number:
             _reach(coordinator, timeout)
-    elif given != (None, None, None):
+    elif options != (None, None, None):
         raise UserError("--coordinator, --processes and --process-id go together; pass all three")
     elif not config.distributed:
         return
     try:
-        jax.distributed.initialize(*given, initialization_timeout=timeout)
+        jax.distributed.initialize(*options, initialization_timeout=timeout)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
@@ -69,7 +73,7 @@ def free_address() -> str:
 
 
 def is_main() -> bool:
-    """Whether this process reports to the user and writes what is not sharded (process 0)."""
+    """Tells whether this process reports to the user and writes what is not sharded (process 0)."""
     return jax.process_index() == 0
 
 

@@ -56,11 +56,11 @@ def _accelerator() -> dict[str, str]:
     version; empty on a CPU."""
     if jax.default_backend() == "cpu":
         return {}
-    found = {"platform": " ".join(jax.devices()[0].client.platform_version.split())}
+    facts = {"platform": " ".join(jax.devices()[0].client.platform_version.split())}
     driver = _line(Path("/proc/driver/nvidia/version"), "NVRM version:")
     if driver:
-        found["driver"] = " ".join(driver.partition(":")[2].split())
-    return found
+        facts["driver"] = " ".join(driver.partition(":")[2].split())
+    return facts
 
 
 def _line(path: Path, begin: str) -> str:

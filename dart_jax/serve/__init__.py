@@ -1,6 +1,7 @@
 """The HTTP server: OpenAI's API on top of the serving engine.
 
-`app.py` lists the routes; an answer goes `body.py` -> `fields.py` -> `prompts.py` -> `texts.py` ->
-`completions.py` or `chat.py` -> `answer.py`. May import `dart_jax.serving`, `dart_jax.text` and
-`dart_jax.programs`.
+`app.py` has the routes. An answer goes `fields.py` (what the client asks) -> `prompts.py` (its
+tokens) -> `service.py` (the engine's requests) -> `texts.py` (the engine's updates as text) ->
+`answer.py` (events or one response). May import `dart_jax.serving`, `dart_jax.generation`,
+`dart_jax.text` and `dart_jax.programs`.
 """

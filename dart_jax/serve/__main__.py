@@ -57,9 +57,9 @@ class ServeConfig(ModelChoice):
     drain: float = 30.0
     """Seconds that running answers have to finish after SIGTERM or Ctrl-C."""
     metrics_names: Literal["dart", "vllm"] = "dart"
-    """What the names of metrics begin with; vllm is for tools that look for vLLM's."""
+    """Beginning of the names of metrics; vllm is for tools that look for vLLM's."""
     serving: tyro.conf.OmitArgPrefixes[ServingConfig] = ServingConfig()
-    """How requests are decoded together."""
+    """Options of the engine, which decodes requests together."""
     cluster: tyro.conf.OmitArgPrefixes[ClusterOptions] = ClusterOptions()
     """Several engines."""
 

@@ -7,17 +7,18 @@ import contextlib
 import logging
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dart_jax.serve.errors import ApiError, internal, json_response, timed_out, to_json
+from dart_jax.serve.errors import ApiError, internal, json_response, to_json
 from dart_jax.serve.fields import GenerationFields
-from dart_jax.serve.forms import Form
+from dart_jax.serve.logprobs import chat_scores, completion_scores
 from dart_jax.serve.service import Service
-from dart_jax.serve.texts import Piece, Texts
+from dart_jax.serve.texts import News, Texts
 
 _logger = logging.getLogger(__name__)
 
@@ -33,79 +34,81 @@ _LAST_CHANCE = 1.0
 
 
 class Answer(Response):
-    """The answer to a request for texts. It ends them if the client goes away."""
+    """The answer to a request for texts. It ends them if the client goes away.
+
+    Attributes:
+      kind: name of the objects that are sent.
+      chunk_kind: name of the pieces of a stream.
+      prefix: beginning of their ids.
+    """
+
+    kind: str
+    chunk_kind: str
+    prefix: str
 
     def __init__(
         self,
         service: Service,
-        form: Form,
         fields: GenerationFields,
         texts: Texts,
         prompt_tokens: int,
-        ends: float | None,
-        begun: Sequence[Piece] = (),
+        end: float | None,
     ):
-        """Nothing is sent yet.
+        """Prepares the answer; nothing is sent yet.
 
         Args:
-          service: generates `texts`, and is told when they are not needed any more.
-          form: of the endpoint.
-          fields: what the client asked for.
-          texts: what is sent.
+          service: generates `texts`, and forgets them at the end.
+          fields: the client's.
+          texts: the texts to send.
           prompt_tokens: of all prompts.
-          ends: when it must be complete, in seconds of the loop's clock; None for any time.
-          begun: what stands already, one for each text, if anything does.
+          end: when it must be complete, in seconds of the loop's clock; None for any time.
         """
         super().__init__()
-        self._service, self._form, self._texts = service, form, texts
+        self._service, self._texts, self._end = service, texts, end
         self._stream, self._options = fields.stream, fields.stream_options
-        self._prompt_tokens, self._ends = prompt_tokens, ends
-        self._begun = list(begun) or [Piece() for _ in texts.texts]
+        self._prompt_tokens = prompt_tokens
+        self._scored = fields.top is not None
         self._head = {
-            "id": f"{form.prefix}{uuid.uuid4().hex}",
-            "object": form.chunk_kind if fields.stream else form.kind,
+            "id": f"{self.prefix}{uuid.uuid4().hex}",
+            "object": self.chunk_kind if fields.stream else self.kind,
             "created": int(time.time()),
             "model": service.names[0],
         }
 
+    @abstractmethod
+    def _choice(self, index: int, news: News) -> dict[str, Any]:
+        """Writes what is new of the `index`th text: all of it, unless it is streamed."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         try:
-            if self._stream:
-                await _unless_gone(receive, self._send_events(send))
-            else:
-                await _unless_gone(receive, self._send_whole(scope, receive, send))
+            sending = self._send_events(send) if self._stream else self._whole(scope, receive, send)
+            await _unless_gone(receive, sending)
         finally:
             self._service.forget(self._texts)
 
-    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = json_response(await self._whole())
+            async with asyncio.timeout_at(self._end):
+                while self._texts.running:
+                    await self._texts.more()
+            choices = [self._choice(index, news) for index, news in self._news()]
+            response = json_response(self._head | {"choices": choices, "usage": self._usage})
         except Exception as error:
             response = self._failure(error).response
         await response(scope, receive, send)
 
-    async def _whole(self) -> dict[str, Any]:
-        pieces = list(self._begun)
-        async with asyncio.timeout_at(self._ends):
-            while self._texts.running:
-                for index, piece in await self._texts.more():
-                    pieces[index] = pieces[index].followed_by(piece)
-        choices = [self._form.whole(index, piece) for index, piece in enumerate(pieces)]
-        return self._head | {"choices": choices, "usage": self._usage}
-
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         try:
-            async with asyncio.timeout_at(self._ends):
-                new = list(enumerate(self._begun))
+            async with asyncio.timeout_at(self._end):
                 while True:
-                    events = b"".join(self._event(index, piece) for index, piece in new)
+                    events = b"".join(self._event(index, news) for index, news in self._news())
                     if events:
                         await send(_body(events, more=True))
                     if not self._texts.running:
                         break
-                    new = await self._texts.more()
+                    await self._texts.more()
                 last = b""
                 if self._options.include_usage:
                     last = _event(self._head | {"choices": [], "usage": self._usage})
@@ -115,11 +118,12 @@ class Answer(Response):
                 async with asyncio.timeout(_LAST_CHANCE):
                     await send(_body(_event(self._failure(error).content) + _DONE))
 
-    def _event(self, index: int, piece: Piece) -> bytes:
-        """A piece as an event; nothing if there is nothing to tell."""
-        if not (piece.text or piece.scores or piece.finish):
-            return b""
-        chunk = self._head | {"choices": [self._form.chunk(index, piece)]}
+    def _news(self) -> list[tuple[int, News]]:
+        every = enumerate(text.take() for text in self._texts.texts)
+        return [(index, news) for index, news in every if news is not None]
+
+    def _event(self, index: int, news: News) -> bytes:
+        chunk = self._head | {"choices": [self._choice(index, news)]}
         if self._options.continuous_usage_stats:
             chunk["usage"] = self._usage
         elif self._options.include_usage:
@@ -128,23 +132,62 @@ class Answer(Response):
 
     @property
     def _usage(self) -> dict[str, int]:
-        new = sum(text.tokens for text in self._texts.texts)
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": new,
-            "total_tokens": self._prompt_tokens + new,
-        }
+        counts = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._texts.tokens}
+        return counts | {"total_tokens": sum(counts.values())}
 
     def _failure(self, error: Exception) -> ApiError:
-        """What the client is told of an error."""
+        """Returns the error for the client; logs the rest of a fault."""
         if isinstance(error, ApiError):
             if error.status == 500:
                 _logger.error("an answer failed: %s", error.__cause__)
             return error
-        if isinstance(error, TimeoutError) and self._service.limits.timeout is not None:
-            return timed_out(self._service.limits.timeout)
+        if isinstance(error, TimeoutError):
+            seconds = f"{self._service.limits.timeout:g} s"
+            return ApiError(504, f"the answer was not complete after {seconds}", code="timeout")
         _logger.error("an answer failed", exc_info=error)
         return internal()
+
+
+class CompletionAnswer(Answer):
+    """The answer of /v1/completions."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl-"
+
+    def __init__(self, *args: Any, echo: Sequence[str]):
+        """`echo`: what is repeated in front of each text."""
+        super().__init__(*args)
+        self._echo = echo
+
+    def _choice(self, index: int, news: News) -> dict[str, Any]:
+        scores = completion_scores(news.scores, self._service.token_texts) if self._scored else None
+        return {
+            "index": index,
+            "text": self._echo[index] * news.first + news.text,
+            "logprobs": scores,
+            "finish_reason": news.finish,
+        }
+
+
+class ChatAnswer(Answer):
+    """The answer of /v1/chat/completions."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl-"
+
+    def _choice(self, index: int, news: News) -> dict[str, Any]:
+        scores = chat_scores(news.scores, self._service.token_texts) if self._scored else None
+        rest = {"logprobs": scores, "finish_reason": news.finish}
+        if not self._stream:
+            message = {"role": "assistant", "content": news.text, "refusal": None}
+            return {"index": index, "message": message, **rest}
+        # The role comes with the first piece, not before: clients measure the time to the first
+        # token by it.
+        delta = {"role": "assistant"} if news.first else {}
+        if news.text or news.first:
+            delta["content"] = news.text
+        return {"index": index, "delta": delta, **rest}
 
 
 def _event(content: Any) -> bytes:
@@ -157,8 +200,12 @@ def _body(content: bytes, more: bool = False) -> dict[str, Any]:
 
 async def _unless_gone(receive: Receive, sending: Coroutine[Any, Any, None]) -> None:
     """Runs `sending` until it is done or the client has gone."""
-    work = asyncio.ensure_future(sending)
-    gone = asyncio.ensure_future(_until_gone(receive))
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    work, gone = asyncio.ensure_future(sending), asyncio.ensure_future(until_gone())
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -167,8 +214,3 @@ async def _unless_gone(receive: Receive, sending: Coroutine[Any, Any, None]) -> 
         for task in (work, gone):
             task.cancel()
         await asyncio.gather(work, gone, return_exceptions=True)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

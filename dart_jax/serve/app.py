@@ -1,4 +1,4 @@
-"""The routes."""
+"""The routes: OpenAI's, and those of vLLM and SGLang that tools rely on."""
 
 from __future__ import annotations
 
@@ -6,196 +6,238 @@ import asyncio
 import hmac
 import logging
 import time
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import dart_jax
 from dart_jax.errors import UserError
-from dart_jax.serve.answer import Answer
-from dart_jax.serve.body import CLOSE, read_json
-from dart_jax.serve.errors import ApiError, answering, bad, json_response
+from dart_jax.generation.prompts import check_ids
+from dart_jax.serve.answer import ChatAnswer, CompletionAnswer
+from dart_jax.serve.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
 from dart_jax.serve.fields import (
     ChatFields,
     CompletionFields,
     DetokenizeFields,
-    GenerationFields,
+    RequestFields,
     TokenizeFields,
-    read_fields,
+    receive,
 )
-from dart_jax.serve.forms import ChatForm, CompletionForm, Form
-from dart_jax.serve.information import Information
-from dart_jax.serve.prompts import check_ids, encode_messages, encode_prompt, encode_text
-from dart_jax.serve.service import Service, user_error
-from dart_jax.serve.texts import Piece
+from dart_jax.serve.prompts import encode, encode_chat
+from dart_jax.serve.service import Service
 
 _logger = logging.getLogger(__name__)
+_Fields = TypeVar("_Fields", bound=RequestFields)
 
 # What load balancers and Prometheus ask, without a key.
 _OPEN = ("/health", "/metrics", "/version")
+_NAMES = {*CompletionFields.model_fields, *ChatFields.model_fields, *DetokenizeFields.model_fields}
 
 
 def make_app(service: Service) -> Starlette:
-    """The application: OpenAI's routes, and those of vLLM and SGLang that tools rely on."""
-    routes, information = Generating(service), Information(service)
+    """Makes the application that answers with a service."""
+    routes = Routes(service)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),
-            Route("/v1/models", information.models),
-            Route("/v1/models/{name:path}", information.model),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{name:path}", routes.models),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
-            Route("/health", information.health),
-            Route("/version", information.version),
-            Route("/metrics", information.metrics),
-            Route("/server_info", information.server_info),
-            Route("/get_server_info", information.server_info),
+            Route("/health", routes.health),
+            Route("/version", routes.version),
+            Route("/metrics", routes.metrics),
+            Route("/server_info", routes.server_info),
+            Route("/get_server_info", routes.server_info),
         ],
         middleware=[Middleware(_Key, key=service.limits.api_key)],
-        exception_handlers={HTTPException: _no_route},
+        exception_handlers={
+            HTTPException: _no_route,
+            ApiError: _api_error,
+            UserError: _user_error,
+            ClientDisconnect: _gone,
+            Exception: _fault,
+        },
     )
 
 
-class Generating:
-    """The routes that read prompts, and mostly continue them."""
+class Routes:
+    """The routes of a service."""
 
     def __init__(self, service: Service):
         """`service` generates the texts."""
         self._service = service
+        self._model, self._tokenizer = service.model, service.model.tokenizer
+        self._started = int(time.time())
 
-    @answering
     async def completions(self, request: Request) -> Response:
         """Continues texts or tokens."""
-        arrived, ends = self._clock()
-        body = await self._body(request)
-        fields = read_fields(CompletionFields, body)
-        self._service.check_model(fields.model)
+        arrived, end = self._clock()
+        fields = await self._fields(CompletionFields, request)
         if fields.echo and fields.logprobs is not None:
-            raise bad(
-                "echo with logprobs is not supported: prompts have no log-probabilities here",
-                "echo",
-                "unsupported_parameter",
-            )
-        tokenizer, vocab_size = self._service.tokenizer, self._service.model.target.vocab_size
+            message = "echo with logprobs is not supported: prompts have no log-probabilities here"
+            raise bad(message, "echo", "unsupported_parameter")
+        size = self._model.target.vocab_size
         prompts = [
-            await encode_prompt(tokenizer, prompt, vocab_size, fields.add_special_tokens)
+            await encode(self._tokenizer, prompt, size, fields.add_special_tokens)
             for prompt in fields.prompt
         ]
-        echoed = [
-            prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+        echo = [
+            "" if not fields.echo
+            else prompt if isinstance(prompt, str)
+            else self._tokenizer.decode(prompt)
             for prompt in fields.prompt
             for _ in range(fields.n)
-        ]
-        form = CompletionForm(fields, echoed, self._service.token_texts)
-        return self._generate(form, fields, prompts, arrived, ends)
+        ]  # fmt: skip
+        # Without new tokens, only the prompts are wanted back.
+        empty = fields.echo and fields.max_tokens == 0
+        texts = self._service.generate(fields, prompts, arrived, empty=empty)
+        count = sum(map(len, prompts))
+        return CompletionAnswer(self._service, fields, texts, count, end, echo=echo)
 
-    @answering
     async def chat(self, request: Request) -> Response:
         """Answers a chat."""
-        arrived, ends = self._clock()
-        fields = read_fields(ChatFields, await self._body(request))
-        self._service.check_model(fields.model)
+        arrived, end = self._clock()
+        fields = await self._fields(ChatFields, request)
         if fields.top_logprobs is not None and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
-        prompt = await encode_messages(
-            self._service.tokenizer,
-            fields.messages,
-            self._service.model.target.vocab_size,
-            fields.chat_template_kwargs,
-            fields.add_generation_prompt,
-        )
-        form = ChatForm(fields, self._service.token_texts)
-        return self._generate(form, fields, [prompt], arrived, ends)
+        prompt = await encode_chat(self._tokenizer, fields, self._model.target.vocab_size)
+        texts = self._service.generate(fields, [prompt], arrived)
+        return ChatAnswer(self._service, fields, texts, len(prompt), end)
 
-    def _generate(
-        self,
-        form: Form,
-        fields: GenerationFields,
-        prompts: list[np.ndarray],
-        arrived: float,
-        ends: float | None,
-    ) -> Response:
-        service, begun = self._service, []
-        requests, stop = [], []
-        if fields.most_tokens == 0 and isinstance(fields, CompletionFields) and fields.echo:
-            # Only the prompts are wanted back.
-            begun = [Piece(finish="length")] * (len(prompts) * fields.n)
-        try:
-            if not begun:
-                requests, stop = service.requests(fields, prompts)
-            texts = service.generate(requests, stop, arrived)
-        except UserError as error:
-            raise user_error(error, fields) from None
-        count = sum(map(len, prompts))
-        return Answer(service, form, fields, texts, count, ends, begun)
-
-    @answering
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text or a chat."""
-        service = self._service
-        fields = read_fields(TokenizeFields, await self._body(request))
-        service.check_model(fields.model)
+        """Returns the tokens of a text or a chat."""
+        fields, size = await self._fields(TokenizeFields, request), self._tokenizer.vocab_size
         if (fields.prompt is None) == (fields.messages is None):
             raise bad("pass either prompt or messages", "prompt")
-        if fields.messages is not None:
-            prompt = await encode_messages(
-                service.tokenizer,
-                fields.messages,
-                service.tokenizer.vocab_size,
-                fields.chat_template_kwargs,
-                fields.add_generation_prompt,
-            )
-            ids = prompt.tolist()
+        if fields.prompt is None:
+            tokens = await encode_chat(self._tokenizer, fields, size)
         else:
-            text, special = fields.prompt or "", fields.add_special_tokens
-            ids = await encode_text(service.tokenizer, text, special)
-        names = [service.tokenizer.backend.id_to_token(id) for id in ids]
+            tokens = await encode(self._tokenizer, fields.prompt, size, fields.add_special_tokens)
+        ids = tokens.tolist()
+        names = [self._tokenizer.backend.id_to_token(id) for id in ids]
         return json_response(
             {
                 "count": len(ids),
-                "max_model_len": service.engine.max_length,
+                "max_model_len": self._service.engine.max_length,
                 "tokens": ids,
                 "token_strs": names if fields.return_token_strs else None,
             }
         )
 
-    @answering
     async def detokenize(self, request: Request) -> Response:
-        """The text of tokens."""
-        fields = read_fields(DetokenizeFields, await self._body(request))
-        self._service.check_model(fields.model)
-        service = self._service
-        most = max(service.model.target.vocab_size, service.tokenizer.vocab_size)
-        check_ids(service.tokenizer, fields.tokens, most, "tokens")
-        text = self._service.tokenizer.decode(fields.tokens, skip_special_tokens=False)
+        """Returns the text of tokens."""
+        fields = await self._fields(DetokenizeFields, request)
+        most = max(self._model.target.vocab_size, self._tokenizer.vocab_size)
+        check_ids("tokens", fields.tokens, most, self._tokenizer)
+        text = self._tokenizer.decode(fields.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})
 
-    def _clock(self) -> tuple[float, float | None]:
-        """Now, for measurements, and when the answer must be complete."""
-        timeout = self._service.limits.timeout
-        ends = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        return time.monotonic(), ends
+    async def models(self, request: Request) -> Response:
+        """Lists the names of the model, or describes one of them."""
+        name = request.path_params.get("name")
+        self._service.check_model(name)
+        models = [
+            {
+                "id": each,
+                "object": "model",
+                "created": self._started,
+                "owned_by": "dart_jax",
+                "root": self._service.root,
+                "parent": None,
+                "max_model_len": self._service.engine.max_length,
+            }
+            for each in ([name] if name else self._service.names)
+        ]
+        return json_response(models[0] if name else {"object": "list", "data": models})
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def health(self, _: Request) -> Response:
+        """Tells whether requests are answered."""
+        self._service.check_accepting()
+        statistics = self._service.engine.statistics()
+        if not statistics.replicas:
+            raise unavailable("no replica is running; try again later")
+        if statistics.failed:
+            raise unavailable("the engine failed; the server must be started anew")
+        return Response()
+
+    async def version(self, _: Request) -> Response:
+        """Returns the version of this package."""
+        return json_response({"version": dart_jax.__version__})
+
+    async def metrics(self, _: Request) -> Response:
+        """Returns everything for Prometheus."""
+        return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def server_info(self, _: Request) -> Response:
+        """Returns limits, and tau where SGLang's tools look for it."""
+        statistics, config = self._service.engine.statistics(), self._service.engine.config
+        # Of each verified tree all accepted nodes and the target's own token are emitted.
+        emitted = statistics.drafts + statistics.accepted_tokens
+        length = emitted / statistics.drafts if statistics.drafts else None
+        return json_response(
+            {
+                "version": dart_jax.__version__,
+                "model_path": self._service.root,
+                "served_model_name": self._service.names[0],
+                "max_model_len": self._service.engine.max_length,
+                "max_running_requests": config.slots,
+                "max_queued_requests": config.queue,
+                "tree_nodes": statistics.tree_nodes,
+                "avg_spec_accept_length": length,
+                "internal_states": [{"avg_spec_accept_length": length}],
+            }
+        )
+
+    def _clock(self) -> tuple[float, float | None]:
+        """Returns the time, for measurements, and when the answer must be complete."""
+        timeout = self._service.limits.timeout
+        end = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        return time.monotonic(), end
+
+    async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
         self._service.check_accepting()
         limits = self._service.limits
-        return await read_json(request, limits.max_body, limits.timeout)
+        fields = await receive(kind, request, limits.max_body, limits.timeout)
+        self._service.check_model(fields.model)
+        return fields
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """The answer to a wrong path or method."""
+    """Answers a wrong path or method."""
     assert isinstance(error, HTTPException)
     path, method = request.url.path, request.method
     message = f"there is no {path}" if error.status_code == 404 else f"{path} has no {method}"
     headers = {**(error.headers or {}), **CLOSE}
     return ApiError(error.status_code, message, headers=headers).response
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response
+
+
+async def _user_error(_: Request, error: Exception) -> Response:
+    """Answers an error of the library, with the field that it is about."""
+    words = str(error).split()[:3]  # such as `top_p must be` or `a stop string`
+    return bad(str(error), next((word for word in words if word in _NAMES), None)).response
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    return Response()  # nobody receives it
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    _logger.error("%s failed", request.url.path, exc_info=error)
+    return internal().response
 
 
 class _Key:
@@ -207,11 +249,11 @@ class _Key:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._expected and scope["path"] not in _OPEN:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
+            sent = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(sent, self._expected):
                 message = "this server needs its API key, as Authorization: Bearer KEY"
                 headers = {"WWW-Authenticate": "Bearer", **CLOSE}
-                refused = ApiError(401, message, code="invalid_api_key", headers=headers)
-                await refused.response(scope, receive, send)
+                refusal = ApiError(401, message, code="invalid_api_key", headers=headers)
+                await refusal.response(scope, receive, send)
                 return
         await self._app(scope, receive, send)

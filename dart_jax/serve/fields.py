@@ -1,12 +1,13 @@
-"""The fields of requests: what clients may ask for, and what is refused by name.
+"""The fields of requests: those that clients may use, and those that are refused by name.
 
-Names and defaults are those of OpenAI's API, with the extensions of vLLM. Fields that are not known
-are ignored, as many clients send some that make no difference here; those that would change the
-answer are in `REFUSED`.
+Names and defaults are those of OpenAI's API, with the extensions of vLLM. Unknown fields are
+ignored, as many clients send some that make no difference here; those that would change the answer
+are in `REFUSED`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -18,10 +19,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from starlette.requests import Request
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import MOST_LOGPROBS
-from dart_jax.serve.errors import bad
+from dart_jax.serve.errors import CLOSE, ApiError, bad
 
 # Every stop string is looked for in every piece of text.
 MOST_STOPS = 64
@@ -32,23 +34,22 @@ def _one_or_several(value: Any) -> Any:
 
 
 def _prompts(value: Any) -> Any:
-    """A list of prompts, each a text or token ids; raises ValueError for anything else."""
-    wrong = ValueError("must be a text, token ids, or a list of texts or of lists of token ids")
-    if isinstance(value, str) or _ids(value):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise wrong
-    if not all(isinstance(one, str) or _ids(one) for one in value):
-        raise wrong
-    return value
+    """Returns a list of prompts, each a text or token ids; raises ValueError for anything else."""
+    prompts = [value] if _is_prompt(value) else value
+    if isinstance(prompts, list) and prompts and all(map(_is_prompt, prompts)):
+        return prompts
+    raise ValueError("must be a text, token ids, or a list of texts or of lists of token ids")
 
 
-def _ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+def _is_prompt(value: Any) -> bool:
+    ids = isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+    return ids or isinstance(value, str)
 
 
 Strings = Annotated[list[str], BeforeValidator(_one_or_several), Field(max_length=MOST_STOPS)]
 Prompts = Annotated[list[Any], BeforeValidator(_prompts)]
+# JSON writes all names of an object as strings.
+Id = Annotated[int, Field(strict=False)]
 
 
 class _Fields(BaseModel):
@@ -57,23 +58,39 @@ class _Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, fields: Any) -> Any:
-        """Null means the same as no field."""
+        """Leaves out what is null, which means the same as no field."""
         if not isinstance(fields, dict):
             return fields
         return {name: value for name, value in fields.items() if value is not None}
 
 
+class RequestFields(_Fields):
+    """The body of a request."""
+
+    model: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_refused(cls, fields: Any) -> Any:
+        """Raises ApiError for a field that would change the answer."""
+        for name, value in fields.items() if isinstance(fields, dict) else ():
+            refused = name in REFUSED or name.startswith("guided_")
+            if refused and value is not None and value not in REFUSED.get(name, ()):
+                message = f"{name} is not supported by this server; leave it out"
+                raise bad(message, name, "unsupported_parameter")
+        return fields
+
+
 class StreamOptions(_Fields):
-    """What a stream reports besides the text."""
+    """Options of a stream: reports besides the text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class GenerationFields(_Fields):
-    """What both endpoints that generate text have in common."""
+class GenerationFields(RequestFields):
+    """The fields that both endpoints that generate text have."""
 
-    model: str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(1, ge=1)
@@ -85,7 +102,7 @@ class GenerationFields(_Fields):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = {}
+    logit_bias: dict[Id, float] = {}
     seed: int | None = None
     stop: Strings = []
     stop_token_ids: list[int] = []
@@ -93,17 +110,9 @@ class GenerationFields(_Fields):
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are drawn; raises UserError if a value is out of range."""
+        """The distribution of tokens; raises UserError if a value is out of range."""
         top_k = 0 if self.top_k == -1 else self.top_k
         return Sampling(self.temperature, top_k, self.top_p, self.min_p, self.repetition_penalty)
-
-    @property
-    def bias(self) -> dict[int, float]:
-        """`logit_bias` by id; raises ApiError if a name is none."""
-        try:
-            return {int(token): bias for token, bias in self.logit_bias.items()}
-        except ValueError:
-            raise bad("logit_bias must map token ids to numbers", "logit_bias") from None
 
     @property
     def most_tokens(self) -> int | None:
@@ -112,7 +121,7 @@ class GenerationFields(_Fields):
 
     @property
     def top(self) -> int | None:
-        """How many most likely tokens are reported; None for no log-probabilities."""
+        """Number of most likely tokens to report; None for no log-probabilities."""
         raise NotImplementedError
 
 
@@ -153,10 +162,9 @@ class ChatFields(GenerationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeFields(_Fields):
+class TokenizeFields(RequestFields):
     """The body of /tokenize: a prompt or messages."""
 
-    model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool = True
     messages: list[dict[str, Any]] | None = None
@@ -165,10 +173,9 @@ class TokenizeFields(_Fields):
     return_token_strs: bool = False
 
 
-class DetokenizeFields(_Fields):
+class DetokenizeFields(RequestFields):
     """The body of /detokenize."""
 
-    model: str | None = None
     tokens: list[int]
 
 
@@ -201,42 +208,65 @@ REFUSED: Mapping[str, Sequence[Any]] = {
     "web_search_options": (),
 }
 
-_Kind = TypeVar("_Kind", bound=_Fields)
+_Kind = TypeVar("_Kind", bound=RequestFields)
 
 
-def read_fields(kind: type[_Kind], body: Mapping[str, Any]) -> _Kind:
+async def receive(
+    kind: type[_Kind], request: Request, most: int, seconds: float | None = None
+) -> _Kind:
     """Reads the fields of a request.
 
     Args:
-      kind: what it may have.
-      body: without fields that are null.
+      kind: the fields that it may have.
+      request: nothing of it has been read.
+      most: bytes that are read.
+      seconds: time that the client may take; None for any time.
 
     Raises:
-      ApiError: a field is refused, missing, or has another type or value than it may have.
+      ApiError: the body is too large or too slow, or no JSON; or a field is refused, missing, or
+        has another type or value than it may have.
+      ClientDisconnect: the client has gone.
     """
-    for name, value in body.items():
-        known = name not in REFUSED and not name.startswith("guided_")
-        if not known and value not in REFUSED.get(name, ()):
-            raise bad(
-                f"{name} is not supported by this server; leave it out",
-                name,
-                "unsupported_parameter",
-            )
     try:
-        return kind.model_validate(body)
+        async with asyncio.timeout(seconds):
+            body = await _body(request, most)
+    except TimeoutError:
+        message = f"the body was not complete after {seconds:g} s"
+        raise ApiError(408, message, headers=CLOSE) from None
+    try:
+        return kind.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from None
 
 
-def _refusal(error: ValidationError) -> Exception:
-    """The first thing that is wrong, in one line."""
+async def _body(request: Request, most: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    too_large = length.isdecimal() and int(length) > most
+    body = bytearray()
+    if not too_large:
+        async for part in request.stream():
+            body += part
+            if too_large := len(body) > most:
+                break
+    if too_large:
+        message = f"the body is larger than {most:,} bytes, the most that this server reads"
+        raise ApiError(413, message, code="request_too_large", headers=CLOSE)
+    return bytes(body)
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """Describes the first mistake in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(map(str, first["loc"]))
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if first["type"] == "json_invalid":
+        return bad(f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}")
+    if not name:
+        return bad("the body must be a JSON object")
     if first["type"] == "missing":
         return bad(f"{name} is missing", name)
-    what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    what = f"{name} {what[:1].lower()}{what[1:]}"
-    given = first["input"]
-    if isinstance(given, bool | int | float | str) and len(str(given)) <= 40:
-        what += f", got {given!r}"
-    return bad(what, name)
+    message = f"{name} {message[:1].lower()}{message[1:]}"
+    value = first["input"]
+    if isinstance(value, bool | int | float | str) and len(str(value)) <= 40:
+        message += f", got {value!r}"
+    return bad(message, name)

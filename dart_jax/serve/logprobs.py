@@ -14,7 +14,7 @@ _IMPOSSIBLE = -9999.0
 
 
 class Score(NamedTuple):
-    """What is reported about a token.
+    """The log-probabilities of a token.
 
     Attributes:
       token: its id.
@@ -33,7 +33,7 @@ class TokenTexts:
     """The bytes and the text of single tokens, which may be parts of characters."""
 
     def __init__(self, tokenizer: Tokenizer):
-        """Finds out how the tokenizer writes bytes."""
+        """Reads from the tokenizer how it writes bytes."""
         self._tokenizer = tokenizer
         decoder = json.dumps(json.loads(tokenizer.backend.to_str()).get("decoder"))
         self._byte_level = '"ByteLevel"' in decoder
@@ -44,7 +44,7 @@ class TokenTexts:
         self.bytes_of = functools.lru_cache(maxsize=100_000)(self._bytes_of)
 
     def text_of(self, token: int) -> str:
-        """A token as text; one that is part of a character as its bytes, as OpenAI's API has it."""
+        """Returns a token as text; a part of a character as its bytes, as OpenAI's API has it."""
         raw = self.bytes_of(token)
         try:
             return raw.decode()
@@ -77,8 +77,8 @@ def _byte_characters() -> dict[str, int]:
 _BYTES = _byte_characters()
 
 
-def completion_form(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
-    """The form of /v1/completions."""
+def completion_scores(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
+    """Writes log-probabilities as /v1/completions does."""
     return {
         "tokens": [texts.text_of(score.token) for score in scores],
         "token_logprobs": [_finite(score.logprob) for score in scores],
@@ -93,8 +93,8 @@ def completion_form(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any
     }
 
 
-def chat_form(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
-    """The form of /v1/chat/completions."""
+def chat_scores(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
+    """Writes log-probabilities as /v1/chat/completions does."""
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         raw = list(texts.bytes_of(token))

@@ -5,16 +5,16 @@ Counts come from the engine whenever they are asked for; times are measured wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dart_jax.engine.request import Finish
-from dart_jax.engine.statistics import Statistics
 from dart_jax.serving.interface import AnyEngine
 
+# Seconds.
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
 _FIRST_TOKEN += (7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _STEP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -22,7 +22,7 @@ _STEP += (20.0, 40.0, 80.0)
 _REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 _REQUEST += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 
-# Field of `Statistics` -> name, and what is said about it.
+# Field of `Statistics` -> name and help.
 _GAUGES = {
     "running": ("num_requests_running", "Requests that are decoded."),
     "waiting": ("num_requests_waiting", "Requests that wait for a slot."),
@@ -40,9 +40,28 @@ _COUNTERS = {
     "compilations": ("compilations", "Programs compiled while requests waited."),
 }
 
+# Key -> name, upper ends of buckets, or None for those of lengths, and help.
+_HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None, str]] = {
+    "first_token": (
+        "time_to_first_token_seconds", _FIRST_TOKEN, "From a request to its first token."
+    ),
+    "step": (
+        "inter_token_latency_seconds", _STEP, "Between two steps of a text, of >= 1 tokens."
+    ),
+    "per_token": (
+        "request_time_per_output_token_seconds",
+        _STEP,
+        "Of a text, per token after those of the first step.",
+    ),
+    "seconds": ("e2e_request_latency_seconds", _REQUEST, "From a request to its last token."),
+    "waiting": ("request_queue_time_seconds", _REQUEST, "From a request to its slot."),
+    "prompt_tokens": ("request_prompt_tokens", None, "Tokens of a prompt."),
+    "new_tokens": ("request_generation_tokens", None, "Tokens of a text."),
+}  # fmt: skip
+
 
 class Metrics:
-    """What has been measured since the start."""
+    """Counts and times since the start."""
 
     def __init__(self, engine: AnyEngine, model_name: str, prefix: str = "dart"):
         """Starts at zero.
@@ -50,80 +69,33 @@ class Metrics:
         Args:
           engine: its counts are reported as well.
           model_name: value of the label.
-          prefix: what names begin with, before a colon.
+          prefix: beginning of all names, before a colon.
         """
         self._registry = CollectorRegistry()
         self._engine_counts = _EngineCounts(engine, model_name, prefix)
         self._registry.register(self._engine_counts)
+        most = engine.max_length
+        sizes = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+        lengths = [size for size in sizes if size <= most]
+        labels, registry = ["model_name"], self._registry
+        self._histograms = {
+            key: Histogram(
+                f"{prefix}:{name}", help, labels, buckets=buckets or lengths, registry=registry
+            ).labels(model_name)
+            for key, (name, buckets, help) in _HISTOGRAMS.items()
+        }
 
-        def histogram(name: str, buckets: Sequence[float], what: str) -> Histogram:
-            full = f"{prefix}:{name}"
-            made = Histogram(full, what, ["model_name"], buckets=buckets, registry=self._registry)
-            return made.labels(model_name)
+    def observe(self, **values: float) -> None:
+        """Adds values to histograms, each by its key in `_HISTOGRAMS`."""
+        for key, value in values.items():
+            self._histograms[key].observe(value)
 
-        lengths = _lengths(engine.max_length)
-        self._first_token = histogram(
-            "time_to_first_token_seconds", _FIRST_TOKEN, "From a request to its first token."
-        )
-        self._step = histogram(
-            "inter_token_latency_seconds", _STEP, "Between two steps of a text, of >= 1 tokens."
-        )
-        self._per_token = histogram(
-            "request_time_per_output_token_seconds",
-            _STEP,
-            "Of a text, per token after those of the first step.",
-        )
-        self._seconds = histogram(
-            "e2e_request_latency_seconds", _REQUEST, "From a request to its last token."
-        )
-        self._waiting = histogram(
-            "request_queue_time_seconds", _REQUEST, "From a request to its slot."
-        )
-        self._prompt_tokens = histogram("request_prompt_tokens", lengths, "Tokens of a prompt.")
-        self._new_tokens = histogram("request_generation_tokens", lengths, "Tokens of a text.")
-
-    def first_token(self, seconds: float) -> None:
-        """A text begins, so long after it was asked for."""
-        self._first_token.observe(seconds)
-
-    def step(self, seconds: float) -> None:
-        """A step adds to a text, so long after the one before."""
-        self._step.observe(seconds)
-
-    def finished(
-        self,
-        finish: Finish,
-        *,
-        prompt_tokens: int,
-        new_tokens: int,
-        waiting: float,
-        decoding: float,
-        seconds: float,
-    ) -> None:
-        """A text is complete.
-
-        Args:
-          finish: why it ended.
-          prompt_tokens: of its prompt.
-          new_tokens: of the text.
-          waiting: seconds before it got a slot.
-          decoding: seconds between the first step's tokens and the last.
-          seconds: since it was asked for.
-        """
-        self._engine_counts.ended[finish] += 1
-        self._prompt_tokens.observe(prompt_tokens)
-        self._new_tokens.observe(new_tokens)
-        self._waiting.observe(waiting)
-        self._seconds.observe(seconds)
-        if new_tokens > 1:
-            self._per_token.observe(decoding / (new_tokens - 1))
-
-    def aborted(self) -> None:
-        """A text is not completed: its client has gone, or it failed."""
-        self._engine_counts.ended["abort"] += 1
+    def count(self, reason: Literal["stop", "length", "abort"]) -> None:
+        """Counts a text that ended; abort: its client has gone, or it failed."""
+        self._engine_counts.ended[reason] += 1
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """Returns all of it, in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -137,40 +109,30 @@ class _EngineCounts(Collector):
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
         statistics = self._engine.statistics()
-        for field, (name, what) in _GAUGES.items():
-            yield self._gauge(name, what, getattr(statistics, field))
+        for field, (name, help) in _GAUGES.items():
+            yield self._gauge(name, help, getattr(statistics, field))
         used = statistics.pages_used / max(statistics.pages, 1)
         yield self._gauge("kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1.", used)
-        for field, (name, what) in _COUNTERS.items():
-            yield self._counter(name, what, {"": getattr(statistics, field)})
-        yield self._per_position(statistics)
-        what = "Texts that ended, by reason."
-        yield self._counter("request_success", what, self.ended, "finished_reason")
-
-    def _per_position(self, statistics: Statistics) -> Metric:
-        counts = {str(n): count for n, count in enumerate(statistics.accepted_per_position)}
-        return self._counter(
+        for field, (name, help) in _COUNTERS.items():
+            yield self._counter(name, help, {"": getattr(statistics, field)})
+        yield self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Drafted tokens that were accepted, by their depth in the tree, from 0.",
-            counts,
+            {str(n): count for n, count in enumerate(statistics.accepted_per_position)},
             "position",
         )
+        help = "Texts that ended, by reason."
+        yield self._counter("request_success", help, self.ended, "finished_reason")
 
-    def _gauge(self, name: str, what: str, value: float) -> Metric:
-        made = GaugeMetricFamily(f"{self._prefix}:{name}", what, labels=["model_name"])
-        made.add_metric([self._model_name], value)
-        return made
+    def _gauge(self, name: str, help: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(f"{self._prefix}:{name}", help, labels=["model_name"])
+        gauge.add_metric([self._model_name], value)
+        return gauge
 
-    def _counter(self, name: str, what: str, values: dict[str, int], label: str = "") -> Metric:
-        """A counter for each value of a label, or without one."""
+    def _counter(self, name: str, help: str, values: Mapping[str, int], label: str = "") -> Metric:
+        """Returns a counter for each value of a label, or without one."""
         labels = ["model_name", label] if label else ["model_name"]
-        made = CounterMetricFamily(f"{self._prefix}:{name}", what, labels=labels)
+        counter = CounterMetricFamily(f"{self._prefix}:{name}", help, labels=labels)
         for key, value in values.items():
-            made.add_metric([self._model_name, key][: len(labels)], value)
-        return made
-
-
-def _lengths(most: int) -> list[int]:
-    """1, 2, 5, 10, 20, ... up to `most`."""
-    values = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
-    return [value for value in values if value <= most]
+            counter.add_metric([self._model_name, key][: len(labels)], value)
+        return counter

@@ -37,20 +37,20 @@ def open_socket(host: str, port: int) -> socket.socket:
     kind = socket.SOCK_STREAM
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
-        made = socket.socket(family, kind)
+        opened = socket.socket(family, kind)
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(address)
         except OSError:
-            made.close()
+            opened.close()
             raise
     except OSError as error:
         raise UserError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
-    return made
+    return opened
 
 
 def address_of(listening: socket.socket) -> str:
-    """The URL of a socket."""
+    """Returns the URL of a socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
         service.draining = True
         if await asyncio.to_thread(service.engine.drain, self._drain):
             end = max(end, time.monotonic() + _GRACE)
-        # What has been generated must still be sent.
+        # The generated tokens must still be sent.
         while service.running and time.monotonic() < end and not self._hurried:
             await asyncio.sleep(0.02)
         self._abort()

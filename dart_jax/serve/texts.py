@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from dart_jax.engine.request import Finish, Logprobs, Request, Update
+from dart_jax.engine.request import Finish, Request, Update
+from dart_jax.generation import GeneratedText
 from dart_jax.serve.errors import ApiError, internal
 from dart_jax.serve.logprobs import Score
 from dart_jax.serve.metrics import Metrics
@@ -19,90 +20,95 @@ from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
 
-class Piece(NamedTuple):
-    """What is new of a text.
+class News(NamedTuple):
+    """The part of a text that was not sent yet.
 
     Attributes:
       text: its characters, which nothing that follows can change.
-      tokens: how many tokens were added, even if no character is final.
-      scores: of these tokens, if they were asked for.
+      scores: of its tokens, if they were asked for.
       finish: why the text ended; None if more follows.
+      first: whether nothing was sent before.
     """
 
-    text: str = ""
-    tokens: int = 0
-    scores: tuple[Score, ...] = ()
-    finish: Finish | None = None
-
-    def followed_by(self, other: Piece) -> Piece:
-        """Both in one."""
-        return Piece(
-            self.text + other.text,
-            self.tokens + other.tokens,
-            self.scores + other.scores,
-            other.finish,
-        )
+    text: str
+    scores: list[Score]
+    finish: Finish | None
+    first: bool
 
 
 class Text:
-    """One text: turns the engine's updates into pieces.
+    """One text: takes the engine's updates, and gives what is new.
 
     Attributes:
-      tokens: new tokens so far.
-      finish: why it ended; None while it goes on.
+      request: asks the engine for it; None for a text without tokens, which is complete.
       first: when its first tokens came, in seconds of `time.monotonic`; None before.
       last: when its last ones came.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stop_ids: Sequence[int]):
-        """`stop` and `stop_ids` end the text."""
-        self.tokens = 0
-        self.finish: Finish | None = None
+    def __init__(self, tokenizer: Tokenizer, request: Request | None, stop: Sequence[str] = ()):
+        """Starts an empty text, which the strings `stop` and the request's ids end."""
+        self.request = request
         self.first: float | None = None
         self.last = 0.0
-        self._stream = TextStream(tokenizer, stop, stop_ids)
-        # The stream above holds back what may begin a stop string; this one knows where tokens are.
-        self._places = TextStream(tokenizer, stop_ids=stop_ids)
-        self._offset = 0
+        ids = () if request is None else request.stop_ids
+        self._text = GeneratedText(tokenizer, stop, ids)
+        # The one above holds back what may begin a stop string; this one knows where tokens are.
+        self._places = TextStream(tokenizer, stop_ids=ids)
+        self._offset = 0  # characters of the tokens so far
+        self._scores: list[Score] = []  # not sent yet
+        self._pieces = 0  # of the text that were sent
+        self._begun = self._ended = False  # as far as it was sent
+        if request is None:
+            self._text.finish = "length"
 
-    def push(self, update: Update) -> Piece:
+    @property
+    def tokens(self) -> int:
+        """Number of new tokens so far."""
+        return len(self._text.tokens)
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why it ended; None while it goes on."""
+        return self._text.finish
+
+    def push(self, update: Update) -> None:
         """Adds tokens, up to the one that ends the text."""
-        text: list[str] = []
-        scores: list[Score] = []
-        count = 0
-        for place, token in enumerate(update.tokens):
-            count += 1
-            if update.logprobs is not None:
-                scores.append(self._score(token, update.logprobs, place))
-            text.append(self._stream.push(token))
-            if self._stream.stopped:
-                self.finish = "stop"
-                break
-        if self.finish is None and update.finish is not None:
-            text.append(self._stream.finish())
-            self.finish = "stop" if self._stream.stopped else update.finish
-        self.tokens += count
-        return Piece("".join(text), count, tuple(scores), self.finish)
+        before = self.tokens
+        self._text.append(update.tokens, update.drafted)
+        if update.finish is not None:
+            self._text.end()
+        if update.logprobs is None:
+            return
+        ids, values = update.logprobs.top_ids.tolist(), update.logprobs.top.tolist()
+        for place, token in enumerate(self._text.tokens[before:]):
+            top = list(zip(ids[place], values[place], strict=True))
+            own = float(update.logprobs.own[place])
+            self._scores.append(Score(token, own, top, self._offset))
+            self._offset += len(self._places.push(token))
 
-    def _score(self, token: int, logprobs: Logprobs, place: int) -> Score:
-        ids, values = logprobs.top_ids[place].tolist(), logprobs.top[place].tolist()
-        offset = self._offset
-        self._offset += len(self._places.push(token))
-        return Score(token, float(logprobs.own[place]), list(zip(ids, values, strict=True)), offset)
+    def take(self) -> News | None:
+        """Returns what is new since the last call; None if nothing is."""
+        new = "".join(self._text.pieces[self._pieces :])
+        if self._ended or not (new or self._scores or self.finish):
+            return None
+        news = News(new, self._scores, self.finish, not self._begun)
+        self._pieces, self._scores = len(self._text.pieces), []
+        self._begun, self._ended = True, self.finish is not None
+        return news
 
 
 class Texts:
     """The texts of one answer.
 
-    What the engine produces while a slow client reads is kept here: not more than the texts
-    themselves, and it is sent in one piece once the client has caught up.
+    The engine's updates are kept here while a slow client reads: not more than the texts
+    themselves, and they are sent together once the client has caught up.
     """
 
     def __init__(
         self,
         engine: AnyEngine,
         metrics: Metrics,
-        requests: Sequence[Request],
+        requests: Sequence[Request | None],
         stop: Sequence[str],
         arrived: float,
         interval: float = 0.0,
@@ -111,39 +117,44 @@ class Texts:
 
         Args:
           engine: generates the texts.
-          metrics: is told how long it takes.
-          requests: one for each text.
+          metrics: receives the times.
+          requests: one for each text; None for a text without tokens.
           stop: strings that end a text.
           arrived: when the client asked, in seconds of `time.monotonic`.
-          interval: seconds between pieces, at least; the first and the last one do not wait.
+          interval: seconds between two returns of `more`, at least, except for an end.
 
         Raises:
           UserError: as `Engine.submit`; then nothing is generated.
         """
-        tokenizer = engine.model.tokenizer
-        self._requests, self._metrics, self._arrived = requests, metrics, arrived
-        self.texts = [Text(tokenizer, stop, request.stop_ids) for request in requests]
+        self._metrics, self._arrived = metrics, arrived
+        self.texts = [Text(engine.model.tokenizer, request, stop) for request in requests]
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._woken = False  # whether the loop is to set `_news`
-        self._interval, self._next = interval, 0.0  # when the next piece may come
+        self._interval, self._next = interval, 0.0  # when `more` may return again
         self._pausing = False  # whether only an end is news
         self._inbox: deque[tuple[int, Update | BaseException, float]] = deque()
-        self._tickets: list[AnyTicket] = []
+        self._tickets: dict[int, AnyTicket] = {}
         try:
             for index, request in enumerate(requests):
-                self._tickets.append(engine.submit(request, partial(self._put, index)))
+                if request is not None:
+                    self._tickets[index] = engine.submit(request, partial(self._put, index))
         except BaseException:
             self._cancel()
             raise
 
     @property
     def running(self) -> bool:
-        """Whether more follows."""
+        """True while more follows."""
         return any(text.finish is None for text in self.texts)
 
-    async def more(self) -> list[tuple[int, Piece]]:
-        """Waits for what is new: at most one piece of each text, with the text's index.
+    @property
+    def tokens(self) -> int:
+        """Number of new tokens of all texts so far."""
+        return sum(text.tokens for text in self.texts)
+
+    async def more(self) -> None:
+        """Waits until there is more of a text.
 
         Raises:
           ApiError: the texts cannot be completed.
@@ -154,33 +165,29 @@ class Texts:
         self._news.clear()
         # In this order: what comes from now on wakes the loop again.
         self._woken = False
-        pieces: dict[int, Piece] = {}
         while self._inbox:
             index, update, when = self._inbox.popleft()
             text = self.texts[index]
             if isinstance(update, BaseException):
                 raise update if isinstance(update, ApiError) else internal() from update
             if text.finish is not None:
-                continue  # under way when a stop string was found
+                continue  # under way when a stop string was completed
             self._measure(text, when)
-            piece = text.push(update)
-            pieces[index] = pieces[index].followed_by(piece) if index in pieces else piece
+            text.push(update)
             if text.finish is not None:
                 self._end(index)
         self._next = self._loop.time() + self._interval
-        return list(pieces.items())
 
     async def _pause(self) -> None:
-        """Waits until the next piece may come, or a text has ended. Meanwhile the engine does not
+        """Waits until `more` may return again, or a text has ended. Meanwhile the engine does not
         wake the loop, which small models would do a thousand times a second."""
         if self._loop.time() >= self._next:
             return
         self._pausing = True
         try:
-            async with asyncio.timeout_at(self._next):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._next):
+                    await self._news.wait()
         finally:
             self._pausing = False
 
@@ -194,13 +201,13 @@ class Texts:
         """Cancels what still runs."""
         for text in self.texts:
             if text.finish is None:
-                self._metrics.aborted()
+                self._metrics.count("abort")
         self._cancel()
 
     def _cancel(self) -> None:
-        for ticket in self._tickets:
+        for ticket in self._tickets.values():
             ticket.cancel()
-        self._tickets = []
+        self._tickets = {}
 
     def _put(self, index: int, update: Update | BaseException) -> None:
         """Receives an update, on the engine's thread."""
@@ -214,23 +221,24 @@ class Texts:
     def _measure(self, text: Text, now: float) -> None:
         if text.first is None:
             text.first = now
-            self._metrics.first_token(now - self._arrived)
+            self._metrics.observe(first_token=now - self._arrived)
         else:
-            self._metrics.step(now - text.last)
+            self._metrics.observe(step=now - text.last)
         text.last = now
 
     def _end(self, index: int) -> None:
-        text = self.texts[index]
-        ticket = self._tickets[index]
-        # Where a stop string was found, the engine does not know of it.
+        text, ticket = self.texts[index], self._tickets[index]
+        # Where a stop string was completed, the engine does not know of it.
         ticket.cancel()
         assert text.first is not None
         assert text.finish is not None
-        self._metrics.finished(
-            text.finish,
-            prompt_tokens=len(self._requests[index].tokens),
+        assert text.request is not None
+        self._metrics.count(text.finish)
+        self._metrics.observe(
+            prompt_tokens=len(text.request.tokens),
             new_tokens=text.tokens,
             waiting=(ticket.begun or self._arrived) - self._arrived,
-            decoding=text.last - text.first,
             seconds=text.last - self._arrived,
         )
+        if text.tokens > 1:
+            self._metrics.observe(per_token=(text.last - text.first) / (text.tokens - 1))

@@ -36,8 +36,8 @@ def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
 
 
 def extends(tokenizer: Vocabulary, fingerprint: bytes) -> bool:
-    """Whether a fingerprint is that of the tokenizer, or of one to which it only adds tokens, with
-    higher ids: then every id means the same to both."""
+    """Tells whether a fingerprint is that of the tokenizer, or of one to which it only adds tokens,
+    with higher ids: then every id means the same to both."""
     return any(digest == fingerprint for digest in _digests(tokenizer))
 
 

@@ -57,8 +57,8 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop id came, or a stop string was completed, before which the text ends: more
-        tokens are ignored."""
+        """True once a stop id came, or a stop string, before which the text ends, was completed:
+        more tokens are ignored."""
         return self._ended or self._stops.found
 
     def push(self, token_id: int) -> str:
@@ -90,7 +90,7 @@ class TextStream:
         return self._stops.push(self._decode(final=True)) + self._stops.finish()
 
     def _run_parts(self) -> list[_Part]:
-        """What the run says if it ends here; nothing if it is not valid UTF-8."""
+        """Returns the parts of the run if it ends here; none if it is not valid UTF-8."""
         tokens = [self._tokenizer.backend.id_to_token(id) or "" for id in self._shown(self._run)]
         try:
             bytes(int(token[3:5], 16) for token in tokens).decode()
@@ -114,8 +114,8 @@ class TextStream:
         return parts
 
     def _parts(self, text: str, end: int) -> list[_Part]:
-        """What is new up to `end` in the text of context and run, around the run's special
-        tokens."""
+        """Returns the new parts up to `end` of the text of context and run, around the run's
+        special tokens."""
         parts, begin = [], self._returned
         for place, id in enumerate(self._run):
             if id in self._tokenizer.special_ids:
@@ -159,7 +159,7 @@ class _StopStrings:
         return bool(self._stops)
 
     def found_in(self, parts: Sequence[_Part]) -> bool:
-        """Whether these as the next parts would complete a stop string."""
+        """Tells whether these as the next parts would complete a stop string."""
         text = self._held + "".join(part.text for part in parts)
         return any(stop in text for stop in self._stops)
 

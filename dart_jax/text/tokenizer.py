@@ -104,21 +104,31 @@ class Tokenizer:
         return self.backend.get_vocab()
 
     def outside(self, ids: Iterable[int] | np.ndarray, vocab_size: int) -> str | None:
-        """Names the first of some ids that a target with this many embeddings does not have, with
-        its token, as some tokenizers have more tokens; None if it has all."""
+        """Names the first of some ids that a target with this many embeddings lacks, with its
+        token, as some tokenizers have more tokens; None if it has all."""
         id = next((int(id) for id in ids if not 0 <= id < vocab_size), None)
         if id is None:
             return None
         token = self.backend.id_to_token(id) if 0 <= id < self.vocab_size else None
         return f"{id}" if token is None else f"{id} ({token!r})"
 
-    def encode(self, text: str) -> list[int]:
-        """Encodes a text, with the special tokens that the tokenizer adds around it.
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Encodes a text, with the special tokens that the tokenizer adds around it or without.
+
+        Other threads run meanwhile.
 
         Raises:
           UserError: the text is not valid Unicode.
         """
-        return self._encode(text, add_special_tokens=True)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the text holds half of a surrogate pair at character {error.start}; replace it"
+            ) from None
+        # `backend.encode` would hold Python's lock.
+        [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
@@ -133,7 +143,7 @@ class Tokenizer:
           UserError: there is no template, it rejects the messages, or they are not messages.
         """
         text = self.render_chat(messages, **template_kwargs)
-        return self._encode(text, add_special_tokens=self.adds_to_chat(text))
+        return self.encode(text, add_special_tokens=self.adds_to_chat(text))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
@@ -148,9 +158,7 @@ class Tokenizer:
         try:
             return self._render(self.for_template(messages, options["chat_template"]), options)
         except Exception as error:  # a template may raise anything
-            raise UserError(
-                f"the chat template of {self.directory} refuses the messages: {line(error)}"
-            ) from error
+            raise UserError(f"the chat template refuses the messages: {line(error)}") from error
 
     def template_for(self, options: Mapping[str, Any]) -> str:
         """The source of the chat template that the options choose, as in transformers: the one that
@@ -186,16 +194,16 @@ class Tokenizer:
         Templates of some vision-language models read contents only as lists of parts, and would
         leave out a text.
         """
-        made = list(map(dict, messages))
+        copies = list(map(dict, messages))
         if template not in self._reads_parts:
             self._reads_parts[template] = self._shows_only_parts(template)
-        for message in made if self._reads_parts[template] else ():
+        for message in copies if self._reads_parts[template] else ():
             if isinstance(message.get("content"), str):
                 message["content"] = [{"type": "text", "text": message["content"]}]
-        return made
+        return copies
 
     def adds_to_chat(self, text: str) -> bool:
-        """Whether the tokenizer adds special tokens around a chat that was rendered to `text`.
+        """Tells whether the tokenizer adds special tokens around a chat, rendered to `text`.
 
         Templates contain them; but transformers' processors add a beginning that theirs lacks.
         """
@@ -212,7 +220,7 @@ class Tokenizer:
         return str(self.wrapped.apply_chat_template(messages, **options))
 
     def _shows_only_parts(self, template: str) -> bool:
-        """Whether a chat template shows a list of parts, but no text."""
+        """Tells whether a chat template shows a list of parts, but no text."""
 
         def shown(content: Any) -> bool:
             messages = [{"role": "user", "content": content}]
@@ -230,15 +238,6 @@ class Tokenizer:
         it as well.
         """
         return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"the text holds half of a surrogate pair at character {error.start}; replace it"
-            ) from None
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
 
 def _check_messages(messages: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,8 @@ from dart_jax.errors import UserError, warn
 
 FILE = "tokenizer.json"
 
-# Other files that hold a vocabulary -> the packages by which transformers reads them.
-_VOCABULARIES: dict[str, tuple[str, ...]] = {
-    "*.model": ("sentencepiece", "protobuf"),
-    "vocab*": (),
-    "*.tiktoken": ("tiktoken",),
-    "tekken.json": (),
-}
+# Other files that hold a vocabulary.
+_VOCABULARIES = ("*.model", "vocab*", "*.tiktoken", "tekken.json")
 
 # Classes that take `FILE` as it is; others take only parts of it.
 _GENERIC = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
@@ -128,7 +123,7 @@ def line(error: Exception) -> str:
 
 
 def _takes_file(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Whether transformers takes `FILE` as it is, and only adds tokens."""
+    """Tells whether transformers takes `FILE` as it is, and only adds tokens."""
     target = _read(directory / "config.json")
     named = config.get("tokenizer_class") or target.get("tokenizer_class")
     if named not in _GENERIC or "auto_map" in config:
@@ -139,7 +134,7 @@ def _takes_file(directory: Path, config: Mapping[str, Any]) -> bool:
 def _adds_nothing(
     directory: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer
 ) -> bool:
-    """Whether the other files name no token that `FILE` has not added, or has added otherwise."""
+    """Tells whether the other files name only tokens that `FILE` has added, and in the same way."""
     added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     if any(config.get(name) for name in _CHANGES):
         return False
@@ -148,8 +143,8 @@ def _adds_nothing(
     if own is None:
         fields |= _read(directory / "special_tokens_map.json")
         more = list(_read(directory / "added_tokens.json"))
-    listed = [tokenizers.AddedToken(**token) for token in (own or {}).values()]
-    return all(token == added.get(token.content) for token in listed) and all(
+    tokens = [tokenizers.AddedToken(**token) for token in (own or {}).values()]
+    return all(token == added.get(token.content) for token in tokens) and all(
         name in added for name in (*_named(fields), *more)
     )
 
@@ -168,7 +163,7 @@ def _named(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _stub(transformers: Any, directory: Path) -> Any:
-    """A config with what AutoTokenizer reads of it."""
+    """Makes a config with the fields that AutoTokenizer reads."""
     fields = _read(directory / "config.json")
     stub = transformers.PreTrainedConfig()
     for name in ("model_type", "model_name", "tokenizer_class", "_name_or_path"):
@@ -178,28 +173,12 @@ def _stub(transformers: Any, directory: Path) -> Any:
 
 
 def _unbuilt(directory: Path, reason: str) -> UserError:
-    """The error that no tokenizer can be built from other files than `FILE`."""
-    files = {
-        file.name: packages
-        for pattern, packages in _VOCABULARIES.items()
-        for file in sorted(directory.glob(pattern))
-    }
-    missing = [name for packages in files.values() for name in packages if not _installed(name)]
-    if missing:
-        reason, cure = f"{missing[0]} is not installed", f"pip install {' '.join(missing)}, or put"
-    else:
-        cure = "put"
+    """Makes the error that no tokenizer can be built from other files than `FILE`."""
+    names = [file.name for pattern in _VOCABULARIES for file in sorted(directory.glob(pattern))]
     return UserError(
-        f"no file {directory / FILE}, and none can be built from {', '.join(files)} ({reason}); "
-        f"{cure} the {FILE} there that belongs to the model in the format of transformers"
+        f"no file {directory / FILE}, and none can be built from {', '.join(names)} ({reason}); "
+        f"put the {FILE} there that belongs to the model in the format of transformers"
     )
-
-
-def _installed(package: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def _read(path: Path) -> dict[str, Any]:

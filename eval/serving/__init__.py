@@ -4,9 +4,8 @@
     config.py        options
     requests.py      the requests
     client.py        a client that measures, over HTTP
-    process.py       servers that are started here
-    comparison.py    the servers in turn, round by round
-    report.py        table and JSON
+    servers.py       servers that are started here
+    comparison.py    the servers in turn, round by round, and their table
     soak.py          --soak
 
 Loads, arrivals and percentiles are left to GuideLLM and vLLM: docs/serving.md. May import

@@ -17,7 +17,7 @@ DEMO = "demo"
 
 @dataclasses.dataclass(frozen=True)
 class ServingBenchConfig(ModelChoice):
-    """The servers, what they are asked, and how."""
+    """The servers, and the requests to them."""
 
     url: tuple[str, ...] = ()
     """Running servers instead of new ones, such as http://127.0.0.1:8000: one, or two to compare.

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import signal
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -47,6 +49,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 1: a soak found a fault; 2: bad input, in one line."""
     with program():
         config = parse(ServingBenchConfig, args, __doc__)
+        # As Ctrl-C, this ends the servers that are started here.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         check_outputs(config.json)
         if not run(config, Console()):
             raise SystemExit(1)

@@ -44,7 +44,7 @@ class Visit(NamedTuple):
 
     @property
     def refused(self) -> bool:
-        """Tells whether the server had no room in its queue."""
+        """True if the server had no room in its queue."""
         return self.answer.status == 429
 
 

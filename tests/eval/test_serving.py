@@ -5,9 +5,14 @@ import contextlib
 import itertools
 import json
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from serve_process import wait_until
 from stub_server import Faults, StubServer
 
 from dart_jax.errors import UserError
@@ -208,7 +213,7 @@ def test_two_servers_get_the_same_in_turn(tmp_path, capsys):
     # 20 clients, 16 slots: the last ones wait.
     assert many["rounds"]["first"][0]["first"] > one["rounds"]["first"][0]["first"]
     shown = capsys.readouterr().out
-    assert re.search(r"\n1 +second +\d+ ±\d+ .*[23]\.\d\dx ±\d.* 8/8", shown), shown
+    assert re.search(r"\n +1 +second +\d+ ±\d+ .*[23]\.\d\dx ±\d.* 8/8", shown), shown
     assert "WARNING" not in shown  # what was compiled before does not count
 
 
@@ -239,6 +244,18 @@ def test_drafted_and_plain_servers_of_the_demo(tmp_path, capsys):
         assert 1 < load["rounds"]["drafted"][0]["tau"] <= 5
         assert load["rounds"]["plain"][0]["tau"] is None
     assert "WARNING" not in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_stop_leaves_no_server_behind(tmp_path):
+    command = [sys.executable, "-m", "eval.serving", "--model", "demo", "--clients", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: bool(children.read_text()))
+        pids = children.read_text().split()
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 # The soak.

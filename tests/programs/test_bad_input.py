@@ -15,68 +15,16 @@ ANSWER = "regenerate --target target --data texts.jsonl --out new.jsonl"
 
 # Command line -> what the message says.
 CASES = {
-    # Mistyped or missing words, in every program.
-    "generate x --temprature 1": "unrecognised option --temprature; did you mean --temperature?",
-    "generate x --max_new_token 1": "--max-new-token; did you mean --max-new-tokens?",
-    "generate x y": "unexpected argument 'y'",
-    "generate x --temperature": "--temperature needs a value",
-    "generate x --temperature hot": "--temperature takes a number, got 'hot'",
-    "generate x --max-new-tokens 1.5": "--max-new-tokens takes a whole number, got '1.5'",
-    "generate x --dtype int8": "--dtype is one of 'auto', 'float32', 'bfloat16'; got 'int8'",
-    "app --prt 80": "unrecognised option --prt; did you mean --port?",
-    "app --port eighty": "--port takes a whole number, got 'eighty'",
-    "serve --prt 80": "unrecognised option --prt; did you mean --port?",
-    "serve --slot 4": "unrecognised option --slot; did you mean --slots?",
-    "serve --metrics-names x": "--metrics-names is one of 'dart', 'vllm'; got 'x'",
-    "fetch smollm2 now": "unexpected argument 'now'",
     "fetch smolm2": "no 'smolm2' to fetch; there are smollm2, sharegpt",
-    "ngram": "missing command: convert, info, query",
-    "ngram inof": "no command 'inof'; did you mean info?",
-    "ngram query": "missing CONTEXT",
-    "ngram query x --tokeniser target": "--tokeniser; did you mean --tokenizer?",
-    "ngram query x --top many": "--top takes a whole number, got 'many'",
-    "ngram info a.dng b.dng": "unexpected argument 'b.dng'",
-    "ngram convert empty.dng": "missing OUT",
-    "ngram convert empty.dng new.dng --min-counts 1 x": "--min-counts",
-    "ngram convert empty.dng new.dng --precision x": "--precision takes a whole number, got 'x'",
-    "measure-ngram --nodes 8": "unrecognised option --nodes; did you mean --tree-nodes?",
-    "speedup --bach-size 2": "unrecognised option --bach-size; did you mean --batch-size?",
-    "speedup --loop both": "--loop is one of 'auto', 'fused', 'host'; got 'both'",
-    "speedup --json": "--json needs a value",
-    "lossless --temperatures 1": "--temperatures; did you mean --temperature?",
-    "lossless --loop both": "--loop",
-    "latency --shapes demo": "unrecognised option --shapes; did you mean --shape?",
-    "latency --context long": "--context",
-    "loading --sizes 1GB": "unrecognised option --sizes; did you mean --size?",
-    "loading --dtype int8": "--dtype is one of 'float32', 'bfloat16'; got 'int8'",
-    "products --shapes 8x8": "unrecognised option --shapes; did you mean --shape?",
-    "quantization --held-outs 5": "unrecognised option --held-outs; did you mean --held-out?",
-    "peers --engines dart": "unrecognised option --engines; did you mean --engine?",
-    "startup --repeat 3": "unrecognised option --repeat; did you mean --repeats?",
-    "compare report.json": "missing AFTER",
-    "compare report.json report.json report.json": "unexpected argument 'report.json'",
-    "compare report.json report.json --all": "unrecognised option --all",
-    "regenerate": "missing --target and --data and --out",
-    f"{ANSWER} --batch 4": "unrecognised option --batch",
-    "train-drafter": "missing --target and --out",
-    f"{DRAFTER} --batchsize 4": "--batchsize; did you mean --batch-size?",
-    f"{DRAFTER} --method eagle2": "--method is one of 'dart', 'eagle3'; got 'eagle2'",
     f"{DRAFTER} --config file": "--config FILE goes first, and only once",
-    "train-smollm2 --minute 1": "unrecognised option --minute; did you mean --minutes?",
-    "train-demo --wrok build": "unrecognised option --wrok; did you mean --work?",
-    "plot-training run --output a.png": "unrecognised option --output",
-    "measure-training --contexts 8": "--contexts; did you mean --context?",
-    "ablate": "missing EXPERIMENT",
-    "ablate beta": "'layers', 'horizon', 'pairs', 'ngram', 'vocabulary'; got 'beta'",
-    "count-ngrams --data texts.jsonl": "missing --tokenizer and --out",
-    f"{COUNT} --worker 2": "unrecognised option --worker; did you mean --workers?",
     # Values.
     "generate x --model demo --temperature -1": "temperature",
     "generate x --model demo --temperature nan": "temperature",
     "generate x --model demo --seed -1": "seed",
     "generate x --no-ngram --ngram empty.dng": "--no-ngram and --ngram exclude each other",
+    "generate x --drafter empty.dng": "--drafter was made for one model; pass --model or",
+    "serve --ngram empty.dng": "--ngram was made for one model; pass --model or",
     "generate x --model demo --target x": "--model and --target exclude each other",
-    "speedup --model smolm2": "--model is one of 'auto', 'smollm2', 'demo'; got 'smolm2'",
     "generate x --chat-template-kwargs {": "--chat-template-kwargs is not valid JSON",
     "generate x --chat-template-kwargs []": "--chat-template-kwargs must be a JSON object",
     "app --port 70000": "--port must be in 0..65535, got 70000",
@@ -169,11 +117,13 @@ CASES = {
     "search --search device": "every --search is measured; leave it out",
     "search --batch-size 0": "--batch-size must be at least 1",
     "search --ngram-device-memory much": "memory must be written like 4GB or 800MB, got 'much'",
-    "serving --client 4": "unrecognised option --client; did you mean --clients?",
     "serving --clients 0": "--clients must be at least 1",
     "serving --bench squad": "no benchmark or file 'squad'",
+    "serving --rounds 0": "--rounds must be at least 1",
+    "serving --url http://127.0.0.1:9 --model demo": "does not answer as a server",
     "serving --url http://127.0.0.1:9 --serve-options=--slots": "leave out --url",
-    "serving --soak 0": "--soak must be a positive number",
+    "serving --soak 0": "--soak must be a positive number, got 0",
+    "serving --soak 1 --url a b": "--url takes one server, or two to compare; --soak takes one",
     f"serving {TARGET}": "nowhere",
     "serving --json /proc/x.json": "cannot write /proc/x.json",
     "compile --device v6e --search native": "--search native needs a GPU",
@@ -221,6 +171,18 @@ def test_one_line_and_nothing_lost(case, place, capfd):
     assert re.fullmatch(r"error: .+\n", error), error
     assert CASES[case] in error
     assert "Traceback" not in shown
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_a_word_that_is_no_option(name, place, capfd):
+    """tyro's own message, and the same exit status."""
+    before = contents(place)
+    with pytest.raises(SystemExit) as end:
+        programs.find_main(programs.PROGRAMS[name])(["--no-such-option"])
+    shown, error = capfd.readouterr()
+    assert (end.value.code, shown) == (2, "")
+    assert "--help" in error
     assert contents(place) == before
 
 

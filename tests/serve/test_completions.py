@@ -9,7 +9,7 @@ import numpy as np
 import openai
 import pytest
 from documents import ROOT
-from serve_process import QUICK, answer_of, post, server, wait_until
+from serve_process import QUICK, post, server, wait_until
 
 from dart_jax import __version__
 from dart_jax.model import DartModel
@@ -181,31 +181,6 @@ def test_usage_at_the_end_of_a_stream(served, client):
     assert counts[-1] == last.usage.completion_tokens
 
 
-def test_an_abandoned_stream_frees_its_slot(served, client):
-    complete(client, max_tokens=40)  # nothing is compiled below
-    stream = complete(client, max_tokens=450, stream=True, extra_body={"ignore_eos": True})
-    next(stream)
-    assert not served.idle()
-    before = served.metrics()["generation_tokens_total"]
-    stream.close()
-    wait_until(served.idle)
-    metrics = served.metrics()
-    assert metrics["generation_tokens_total"] - before < 300
-    assert metrics["request_success_total,abort"] >= 1
-
-
-def test_a_slow_reader_gets_everything_and_holds_up_nobody(served):
-    """The engine is done long before the client begins to read."""
-    many = {"prompt": "def f", "max_tokens": 400, "ignore_eos": True, "logprobs": 20}
-    with served.connect(post("/v1/completions", many | {"stream": True})) as connection:
-        wait_until(lambda: not served.idle())
-        wait_until(served.idle)
-        status, _, body = answer_of(connection)
-    assert status == 200
-    assert body.count(b'"finish_reason":"length"') == 1
-    assert b"data: [DONE]" in body
-
-
 def test_many_at_once(served, greedy):
     """More than there are slots; each gets its own text."""
     client = served.client()
@@ -227,9 +202,9 @@ def test_many_at_once(served, greedy):
         ({"top_p": 0}, 400, "top_p", "top_p must be above 0"),
         ({"logprobs": 21}, 400, "logprobs", "logprobs should be less than or equal to 20"),
         ({"stop": [""]}, 400, "stop", "a stop string must not be empty"),
-        ({"stop": 5}, 400, "stop", "stop should be a valid list, got 5"),
-        ({"logit_bias": {"x": 1}}, 400, "logit_bias", "logit_bias must map token ids"),
-        ({"prompt": [5000]}, 400, "prompt", "prompt has token ids outside of 0..4095"),
+        ({"stop": 5}, 400, "stop", "stop should be a valid array, got 5"),
+        ({"logit_bias": {"x": 1}}, 400, "logit_bias.x.[key]", "should be a valid integer"),
+        ({"prompt": [5000]}, 400, "prompt", "the token id 5000, which the target lacks"),
         ({"prompt": ""}, 400, "prompt", "the prompt is empty"),
         ({"prompt": "x " * 600}, 400, "prompt", "tokens and 24 new tokens were asked for"),
         ({"max_tokens": 600}, 400, "prompt", "have at most 512"),

@@ -57,12 +57,6 @@ def test_metrics_are_documented(families):
             assert f"`{name}`" in text or f"`{name}_total`" in text, name
 
 
-def test_panels_do_not_overlap():
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    assert len({(place["x"], place["y"]) for place in places}) == len(places)
-    assert all(place["x"] + place["w"] <= 24 for place in places)
-
-
 def test_services_start_programs_that_there_are():
     stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.M)
     for profile in ("cpu", "cuda"):

@@ -7,20 +7,21 @@ import json
 import httpx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from stub_engine import StubEngine
 from tokenizers_made import byte_fallback, byte_level
 
-from dart_jax.engine.request import Logprobs, Update
+from dart_jax.engine.request import Logprobs, Request, Update
 from dart_jax.engine.statistics import Statistics
 from dart_jax.errors import UserError
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
-from dart_jax.serve.errors import ApiError, unavailable
-from dart_jax.serve.fields import ChatFields, CompletionFields, read_fields
-from dart_jax.serve.logprobs import Score, TokenTexts, chat_form, completion_form
+from dart_jax.serve.errors import unavailable
+from dart_jax.serve.fields import ChatFields, CompletionFields
+from dart_jax.serve.logprobs import Score, TokenTexts, chat_scores, completion_scores
 from dart_jax.serve.process import address_of, open_socket
 from dart_jax.serve.service import Limits, Service
-from dart_jax.serve.texts import Piece, Text
+from dart_jax.serve.texts import News, Text
 from dart_jax.text.tokenizer import Tokenizer
 
 
@@ -35,7 +36,7 @@ def service_of(engine, **limits):
 
 @contextlib.asynccontextmanager
 async def client_of(service):
-    transport = httpx.ASGITransport(make_app(service))
+    transport = httpx.ASGITransport(make_app(service), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
@@ -228,27 +229,32 @@ def test_log_of_acceptance_without_drafts(engine):
 # Parts.
 
 
+def text_of(tokenizer, stop=()):
+    return Text(tokenizer, Request(np.ones(1, np.int32), 9), stop)
+
+
 def test_a_text_ends_where_a_stop_string_is_complete():
     tokenizer = Tokenizer(byte_level())
-    text = Text(tokenizer, ["wor"], [])
+    text = text_of(tokenizer, ["wor"])
     tokens = tuple(tokenizer.encode("Hello, world! It's"))
-    piece = text.push(Update(tokens, (True,) * len(tokens), "length"))
-    assert piece == Piece("Hello, ", text.tokens, (), "stop")
+    text.push(Update(tokens, (True,) * len(tokens), "length"))
+    assert text.take() == News("Hello, ", [], "stop", first=True)
+    assert text.take() is None
     assert text.tokens < len(tokens)
 
 
 def test_pieces_never_split_a_character_and_scores_know_their_place():
     tokenizer = Tokenizer(byte_level())
-    tokens = tokenizer.encode("é日本")
-    text = Text(tokenizer, [], [])
-    pieces = []
-    for token in tokens:
+    text, news = text_of(tokenizer), []
+    for token in tokenizer.encode("é日本"):
         scores = Logprobs(np.zeros(1), np.array([[token]]), np.zeros((1, 1)))
-        pieces.append(text.push(Update((token,), (False,), None, scores)))
-    pieces.append(text.push(Update((), (), "length")))
-    assert "".join(piece.text for piece in pieces) == "é日本"
-    assert all("\ufffd" not in piece.text for piece in pieces)
-    offsets = [score.offset for piece in pieces for score in piece.scores]
+        text.push(Update((token,), (False,), None, scores))
+        news.append(text.take())
+    text.push(Update((), (), "length"))
+    news.append(text.take())
+    assert "".join(each.text for each in news) == "é日本"
+    assert all("\ufffd" not in each.text for each in news)
+    offsets = [score.offset for each in news for score in each.scores]
     assert offsets == sorted(offsets)
     assert (offsets[0], offsets[-1]) == (0, 2)
 
@@ -271,37 +277,35 @@ def test_forms_of_log_probabilities():
     texts = TokenTexts(tokenizer)
     [a], [b] = tokenizer.encode("a"), tokenizer.encode("b")
     scores = [Score(a, -0.5, ((b, -0.1), (a, -0.5)), 0), Score(b, -float("inf"), (), 1)]
-    assert completion_form(scores, texts) == {
+    assert completion_scores(scores, texts) == {
         "tokens": ["a", "b"],
         "token_logprobs": [-0.5, -9999.0],
         "top_logprobs": [{"b": -0.1, "a": -0.5}, {"b": -9999.0}],
         "text_offset": [0, 1],
     }
-    first, second = chat_form(scores, texts)["content"]
+    first, second = chat_scores(scores, texts)["content"]
     assert (first["token"], first["bytes"]) == ("a", [97])
     assert [top["token"] for top in first["top_logprobs"]] == ["b", "a"]
     assert (second["logprob"], second["top_logprobs"]) == (-9999.0, [])
 
 
 def test_fields_of_vllm():
-    fields = read_fields(
-        CompletionFields,
-        {"prompt": [1, 2], "top_k": -1, "stop": "x", "seed": -1, "stream_options": {}},
-    )
+    body = b'{"prompt": [1, 2], "top_k": -1, "stop": "x", "seed": -1, "logit_bias": {"5": 1}}'
+    fields = CompletionFields.model_validate_json(body)
     assert (fields.prompt, fields.stop, fields.sampling.top_k) == ([[1, 2]], ["x"], 0)
-    nested = read_fields(
-        ChatFields, {"messages": [], "stream_options": {"include_usage": None}, "max_tokens": 5}
-    )
-    assert nested.stream_options.include_usage is False
-    assert nested.most_tokens == 5
+    assert fields.logit_bias == {5: 1}
+    body = b'{"messages": [], "stream_options": {"include_usage": null}, "max_tokens": 5}'
+    fields = ChatFields.model_validate_json(body)
+    assert fields.stream_options.include_usage is False
+    assert fields.most_tokens == 5
 
 
 @pytest.mark.parametrize(
     "prompt", [3, [], [[]], ["a", 3], [1.5], [True], {"a": 1}, [["a"]], [[1], [2.5]]]
 )
 def test_prompts_that_are_none(prompt):
-    with pytest.raises(ApiError, match="must be a text, token ids, or a list of"):
-        read_fields(CompletionFields, {"prompt": prompt})
+    with pytest.raises(ValidationError, match="must be a text, token ids, or a list of"):
+        CompletionFields.model_validate_json(json.dumps({"prompt": prompt}))
 
 
 def test_options():

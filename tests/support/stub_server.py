@@ -62,6 +62,7 @@ class StubServer:
             for task in self.tasks:
                 task.cancel()
             await asyncio.gather(*self.tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # connections close in the next turn of the loop
 
         self.loop.run_until_complete(serve())
         self.loop.close()
@@ -69,10 +70,12 @@ class StubServer:
     async def _client(self, reader, writer):
         task = asyncio.current_task()
         self.tasks.add(task)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await self._answer(reader, writer)
-        writer.transport.abort()
-        self.tasks.discard(task)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await self._answer(reader, writer)
+        finally:
+            writer.transport.abort()
+            self.tasks.discard(task)
 
     async def _answer(self, reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

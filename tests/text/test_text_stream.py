@@ -232,15 +232,6 @@ def test_the_beginning_of_a_stop_string_waits():
     assert "".join(pieces(one, [single[n] for n in b"ba!"])) == "ba!"
 
 
-def test_a_byte_token_completes_a_stop_string():
-    """Sentencepiece tokenizers write a new line as one."""
-    kind = next(kind for kind in KINDS if kind != "byte level")
-    single = byte_tokens(tokenizer(kind).backend)
-    stream = TextStream(tokenizer(kind), "\n")
-    found = [stream.push(single[n]) for n in b"a\n"]
-    assert ("".join(found), stream.stopped) == ("a", True)
-
-
 def test_empty_stop_strings_are_refused():
     with pytest.raises(UserError, match="must not be empty"):
         TextStream(tokenizer("byte level"), ["a", ""])

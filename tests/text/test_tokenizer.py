@@ -80,17 +80,6 @@ def test_chats_are_those_of_transformers(tokenizer, theirs):
     assert closed == theirs.apply_chat_template(CHAT)["input_ids"]
 
 
-def test_a_template_in_the_config(tmp_path, tokenizer):
-    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"}
-    template = "{{ bos_token }}{{ messages[0].content }}"
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps(config | {"chat_template": template})
-    )
-    ids = Tokenizer.load(tmp_path).encode_chat([{"role": "user", "content": "how?"}])
-    assert ids == tokenizer.backend.encode("<s>how?", add_special_tokens=False).ids
-
-
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

@@ -72,11 +72,11 @@ class Cluster:
         )
         self._accepting, self._running = True, set[Future[None]]()
         self._reports: list[Statistics] = []
-        self._loop = asyncio.new_event_loop()
         with contextlib.ExitStack() as stack:
             self._handle = stack.enter_context(replicas(choice, serving, options, drain))
             self.max_length: int = self._handle.max_length.remote().result()
             self._replicas = stack.pop_all()
+        self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
@@ -138,8 +138,8 @@ class Cluster:
         while True:
             try:
                 response = self._handle.broadcast("statistics")
-                found = await response.results_async(timeout_s=_PATIENCE, return_exceptions=True)
-                self._reports = [each for each in found if isinstance(each, Statistics)]
+                reports = await response.results_async(timeout_s=_PATIENCE, return_exceptions=True)
+                self._reports = [each for each in reports if isinstance(each, Statistics)]
             except Exception:  # not one is running
                 self._reports = []
             await asyncio.sleep(_REPORTS)

@@ -9,7 +9,7 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class ClusterOptions:
-    """How many engines serve, and where."""
+    """Number of engines that serve, and their machines."""
 
     replicas: int | None = None
     """Serve with this many copies of the model, which Ray places on its machines; by default one,
