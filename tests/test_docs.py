@@ -378,7 +378,7 @@ def test_the_diagram_goes_down_as_a_step_does():
         if name in ("step.verify", "step.accept_and_compact", "step.draft_input", "step.pack")
     )
     assert len(stages) == 4
-    order([name for _, name in stages], inspect.unwrap(step.step))
+    order([name for _, name in stages], inspect.unwrap(step.decode_step))
     names = diagram()
     inner = ["sampling.draw", "accept.accept", "cache.append"]
     assert [names[name] for name in inner] == sorted(names[name] for name in inner)

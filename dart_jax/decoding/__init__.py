@@ -1,6 +1,6 @@
-"""Speculative decoding: draft trees, their verification and acceptance, tree search, decode loops.
+"""Speculative decoding: draft trees, their verification and acceptance, tree search.
 
 May import `dart_jax.models` and `dart_jax.ngram`. Start with `step.py`, one decode step from
-verification to the next draft, then `prefill.py`, which comes before the first one, and `loop.py`,
-which repeats it. `drafting/` contains the drafting methods.
+verification to the next draft, then `reading.py`, which comes before the first one.
+`dart_jax.engine` repeats steps. `drafting/` contains the drafting methods.
 """

@@ -1,8 +1,8 @@
 """The decode step: verify the tree -> accept -> compact the caches -> draft -> top-k.
 
-Pure functions over plain pytrees. `DecodeConfig` is static. Plain decoding is the same step with a root-only tree and no drafter. Drafting is
-left to the methods in `dart_jax.decoding.drafting`: some return candidates for the host, whose
-search builds the tree; others store the next tree in the state.
+Pure functions over plain pytrees; `DecodeConfig` is static. Plain decoding is the same step with a
+root-only tree and no drafter. Drafting is left to the methods in `dart_jax.decoding.drafting`: some
+return candidates, from which a search builds the tree; others store the next tree in the state.
 """
 
 from __future__ import annotations

@@ -291,11 +291,9 @@ def burst(
         jnp.zeros((n, 4), jnp.int32),
         jnp.int32(0),
     )
-    if made_for.steps == 1:
-        # Without a loop, what groups of devices share is joined where it is used, layer by layer.
-        carry = body(carry)
-    else:
-        carry = jax.lax.while_loop(goes_on, body, carry)
+    # Without a loop, what groups of devices share is joined where it is used, layer by layer.
+    one = made_for.steps == 1
+    carry = body(carry) if one else jax.lax.while_loop(goes_on, body, carry)
     state, trees, packed, emitted, counts, _ = carry
     draft_state = state.draft_state
     if made_for.follows:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dart_jax.engine.request import Request
 from dart_jax.generation.prompts import check_ids, split_stops
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
 from dart_jax.serve.fields import GenerationFields

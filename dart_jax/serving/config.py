@@ -8,7 +8,7 @@ from typing import Literal
 from dart_jax.engine.levels import LEVELS, Level
 from dart_jax.errors import UserError
 
-# Which of them are compiled in advance.
+# Levels that are compiled in advance.
 Warmup = Literal["greedy", "filtered", "all", "none"]
 
 
@@ -39,8 +39,11 @@ class ServingConfig:
     prefix_cache: bool = True
     """Keep the keys and values of past texts for requests that begin with the same tokens."""
     warmup: Warmup = "all"
-    """What is compiled before the first request: for greedy decoding only; for sampling with
-    filters, too; or for all options. What is not is compiled during a request."""
+    """Programs that are compiled in advance: for greedy decoding only; for sampling with filters,
+    too; or for all options. The others are compiled while a request waits for them."""
+    compile_first: bool = False
+    """Accept requests when all these programs are compiled. Otherwise when a single text can be
+    decoded; the rest is then compiled in moments without requests."""
 
     def __post_init__(self) -> None:
         for name in ("slots", "page"):

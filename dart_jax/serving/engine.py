@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from itertools import islice
 
 import jax
 
@@ -28,7 +29,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.interface import QueueFull
-from dart_jax.serving.setup import compile_programs, runner_of, search_of
+from dart_jax.serving.setup import FIRST_PROGRAMS, compile_programs, runner_of, search_of
 
 _logger = logging.getLogger(__name__)
 
@@ -96,8 +97,8 @@ class Engine:
             slots, and as many requests may wait for it, as the options say; they divide the memory.
           config: the options.
           progress: is told how far the compilation is.
-          warm_up_idle: accept requests at once, and compile what the options say in the moments in
-            which there are none. What a request needs before is compiled while it waits.
+          warm_up_idle: accept requests at once, and compile everything in the moments in which
+            there are none. What a request needs before is compiled while it waits.
 
         Raises:
           UserError: the options do not fit the models.
@@ -116,9 +117,8 @@ class Engine:
             (runner, compile_programs(runner, config)) for runner in self._runners.values()
         )
         if not warm_up_idle:
-            while self._warm_ups:
-                _, parts = self._warm_ups.popleft()
-                for message in parts:
+            for _, parts in self._warm_ups:
+                for message in islice(parts, None if config.compile_first else FIRST_PROGRAMS):
                     progress(message)
         self._compiled, self._compiled_idle = CompileTime(), 0
         self._kept_until = 0  # programs compiled for requests when they were last dropped

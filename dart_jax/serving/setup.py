@@ -1,8 +1,9 @@
-"""A server's runner of a model: its shapes, its memory, and the programs that are compiled first."""
+"""A server's runner of a model: its shapes and memory, and programs that are compiled first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from dart_jax.decoding.drafting import AnyDrafter
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.engine.batch import Models, pools_of
+from dart_jax.engine.levels import Level
 from dart_jax.engine.request import MOST_STOP_IDS
 from dart_jax.engine.runner import Runner
 from dart_jax.engine.scheduling.sequence import Sequence
@@ -32,6 +34,10 @@ _MOST_MEMORY = 8 * 10**9
 # weights up to some hundred rows.
 _MOST_ROWS = {"cpu": 80}
 _MOST_ROWS_ELSEWHERE = 400
+
+# Programs without which no text can be written: a short and a long chunk of a prompt are read, and
+# bursts decode one greedy or sampled text.
+FIRST_PROGRAMS = 4
 
 # Steps of a burst: on an accelerator a call from the host takes as long as half a step.
 _STEPS = {"cpu": 1, "other": 4}
@@ -138,30 +144,40 @@ def _count_pages(models: Models, config: ServingConfig, shapes: Shapes, share: i
 
 
 def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
-    """Runs the programs that requests may run, in parts, the most important ones first.
-
-    No request may run during a part; between two of them they may.
+    """Runs the programs that requests may run, one at a time, the most important ones first: those
+    of a single text (see `FIRST_PROGRAMS`). No request may run during a part; between two they may.
 
     Yields:
       After every part, what has been done.
     """
     batch, shapes = runner.batch, runner.batch.shapes
-    todo = sum(map(len, shapes.sizes.values())) * len(shapes.widths) * len(config.levels)
-    done = 0
-    if not todo:
+    if not config.levels:
         return
-    for drafts in {False, shapes.most_nodes > 0}:
-        for length, start in shapes.reads:
-            pages = np.full((shapes.groups, shapes.pages_each), -1, np.int32)
-            tokens = np.zeros((shapes.groups, length + 1), np.int32)
-            batch.read_tokens(tokens, np.full(shapes.groups, start, np.int32), pages, drafts=drafts)
-            yield "compiled a program that reads prompts"
+
+    def read(length: int, start: int, drafts: bool) -> None:
+        pages = np.full((shapes.groups, shapes.pages_each), -1, np.int32)
+        tokens = np.zeros((shapes.groups, length + 1), np.int32)
+        batch.read_tokens(tokens, np.full(shapes.groups, start, np.int32), pages, drafts=drafts)
+
+    def burst(level: Level, rows: int, width: int, size: int, follows: bool = False) -> None:
+        batch.compile(batch.program(size, level, follows=follows), rows, width)
+
+    drafts, rows, width = shapes.most_nodes > 0, shapes.rows[0], shapes.widths[0]
+    size = runner.sizes.choose(rows, "greedy").size
+    works = [
+        partial(read, shapes.chunks[0], 0, drafts),
+        partial(burst, "greedy", rows, width, size),
+        partial(read, shapes.chunks[-1], 0, drafts),
+    ]
+    works += [partial(burst, level, rows, width, size) for level in config.levels[1:2]]
+    works += [partial(read, *read_, drafts) for read_ in shapes.reads]
     for level in config.levels:
         for rows in shapes.rows:
             for width in shapes.widths:
-                for size in shapes.sizes[rows]:
-                    batch.compile(batch.program(size, level), rows, width)
-                    done += 1
-                    yield f"compiled {done} of {todo} programs"
-                if len(shapes.sizes[rows]) > 1 and not shapes.fixed:
-                    batch.compile(batch.program(0, level, follows=True), rows, width)
+                works += [partial(burst, level, rows, width, size) for size in shapes.sizes[rows]]
+                if drafts and not shapes.fixed:
+                    works.append(partial(burst, level, rows, width, 0, True))
+    works += [partial(read, *read_, False) for read_ in shapes.reads if drafts]
+    for done, work in enumerate(works, 1):
+        work()
+        yield f"compiled {done} of {len(works)} programs"

@@ -48,7 +48,7 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int
       UserError: it did not start; with its own message.
     """
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * share:.2f}"} | os.environ
-    command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", "--compile-first", *options]
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(
