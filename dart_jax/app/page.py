@@ -123,7 +123,7 @@ class Page:
     def _add_prompt(self) -> None:
         """Adds the prompt with its examples."""
         chat = self._service.chat
-        prompt = gr.Textbox(
+        self._prompt = gr.Textbox(
             value="" if chat else CODE["mean"],
             label="Your message" if chat else "Text to continue",
             info="Shift+Enter starts.",
@@ -139,8 +139,8 @@ class Page:
                 button = gr.Button(key, size="sm", elem_id=f"example-{key}", min_width=60)
                 quoted = "".join(f"\\u{ord(sign):04x}" for sign in text)
                 # Runs in the browser only.
-                button.click(None, None, prompt, js=f'() => "{quoted}"')
-        self._prompt = prompt.render()
+                button.click(None, None, self._prompt, js=f'() => "{quoted}"')
+        self._prompt.render()
 
     def _add_buttons(self) -> None:
         """Adds the buttons; one of the first three is visible."""
@@ -158,8 +158,8 @@ class Page:
             gr.Radio(self._choices, value=default["method"], label="Method", elem_id="method")
         ]
         for name, field in fields(self._service.most).items():
-            options = {"label": field.label, "info": field.hint, "elem_id": name}
-            options["value"] = default[name]
+            options: dict[str, Any] = {"label": field.label, "info": field.hint}
+            options |= {"value": default[name], "elem_id": name}
             if name == "seed":  # too many values for a slider
                 self._controls.append(gr.Number(**options))
             else:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 import uuid
-from abc import abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -75,9 +74,9 @@ class Answer(Response):
             "model": service.names[0],
         }
 
-    @abstractmethod
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        """Writes what is new of the `index`th text: all of it, unless it is streamed."""
+        """Writes the news of the `index`th text: all of it, unless it is streamed."""
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
