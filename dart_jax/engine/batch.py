@@ -19,18 +19,8 @@ from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.levels import Level
-from dart_jax.engine.programs import (
-    BurstProgram,
-    BurstResult,
-    History,
-    Pools,
-    begin_history,
-    burst,
-    config_of,
-    empty_history,
-    empty_pools,
-    read_chunk,
-)
+from dart_jax.engine.pools import History, Pools, begin_history, empty_history, empty_pools
+from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
 from dart_jax.engine.request import Draft
 from dart_jax.engine.rows import (
     AT_CONTEXT,

@@ -13,60 +13,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.logits import TokenScores
-from dart_jax.decoding.reading import Caches, ChunkShape, caches_without_rows, read_rows
+from dart_jax.decoding.reading import Caches, ChunkShape, read_rows
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.engine.levels import Level
+from dart_jax.engine.pools import POOLS, History, Pools, drafter_state, written
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, sampling_of, unpack
-from dart_jax.models.cache import KVCache, PagedCache, capacity_of, parts
+from dart_jax.models.cache import PagedCache, capacity_of
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
-from dart_jax.models.sharding.mesh import DATA, MODEL
-from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, OnDevices, program
-
-
-class Pools(NamedTuple):
-    """The pages of all requests; every group of devices has pages of its own.
-
-    Attributes:
-      target: the target's keys and values, [P, K, page, h] per layer.
-      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]; None if the drafting
-        method keeps nothing, and for programs that do not draft.
-    """
-
-    target: KVCache
-    draft: Any
-
-
-# Their specs (see `dart_jax.models.sharding.program`): pages are split by groups and heads.
-_PAGES = P(DATA, MODEL)
-_DRAFT_PAGES = OnDevices(P(DATA), _PAGES)
-_SPECS: Any = _PAGES, _DRAFT_PAGES
-POOLS = Pools(*_SPECS)
-
-
-class History(NamedTuple):
-    """What penalties, bias and processors depend on, per slot.
-
-    Attributes:
-      seen: bool [slots, V], tokens of prompt and text.
-      counts: int32 [slots, V], occurrences in the text.
-      bias: float32 [slots, V].
-      tokens: int32 [slots, S], prompt and text, then -1; None without logits processors.
-    """
-
-    seen: jax.Array
-    counts: jax.Array
-    bias: jax.Array
-    tokens: jax.Array | None
+from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,28 +98,6 @@ class BurstResult(NamedTuple):
     packed: jax.Array
 
 
-@program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
-def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
-    """Pools of `pages` pages of `page` rows for every group of devices."""
-    caches = caches_without_rows(config.reading, params, pages, page)
-    return Pools(caches.target, caches.draft)
-
-
-def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
-    """The history of free slots, with tokens up to a length if it is given."""
-    shape = (slots, vocab_size)
-    tokens = None if length is None else jnp.full((slots, length), -1, jnp.int32)
-    return History(
-        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), tokens
-    )
-
-
-@partial(jax.jit, donate_argnames=("history",))
-def begin_history(history: History, slot: jax.Array, new: History) -> History:
-    """Sets a slot's history, each without the axis of slots."""
-    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, new)
-
-
 @program(
     inputs={"pools": POOLS, "tokens": ROWS, "start": ROWS, "pages": ROWS},
     outputs=POOLS,
@@ -186,7 +127,7 @@ def read_chunk(
       pages: int32 [n, m], the requests'.
       shape: static.
     """
-    caches = Caches(PagedCache(pools.target, pages), _draft_state(pools.draft, pages))
+    caches = Caches(PagedCache(pools.target, pages), drafter_state(pools.draft, pages))
     capacity = capacity_of(caches.target)
     with jax.named_scope("prefill"):
         read = read_rows(
@@ -199,7 +140,7 @@ def read_chunk(
             min(shape.filled, capacity),
             capacity,
         )
-    return _pools(pools, read.target, read.draft, pages)
+    return written(pools, read.target, read.draft, pages)
 
 
 @program(
@@ -307,7 +248,7 @@ def burst(
             )
         )
     result = BurstResult(*emitted[:3], counts, state.active, trees, packed)
-    pools = _pools(pools, state.target_cache, draft_state, row.pages)
+    pools = written(pools, state.target_cache, draft_state, row.pages)
     return pools, history, result
 
 
@@ -383,7 +324,7 @@ def _begin(
         }
     state = DecodeState(
         target_cache=PagedCache(pools.target, row.pages),
-        draft_state=_draft_state(pools.draft, row.pages),
+        draft_state=drafter_state(pools.draft, row.pages),
         length=row.length,
         context=row.context,
         remaining=row.remaining,
@@ -394,24 +335,3 @@ def _begin(
         **of_slots,
     )
     return state, row
-
-
-def _pools(pools: Pools, target: PagedCache, draft: Any, pages: jax.Array) -> Pools:
-    """The pools with what was written."""
-    return Pools(parts(target)[0], _draft_pool(pools.draft, draft, pages))
-
-
-def _draft_state(pool: Any, pages: jax.Array) -> Any:
-    """The state of the drafting method of texts with pages, int32 [n, m]."""
-    if isinstance(pool, jax.Array):
-        tokens = pool.at[jnp.where(pages < 0, len(pool), pages)].get(mode="fill", fill_value=0)
-        return tokens.reshape(len(pages), -1)
-    return None if pool is None else PagedCache(pool, pages)
-
-
-def _draft_pool(pool: Any, state: Any, pages: jax.Array) -> Any:
-    """The pool with a new state."""
-    if isinstance(pool, jax.Array):
-        tokens = state.reshape(*pages.shape, -1)
-        return pool.at[jnp.where(pages < 0, len(pool), pages)].set(tokens, mode="drop")
-    return None if state is None else parts(state)[0]

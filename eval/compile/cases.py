@@ -20,15 +20,8 @@ from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.decoder import CHUNK, STEPS
-from dart_jax.engine.programs import (
-    POOLS,
-    BurstProgram,
-    burst,
-    config_of,
-    empty_history,
-    empty_pools,
-    read_chunk,
-)
+from dart_jax.engine.pools import POOLS, empty_history, empty_pools
+from dart_jax.engine.programs import BurstProgram, burst, config_of, read_chunk
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
