@@ -98,13 +98,21 @@ def talk(pieces, **options):
     """The answer to a client of a server that sends these bytes, with pauses between them."""
 
     async def run():
+        handlers = []
+
         async def serve(reader, writer):
-            with contextlib.suppress(ConnectionError):
+            handlers.append(asyncio.current_task())
+            try:
                 await reader.readuntil(b"\r\n\r\n")
                 for piece in pieces:
                     writer.write(piece)
                     await asyncio.sleep(0.01)
-            writer.close()
+            except (ConnectionError, EOFError):
+                pass
+            finally:
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -112,6 +120,9 @@ def talk(pieces, **options):
         async with server:
             answer = await client.ask(BODY, **{"stream": True} | options)
             await client.__aexit__()
+            for handler in handlers:
+                handler.cancel()
+            await asyncio.gather(*handlers, return_exceptions=True)
         return answer
 
     return asyncio.run(run())

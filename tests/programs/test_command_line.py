@@ -207,7 +207,8 @@ def test_typos_end_with_what_was_meant():
         process = start(*words, "--nothing", "x")
         shown, error = process.communicate(timeout=120)
         assert (process.returncode, shown) == (2, "")
-        assert "Unrecognized options: --nothing" in error
+        assert "Unrecognized options: " in error
+        assert "--nothing" in error
         return error
 
     assert "run python -m eval.compare --help" in error_of("-m", "eval.compare", "a", "b")

@@ -486,7 +486,7 @@ def test_a_bad_file(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
-    "text", ["gama = 0.6", "steps = 'many'", "steps = 1.5", "shifted = 1", "method = 'medusa'"]
+    "text", ["gama = 0.6", "steps = 'many'", "steps = 1.5", "method = 'medusa'"]
 )
 def test_a_file_with_wrong_options(tmp_path, capsys, text):
     """They end as those of the command line do."""

@@ -206,7 +206,7 @@ def test_training_for_a_time(tmp_path, monkeypatch, capsys):
     top = rates.index(max(rates))
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert at_end <= rates[-1] < at_end + recipe.lr / 4
-    line = r" step \d+, 0\.5 of 0\.5 min, loss \d\.\d+, [\d,]+ tokens/s"
+    line = r" step \d+, 0\.5 of 0\.5 min, loss \d+\.\d+, [\d,]+ tokens/s"
     assert re.search(line, capsys.readouterr().err)
     assert bits(toy_fit(tmp_path, recipe)) == bits(toy_fit(tmp_path, recipe))  # nothing is left
 
