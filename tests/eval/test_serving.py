@@ -286,9 +286,9 @@ def test_a_soak_finds_every_fault(broken, message, capsys, monkeypatch, tmp_path
     monkeypatch.setattr(clients, "_QUIET", 0.5)
     path = tmp_path / "report.json"
     with StubServer(Faults(**({broken: True} if broken else {})), step=0.001) as server:
-        words = ["--model", "demo", "--url", server.url, "--clients", "24", "--json", str(path)]
+        words = ["--model", "demo", "--url", server.url, "--clients", "8", "--json", str(path)]
         with pytest.raises(SystemExit) if broken else contextlib.nullcontext():
-            main([*words, "--soak", "0.02"])
+            main([*words, "--soak", "0.05"])
     assert re.search(message, capsys.readouterr().out)
     report = json.loads(path.read_text())
     assert bool(report["faults"]) == bool(broken)

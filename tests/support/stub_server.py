@@ -91,7 +91,7 @@ class StubServer:
         if path != "/v1/completions":
             return self._whole(writer, 404, {"error": {"message": "no such path"}})
         if method != "POST":
-            return self._whole(writer, 405, {})
+            return self._whole(writer, 405, {"error": {"message": "no such method"}})
         if self.faults.fails:
             return self._whole(writer, 500, {"error": {"message": "broken"}})
         try:
