@@ -14,7 +14,7 @@ from eval.methods.registry import METHODS, PLAIN
 from eval.methods.tree_size import Tree
 from eval.speedup.setting import Setting
 
-STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search", "host": "host"}
+STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search"}
 
 # The paper's results (arXiv 2601.19278): Qwen3, temperature 0, batch 1, one H20-3e, against plain
 # decoding in eager PyTorch. Speed-ups of DART in the order of PAPER, their mean, and tau; then

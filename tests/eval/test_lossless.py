@@ -132,7 +132,7 @@ def test_the_product(check, monkeypatch):
         for s in content["settings"]
     }
     samplings = [(0.0, 0), (0.7, 0), (0.7, 4)]
-    expected = itertools.product(samplings, (1, 8), sizes, ("fused", "host"))
+    expected = itertools.product(samplings, (1, 8), sizes, (64, 1))
     assert made == {(*sampling, *rest) for sampling, *rest in expected}
     assert all(s["prompts"] == 8 for s in content["settings"])
     assert sum(s["tokens"] for s in content["settings"]) > 4800
