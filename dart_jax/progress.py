@@ -74,9 +74,9 @@ class Bars(Progress):
         self._ended.set()
         super().stop()
 
-    def add_task(self, description: str, *args: Any, completed: int = 0, **kwargs: Any) -> TaskID:
+    def add_task(self, description: str, *args: Any, completed: float = 0, **kwargs: Any) -> TaskID:
         """See `Progress`; the task's note is empty if none is given."""
-        fields = {"note": "", "before": completed, "completed": completed, **kwargs}
+        fields: dict[str, Any] = {"note": "", "before": completed, "completed": completed, **kwargs}
         task = super().add_task(description, *args, **fields)
         self._report(task, description)
         return task

@@ -89,9 +89,9 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Cha
             continue
         yield _rate(f"{where}speed-up", old["speedups"], new["speedups"], ".2f")
         same_tree = old["tree"] == new["tree"]
-        identical = (each["identical"] / each["prompts"] for each in (old, new))
+        shares = [each["identical"] / each["prompts"] for each in (old, new)]
         yield _exact(f"{where}tau", old["tau"], new["tau"], ".3f", same_tree)
-        yield _exact(f"{where}identical", *identical, ".0%", same_tree)
+        yield _exact(f"{where}identical", shares[0], shares[1], ".0%", same_tree)
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -150,7 +150,8 @@ def weight_bytes(config: AnyDrafter, dtype: np.dtype, int8: bool) -> int:
 
 def rows(config: MemoryConfig) -> list[list[str]]:
     """Returns the table's cells, in gigabytes (10^9 bytes); raises UserError as `models`."""
-    needs = [(name, memory(*models, config)) for name, *models in config.models()]
+    models = config.models()
+    needs = [(name, memory(target, drafter, config)) for name, target, drafter in models]
     return [[name, *(f"{x / 1e9:.2f}" for x in (*need, sum(need)))] for name, need in needs]
 
 

@@ -69,8 +69,10 @@ def answers(
     """
 
     def each(one: DartModel, nodes: int) -> list[Any]:
-        options = {"max_new_tokens": tokens, "tree_nodes": nodes}
-        return [one.generate(x, **options) for x in tracked(prompts, "answers", console)]
+        return [
+            one.generate(x, max_new_tokens=tokens, tree_nodes=nodes)
+            for x in tracked(prompts, "answers", console)
+        ]
 
     plain = [answer.tokens.tolist() for answer in each(model.with_drafter(None), 0)]
     if model.drafter is None:

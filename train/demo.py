@@ -209,6 +209,7 @@ def run(config: DemoConfig) -> None:
         packages = tokenize(tokenizer, package_files())
         held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
     all_held_out, end = np.concatenate(held_out), tokenizer.token_to_id(END_OF_TEXT)
+    assert end is not None  # a special token of the tokenizer
     text = np.concatenate(documents * config.library_copies + packages)
     train_target(config, text, all_held_out[:20_000], end)
     model, params = load_target(config.work / "target")

@@ -291,7 +291,7 @@ class Batch:
         sequence: Sequence,
         place: int,
         program: BurstProgram,
-        result: BurstResult,
+        result: BurstResult[np.ndarray],
         draft: Draft | None,
     ) -> Emitted:
         """Adds a sequence's new tokens to it, and returns them."""
@@ -369,7 +369,7 @@ class Batch:
         trees: np.ndarray | None,
         limit: int,
         least: int,
-    ) -> BurstResult:
+    ) -> BurstResult[np.ndarray]:
         """Runs a burst; returns its result on the host."""
         history = self._history if program.level == "full" else None
         drafts = program.config.nodes > 0 or program.follows

@@ -307,7 +307,8 @@ class BatchDecoding:
         self._rows = {text: row for row, text in enumerate(self._texts)}
         self._parts: list[list[NewTokens]] = [[] for _ in requests]
         self._taken = np.zeros(len(requests), int)
-        self.seconds = dict.fromkeys(("prefill", "device", "search", "compile"), 0.0)
+        parts = "prefill", "device", "search", "compile"
+        self.seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
         runner.scheduler.waiting.extend(self._texts)
 
     def _note(self, update: Update | BaseException) -> None:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.reading import caches_without_rows
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.models.cache import KVCache, PagedCache, parts
+from dart_jax.models.cache import Cache, KVCache, PagedCache, parts
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from dart_jax.models.sharding.program import OnDevices, program
 
@@ -55,7 +55,7 @@ class History(NamedTuple):
 def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
     """Pools of `pages` pages of `page` rows for every group of devices."""
     caches = caches_without_rows(config.reading, params, pages, page)
-    return Pools(caches.target, caches.draft)
+    return Pools(parts(caches.target)[0], caches.draft)
 
 
 def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
@@ -73,7 +73,7 @@ def begin_history(history: History, slot: jax.Array, new: History) -> History:
     return jax.tree.map(lambda old, x: old.at[slot].set(x), history, new)
 
 
-def written(pools: Pools, target: PagedCache, draft: Any, pages: jax.Array) -> Pools:
+def written(pools: Pools, target: Cache, draft: Any, pages: jax.Array) -> Pools:
     """The pools after what programs wrote into caches with pages, int32 [n, m]."""
     return Pools(parts(target)[0], _draft_pool(pools.draft, draft, pages))
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.logits import TokenScores
@@ -30,6 +31,9 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program
+
+# Of the device, or of the host.
+AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +78,7 @@ def config_of(config: DecodeConfig, nodes: int, level: Level) -> DecodeConfig:
     return dataclasses.replace(config, nodes=nodes, logits=logits)
 
 
-class BurstResult(NamedTuple):
+class BurstResult(NamedTuple, Generic[AnyArray]):
     """The part of a burst's result that goes to the host; S = K * P tokens at most.
 
     Attributes:
@@ -89,13 +93,13 @@ class BurstResult(NamedTuple):
         search built these trees from.
     """
 
-    tokens: jax.Array
-    ranks: jax.Array
+    tokens: AnyArray
+    ranks: AnyArray
     scores: TokenScores | None
-    counts: jax.Array
-    active: jax.Array
-    trees: jax.Array | None
-    packed: jax.Array
+    counts: AnyArray
+    active: AnyArray
+    trees: AnyArray | None
+    packed: AnyArray
 
 
 @program(
@@ -169,7 +173,7 @@ def burst(
     search: TreeSearch | None,
     limit: jax.Array,
     least: jax.Array,
-) -> tuple[Pools, History | None, BurstResult]:
+) -> tuple[Pools, History | None, BurstResult[jax.Array]]:
     """Takes steps of n requests until all have ended, or at a limit: each verifies a tree of every
     request that goes on, drafts, and searches the next trees.
 
@@ -240,13 +244,12 @@ def burst(
     if made_for.follows:
         draft_state = _follow(config, params, draft_state, row, emitted)
     if history is not None:
-        new = History(state.seen, state.counts, None, state.tokens)  # pyright: ignore[reportArgumentType]
-        history = History(
-            *(
-                old if x is None else old.at[row.slot].set(x, mode="drop")
-                for old, x in zip(history, new, strict=True)
-            )
+        seen, counted, tokens = jax.tree.map(
+            lambda old, new: old.at[row.slot].set(new, mode="drop"),
+            (history.seen, history.counts, history.tokens),
+            (state.seen, state.counts, state.tokens),
         )
+        history = History(seen, counted, history.bias, tokens)
     result = BurstResult(*emitted[:3], counts, state.active, trees, packed)
     pools = written(pools, state.target_cache, draft_state, row.pages)
     return pools, history, result

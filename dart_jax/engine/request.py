@@ -168,4 +168,4 @@ class Update(NamedTuple):
 
 
 # Receives each update of a request, or an exception if the request fails.
-OnUpdate = Callable[[Update | BaseException], None]
+OnUpdate = Callable[[Update | BaseException], object]

@@ -165,7 +165,8 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     made_for = BurstProgram(config_of(config, case.nodes, case.level), case.level, steps)
     numbers, stop = _ints(case.batch, NUMBERS), _ints(case.batch, _STOP_IDS)
     values = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
-    rows = Rows(*on((numbers, values, stop), (ROWS, ROWS, ROWS)), pages)
+    numbers, values, stop = on((numbers, values, stop), (ROWS, ROWS, ROWS))
+    rows = Rows(numbers, values, stop, pages)
     trees = on(_ints(case.batch, 3, case.nodes + 1), ROWS) if case.nodes else None
     history = None
     if case.level == "full":

@@ -27,7 +27,8 @@ _DRAFT_LENGTH = 7
 
 
 def _qwen3(hidden: int, mlp: int, layers: int, heads: int, **others: Any) -> TargetConfig:
-    options = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128} | others
+    options: dict[str, Any] = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
+    options |= others
     return TargetConfig(
         hidden_size=hidden,
         intermediate_size=mlp,

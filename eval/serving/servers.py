@@ -28,7 +28,8 @@ async def connected(
       UserError: a server does not start or answer.
     """
     async with contextlib.AsyncExitStack() as stack:
-        urls, pids = dict(zip(("first", "second"), config.url, strict=False)), []
+        urls: dict[str, str] = dict(zip(("first", "second"), config.url, strict=False))
+        pids: list[int] = []
         for name, words in () if urls else options.items():
             notify(f"starting the {name} server")
             urls[name], pid = stack.enter_context(start(words, 1 / len(options)))

@@ -253,7 +253,9 @@ class PackedForward:
             logits += drafter.pairs.all_next(jnp.where(scored[..., None], factors, 0))
         return Predictions(
             t,
-            *teaching,
+            teaching.teacher,
+            teaching.mass,
+            teaching.best,
             jax.nn.log_softmax(logits),
             _gather(data.tokens, anchors + t + 1),
             chunk.real & valid_predictions(data.document, data.run, anchors, t),

@@ -33,8 +33,9 @@ class Replica:
             while not updates or updates[-1].finish is None:
                 news = [await inbox.get()] + [inbox.get_nowait() for _ in range(inbox.qsize())]
                 updates = [each for each in news if isinstance(each, Update)]
-                if len(updates) < len(news):
-                    raise RuntimeError("the request failed") from news[len(updates)]
+                failures = [each for each in news if isinstance(each, BaseException)]
+                if failures:
+                    raise RuntimeError("the request failed") from failures[0]
                 now = time.monotonic()
                 yield now - (ticket.begun or now), updates
         finally:
