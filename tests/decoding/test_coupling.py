@@ -1,5 +1,7 @@
 """Drafting with the noise of the target's draws: more is accepted, and nothing else changes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,14 +113,15 @@ def test_more_is_accepted(demo, demo_drafters, name):
     plain = demo.with_drafter(None).decoder(nodes=0, max_length=128, sampling=sampling)
     expected = plain(prompts, 48)
 
-    def made_by(loop, with_noise):
-        options = {"sampling": sampling, "coupled": with_noise, "loop": loop}
-        made = model.decoder(nodes=8, max_length=128, **options)(prompts, 48)
+    def made_in(bursts, with_noise):
+        options = {"sampling": sampling, "coupled": with_noise}
+        decoder = model.decoder(nodes=8, max_length=128, **options)
+        made = dataclasses.replace(decoder, steps=bursts)(prompts, 48)
         for ours, theirs in zip(made.tokens, expected.tokens, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         return made
 
-    coupled, apart = made_by("fused", True), made_by("fused", False)
+    coupled, apart = made_in(64, True), made_in(64, False)
     assert tau(coupled) > GAINS[name] * tau(apart)
-    # The same trees, whoever calls the search.
-    np.testing.assert_array_equal(made_by("host", True).steps, coupled.steps)
+    # The same trees, wherever a burst ends.
+    np.testing.assert_array_equal(made_in(1, True).steps, coupled.steps)

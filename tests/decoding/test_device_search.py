@@ -273,7 +273,7 @@ setting = Setting(order=4, levels=4, candidates=9)
 packed = random_drafts(setting, 3)
 in_cpp, on_device = searches(setting)
 on_all = jax.tree.map(lambda x: jax.device_put(x, everywhere), on_device)
-search = jax.jit(DeviceSearch.in_program, out_shardings=rows)
+search = jax.jit(type(on_device).in_program, out_shardings=rows)
 trees = search(on_all, jax.device_put(packed, rows))
 assert len(trees.sharding.device_set) == 4
 np.testing.assert_array_equal(trees, in_cpp(packed))
