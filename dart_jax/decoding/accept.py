@@ -71,7 +71,8 @@ def impose_tau(
 
     After every verification the number of remaining tokens is a multiple of tau, rounded down.
     Only the first verification of a sequence may emit more or fewer, pseudo-randomly, so that the
-    average over many sequences is tau.
+    average over many sequences is tau. Where nothing is drafted, as in a text's first step, one
+    token is emitted.
 
     Args:
       tree: the verified tree.
@@ -92,6 +93,7 @@ def impose_tau(
     chance = hashed.astype(jnp.float32) / 65536
     steps = jnp.maximum(jnp.where(multiple | (chance < more), steps, steps - 1), 1)
     count = jnp.clip(remaining - (steps - 1) * step // 1000, 1, max_depth + 1)
+    count = jnp.where(jnp.any(tree.real[:, 1:], axis=1), count, 1)
     path = jnp.minimum(jnp.arange(max_depth + 1, dtype=jnp.int32), nodes - 1)[None]
     path = jnp.where(path < count[:, None], path, 0)
     return Acceptance(path, jnp.take_along_axis(drawn, path, axis=1), count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import repeat
@@ -16,12 +15,14 @@ import numpy as np
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.reading import ChunkShape
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
-from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.levels import Level
+from dart_jax.engine.models import Models
 from dart_jax.engine.pools import History, Pools, begin_history, empty_history, empty_pools
 from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
-from dart_jax.engine.request import Draft
+from dart_jax.engine.request import Draft, Request
 from dart_jax.engine.rows import (
     AT_CONTEXT,
     LENGTH,
@@ -57,21 +58,6 @@ class Emitted(NamedTuple):
     ended: bool
     scores: TokenScores | None
     draft: Draft | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Models:
-    """What decodes.
-
-    Attributes:
-      config: static; for the largest trees.
-      params: see `DecodeParams`.
-      search: for these trees; None if the drafting method needs none.
-    """
-
-    config: DecodeConfig
-    params: DecodeParams
-    search: TreeSearch | None
 
 
 class _Drafts(NamedTuple):
@@ -230,6 +216,15 @@ class Batch:
             self._history = self._empty_history()
         with self._compiles(program, rows, width):
             self._run(program, self._table.rows([None] * count, width), trees, 1, 1)
+
+    def compile_beginning(self, level: Level) -> None:
+        """Compiles what begins a request of a level: fills and frees the first slot, if nothing
+        runs."""
+        request = Request(np.zeros(1, np.int32), 1, Sampling(1.0))
+        sequence = Sequence(request, 2, lambda _: None)
+        sequence.slot, sequence.level = 0, level
+        self.begin(sequence)
+        self._table.clear(0)
 
     def forget_programs(self) -> None:
         """What was compiled is gone."""

@@ -18,8 +18,9 @@ from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.engine.batch import Emitted, Models
+from dart_jax.engine.batch import Emitted
 from dart_jax.engine.costs import CostFiles
+from dart_jax.engine.models import Models
 from dart_jax.engine.request import Draft, Request, Update
 from dart_jax.engine.runner import Runner
 from dart_jax.engine.scheduling.sequence import Sequence as Text

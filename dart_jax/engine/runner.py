@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dart_jax.engine.batch import Batch, Emitted, Models
+from dart_jax.engine.batch import Batch, Emitted
 from dart_jax.engine.levels import Level, highest
+from dart_jax.engine.models import Models
 from dart_jax.engine.request import Logprobs, Update
 from dart_jax.engine.scheduling.pages import PagePool
 from dart_jax.engine.scheduling.scheduler import Scheduler

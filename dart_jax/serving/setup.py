@@ -11,8 +11,9 @@ import numpy as np
 from dart_jax.decoding.drafting import AnyDrafter
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.tree import MAX_NODES
-from dart_jax.engine.batch import Models, pools_of
+from dart_jax.engine.batch import pools_of
 from dart_jax.engine.levels import Level
+from dart_jax.engine.models import Models
 from dart_jax.engine.request import MOST_STOP_IDS
 from dart_jax.engine.runner import Runner
 from dart_jax.engine.scheduling.sequence import Sequence
@@ -172,6 +173,7 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
     works += [partial(burst, level, rows, width, size) for level in config.levels[1:2]]
     works += [partial(read, *read_, drafts) for read_ in shapes.reads]
     for level in config.levels:
+        works.append(partial(batch.compile_beginning, level))
         for rows in shapes.rows:
             for width in shapes.widths:
                 works += [partial(burst, level, rows, width, size) for size in shapes.sizes[rows]]

@@ -57,7 +57,7 @@ class Lossless:
             adaptive(model, 1, decay) if random else Tree(case.nodes, decay),
             max_length=length,
             sampling=case.sampling,
-            steps=case.steps,
+            steps=case.burst,
             coupled=not self.config.no_coupling,
         )
         return dataclasses.replace(result, memory=RandomMemory())
@@ -66,8 +66,8 @@ class Lossless:
         """Returns the settings of all methods, trees and bursts."""
         return list(
             dict.fromkeys(
-                Case(name, sampling, batch_size, min(nodes, max(METHODS[name].sizes)), steps)
-                for name, nodes, steps in product(self.methods, self.sizes, self.config.steps)
+                Case(name, sampling, batch_size, min(nodes, max(METHODS[name].sizes)), burst)
+                for name, nodes, burst in product(self.methods, self.sizes, self.config.burst)
             )
         )
 
@@ -84,7 +84,7 @@ class Lossless:
                 progress.advance(task)
                 for case in self.cases(sampling, size):
                     sizes = f"{case.nodes} nodes" if case.nodes else "changing sizes"
-                    title = f"{name}, {METHODS[case.method].title}, {sizes}, bursts of {case.steps}"
+                    title = f"{name}, {METHODS[case.method].title}, {sizes}, bursts of {case.burst}"
                     progress.update(task, description=title)
                     yield self._outcome(case, plain, self._decode(case))
                     progress.advance(task)

@@ -44,7 +44,7 @@ class LosslessConfig(MethodChoice):
     for sizes that change at random, down to plain decoding."""
     grid: bool = False
     """All tree sizes that eval.speedup chooses from, instead of --tree-nodes."""
-    steps: tuple[int, ...] = (STEPS, 1)
+    burst: tuple[int, ...] = (STEPS, 1)
     """Steps of a burst, which is one call of a jitted program, at most."""
     samples: int = 1024
     """Sequences sampled for each distribution test, with the first method; 0 skips the tests."""
@@ -55,8 +55,8 @@ class LosslessConfig(MethodChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_some(self, "temperature", "batch_size", "tree_nodes", "steps")
-        check_least(self, prompts=1, max_new_tokens=1, batch_size=1, tree_nodes=0, steps=1)
+        check_some(self, "temperature", "batch_size", "tree_nodes", "burst")
+        check_least(self, prompts=1, max_new_tokens=1, batch_size=1, tree_nodes=0, burst=1)
         if max(self.batch_size) > self.prompts * len(HELD_OUT):
             raise UserError(
                 f"--batch-size {max(self.batch_size)} needs as many prompts, and --prompts "

@@ -63,14 +63,14 @@ class Case:
       sampling: sampling parameters.
       batch_size: prompts decoded together.
       nodes: nodes of the draft trees; 0 for changing sizes.
-      steps: of a burst, at most.
+      burst: steps of a burst, at most.
     """
 
     method: str
     sampling: Sampling
     batch_size: int
     nodes: int
-    steps: int
+    burst: int
 
 
 @dataclasses.dataclass(frozen=True)

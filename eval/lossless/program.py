@@ -38,7 +38,7 @@ def run(config: LosslessConfig, console: Console) -> bool:
     for name in lossless.methods:
         of_method = [outcome for outcome in outcomes if outcome.case.method == name]
         sizes = ", ".join(dict.fromkeys(str(outcome.case.nodes) for outcome in of_method))
-        bursts = " and ".join(str(steps) for steps in dict.fromkeys(config.steps))
+        bursts = " and ".join(str(steps) for steps in dict.fromkeys(config.burst))
         against = f"{METHODS[name].title} against plain decoding"
         title = f"{against}: trees of {sizes} nodes, bursts of {bursts} steps"
         console.print(tables.equality_table(title, of_method))

@@ -70,7 +70,7 @@ def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table
     rows = [
         (
             f"{METHODS[case.method].title}, {describe(case.sampling)}\n"
-            f"batch {case.batch_size}, {case.nodes} nodes, bursts of {case.steps}\n"
+            f"batch {case.batch_size}, {case.nodes} nodes, bursts of {case.burst}\n"
             f"prompt {each.prompt}, new token {each.new_token}",
             *map(text, (each.plain, each.dart)),
             *(f"{number:.2g}" for number in (each.margin, each.top2, each.rounding)),

@@ -104,7 +104,7 @@ def _time(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
     """Share of each stage in each method's time, averaged over the benchmarks."""
     left = [0.0] * len(colours)
     titles = [METHODS[name].title for name in colours]
-    stages = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677", "#ccbb44"), strict=True)
+    stages = zip(STAGES.items(), ("#bbbbbb", "#4477aa", "#ee6677"), strict=True)
     for (stage, label), colour in stages:
         shares = [
             100 * statistics.mean(setting.all[name].shares.get(stage, 0.0) for setting in settings)

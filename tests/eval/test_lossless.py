@@ -31,7 +31,7 @@ from eval.lossless.rounding import Prober
 from eval.methods.tree_size import SIZES
 
 # Settings that compile few programs.
-QUICK = {"temperature": (0.0, 0.7), "tree_nodes": (8,), "steps": (64,)}
+QUICK = {"temperature": (0.0, 0.7), "tree_nodes": (8,), "burst": (64,)}
 
 # Tokens that both target and drafter prefer: otherwise random models hardly ever agree.
 LIKELY = slice(40, 48)
@@ -127,7 +127,7 @@ def test_the_product(check, monkeypatch):
             s["sampling"]["top_k"],
             s["batch_size"],
             s["nodes"],
-            s["steps"],
+            s["burst"],
         )
         for s in content["settings"]
     }
@@ -182,7 +182,7 @@ def test_bfloat16_differs_by_ties_only(check):
 @pytest.mark.long
 def test_penalty_and_min_p(check):
     sampling = {"repetition_penalty": 1.3, "min_p": 0.1, "top_k": 0, "top_p": 1.0}
-    passed, text, _ = check(temperature=(0.0, 0.7), tree_nodes=(8,), steps=(1,), **sampling)
+    passed, text, _ = check(temperature=(0.0, 0.7), tree_nodes=(8,), burst=(1,), **sampling)
     assert passed
     for name in ("T 0 rep 1.3", "T 0.7 rep 1.3", "T 0.7 min 0.1 rep 1.3"):
         assert name in text
@@ -196,14 +196,14 @@ def test_a_wrong_acceptance_diverges(check, broken, pair, capfd):
         return accept(tree, mask, drawn.at[:, 0].set(first), max_depth)
 
     broken("accept", lambda *a: lenient(*a) if a[0].tokens.shape[1] > 1 else accept(*a))
-    passed, text, content = check(temperature=(0.0,), tree_nodes=(8,), steps=(64,))
+    passed, text, content = check(temperature=(0.0,), tree_nodes=(8,), burst=(64,))
     assert not passed
     [setting] = content["settings"]
     assert setting["divergences"]
     assert not any(each["tie"] for each in setting["divergences"])
     assert "DIVERGES" in text
     assert text.splitlines()[-1].startswith("NOT LOSSLESS: 64 tokens in 1 settings;")
-    quick = "--temperature 0 --tree-nodes 8 --steps 64 --batch-size 4 --prompts 1 --samples 0"
+    quick = "--temperature 0 --tree-nodes 8 --burst 64 --batch-size 4 --prompts 1 --samples 0"
     arguments = [f"--{name}={value}" for name, value in pair.items()]
     with pytest.raises(SystemExit) as exit:
         lossless.main([*arguments, *quick.split(), "--max-new-tokens=16"])
@@ -225,7 +225,7 @@ def test_a_wrong_tree_diverges(check, broken, mistake):
         broken("ancestor_mask", orphans)
     else:
         broken("append", lambda cache, rows, index, *a: append(cache, rows, index * 0, *a))
-    settings = {"temperature": (1.0,), "tree_nodes": (32,), "steps": (1,), "top_k": 0}
+    settings = {"temperature": (1.0,), "tree_nodes": (32,), "burst": (1,), "top_k": 0}
     passed, text, content = check(**settings, top_p=1.0, prompts=2, max_new_tokens=60)
     assert not passed
     assert not all(each["tie"] for s in content["settings"] for each in s["divergences"])
@@ -247,7 +247,7 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
         return (logits.shape[2] - 1 - jnp.argmax(logits[:, :, ::-1], axis=2)).astype(jnp.int32)
 
     broken("draw", last)
-    settings = {"temperature": (0.0,), "tree_nodes": (8,), "steps": (64,)}
+    settings = {"temperature": (0.0,), "tree_nodes": (8,), "burst": (64,)}
     passed, text, content = check(target=str(tmp_path), **settings)
     [setting] = content["settings"]
     assert setting["divergences"]
@@ -271,7 +271,7 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
         return gumbel_noise(keys, position // 2 * 2, vocab)
 
     broken(*(("draw", hotter) if mistake == "temperature" else ("noise_at", repeated)))
-    settings = {"temperature": (1.5,), "tree_nodes": (8,), "steps": (64,), "top_k": 0}
+    settings = {"temperature": (1.5,), "tree_nodes": (8,), "burst": (64,), "top_k": 0}
     passed, text, content = check(top_p=1.0, samples=2048, **settings)
     assert not passed
     assert not any(setting["divergences"] for setting in content["settings"])
