@@ -126,11 +126,7 @@ class TreeMemory:
             key = program, kind
             if key not in self._policies:
                 self._policies[key] = TreeSizes(
-                    shapes.sizes,
-                    fixed=shapes.fixed,
-                    first=first,
-                    files=None if shapes.fixed else self.files,
-                    program=program,
+                    shapes.sizes, first=first, files=self.files, program=program
                 )
             return self._policies[key]
 
@@ -282,6 +278,8 @@ class Decoder:
 
     def _policy(self, shapes: Shapes) -> TreeSizes:
         """The policy for batches of such shapes."""
+        if not self.sizes:
+            return TreeSizes(shapes.sizes, fixed=True)
         search = jax.tree.structure(self.search)
         program = self.config, search, shapes.slots, self.max_length, self.steps
         return self.memory.policy(program, (self.sampling, self.sizes), shapes, self.first)

@@ -151,7 +151,8 @@ def reported(model: DartModel) -> list[Any]:
 def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     """The collectives of a step, and the shapes of their results."""
     nodes = 0 if model.drafter is None else 8
-    batch = model.decoder(max_length=64, nodes=nodes).start(PROMPTS, 8)._runner.batch
+    decoder = dataclasses.replace(model.decoder(max_length=64, nodes=nodes), steps=1)
+    batch = decoder.start(PROMPTS, 8)._runner.batch
     program = batch.program(nodes, "greedy")
     rows = batch._table.rows(len(PROMPTS) * [None], 1)
     trees = np.zeros((len(PROMPTS), 3, nodes + 1), np.int32) if nodes else None
