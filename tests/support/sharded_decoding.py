@@ -156,8 +156,9 @@ def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     program = batch.program(nodes, "greedy")
     rows = batch._table.rows(len(PROMPTS) * [None], 1)
     trees = np.zeros((len(PROMPTS), 3, nodes + 1), np.int32) if nodes else None
-    pools, search = batch._pools_for(nodes > 0), batch._search_of(program.config)
-    arrays = batch._params, pools, None, rows, trees, search, np.int32(1), np.int32(1)
+    # Without the search, whose trees one device of a group sends to the others.
+    pools, one = batch._pools_for(nodes > 0), np.int32(1)
+    arrays = batch._params, pools, None, rows, trees, None, one, one
     text = burst.lower(program, *arrays).compile().as_text()
     found: dict[str, list[list[int]]] = collections.defaultdict(list)
     for shapes, kind in re.findall(r"= (.+?) (all-[a-z]+|collective-\w+)(?:-start)?\(", text):
