@@ -259,6 +259,10 @@ def test_questions_of_files(tiny, tmp_path):
     (tmp_path / "text").write_text('{"tokens": [1, 2], "prompt_length": 0}')
     with pytest.raises(UserError, match="text:1: there is no prompt in it to answer"):
         question_prompts([tmp_path / "text"], tokenizer, 2, {})
+    assert not tokenizer.chat_template
+    (tmp_path / "chat").write_text('{"messages": [{"role": "user", "content": "one"}]}')
+    with pytest.raises(UserError, match="chat:1: no chat template"):
+        question_prompts([tmp_path / "chat"], tokenizer, 2, {})
 
 
 def test_questions_honour_the_options_of_the_template(tiny, tmp_path):

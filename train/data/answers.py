@@ -80,13 +80,16 @@ class Conversation:
         """Returns the token ids before the next answer.
 
         Raises:
-          UserError: the chat template rejects the messages, or there is none.
+          UserError: the chat template rejects the messages, or there is none; says where.
         """
         turn: list[Any] = self.turns[len(self.answers)]
         if isinstance(turn[0], int):
             return turn
         options = {**template_kwargs, **({"tools": self.tools} if self.tools else {})}
-        return tokenizer.encode_chat([*self.messages, *turn], **options)
+        try:
+            return tokenizer.encode_chat([*self.messages, *turn], **options)
+        except UserError as error:
+            raise UserError(f"{self.where}: {error}") from None
 
     def add_answer(self, answer: Answer, tokenizer: Tokenizer) -> None:
         """Adds the next turn's answer, in place of the record's own."""
@@ -274,11 +277,12 @@ class AnswerGenerator:
             outside = self.model.tokenizer.outside(prompt, vocab_size)
             if outside is not None:
                 raise UserError(
-                    f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
+                    f"{conversation.where}: the prompt's tokens must be in 0..{vocab_size - 1}, "
+                    f"one is {outside}"
                 )
         except UserError as error:
             conversation.finish()
-            self.bad(UserError(f"{conversation.where}: {error}"))
+            self.bad(error)
             return None
         if len(prompt) >= longest:
             conversation.finish()
