@@ -43,7 +43,7 @@ _EXPORTS = {
     "NgramConfig": "dart_jax.decoding.drafting",
     "Piece": "dart_jax.generation",
     "PromptLookupConfig": "dart_jax.decoding.drafting",
-    "SearchConfig": "dart_jax.decoding.search.config",
+    "SearchConfig": "dart_jax.decoding.search.choice",
     "TextGeneration": "dart_jax.generation",
     "UserError": "dart_jax.errors",
 }

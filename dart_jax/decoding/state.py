@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,8 +38,9 @@ class DecodeConfig:
       logits: processors of the target's logits, and what is reported about them.
       coupled: whether drafts are ranked with the noise of the target's draws (see
         `drafting.coupling`); changes how many are accepted, never the output.
-      imposed_tau: average number of tokens emitted per verification, regardless of the target's
-        draws, to measure speed only (see `accept.impose_tau`); None for real acceptance.
+      acceptance: takes the place of `step.accept`, to measure speed alone: hashable, of a tree, the
+        draws at its nodes int32 [B, N + 1], the depth of trees, and int32 [B] the tokens still to
+        be emitted and where the text ends. The text is then not the target's. None for `accept`.
       execution: how the models are computed; the platform's own by default.
     """
 
@@ -49,7 +51,7 @@ class DecodeConfig:
     eagle: Eagle3Tree = Eagle3Tree()
     logits: LogitsConfig = LogitsConfig()
     coupled: bool = True
-    imposed_tau: float | None = None
+    acceptance: Callable[..., Any] | None = None
     execution: Execution = dataclasses.field(default_factory=Execution.here)
 
     @functools.cached_property

@@ -16,13 +16,18 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.accept import accept, impose_tau
 from dart_jax.decoding.drafting import Candidates, DraftInput
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.logits import append_tokens, process, sequences_at_nodes, token_scores
-from dart_jax.decoding.noise import noise_at
-from dart_jax.decoding.penalties import count_tokens, mark_seen, penalize
-from dart_jax.decoding.sampling import draw
+from dart_jax.decoding.logits import (
+    append_tokens,
+    count_tokens,
+    mark_seen,
+    penalize,
+    process,
+    sequences_at_nodes,
+    token_scores,
+)
+from dart_jax.decoding.sampling import draw, noise_at
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,
@@ -37,6 +42,46 @@ from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import KVCache, wait_for
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import joined
+
+
+class Acceptance(NamedTuple):
+    """The longest path that agrees with the target, as indices into the tree.
+
+    `step.AcceptedPath` holds the rows at these indices.
+
+    Attributes:
+      path: int32 [B, P], node indices from the root down; entries past the path's end are 0.
+      tokens: int32 [B, P], the target's draws at those nodes: the accepted tokens, then the bonus
+        token; entries past `count` are undefined.
+      count: int32 [B], emitted tokens, bonus token included: 1..P.
+    """
+
+    path: jax.Array
+    tokens: jax.Array
+    count: jax.Array
+
+
+def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -> Acceptance:
+    """Finds the accepted path.
+
+    Args:
+      tree: the verified tree.
+      mask: its `ancestor_mask`.
+      drawn: int32 [B, N + 1], the target's draw at every node.
+      max_depth: maximum depth of a node; P = max_depth + 1.
+    """
+    b, nodes = tree.tokens.shape
+    chex.assert_shape([*tree, drawn], (b, nodes))
+    chex.assert_shape(mask, (b, nodes, nodes))
+    agrees = tree.tokens == jnp.take_along_axis(drawn, tree.parents, axis=1)
+    root = jnp.arange(nodes, dtype=jnp.int32)[None] == 0
+    agrees = root | (tree.real & agrees)
+    accepted = jnp.all(~mask | agrees[:, None], axis=2)
+    levels = jnp.arange(max_depth + 1, dtype=jnp.int32)[None, :, None]
+    on_level = accepted[:, None] & (tree.depth[:, None] == levels)
+    path = jnp.argmax(on_level, axis=2).astype(jnp.int32)
+    count = jnp.sum(jnp.any(on_level, axis=2), axis=1, dtype=jnp.int32)
+    return Acceptance(path, jnp.take_along_axis(drawn, path, axis=1), count)
 
 
 class Verified(NamedTuple):
@@ -155,11 +200,11 @@ def accept_and_compact(
             vocab = config.target.vocab_size
             noise = noise_at(state.sampling, state.keys, start + 1, depth + 1, vocab)
         drawn = draw(state.sampling, logits, noise, tree.depth, vocabulary)
-        if config.imposed_tau is None:
+        if config.acceptance is None:
             accepted = accept(tree, mask, drawn, depth)
         else:
             left, end = state.remaining, start + state.remaining
-            accepted = impose_tau(tree, drawn, depth, left, end, config.imposed_tau)
+            accepted = config.acceptance(tree, drawn, depth, left, end)
     state, count = emit(state, accepted.tokens, accepted.count, start + 1)
     path = accepted.path
     if state.scores is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import repeat
@@ -17,22 +18,38 @@ from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
-from dart_jax.decoding.state import DecodeConfig
-from dart_jax.engine.levels import Level
-from dart_jax.engine.models import Models
-from dart_jax.engine.pools import History, Pools, begin_history, empty_history, empty_pools
-from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
-from dart_jax.engine.request import Draft, Request
-from dart_jax.engine.rows import (
-    AT_CONTEXT,
-    LENGTH,
-    NODES,
-    REMAINING,
-    Rows,
-    RowTable,
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.engine.programs import (
+    BurstProgram,
+    BurstResult,
+    History,
+    Pools,
+    begin_history,
+    burst,
+    config_of,
+    empty_history,
+    empty_pools,
+    read_chunk,
 )
-from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.request import Draft, Request
+from dart_jax.engine.rows import AT_CONTEXT, LENGTH, NODES, REMAINING, Rows, RowTable, SamplingMode
+from dart_jax.engine.scheduler import Sequence
 from dart_jax.engine.shapes import Shapes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Models:
+    """What decodes.
+
+    Attributes:
+      config: static; for the largest trees.
+      params: see `DecodeParams`.
+      search: for these trees; None if the drafting method needs none.
+    """
+
+    config: DecodeConfig
+    params: DecodeParams
+    search: TreeSearch | None
 
 
 class Emitted(NamedTuple):
@@ -92,7 +109,7 @@ class Batch:
         self.compiling = False
         self._compiled: set[Hashable] = set()
         self._config, self._params, self._search = models.config, models.params, models.search
-        self._programs: dict[tuple[int, Level, bool], BurstProgram] = {}
+        self._programs: dict[tuple[int, SamplingMode, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._pools = pools_of(models, pages, shapes)
         self._history: History | None = None
@@ -107,7 +124,7 @@ class Batch:
 
     @property
     def whole_logits(self) -> bool:
-        """Whether every request needs the highest level, for processors or scores."""
+        """Whether every request needs the highest mode, for processors or scores."""
         return self._config.logits.whole
 
     def begin(self, sequence: Sequence) -> None:
@@ -115,7 +132,7 @@ class Batch:
         slot = sequence.slot
         assert slot is not None
         self._table.begin(slot, sequence.request, self.vocab_size)
-        if sequence.level == "full":
+        if sequence.mode == "full":
             self._begin_history(slot, sequence)
 
     def _begin_history(self, slot: int, sequence: Sequence) -> None:
@@ -127,7 +144,7 @@ class Batch:
         counts = np.bincount(sequence.text, minlength=vocab).astype(np.int32)
         if self._config.logits.processors:
             tokens = np.full(self.shapes.pages_each * self.shapes.page, -1, np.int32)
-            tokens[: sequence.count] = sequence.tokens
+            tokens[: sequence.num_tokens] = sequence.tokens
         new = History(seen, counts, bias, tokens)  # pyright: ignore[reportArgumentType]
         history = self._empty_history() if self._history is None else self._history
         self._history = begin_history(history, jnp.int32(slot), new)
@@ -152,13 +169,13 @@ class Batch:
         start = np.zeros(len(tokens), np.int32)
         pages = np.full((len(tokens), self.shapes.pages_each), -1, np.int32)
         for place, sequence in zip(places, sequences, strict=True):
-            start[place] = sequence.next_read
+            start[place] = sequence.next_position
             new = sequence.tokens[start[place] : start[place] + length + 1]
             tokens[place, : len(new)] = new
             pages[place, : len(sequence.pages)] = sequence.pages
-        self.read_tokens(tokens, start, pages, drafts=sequences[0].drafts)
+        self.read_tokens(tokens, start, pages, drafts=sequences[0].drafter_reads)
         for sequence in sequences:
-            sequence.reads(length)
+            sequence.advance(length)
 
     def read_tokens(
         self, tokens: np.ndarray, start: np.ndarray, pages: np.ndarray, *, drafts: bool
@@ -212,17 +229,17 @@ class Batch:
         count = rows * self.shapes.groups
         nodes = program.config.nodes
         trees = np.zeros((count, 3, nodes + 1), np.int32) if nodes else None
-        if program.level == "full" and self._history is None:
+        if program.mode == "full" and self._history is None:
             self._history = self._empty_history()
         with self._compiles(program, rows, width):
             self._run(program, self._table.rows([None] * count, width), trees, 1, 1)
 
-    def compile_beginning(self, level: Level) -> None:
-        """Compiles what begins a request of a level: fills and frees the first slot, if nothing
+    def compile_beginning(self, mode: SamplingMode) -> None:
+        """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
         runs."""
         request = Request(np.zeros(1, np.int32), 1, Sampling(1.0))
         sequence = Sequence(request, 2, lambda _: None)
-        sequence.slot, sequence.level = 0, level
+        sequence.slot, sequence.mode = 0, mode
         self.begin(sequence)
         self._table.clear(0)
 
@@ -230,13 +247,13 @@ class Batch:
         """What was compiled is gone."""
         self._compiled.clear()
 
-    def program(self, nodes: int, level: Level, *, follows: bool = False) -> BurstProgram:
+    def program(self, nodes: int, mode: SamplingMode, *, follows: bool = False) -> BurstProgram:
         """The program of bursts with trees of so many nodes; 0 for plain decoding, which the
         drafter may follow."""
-        kind = nodes, level, follows and self.reads_drafts
+        kind = nodes, mode, follows and self.reads_drafts
         if kind not in self._programs:
-            config = config_of(self._config, nodes, level)
-            self._programs[kind] = BurstProgram(config, level, self.shapes.steps, kind[2])
+            config = config_of(self._config, nodes, mode)
+            self._programs[kind] = BurstProgram(config, mode, self.shapes.steps, kind[2])
         return self._programs[kind]
 
     def burst(
@@ -266,7 +283,9 @@ class Batch:
         for sequence, place, most in zip(
             sequences, places, nodes or repeat(config.nodes), strict=False
         ):
-            self._update(sequence, most if sequence.has_drafts or not self.reads_drafts else 0)
+            self._update(
+                sequence, most if sequence.drafter_is_current or not self.reads_drafts else 0
+            )
             slots[place] = sequence.slot
         width = shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, places, len(slots), config.nodes)
@@ -295,8 +314,8 @@ class Batch:
         tokens = result.tokens[place, :count]
         reads = not self.reads_drafts or drafting or program.follows
         sequence.append(tokens, drafted=reads)
-        drafted = drafting and goes_on and (sequence.has_drafts or not self.reads_drafts)
-        sequence.draft = place if drafted else None
+        drafted = drafting and goes_on and (sequence.drafter_is_current or not self.reads_drafts)
+        sequence.draft_row = place if drafted else None
         scores = result.scores
         if scores is not None:
             scores = jax.tree.map(lambda x: x[place, :count], scores)
@@ -307,7 +326,11 @@ class Batch:
         """Writes what has changed since a sequence's last burst."""
         slot = sequence.slot
         row = self._table.numbers[slot]
-        row[LENGTH], row[REMAINING], row[NODES] = sequence.read, sequence.remaining, nodes
+        row[LENGTH], row[REMAINING], row[NODES] = (
+            sequence.num_computed_tokens,
+            sequence.remaining,
+            nodes,
+        )
         newest = sequence.tokens[-CONTEXT:]
         row[AT_CONTEXT:] = -1
         row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
@@ -322,9 +345,9 @@ class Batch:
         trees = np.zeros((rows, 3, nodes + 1), np.int32)
         for sequence, place in zip(sequences, places, strict=True):
             trees[place, 0, 0] = sequence.tokens[-1]
-            if sequence.draft is not None and self._drafts is not None:
+            if sequence.draft_row is not None and self._drafts is not None:
                 # Nodes are sorted from the best on, and after their parents: the first are a tree.
-                tree = self._drafts.trees[sequence.draft, :, : nodes + 1]
+                tree = self._drafts.trees[sequence.draft_row, :, : nodes + 1]
                 trees[place, :, : tree.shape[1]] = tree
         return trees
 
@@ -335,14 +358,14 @@ class Batch:
         keep all rows alive."""
         drafts, last = {}, self._drafts
         for i, sequence in zip(places, sequences, strict=True):
-            if not sequence.request.drafts or sequence.draft is None or last is None:
+            if not sequence.request.drafts or sequence.draft_row is None or last is None:
                 continue
             if trees is None or not trees[i, 2].any():
                 continue
             size = min(
                 int(np.count_nonzero(trees[i, 2])), self._table.numbers[sequence.slot][NODES]
             )
-            packed = last.packed[sequence.draft : sequence.draft + 1]
+            packed = last.packed[sequence.draft_row : sequence.draft_row + 1]
             parts = *last.host_buffer.candidates_of(packed), last.host_buffer.pairs_of(packed)
             drafts[i] = Draft(trees[i, :, : size + 1].copy(), *(part[0].copy() for part in parts))
         return drafts
@@ -366,7 +389,7 @@ class Batch:
         least: int,
     ) -> BurstResult[np.ndarray]:
         """Runs a burst; returns its result on the host."""
-        history = self._history if program.level == "full" else None
+        history = self._history if program.mode == "full" else None
         drafts = program.config.nodes > 0 or program.follows
         pools, search = self._pools_for(drafts), self._search_of(program.config)
         pools, history, result = burst(

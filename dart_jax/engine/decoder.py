@@ -18,14 +18,12 @@ from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.engine.batch import Emitted
-from dart_jax.engine.costs import CostFiles
-from dart_jax.engine.models import Models
+from dart_jax.engine.batch import Emitted, Models
 from dart_jax.engine.request import Draft, Request, Update
 from dart_jax.engine.runner import Runner
-from dart_jax.engine.scheduling.sequence import Sequence as Text
+from dart_jax.engine.scheduler import Sequence as Text
 from dart_jax.engine.shapes import Shapes, up_to
-from dart_jax.engine.tree_size import TreeSizes
+from dart_jax.engine.tree_size import CostFiles, TreeSizes
 from dart_jax.errors import UserError
 
 # Tokens of a prompt that are read at a time, and the fewest that a program reads.
@@ -117,7 +115,7 @@ class TreeMemory:
         """Returns the policy of a kind of generations.
 
         Args:
-          program: what costs depend on, beside rows and level.
+          program: what costs depend on, beside rows and mode.
           kind: what acceptance depends on besides.
           shapes: has the sizes.
           first: the size to begin with.
@@ -302,7 +300,7 @@ class BatchDecoding:
         self._texts = [Text(request, max_length, self._note) for request in requests]
         if runner.batch.whole_logits:
             for text in self._texts:
-                text.level = "full"
+                text.mode = "full"
         self._rows = {text: row for row, text in enumerate(self._texts)}
         self._parts: list[list[NewTokens]] = [[] for _ in requests]
         self._taken = np.zeros(len(requests), int)

@@ -14,23 +14,102 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.logits import TokenScores
-from dart_jax.decoding.reading import Caches, ChunkShape, read_rows
+from dart_jax.decoding.reading import Caches, ChunkShape, caches_without_rows, read_rows
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
-from dart_jax.engine.levels import Level
-from dart_jax.engine.pools import POOLS, History, Pools, drafter_state, written
 from dart_jax.engine.request import MOST_LOGPROBS
-from dart_jax.engine.rows import Row, Rows, sampling_of, unpack
-from dart_jax.models.cache import PagedCache, capacity_of
+from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
+from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
-from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program
+from dart_jax.models.sharding.mesh import DATA, MODEL
+from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, OnDevices, program
+
+
+class Pools(NamedTuple):
+    """The pages of all requests; every group of devices has pages of its own.
+
+    Attributes:
+      target: the target's keys and values, [P, K, page, h] per layer.
+      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]; None if the drafting
+        method keeps nothing, and for programs that do not draft.
+    """
+
+    target: KVCache
+    draft: Any
+
+
+# Their specs (see `dart_jax.models.sharding.program`): pages are split by groups and heads.
+_PAGES = P(DATA, MODEL)
+_SPECS: Any = _PAGES, OnDevices(P(DATA), _PAGES)
+POOLS = Pools(*_SPECS)
+
+
+class History(NamedTuple):
+    """What penalties, bias and processors depend on, per slot.
+
+    Attributes:
+      seen: bool [slots, V], tokens of prompt and text.
+      counts: int32 [slots, V], occurrences in the text.
+      bias: float32 [slots, V].
+      tokens: int32 [slots, S], prompt and text, then -1; None without logits processors.
+    """
+
+    seen: jax.Array
+    counts: jax.Array
+    bias: jax.Array
+    tokens: jax.Array | None
+
+
+@program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
+def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
+    """Pools of `pages` pages of `page` rows for every group of devices."""
+    caches = caches_without_rows(config.reading, params, pages, page)
+    return Pools(parts(caches.target)[0], caches.draft)
+
+
+def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
+    """The history of free slots, with tokens up to a length if it is given."""
+    shape = (slots, vocab_size)
+    tokens = None if length is None else jnp.full((slots, length), -1, jnp.int32)
+    return History(
+        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), tokens
+    )
+
+
+@partial(jax.jit, donate_argnames=("history",))
+def begin_history(history: History, slot: jax.Array, new: History) -> History:
+    """Sets a slot's history, each without the axis of slots."""
+    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, new)
+
+
+def written(pools: Pools, target: Cache, draft: Any, pages: jax.Array) -> Pools:
+    """The pools after what programs wrote into caches with pages, int32 [n, m]."""
+    return Pools(parts(target)[0], _draft_pool(pools.draft, draft, pages))
+
+
+def drafter_state(pool: Any, pages: jax.Array) -> Any:
+    """The state of the drafting method of texts with pages, int32 [n, m]."""
+    if isinstance(pool, jax.Array):
+        tokens = pool.at[jnp.where(pages < 0, len(pool), pages)].get(mode="fill", fill_value=0)
+        return tokens.reshape(len(pages), -1)
+    return None if pool is None else PagedCache(pool, pages)
+
+
+def _draft_pool(pool: Any, state: Any, pages: jax.Array) -> Any:
+    """The pool with a new state."""
+    if isinstance(pool, jax.Array):
+        tokens = state.reshape(*pages.shape, -1)
+        return pool.at[jnp.where(pages < 0, len(pool), pages)].set(tokens, mode="drop")
+    return None if state is None else parts(state)[0]
+
 
 # Of the device, or of the host.
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
@@ -42,13 +121,13 @@ class BurstProgram:
 
     Attributes:
       config: the models, and trees of N nodes; without a drafter for plain decoding.
-      level: how it samples.
+      mode: how it samples.
       steps: the most steps of a burst, K.
       follows: whether the drafter reads what plain decoding has written, at the end of a burst.
     """
 
     config: DecodeConfig
-    level: Level
+    mode: SamplingMode
     steps: int
     follows: bool = False
 
@@ -68,10 +147,10 @@ class BurstProgram:
         return self.config.execution
 
 
-def config_of(config: DecodeConfig, nodes: int, level: Level) -> DecodeConfig:
-    """The config for trees of `nodes` nodes, 0 for plain decoding, and a level."""
+def config_of(config: DecodeConfig, nodes: int, mode: SamplingMode) -> DecodeConfig:
+    """The config for trees of `nodes` nodes, 0 for plain decoding, and a mode."""
     logits = config.logits
-    if level != "full":
+    if mode != "full":
         logits = dataclasses.replace(logits, logprobs=None)
     elif logits.logprobs is None:
         logits = dataclasses.replace(logits, logprobs=MOST_LOGPROBS)
@@ -85,7 +164,7 @@ class BurstResult(NamedTuple, Generic[AnyArray]):
       tokens: int32 [n, S], the emitted ones.
       ranks: int32 [n, S], the places in their trees of the nodes that drafted them; 0 for the
         target's own.
-      scores: of the tokens, [n, S, ...]; None unless the level is `full`.
+      scores: of the tokens, [n, S, ...]; None unless the mode is `full`.
       counts: int32 [n, 4]: tokens emitted, steps taken, trees verified, and their nodes.
       active: bool [n], the rows that go on.
       trees: int32 [n, 3, N + 1], the next trees; None for plain decoding.
@@ -158,13 +237,13 @@ def read_chunk(
         "least": ALL,
     },
     outputs=(POOLS, DEVICE_ROWS, ROWS),
-    static=("made_for",),
+    static=("static",),
     donated=("pools", "history"),
-    config="made_for",
+    config="static",
 )
 @exact_products
 def burst(
-    made_for: BurstProgram,
+    static: BurstProgram,
     params: DecodeParams,
     pools: Pools,
     history: History | None,
@@ -178,28 +257,28 @@ def burst(
     request that goes on, drafts, and searches the next trees.
 
     Args:
-      made_for: static.
+      static: static.
       params: see `DecodeParams`.
       pools: donated.
-      history: donated; None unless the level is `full`.
+      history: donated; None unless the mode is `full`.
       rows: the requests.
       trees: int32 [n, 3, N + 1], for the first step; a root without nodes where nothing is drafted
         yet. None for plain decoding.
       search: builds the next trees from the candidates; None if the drafting method needs none.
-      limit: int32 scalar, the most steps; at most `made_for.steps`.
+      limit: int32 scalar, the most steps; at most `static.steps`.
       least: int32 scalar, at least 1: end when fewer requests than that go on.
     """
-    config = made_for.config
+    config = static.config
     searched = None if search is None else search.in_program
     if searched is not None and config.execution.shards > 1:
         searched = partial(once, searched)
-    state, row = _begin(made_for, pools, history, rows)
+    state, row = _begin(static, pools, history, rows)
     state = dataclasses.replace(state, noise=noise_of_draft(config, state))
     no_scores = state.scores
 
     def take_step(state: DecodeState, trees: jax.Array | None) -> _Step:
         state, path, packed = decode_step(config, params, state, trees)
-        features = path.features if made_for.follows else None
+        features = path.features if static.follows else None
         emitted = _Emitted(path.next_tokens, path.ranks, state.scores, features)
         trees = state.trees if searched is None else searched(packed)
         state = dataclasses.replace(state, trees=None, scores=no_scores)
@@ -227,7 +306,7 @@ def burst(
         return after.state, after.trees, after.packed, emitted, counts, turn + 1
 
     step = jax.eval_shape(take_step, state, trees)
-    n, most = row.length.shape[0], made_for.steps * (config.max_depth + 1)
+    n, most = row.length.shape[0], static.steps * (config.max_depth + 1)
     carry = (
         state,
         trees,
@@ -237,11 +316,11 @@ def burst(
         jnp.int32(0),
     )
     # Without a loop, what groups of devices share is joined where it is used, layer by layer.
-    one = made_for.steps == 1
+    one = static.steps == 1
     carry = body(carry) if one else jax.lax.while_loop(goes_on, body, carry)
     state, trees, packed, emitted, counts, _ = carry
     draft_state = state.draft_state
-    if made_for.follows:
+    if static.follows:
         draft_state = _follow(config, params, draft_state, row, emitted)
     if history is not None:
         seen, counted, tokens = jax.tree.map(
@@ -316,7 +395,7 @@ def _write(collected: jax.Array, path: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def _begin(
-    made_for: BurstProgram, pools: Pools, history: History | None, rows: Rows
+    static: BurstProgram, pools: Pools, history: History | None, rows: Rows
 ) -> tuple[DecodeState, Row]:
     """The state before the first step, and the rows' numbers."""
     row, of_slots = unpack(rows), {}
@@ -333,8 +412,8 @@ def _begin(
         remaining=row.remaining,
         stop=row.stop,
         keys=row.keys,
-        sampling=sampling_of(made_for.level, rows.values),
-        scores=TokenScores() if made_for.config.logits.reported else None,
+        sampling=sampling_of(static.mode, rows.values),
+        scores=TokenScores() if static.config.logits.reported else None,
         **of_slots,
     )
     return state, row

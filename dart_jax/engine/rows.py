@@ -5,8 +5,8 @@ A program call costs some microseconds for every array, so there are few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,18 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dart_jax.decoding.host_buffer import CONTEXT
-from dart_jax.decoding.noise import row_keys
-from dart_jax.decoding.sampling import SamplingValues
-from dart_jax.engine.levels import Level
+from dart_jax.decoding.sampling import SamplingValues, row_keys
 from dart_jax.engine.request import Request
+
+# How a step samples; each of them serves the requests of those before it. `filtered` has top-k,
+# top-p and min-p, `full` penalties, logit bias and log-probabilities as well.
+SamplingMode = Literal["greedy", "sampled", "filtered", "full"]
+SAMPLING_MODES: tuple[SamplingMode, ...] = ("greedy", "sampled", "filtered", "full")
+
+
+def highest(modes: Iterable[SamplingMode]) -> SamplingMode:
+    """The lowest mode that serves the requests of all of these."""
+    return SAMPLING_MODES[max(map(SAMPLING_MODES.index, modes))]
 
 
 class Rows(NamedTuple):
@@ -82,22 +90,22 @@ def unpack(rows: Rows) -> Row:
     )
 
 
-def sampling_of(level: Level, packed: ArrayLike) -> SamplingValues:
-    """The sampling options of rows, in the order of `SamplingValues`, that a level has."""
+def sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
+    """The sampling options of rows, in the order of `SamplingValues`, that a mode has."""
     values = jnp.asarray(packed)
     temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(VALUES))
     sampling = SamplingValues()
-    if level == "greedy":
+    if mode == "greedy":
         return sampling
     sampling = SamplingValues(temperature)
-    if level == "sampled":
+    if mode == "sampled":
         return sampling
     sampling = SamplingValues(temperature, top_k.astype(jnp.int32), top_p, min_p)
-    return sampling if level == "filtered" else SamplingValues(*sampling[:4], *penalties)
+    return sampling if mode == "filtered" else SamplingValues(*sampling[:4], *penalties)
 
 
-def level_of(request: Request) -> Level:
-    """The lowest level that serves a request."""
+def mode_of(request: Request) -> SamplingMode:
+    """The lowest mode that serves a request."""
     sampling = request.sampling
     if request.penalizes or request.logprobs is not None:
         return "full"

@@ -15,15 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dart_jax.engine.batch import Batch, Emitted
-from dart_jax.engine.levels import Level, highest
-from dart_jax.engine.models import Models
+from dart_jax.engine.batch import Batch, Emitted, Models
 from dart_jax.engine.request import Logprobs, Update
-from dart_jax.engine.scheduling.pages import PagePool
-from dart_jax.engine.scheduling.scheduler import Scheduler
-from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.rows import SamplingMode, highest
+from dart_jax.engine.scheduler import PagePool, Scheduler, Sequence
 from dart_jax.engine.shapes import Shapes
-from dart_jax.engine.statistics import Statistics, Tallies
+from dart_jax.engine.statistics import Counters, Statistics
 from dart_jax.engine.tree_size import PAUSES, TreeSizes
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import first_of
@@ -39,7 +36,7 @@ class _Turn(NamedTuple):
 
     Attributes:
       rows: of each group of devices.
-      level: how it samples.
+      mode: how it samples.
       chosen: nodes of the trees of requests that do not ask for a number.
       size: nodes that the program verifies.
       steps: at most.
@@ -47,7 +44,7 @@ class _Turn(NamedTuple):
     """
 
     rows: int
-    level: Level
+    mode: SamplingMode
     chosen: int
     size: int
     steps: int
@@ -61,7 +58,7 @@ class Runner:
       batch: the device's side.
       scheduler: the requests that have not ended.
       sizes: chooses the sizes of trees.
-      tallies: counts.
+      counters: counts.
       accepted: requests of an engine, those that were not cancelled and those that its thread has
         not seen yet, the oldest first. The engine's lock guards it.
       seconds: time that its turns took, by which lanes share the device (see `Engine`).
@@ -93,7 +90,7 @@ class Runner:
         pools = [PagePool(pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
         self.scheduler = Scheduler(slots, pools, shapes.pages_each * shapes.page)
         self.sizes = sizes
-        self.tallies = Tallies()
+        self.counters = Counters()
         self.accepted: dict[Sequence, None] = {}
         self.seconds = 0.0
         self._on_end, self._mesh = on_end, models.config.execution.mesh
@@ -130,16 +127,16 @@ class Runner:
         left = most = shapes.chunks[-1]
         while left > 0 and (scheduler.reading or self._begin_next()):
             first = scheduler.reading[0]
-            length = shapes.chunk_for(first.unread)
+            length = shapes.chunk_for(first.num_unread_tokens)
             together = self._like(first, length)
-            if first.unread:
+            if first.num_unread_tokens:
                 most_rows = max(map(len, self._by_group(together)))
                 rows = 1 if most_rows == 1 else shapes.prompts_for(length)
                 self.batch.read(together, self._places(together, rows), rows, length)
                 left -= rows * length
             for sequence in together:
-                scheduler.know_pages(sequence)
-                if not sequence.unread:
+                scheduler.publish_pages(sequence)
+                if not sequence.num_unread_tokens:
                     scheduler.end_reading(sequence)
         return left < most
 
@@ -153,7 +150,10 @@ class Runner:
         counts, together = [0] * shapes.groups, []
         for sequence in scheduler.reading:
             group = scheduler.group(sequence)
-            alike = sequence.drafts == first.drafts and shapes.chunk_for(sequence.unread) <= length
+            alike = (
+                sequence.drafter_reads == first.drafter_reads
+                and shapes.chunk_for(sequence.num_unread_tokens) <= length
+            )
             if sequence is first or (alike and counts[group] < most):
                 counts[group] += 1
                 together.append(sequence)
@@ -185,7 +185,7 @@ class Runner:
         self.batch.begin(sequence)
         if sequence.begun is None:
             sequence.begun = time.monotonic()
-            self.tallies.begin(sequence.prompt_length)
+            self.counters.begin(sequence.prompt_length)
         return True
 
     def _wants_drafts(self, sequence: Sequence) -> bool:
@@ -195,7 +195,7 @@ class Runner:
             return nodes > 0 and shapes.most_nodes > 0
         running = max(map(len, self._by_group(self.scheduler.running))) + 1
         rows = shapes.rows_for(min(running, shapes.rows[-1]))
-        return self.sizes.drafts(rows, sequence.level)
+        return self.sizes.drafts(rows, sequence.mode)
 
     def burst(
         self, clock: Callable[[], float], limit: int | None = None, *, timed: bool = True
@@ -214,7 +214,7 @@ class Runner:
         if not scheduler.running:
             return []
         turn = self._plan(limit)
-        program = self.batch.program(turn.size, turn.level, follows=turn.follows)
+        program = self.batch.program(turn.size, turn.mode, follows=turn.follows)
         path = program.config.max_depth + 1
         scheduler.make_room(turn.steps * path + path)
         running = list(scheduler.running)
@@ -240,7 +240,7 @@ class Runner:
         pairs = list(zip(running, emitted, strict=True))
         self._learn(turn, pairs, seconds if timed and turn.size == turn.chosen else None)
         steps = max(each.steps for each in emitted)
-        self.tallies.burst(turn.size, steps, [(e.ranks, e.trees, e.nodes) for e in emitted])
+        self.counters.burst(turn.size, steps, [(e.ranks, e.trees, e.nodes) for e in emitted])
         for sequence, each in pairs:
             sequence.seconds += seconds
             self._take(sequence, each)
@@ -252,25 +252,25 @@ class Runner:
         scheduler, shapes = self.scheduler, self.batch.shapes
         running = scheduler.running
         rows = shapes.rows_for(max(map(len, self._by_group(running))))
-        level = highest(sequence.level for sequence in running)
+        mode = highest(sequence.mode for sequence in running)
         steps = min(limit or shapes.steps, shapes.steps)
         free = [sequence for sequence in running if sequence.request.tree_nodes is None]
         asked = [sequence.request.tree_nodes or 0 for sequence in running if sequence not in free]
         chosen, follows = 0, False
         if free:
-            state = self.sizes.choose(rows, level)
+            state = self.sizes.choose(rows, mode)
             steps = max(min(steps, state.left), 1)
             reads = self.batch.reads_drafts
-            drafted = not reads or any(sequence.has_drafts for sequence in free)
+            drafted = not reads or any(sequence.drafter_is_current for sequence in free)
             chosen = state.size if drafted else 0
             follows = drafted and not chosen and state.left <= PAUSES[0]
         size = max(chosen, shapes.nodes_for(max(asked, default=0)) if shapes.most_nodes else 0)
-        path = self.batch.program(size, level).config.max_depth + 1
+        path = self.batch.program(size, mode).config.max_depth + 1
         if any(sequence.request.drafts for sequence in running):
             steps = 1
         while steps > 1 and not scheduler.has_room(steps * path + path):
             steps //= 2
-        return _Turn(rows, level, chosen, size, steps, follows and not size)
+        return _Turn(rows, mode, chosen, size, steps, follows and not size)
 
     def _learn(
         self, turn: _Turn, pairs: SequenceOf[tuple[Sequence, Emitted]], seconds: float | None
@@ -282,7 +282,7 @@ class Runner:
             ranks = np.concatenate([each.ranks for each in own])
             steps = max(each.steps for _, each in pairs)
             texts = sum(each.steps for each in own)
-            self.sizes.learn(turn.rows, turn.level, turn.chosen, ranks, texts, steps, seconds)
+            self.sizes.learn(turn.rows, turn.mode, turn.chosen, ranks, texts, steps, seconds)
 
     def _take(self, sequence: Sequence, each: Emitted) -> None:
         """Passes on what a burst gave a request."""
@@ -290,7 +290,7 @@ class Runner:
             self.give(sequence, _not_numbers(sequence))
             self.end(sequence)
             return
-        self.scheduler.know_pages(sequence)
+        self.scheduler.publish_pages(sequence)
         finish = None
         if each.ended:
             stopped = int(each.tokens[-1]) in sequence.request.stop_ids
@@ -313,8 +313,8 @@ class Runner:
         if scheduler.reading or scheduler.waiting or not self.batch.reads_drafts:
             return
         for sequence in scheduler.running:
-            if not sequence.has_drafts and self._wants_drafts(sequence):
-                missing = sequence.read - sequence.drafted
+            if not sequence.drafter_is_current and self._wants_drafts(sequence):
+                missing = sequence.num_computed_tokens - sequence.num_drafter_tokens
                 if _READ_FASTER * sequence.remaining > missing:
                     scheduler.read_for_drafts(sequence)
                     return
@@ -336,13 +336,13 @@ class Runner:
             return
         sequence.ended = True
         self.scheduler.end(sequence)
-        self.tallies.end()
+        self.counters.end()
         self._on_end(self, sequence)
 
     def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
         """A snapshot, with what the engine counts: requests that no lane has yet, and others."""
         scheduler = self.scheduler
-        return self.tallies.statistics(
+        return self.counters.statistics(
             running=len(scheduler.active),
             waiting=len(scheduler.waiting) + accepted,
             slots=self.batch.shapes.slots,

@@ -77,7 +77,7 @@ def add(one: Statistics, other: Statistics) -> Statistics:
     )
 
 
-class Tallies:
+class Counters:
     """The counts of `Statistics` that are not somebody else's."""
 
     def __init__(self) -> None:

@@ -11,15 +11,165 @@ is drafted anew when the size changes.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import logging
+import statistics
 import threading
+from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from dart_jax.engine.acceptance import AcceptanceRates
-from dart_jax.engine.costs import CostFiles, StepCosts
-from dart_jax.engine.levels import Level
+from dart_jax.engine.rows import SamplingMode
+from dart_jax.errors import UserError
+from dart_jax.files import write_atomically
+from dart_jax.machine import available_cores
+
+_logger = logging.getLogger(__name__)
+
+# Latest samples of a size's cost that count.
+_LATEST = 9
+
+# Costs are written again if one has changed by this factor.
+_CHANGED = 1.2
+
+
+class StepCosts:
+    """Seconds of a step by tree size, 0 for plain decoding, on a machine as busy as at the first
+    burst.
+
+    Only their ratios matter, so a burst of another size than the one before is compared with that:
+    a machine that is busy, or texts that grow, slow both down.
+    """
+
+    def __init__(self, known: Mapping[int, float] | None = None):
+        """Begins with the costs that are known from before."""
+        self._samples: dict[int, deque[float]] = {}
+        self._last: int | None = None  # size of the last burst
+        self._slowdown = 1.0  # at that burst
+        for size, cost in (known or {}).items():
+            self._add(size, cost)
+
+    def learn(self, size: int, seconds: float) -> None:
+        """Adds the seconds per step of a burst."""
+        if size not in self._samples or self._last not in (None, size):
+            self._add(size, seconds / self._slowdown)
+        self._last, self._slowdown = size, seconds / self.known[size]
+
+    @property
+    def known(self) -> dict[int, float]:
+        """The costs of the sizes that were timed, ascending."""
+        return {size: statistics.median(all_) for size, all_ in sorted(self._samples.items())}
+
+    def _add(self, size: int, cost: float) -> None:
+        self._samples.setdefault(size, deque(maxlen=_LATEST)).append(cost)
+
+
+@dataclasses.dataclass(frozen=True)
+class CostFiles:
+    """Files of costs, one for each program.
+
+    Attributes:
+      directory: where they are. What cannot be written there is learned again in every process.
+    """
+
+    directory: Path
+    _written: dict[Path, dict[int, float]] = dataclasses.field(default_factory=dict, repr=False)
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    def read(self, program: Hashable) -> dict[int, float]:
+        """Returns the costs of a program by size; none if there are none."""
+        path = self._path(program)
+        try:
+            costs = {int(k): float(v) for k, v in json.loads(path.read_text()).items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+        costs = costs if all(0 < cost < float("inf") for cost in costs.values()) else {}
+        with self._lock:
+            self._written[path] = costs
+        return costs
+
+    def keep(self, program: Hashable, costs: Mapping[int, float]) -> None:
+        """Writes the costs of a program if they are new."""
+        path = self._path(program)
+        with self._lock:
+            before = self._written.get(path, {})
+            if not any(_differs(before.get(size), cost) for size, cost in costs.items()):
+                return
+            self._written[path] = {**before, **costs}
+            try:
+                write_atomically(path, (json.dumps(self._written[path]) + "\n").encode())
+            except (OSError, UserError) as error:
+                _logger.warning("the costs of draft trees are not kept: %s", error)
+
+    def _path(self, program: Hashable) -> Path:
+        device = jax.devices()[0].device_kind, available_cores(), jax.__version__
+        name = hashlib.sha256(repr((program, device)).encode()).hexdigest()[:32]
+        return self.directory / f"{name}.json"
+
+
+def _differs(before: float | None, cost: float) -> bool:
+    return before is None or not before / _CHANGED < cost < before * _CHANGED
+
+
+# Part of the earlier evidence that is kept from step to step: about 50 steps count, and for ranks
+# that are not verified about 200. Those are then judged by the others, and tried again.
+_KEPT = 0.98
+_KEPT_UNTRIED = 0.995
+
+# A rank of which nothing is known follows the others: the r-th node is accepted in c / r of the
+# steps. This belief weighs as much as so many steps; before the first one, c is 1.
+_PRIOR_STEPS = 2.0
+
+
+@dataclasses.dataclass(eq=False)
+class AcceptanceRates:
+    """What was accepted lately.
+
+    Attributes:
+      accepted: float [N + 1], accepted nodes of each rank; the root's entry is unused.
+      tried: float [N + 1], verified nodes of each rank.
+    """
+
+    accepted: np.ndarray
+    tried: np.ndarray
+
+    @classmethod
+    def none(cls, nodes: int) -> AcceptanceRates:
+        """Before the first step, for trees of up to N nodes."""
+        return cls(np.zeros(nodes + 1), np.zeros(nodes + 1))
+
+    def learn(self, ranks: np.ndarray, trees: int, steps: float, nodes: int) -> None:
+        """Learns from a burst.
+
+        Args:
+          ranks: int [n], ranks of all accepted nodes; zeros are ignored.
+          trees: number of trees that were verified, of all rows.
+          steps: steps of the burst.
+          nodes: size of the trees.
+        """
+        counts = np.bincount(ranks[ranks > 0], minlength=len(self.accepted)).astype(float)
+        verified = np.arange(len(self.tried)) <= nodes
+        kept = np.where(verified, _KEPT, _KEPT_UNTRIED) ** steps
+        self.accepted = kept * self.accepted + counts
+        self.tried = kept * self.tried + np.where(verified, trees, 0)
+        self.tried[0] = 0  # the root's
+
+    def expected(self) -> np.ndarray:
+        """The tokens that a step is expected to emit per row, with trees of 0 to N nodes: float
+        [N + 1], from 1 on."""
+        rank = np.maximum(np.arange(len(self.tried)), 1)
+        scale = (self.accepted.sum() + _PRIOR_STEPS) / ((self.tried / rank).sum() + _PRIOR_STEPS)
+        believed = np.minimum(scale / rank, 1) * _PRIOR_STEPS
+        rates = (self.accepted + believed) / (self.tried + _PRIOR_STEPS)
+        rates[0] = 1
+        return np.cumsum(rates)
+
 
 # Steps with trees of one size before the next decision, and of a trial: of a size whose cost is not
 # known, of another size than the best, or after a pause.
@@ -157,7 +307,7 @@ class TreeSizes:
         self._fixed, self._first = fixed, first
         self._files, self._program = files, program
         self._most = max(each[-1] for each in sizes.values())
-        self._kinds: dict[tuple[int, Level], _Kind] = {}
+        self._kinds: dict[tuple[int, SamplingMode], _Kind] = {}
         # Sampled drafts are accepted less often than greedy ones.
         self._rates = {greedy: AcceptanceRates.none(self._most) for greedy in (True, False)}
         self._tour: list[int] = []
@@ -174,29 +324,29 @@ class TreeSizes:
         if not self._fixed and len(sizes) > 1:
             self._tour = [size for size in (*sizes[1:], *reversed(sizes[1:])) for size in (0, size)]
 
-    def choose(self, rows: int, level: Level) -> State:
+    def choose(self, rows: int, mode: SamplingMode) -> State:
         """The present burst: of the next steps."""
         with self._lock:
-            kind = self._kind(rows, level)
+            kind = self._kind(rows, mode)
             if self._fixed or len(self.sizes[rows]) == 1:
                 return kind.state._replace(size=self.sizes[rows][-1], left=2**30)
             if kind.state.left <= 0:
                 if self._tour:
                     kind.state = kind.state._replace(size=self._tour.pop(), left=TRIAL)
                 else:
-                    tokens = self._rates[level == "greedy"].expected().tolist()
+                    tokens = self._rates[mode == "greedy"].expected().tolist()
                     kind.state = next_burst(kind.state, self.sizes[rows], kind.costs.known, tokens)
             return kind.state
 
-    def drafts(self, rows: int, level: Level) -> bool:
+    def drafts(self, rows: int, mode: SamplingMode) -> bool:
         """Whether the drafter should read new texts: drafts pay, or will soon be tried."""
-        state = self.choose(rows, level)
+        state = self.choose(rows, mode)
         return state.size > 0 or state.left <= PAUSES[0] < 2**30
 
     def learn(
         self,
         rows: int,
-        level: Level,
+        mode: SamplingMode,
         size: int,
         ranks: np.ndarray,
         texts: int,
@@ -207,7 +357,7 @@ class TreeSizes:
 
         Args:
           rows: of the program.
-          level: how it sampled.
+          mode: how it sampled.
           size: of the trees.
           ranks: int [n], ranks of the accepted nodes; zeros are ignored.
           texts: steps of all texts.
@@ -215,12 +365,12 @@ class TreeSizes:
           seconds: of all steps; None if that tells nothing, as where a program was compiled.
         """
         with self._lock:
-            kind = self._kind(rows, level)
+            kind = self._kind(rows, mode)
             state = kind.state
             if size != state.size:
                 return  # another burst has begun, or none of the texts can be drafted
             if size:
-                self._rates[level == "greedy"].learn(ranks[ranks <= size], texts, steps, size)
+                self._rates[mode == "greedy"].learn(ranks[ranks <= size], texts, steps, size)
                 state = state._replace(steps=state.steps + steps)
             state = state._replace(left=state.left - steps)
             if seconds is not None:
@@ -230,12 +380,12 @@ class TreeSizes:
                 if 2 * kind.timed >= TRIAL:
                     kind.costs.learn(size, kind.seconds / kind.timed)
                     if self._files is not None:
-                        self._files.keep((self._program, rows, level), kind.costs.known)
+                        self._files.keep((self._program, rows, mode), kind.costs.known)
                 kind.seconds, kind.timed = 0.0, 0
             kind.state = state
 
-    def _kind(self, rows: int, level: Level) -> _Kind:
-        key = rows, level
+    def _kind(self, rows: int, mode: SamplingMode) -> _Kind:
+        key = rows, mode
         if key not in self._kinds:
             sizes = self.sizes[rows]
             known = {} if self._files is None else self._files.read((self._program, *key))

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal, Self
 
-from dart_jax.decoding.search.config import SearchWay
+from dart_jax.decoding.search.choice import SearchWay
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.model import DartModel

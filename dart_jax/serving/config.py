@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from dart_jax.engine.levels import LEVELS, Level
+from dart_jax.engine.rows import SAMPLING_MODES, SamplingMode
 from dart_jax.errors import UserError
 
 # Levels that are compiled in advance.
@@ -61,7 +61,7 @@ class ServingConfig:
             raise UserError(f"--tree-nodes must not be negative, got {self.tree_nodes}")
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def modes(self) -> tuple[SamplingMode, ...]:
         """What is compiled before the first request."""
         count = {"none": 0, "greedy": 1, "filtered": 3, "all": 4}[self.warmup]
-        return LEVELS[:count]
+        return SAMPLING_MODES[:count]

@@ -23,7 +23,7 @@ from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.engine.request import OnUpdate, Request, Update
 from dart_jax.engine.runner import Runner
-from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.scheduler import Sequence
 from dart_jax.engine.statistics import Statistics, add
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
@@ -170,7 +170,7 @@ class Engine:
             if len(runner.accepted) >= self.config.slots + self.config.queue:
                 raise QueueFull(
                     f"{self.config.queue} requests are waiting; try again in a moment",
-                    runner.tallies.seconds_per_request(),
+                    runner.counters.seconds_per_request(),
                 )
             runner.accepted[sequence] = None
             self._inbox.append((runner, sequence))

@@ -11,12 +11,11 @@ import numpy as np
 from dart_jax.decoding.drafting import AnyDrafter
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.tree import MAX_NODES
-from dart_jax.engine.batch import pools_of
-from dart_jax.engine.levels import Level
-from dart_jax.engine.models import Models
+from dart_jax.engine.batch import Models, pools_of
 from dart_jax.engine.request import MOST_STOP_IDS
+from dart_jax.engine.rows import SamplingMode
 from dart_jax.engine.runner import Runner
-from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.scheduler import Sequence
 from dart_jax.engine.shapes import STEP, Shapes, up_to
 from dart_jax.engine.tree_size import TreeSizes
 from dart_jax.errors import UserError
@@ -152,7 +151,7 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
       After every part, what has been done.
     """
     batch, shapes = runner.batch, runner.batch.shapes
-    if not config.levels:
+    if not config.modes:
         return
 
     def read(length: int, start: int, drafts: bool) -> None:
@@ -160,8 +159,8 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
         tokens = np.zeros((shapes.groups, length + 1), np.int32)
         batch.read_tokens(tokens, np.full(shapes.groups, start, np.int32), pages, drafts=drafts)
 
-    def burst(level: Level, rows: int, width: int, size: int, follows: bool = False) -> None:
-        batch.compile(batch.program(size, level, follows=follows), rows, width)
+    def burst(mode: SamplingMode, rows: int, width: int, size: int, follows: bool = False) -> None:
+        batch.compile(batch.program(size, mode, follows=follows), rows, width)
 
     drafts, rows, width = shapes.most_nodes > 0, shapes.rows[0], shapes.widths[0]
     size = runner.sizes.choose(rows, "greedy").size
@@ -170,15 +169,15 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
         partial(burst, "greedy", rows, width, size),
         partial(read, shapes.chunks[-1], 0, drafts),
     ]
-    works += [partial(burst, level, rows, width, size) for level in config.levels[1:2]]
+    works += [partial(burst, mode, rows, width, size) for mode in config.modes[1:2]]
     works += [partial(read, *read_, drafts) for read_ in shapes.reads]
-    for level in config.levels:
-        works.append(partial(batch.compile_beginning, level))
+    for mode in config.modes:
+        works.append(partial(batch.compile_beginning, mode))
         for rows in shapes.rows:
             for width in shapes.widths:
-                works += [partial(burst, level, rows, width, size) for size in shapes.sizes[rows]]
+                works += [partial(burst, mode, rows, width, size) for size in shapes.sizes[rows]]
                 if drafts and not shapes.fixed:
-                    works.append(partial(burst, level, rows, width, 0, True))
+                    works.append(partial(burst, mode, rows, width, 0, True))
     works += [partial(read, *read_, False) for read_ in shapes.reads if drafts]
     for done, work in enumerate(works, 1):
         work()

@@ -20,8 +20,15 @@ from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.decoder import CHUNK, STEPS
-from dart_jax.engine.pools import POOLS, empty_history, empty_pools
-from dart_jax.engine.programs import BurstProgram, burst, config_of, read_chunk
+from dart_jax.engine.programs import (
+    POOLS,
+    BurstProgram,
+    burst,
+    config_of,
+    empty_history,
+    empty_pools,
+    read_chunk,
+)
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
@@ -162,7 +169,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         shape = ChunkShape(length, filled)
         return read_chunk.lower(config.reading, params, pools, tokens, start, pages, shape=shape)
     steps = {"step": 1, "loop": STEPS, "serve": _SERVED_STEPS}[program]
-    made_for = BurstProgram(config_of(config, case.nodes, case.level), case.level, steps)
+    static = BurstProgram(config_of(config, case.nodes, case.level), case.level, steps)
     numbers, stop = _ints(case.batch, NUMBERS), _ints(case.batch, _STOP_IDS)
     values = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
     numbers, values, stop = on((numbers, values, stop), (ROWS, ROWS, ROWS))
@@ -176,7 +183,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     # A single step leaves out the search.
     search = on(_search(case, config.host_buffer)) if config.searches and steps > 1 else None
     limits = on((_ints(), _ints()))
-    return burst.lower(made_for, params, pools, history, rows, trees, search, *limits)
+    return burst.lower(static, params, pools, history, rows, trees, search, *limits)
 
 
 def _search(case: Case, host_buffer: HostBuffer) -> TreeSearch:

@@ -8,8 +8,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.noise import gumbel_noise, row_keys
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.sampling import Sampling, gumbel_noise, row_keys
 from eval.lossless.literal_sampling import kept, may_win, scale, scale_rounding
 from eval.lossless.rounding import Prober
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 
 from dart_jax.engine.decoder import TreeMemory
-from dart_jax.engine.levels import Level
+from dart_jax.engine.rows import SamplingMode
 from dart_jax.engine.shapes import Shapes
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
 
@@ -27,7 +27,7 @@ class RandomSizes(TreeSizes):
         self._rng, self._state = np.random.default_rng(seed), State(0, 0, 0)
         self._left, self._rests = 0, False  # steps of the present burst; whether it is a rest
 
-    def choose(self, rows: int, level: Level) -> State:
+    def choose(self, rows: int, level: SamplingMode) -> State:
         """Any size, for some steps."""
         if self._left <= 0:
             size = int(self._rng.choice(self.sizes[rows]))
@@ -36,14 +36,14 @@ class RandomSizes(TreeSizes):
             self._state = State(size, self._left, size)
         return self._state._replace(left=PAUSES[1] if self._rests else self._left)
 
-    def drafts(self, rows: int, level: Level) -> bool:
+    def drafts(self, rows: int, level: SamplingMode) -> bool:
         """True: drafts may follow at any time."""
         return True
 
     def learn(
         self,
         rows: int,
-        level: Level,
+        level: SamplingMode,
         size: int,
         ranks: np.ndarray,
         texts: int,

@@ -17,6 +17,7 @@ from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.programs.model_choice import ModelChoice
+from eval.methods.imposed import ImposedTau
 from eval.methods.tree_size import LEVEL_DECAYS, SIZES, Tree
 
 PLAIN = "plain"
@@ -213,5 +214,5 @@ def decoder(
     result = dataclasses.replace(result, steps=steps)
     if acceptance is None or not tree.nodes:
         return result
-    config = dataclasses.replace(result.config, imposed_tau=acceptance)
+    config = dataclasses.replace(result.config, acceptance=ImposedTau(acceptance))
     return dataclasses.replace(result, config=config)

@@ -9,7 +9,7 @@ from conftest import grow_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_jax.decoding.accept import accept
+from dart_jax.decoding.step import accept
 from dart_jax.decoding.tree import ancestor_mask, unpack
 
 NODES, DEPTH, VOCAB = 20, 8, 3

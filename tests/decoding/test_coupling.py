@@ -10,11 +10,15 @@ import pytest
 from dart_jax import _core
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.drafting import NgramConfig
-from dart_jax.decoding.drafting.base import DraftInput
-from dart_jax.decoding.drafting.coupling import coupled
-from dart_jax.decoding.noise import _gumbel_noise, gumbel_noise
-from dart_jax.decoding.penalties import mark_seen, penalize_repetition
-from dart_jax.decoding.sampling import Sampling, add_noise, scale_and_filter
+from dart_jax.decoding.drafting.base import DraftInput, coupled
+from dart_jax.decoding.logits import mark_seen, penalize_repetition
+from dart_jax.decoding.sampling import (
+    Sampling,
+    _gumbel_noise,
+    add_noise,
+    gumbel_noise,
+    scale_and_filter,
+)
 from dart_jax.model import DartModel
 from eval.benchmarks.prompts import demo_prompts
 from tests.support.draws import keys_of, noise_of

@@ -27,6 +27,7 @@ from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import save_target
 from dart_jax.weights.drafter_files import check_fit
+from eval.methods.imposed import ImposedTau
 from eval.methods.measure import accepted_lengths
 
 GREEDY, SAMPLED = Sampling(), Sampling(1.0)
@@ -319,7 +320,7 @@ def test_defaults_of_an_accelerator(models, monkeypatch):
 @pytest.mark.parametrize("tau", [1, 2.5, 3.6])
 def test_imposed_acceptance(models, prompts, tau):
     """Whatever is drafted, and whatever the target would accept."""
-    config = DecodeConfig(models.target, models.drafter, nodes=8, imposed_tau=tau)
+    config = DecodeConfig(models.target, models.drafter, nodes=8, acceptance=ImposedTau(tau))
     pruner = HostSearch(config.host_buffer, 8)
     generation = generate(config, models.params, pruner, prompts, Options(seed=SEED))
     emitted = np.array([len(tokens) - 1 for tokens in generation.tokens])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dart_jax.decoding import sampling as sampling_module
-from dart_jax.decoding.penalties import penalize_repetition
+from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from tests.support.draws import draw_at, noise_of

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_jax.engine.scheduling.pages import NO_TOKENS, PagePool, page_key
+from dart_jax.engine.scheduler import EMPTY_HASH, PagePool, hash_page
 
 PAGE = 4
 
@@ -15,8 +15,8 @@ def written(pool, tokens, drafted=True):
     found, key = pool.find(tokens, drafted=drafted)
     pages = found + pool.take(-(-len(tokens) // PAGE) - len(found))
     for n in range(len(found), (len(tokens) - 1) // PAGE):
-        key = page_key(key, tokens[n * PAGE : (n + 1) * PAGE + 1])
-        pool.know(pages[n], key, drafted=drafted)
+        key = hash_page(key, tokens[n * PAGE : (n + 1) * PAGE + 1])
+        pool.publish(pages[n], key, drafted=drafted)
     return pages
 
 
@@ -31,7 +31,7 @@ def test_a_page_is_found_with_the_token_after_it():
     assert found == pages[:1]
     # The drafter's row of 4 has seen that 5 follows.
     for other in (text(1, 2, 3, 4, 6), text(1, 2, 3, 4), text(0, 2, 3, 4, 5)):
-        assert pool.find(other, drafted=True) == ([], NO_TOKENS)
+        assert pool.find(other, drafted=True) == ([], EMPTY_HASH)
 
 
 def test_what_nobody_holds_is_kept_until_it_is_needed():
@@ -48,18 +48,6 @@ def test_what_nobody_holds_is_kept_until_it_is_needed():
     assert pool.find(text(*range(9)), drafted=True)[0] == first[:1]
 
 
-def test_nothing_is_found_of_what_was_forgotten():
-    pool = PagePool(3, PAGE)
-    pool.release(written(pool, text(*range(9))))
-    pool.forget()
-    assert pool.find(text(*range(9)), drafted=True)[0] == []
-    assert (pool.used, pool.free) == (0, 3)
-    again = written(pool, text(*range(9)))
-    assert sorted(again) == [0, 1, 2]
-    with pytest.raises(AssertionError):
-        pool.forget()
-
-
 def test_too_few_pages_are_none():
     pool = PagePool(3, PAGE)
     assert pool.take(4) is None
@@ -72,13 +60,13 @@ def test_too_few_pages_are_none():
 def test_without_reuse_nothing_is_found():
     pool = PagePool(4, PAGE, reuse=False)
     pool.release(written(pool, text(*range(9))))
-    assert pool.find(text(*range(9)), drafted=True) == ([], NO_TOKENS)
+    assert pool.find(text(*range(9)), drafted=True) == ([], EMPTY_HASH)
 
 
 def test_texts_without_drafts_find_all_pages_and_others_those_of_the_drafter():
     pool, tokens = PagePool(12, PAGE), text(*range(9))
     plain = written(pool, tokens, drafted=False)
-    assert pool.find(tokens, drafted=True) == ([], NO_TOKENS)
+    assert pool.find(tokens, drafted=True) == ([], EMPTY_HASH)
     drafted = written(pool, tokens, drafted=True)
     assert not set(plain) & set(drafted)
     for wanted in (True, False):
@@ -127,5 +115,5 @@ def test_any_history(data):
 
 @pytest.mark.parametrize("tokens", [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (0, 2, 3, 4, 5)])
 def test_keys_stand_for_all_tokens_before(tokens):
-    assert page_key(NO_TOKENS, text(*tokens)) == page_key(NO_TOKENS, text(*tokens))
-    assert page_key(NO_TOKENS, text(*tokens)) != page_key(b"x", text(*tokens))
+    assert hash_page(EMPTY_HASH, text(*tokens)) == hash_page(EMPTY_HASH, text(*tokens))
+    assert hash_page(EMPTY_HASH, text(*tokens)) != hash_page(b"x", text(*tokens))

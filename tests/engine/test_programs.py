@@ -61,12 +61,12 @@ def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
     assert [answer.tokens for answer in answers] == wanted
 
 
-def lowered(batch, level, platform):
+def lowered(batch, mode, platform):
     """The texts of the programs of a step and of a prompt's chunk."""
-    program = batch.program(4, level)
+    program = batch.program(4, mode)
     trees = np.zeros((2, 3, 5), np.int32)
     rows = batch._table.rows([None, None], batch.shapes.pages_each)
-    history = batch._empty_history() if level == "full" else None
+    history = batch._empty_history() if mode == "full" else None
     params, pools, search = batch._params, batch._pools, batch._search
     table = jnp.full((1, batch.shapes.pages_each), -1, jnp.int32)
     tokens, start = jnp.zeros((1, 33), jnp.int32), jnp.zeros((1,), jnp.int32)
@@ -87,25 +87,25 @@ def lowered(batch, level, platform):
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
-@pytest.mark.parametrize("level", ["greedy", "full"])
-def test_programs_are_lowered_for_accelerators(tiny, level, platform, monkeypatch):
+@pytest.mark.parametrize("mode", ["greedy", "full"])
+def test_programs_are_lowered_for_accelerators(tiny, mode, platform, monkeypatch):
     """Without a device of that kind; nothing in them calls the host."""
     batch = runner_of(load(tiny, PLAIN, monkeypatch, search="device"), CONFIG, ended).batch
-    for text in lowered(batch, level, platform):
+    for text in lowered(batch, mode, platform):
         assert "callback" not in text
         assert "@dart_" not in text
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("level", ["greedy", "full"])
-def test_pools_are_updated_in_place(level):
+@pytest.mark.parametrize("mode", ["greedy", "full"])
+def test_pools_are_updated_in_place(mode):
     """No program copies a pool: the compiled programs hold no copy of that size."""
     batch = runner_of(DartModel.demo(), CONFIG, ended).batch
     pool = batch._pools.target[0][0]
-    program = batch.program(4, level)
+    program = batch.program(4, mode)
     trees = np.zeros((2, 3, 5), np.int32)
     rows = batch._table.rows([None, None], batch.shapes.pages_each)
-    history = batch._empty_history() if level == "full" else None
+    history = batch._empty_history() if mode == "full" else None
     arguments = batch._params, batch._pools, history, rows, trees, batch._search, *END
     compiled = burst.lower(program, *arguments).compile()
     shape = f"f32[{','.join(map(str, pool.shape))}]"

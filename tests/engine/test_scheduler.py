@@ -5,9 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax.engine.request import Request
-from dart_jax.engine.scheduling.pages import PagePool
-from dart_jax.engine.scheduling.scheduler import Scheduler
-from dart_jax.engine.scheduling.sequence import Sequence
+from dart_jax.engine.scheduler import PagePool, Scheduler, Sequence
 
 PAGE, LONGEST = 4, 40
 
@@ -24,8 +22,8 @@ def sequence(prompt, new, tag=0):
 def read_next(scheduler):
     begun = scheduler.begin_next()
     if begun is not None:
-        begun.reads(begun.unread)
-        scheduler.know_pages(begun)
+        begun.advance(begun.num_unread_tokens)
+        scheduler.publish_pages(begun)
         scheduler.end_reading(begun)
     return begun
 
@@ -52,7 +50,12 @@ def test_the_youngest_gives_way_and_is_the_next():
     scheduler.make_room(9)
     assert scheduler.running == [old]
     assert list(scheduler.waiting) == [young, waits]
-    assert (young.slot, young.read, young.pages, young.count) == (None, 0, [], 24)
+    assert (young.slot, young.num_computed_tokens, young.pages, young.num_tokens) == (
+        None,
+        0,
+        [],
+        24,
+    )
     assert scheduler.preemptions == 1
     scheduler.end(old)
     assert read_next(scheduler) is young
@@ -104,13 +107,13 @@ def test_all_end(requests, pages, slots, random):
         assert scheduler.running
         assert scheduler.running[0] is min(scheduler.running, key=sequences.index)
         for one in list(scheduler.running):
-            assert len(one.pages) * PAGE >= min(one.read + 5, LONGEST)
+            assert len(one.pages) * PAGE >= min(one.num_computed_tokens + 5, LONGEST)
             new = np.zeros(min(random.randint(1, 5), one.remaining), np.int32)
             one.append(new, drafted=False)
             if one.remaining == 0 or random.random() < 0.02:
                 scheduler.end(one)
             else:
-                scheduler.know_pages(one)
+                scheduler.publish_pages(one)
         held = {page for one in scheduler.running for page in one.pages}
         assert scheduler.pools[0].used == len(held)
     assert not scheduler.waiting

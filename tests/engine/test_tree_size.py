@@ -14,10 +14,18 @@ from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.engine.acceptance import AcceptanceRates
-from dart_jax.engine.costs import CostFiles, StepCosts
 from dart_jax.engine.decoder import TreeMemory
-from dart_jax.engine.tree_size import BURST, PAUSES, TRIAL, State, TreeSizes, on_lines
+from dart_jax.engine.tree_size import (
+    BURST,
+    PAUSES,
+    TRIAL,
+    AcceptanceRates,
+    CostFiles,
+    State,
+    StepCosts,
+    TreeSizes,
+    on_lines,
+)
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import adaptive_tree, default_tree
 from dart_jax.model import DartModel
@@ -39,7 +47,7 @@ class Scripted(TreeSizes):
         self._rng, self._state = np.random.default_rng(seed), State(0, 0, 0)
         self.chosen = []
 
-    def choose(self, rows, level):
+    def choose(self, rows, mode):
         if self._state.left <= 0:
             size = int(self._rng.choice(self.sizes[rows]))
             rest = size == 0 and self._rng.random() < 0.2  # the drafter does not follow
@@ -47,10 +55,10 @@ class Scripted(TreeSizes):
             self.chosen.append((size, rest))
         return self._state
 
-    def drafts(self, rows, level):
+    def drafts(self, rows, mode):
         return True
 
-    def learn(self, rows, level, size, ranks, texts, steps, seconds):
+    def learn(self, rows, mode, size, ranks, texts, steps, seconds):
         self._state = self._state._replace(left=self._state.left - steps)
         if self._state.left > 10 and self._rng.random() < 0.2:  # drafts are tried again
             self._state = self._state._replace(left=0)
@@ -145,14 +153,14 @@ class Always(TreeMemory):
     def policy(self, program, kind, shapes, first):
         sizes, left = TreeSizes(shapes.sizes), [self.plain_steps]
 
-        def choose(rows, level):
+        def choose(rows, mode):
             return State(SIZES[-1] if left[0] <= 0 else 0, left[0] if left[0] > 0 else 99, 8)
 
-        def learn(rows, level, size, ranks, texts, steps, seconds):
+        def learn(rows, mode, size, ranks, texts, steps, seconds):
             left[0] -= steps
 
         sizes.choose, sizes.learn = choose, learn
-        sizes.drafts = lambda rows, level: True
+        sizes.drafts = lambda rows, mode: True
         return sizes
 
 

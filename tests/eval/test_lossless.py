@@ -15,9 +15,8 @@ import tiny_model
 from rich.console import Console
 
 from dart_jax.decoding import step as step_module
-from dart_jax.decoding.accept import accept
-from dart_jax.decoding.noise import gumbel_noise
-from dart_jax.decoding.sampling import Sampling, draw
+from dart_jax.decoding.sampling import Sampling, draw, gumbel_noise
+from dart_jax.decoding.step import accept
 from dart_jax.model import DartModel
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.pure import init_params

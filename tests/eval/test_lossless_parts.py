@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dart_jax.decoding.penalties import penalize_repetition
+from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from dart_jax.engine.decoder import Generation
 from eval.lossless.distribution import Fit, Samples, chi_square

@@ -23,7 +23,7 @@ from dart_jax.serving.interface import QueueFull
 TEXT = (DEMO.parent / "errors.py").read_text() + (DEMO.parent / "files.py").read_text()
 SMALL = {"slots": 4, "page": 16, "max_length": 320, "warmup": "none", "tree_nodes": 4}
 
-# One of each level, and each of their options.
+# One of each mode, and each of their options.
 OPTIONS = [
     {},
     {"temperature": 1.0},
@@ -123,8 +123,8 @@ def test_trees_of_all_sizes(model, expected):
     lane = engine._runner(None)
     choose = lane.sizes.choose
 
-    def at_random(rows, level):
-        state = choose(rows, level)
+    def at_random(rows, mode):
+        state = choose(rows, mode)
         return state._replace(size=int(rng.choice([state.size, 0, 1, 2, 8])))
 
     lane.sizes.choose = at_random
@@ -142,8 +142,8 @@ def test_a_text_goes_on_without_the_drafter_and_with_it_again(model):
     engine = Engine(model, ServingConfig(**SMALL))
     steps = iter([4] * 6 + [0] * 6)
     sizes = engine._runner(None).sizes
-    sizes.choose = lambda rows, level: State(next(steps, 4), 1000, 4)
-    sizes.drafts = lambda rows, level: True
+    sizes.choose = lambda rows, mode: State(next(steps, 4), 1000, 4)
+    sizes.drafts = lambda rows, mode: True
     tokens = tokens_of(model, case(2)[0])
     options = {"max_new_tokens": 100, "temperature": 1.0, "seed": 4, "eos_token_id": ()}
     wanted = model.generate(tokens.tolist(), tree_nodes=0, **options).tokens.tolist()

@@ -2,8 +2,7 @@
 
 import jax.numpy as jnp
 
-from dart_jax.decoding.noise import gumbel_noise, row_keys
-from dart_jax.decoding.sampling import draw
+from dart_jax.decoding.sampling import draw, gumbel_noise, row_keys
 
 
 def keys_of(seed, rows):

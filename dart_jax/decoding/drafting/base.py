@@ -6,8 +6,17 @@ import abc
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from dart_jax.decoding.sampling import SamplingValues
+from dart_jax.decoding.logits import penalize_repetition
+from dart_jax.decoding.sampling import (
+    SamplingValues,
+    add_noise,
+    filters,
+    is_greedy,
+    scale_and_filter,
+)
+from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.target import Target
 
 
@@ -170,3 +179,38 @@ class DraftingMethod(abc.ABC):
         Returns:
           The new state, a pytree of arrays whose shapes never change; and the proposal.
         """
+
+
+def coupled(
+    inputs: DraftInput,
+    logits: jax.Array,
+    draft_ids: jax.Array,
+    noise: jax.Array | None,
+    vocabulary: Vocabulary = WHOLE,
+) -> jax.Array:
+    """Adds the noise to a drafter's logits, which are first treated as the target's are.
+
+    Args:
+      inputs: how the target samples.
+      logits: float32 [B, T, Vd], the drafter's; without noise they are returned as they are.
+      draft_ids: int32 [Vd], the target's id of every draft id.
+      noise: float32 [B, T, V], or [B, 1, V] for all rows, of the draws that the logits predict;
+        None if drafts must do without.
+      vocabulary: the draft vocabulary, of whose logits each device may have a part.
+
+    Returns:
+      float32 [B, T, Vd]; -inf for tokens that the filters leave out.
+    """
+    if noise is None:
+        return logits
+    penalty = inputs.sampling.repetition_penalty
+    if inputs.seen is not None and penalty is not None:
+        seen = jnp.take(inputs.seen, vocabulary.own(draft_ids), axis=-1)
+        logits = penalize_repetition(penalty, logits, seen[:, None])
+    if filters(inputs.sampling):
+        filtered = scale_and_filter(inputs.sampling, logits, vocabulary)
+        rows = jnp.take(noise, vocabulary.own(draft_ids), axis=-1)
+        return filtered + jnp.where(is_greedy(inputs.sampling, logits.ndim), 0, rows)
+    levels = jnp.minimum(jnp.arange(logits.shape[1], dtype=jnp.int32), noise.shape[1] - 1)
+    levels = jnp.broadcast_to(levels, logits.shape[:2])
+    return add_noise(inputs.sampling, logits, noise, levels, draft_ids, vocabulary)

@@ -13,8 +13,8 @@ from dart_jax.decoding.drafting.base import (
     DraftInput,
     PromptRows,
     Proposal,
+    coupled,
 )
-from dart_jax.decoding.drafting.coupling import coupled
 from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.cache import Cache, KVCache, extend, first_rows, keep_rows, wait_for

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
-from dart_jax.decoding.penalties import mark_seen, penalize_repetition
+from dart_jax.decoding.logits import mark_seen, penalize_repetition
 from dart_jax.decoding.sampling import draw, greedy
 from dart_jax.decoding.tree import chain
 from dart_jax.models.cache import Cache, extend, first_rows, keep_rows, wait_for

@@ -6,8 +6,13 @@ import dataclasses
 
 import jax
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
-from dart_jax.decoding.drafting.coupling import coupled
+from dart_jax.decoding.drafting.base import (
+    DraftingMethod,
+    DraftInput,
+    PromptRows,
+    Proposal,
+    coupled,
+)
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.cache import Cache, extend, keep_rows, wait_for

@@ -1,0 +1,386 @@
+"""Who runs, who waits, and who holds which pages.
+
+Requests are read and run in the order in which they came. When pages run out, the one that came
+last gives up its pages and its slot and waits at the front of the queue; what it has written is
+read again later. The first one can always go on, since the pool is large enough for the longest
+text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from dart_jax.engine.request import OnUpdate, Request
+from dart_jax.engine.rows import SamplingMode, mode_of
+
+# A hash of all tokens up to the end of a page.
+PageHash = bytes
+
+EMPTY_HASH: PageHash = b""
+
+
+def hash_page(before: PageHash, tokens: np.ndarray) -> PageHash:
+    """The hash of a page, given that of the page before and int32 [page + 1]: its tokens, and the
+    next one."""
+    return hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest()
+
+
+class PagePool:
+    """Counts who holds each page. Pages that nobody holds keep their contents until they are needed
+    for something else, the ones that were used least recently first.
+
+    Not for several threads.
+
+    Attributes:
+      size: number of pages.
+      page: rows of a page.
+    """
+
+    def __init__(self, size: int, page: int, *, reuse: bool = True):
+        """Creates a pool of free pages; `reuse`: whether pages are found again by their tokens."""
+        self.size, self.page = size, page
+        self._reuse = reuse
+        self._empty = list(range(size - 1, -1, -1))
+        self._holders = [0] * size
+        # Hashes, and whether the drafter has written the page, too.
+        self._hashes: dict[int, tuple[PageHash, bool]] = {}
+        self._by_hash: dict[tuple[PageHash, bool], int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # hashed, and held by nobody
+
+    @property
+    def used(self) -> int:
+        """Pages that somebody holds."""
+        return self.size - self.free
+
+    @property
+    def free(self) -> int:
+        """Pages that can be taken."""
+        return len(self._empty) + len(self._idle)
+
+    def take(self, count: int) -> list[int] | None:
+        """Takes pages, whose contents are undefined; None, and no page, if there are too few."""
+        if count > self.free:
+            return None
+        return [self._take_one() for _ in range(count)]
+
+    def _take_one(self) -> int:
+        if self._empty:
+            page = self._empty.pop()
+        else:
+            page, _ = self._idle.popitem(last=False)
+            del self._by_hash[self._hashes.pop(page)]
+        self._holders[page] = 1
+        return page
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Gives up pages that were taken or found."""
+        # The last ones first: a page is useless without those before it.
+        for page in reversed(list(pages)):
+            self._holders[page] -= 1
+            if self._holders[page]:
+                continue
+            if page in self._hashes:
+                self._idle[page] = None
+            else:
+                self._empty.append(page)
+
+    def find(self, tokens: np.ndarray, *, drafted: bool) -> tuple[list[int], PageHash]:
+        """Finds and holds the pages with the longest cached beginning of a text, int32 [n].
+
+        Args:
+          tokens: of the text.
+          drafted: whether the drafter must have written them, too.
+
+        Returns:
+          The pages, and the hash of the last one.
+        """
+        pages, page_hash = [], EMPTY_HASH
+        while self._reuse and len(tokens) > (len(pages) + 1) * self.page:
+            begin = len(pages) * self.page
+            longer = hash_page(page_hash, tokens[begin : begin + self.page + 1])
+            page = self._by_hash.get((longer, True))
+            if page is None and not drafted:
+                page = self._by_hash.get((longer, False))
+            if page is None:
+                break
+            if not self._holders[page]:
+                del self._idle[page]
+            self._holders[page] += 1
+            pages.append(page)
+            page_hash = longer
+        return pages, page_hash
+
+    def publish(self, page: int, page_hash: PageHash, *, drafted: bool) -> None:
+        """Lets a page that is held be found by its hash, unless another one is already; `drafted`:
+        whether the drafter has written it, too."""
+        if self._reuse and (page_hash, drafted) not in self._by_hash:
+            self._by_hash[page_hash, drafted] = page
+            self._hashes[page] = page_hash, drafted
+
+
+class Sequence:
+    """A request, its tokens so far, and what it holds while it runs.
+
+    Attributes:
+      request: what was asked for.
+      on_update: where its tokens go.
+      mode: how its steps sample.
+      arrived: when it was accepted, in seconds of `time.monotonic`.
+      limit: tokens of prompt and text, at most.
+      num_tokens: tokens so far, of prompt and text. The last one, the root, is in no cache.
+      num_computed_tokens: rows in the target's cache, at most `num_tokens - 1`.
+      num_drafter_tokens: those of them that the drafter has read, too.
+      slot: its slot; None while it waits.
+      pages: those it holds, in order.
+      num_cached_pages: how many of them other sequences can find by their hashes.
+      page_hash: the hash of the last of these.
+      drafter_reads: whether the drafter reads what it has not read before the next step.
+      draft_row: its row in the result of the last step, if that has a draft for it.
+      cancelled: whether nobody wants it any more.
+      ended: whether it is over and holds nothing.
+      begun: when it first got a slot; None before.
+      seconds: time of the reads and steps that it took part in.
+    """
+
+    def __init__(self, request: Request, max_length: int, on_update: OnUpdate):
+        """`max_length`: of prompt and new tokens together; above the prompt's."""
+        self.request, self.on_update = request, on_update
+        self.mode: SamplingMode = mode_of(request)
+        self.arrived = time.monotonic()
+        self.prompt_length = len(request.tokens)
+        self.limit = min(self.prompt_length + request.max_new_tokens, max_length)
+        self._tokens = np.empty(self.limit, np.int32)
+        self._tokens[: self.prompt_length] = request.tokens
+        self.num_tokens = self.prompt_length
+        self.num_computed_tokens = self.num_drafter_tokens = 0
+        self.slot: int | None = None
+        self.pages: list[int] = []
+        self.num_cached_pages = 0
+        self.page_hash: PageHash = EMPTY_HASH
+        self.drafter_reads = False
+        self.draft_row: int | None = None
+        self.cancelled = self.ended = False
+        self.begun: float | None = None
+        self.seconds = 0.0
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Those of prompt and text so far, int32 [count]."""
+        return self._tokens[: self.num_tokens]
+
+    @property
+    def text(self) -> np.ndarray:
+        """The new tokens so far, int32 [count - prompt_length]."""
+        return self._tokens[self.prompt_length : self.num_tokens]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still follow."""
+        return self.limit - self.num_tokens
+
+    @property
+    def num_unread_tokens(self) -> int:
+        """Tokens that must be read before its next step."""
+        return self.num_tokens - 1 - self.next_position
+
+    @property
+    def next_position(self) -> int:
+        """The position from which it must be read."""
+        return self.num_drafter_tokens if self.drafter_reads else self.num_computed_tokens
+
+    @property
+    def drafter_is_current(self) -> bool:
+        """Whether the drafter has read all that the target has."""
+        return self.num_drafter_tokens == self.num_computed_tokens
+
+    def advance(self, rows: int) -> None:
+        """Notes that so many more tokens were read, as far as there are any."""
+        end = min(self.next_position + rows, self.num_tokens - 1)
+        self.num_computed_tokens = max(self.num_computed_tokens, end)
+        if self.drafter_reads:
+            self.num_drafter_tokens = end
+
+    def append(self, tokens: np.ndarray, *, drafted: bool) -> None:
+        """Adds new tokens; all but the last one are in the caches, and the drafter's too if it read
+        them and those before."""
+        follows = drafted and self.drafter_is_current
+        self._tokens[self.num_tokens : self.num_tokens + len(tokens)] = tokens
+        self.num_tokens += len(tokens)
+        self.num_computed_tokens = self.num_tokens - 1
+        if follows:
+            self.num_drafter_tokens = self.num_computed_tokens
+
+    def reset(self) -> None:
+        """Begins anew with nothing in the caches, but with the tokens so far."""
+        self.num_computed_tokens = self.num_drafter_tokens = 0
+        self.slot, self.draft_row = None, None
+        self.pages, self.num_cached_pages, self.page_hash, self.drafter_reads = (
+            [],
+            0,
+            EMPTY_HASH,
+            False,
+        )
+
+
+class Scheduler:
+    """Slots, pages and the queue. Not for several threads.
+
+    Attributes:
+      pools: the pages, of each group of devices.
+      waiting: sequences without a slot, the next one first.
+      reading: sequences that are being read, the oldest first.
+      running: sequences that take part in steps, the oldest first.
+      queries: prompt tokens that were looked up among cached pages.
+      hits: those of them that were found.
+      preemptions: how often a running sequence had to wait again.
+    """
+
+    def __init__(self, slots: int, pools: SequenceOf[PagePool], max_rows: int):
+        """Begins with free slots.
+
+        Args:
+          slots: of each group.
+          pools: the pages of each group.
+          max_rows: rows that one sequence can have in the caches.
+        """
+        self.pools = pools
+        self.waiting: deque[Sequence] = deque()
+        self.reading: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.queries = self.hits = self.preemptions = 0
+        self._slots = slots
+        self._free = [
+            list(range((group + 1) * slots - 1, group * slots - 1, -1))
+            for group in range(len(pools))
+        ]
+        self._max_rows = max_rows
+
+    @property
+    def active(self) -> list[Sequence]:
+        """The sequences with a slot, the oldest first."""
+        return [*self.running, *self.reading]
+
+    @property
+    def pages_free(self) -> int:
+        """Pages that can be taken, of all groups."""
+        return sum(pool.free for pool in self.pools)
+
+    def group(self, sequence: Sequence) -> int:
+        """The group of devices that has a sequence's slot."""
+        assert sequence.slot is not None
+        return sequence.slot // self._slots
+
+    def begin_next(self, drafts: bool = False) -> Sequence | None:
+        """Gives the next waiting sequence a slot and pages for its tokens so far, and begins to
+        read it; None if there is none, or no room for it. `drafts`: whether the drafter will read
+        it, too."""
+        if not self.waiting:
+            return None
+        groups = sorted(range(len(self.pools)), key=lambda group: -len(self._free[group]))
+        return next(filter(None, (self._begin(group, drafts) for group in groups)), None)
+
+    def _begin(self, group: int, drafts: bool) -> Sequence | None:
+        """Begins to read the next waiting sequence in a group, if that has room."""
+        sequence, pool = self.waiting[0], self.pools[group]
+        if not self._free[group]:
+            return None
+        pages, page_hash = pool.find(sequence.tokens, drafted=drafts)
+        taken = pool.take(self._pages_for(sequence.num_tokens) - len(pages))
+        # A page for each of the others that may need one, so that the newcomer is not sent away at
+        # once.
+        others = sum(self.group(each) == group and self._grows(each) for each in self.running)
+        if taken is None or pool.free < others:
+            pool.release([*pages, *(taken or [])])
+            return None
+        self.waiting.popleft()
+        sequence.pages = pages + taken
+        sequence.num_cached_pages, sequence.page_hash = len(pages), page_hash
+        sequence.drafter_reads = drafts
+        sequence.num_computed_tokens = len(pages) * pool.page
+        sequence.num_drafter_tokens = sequence.num_computed_tokens if drafts else 0
+        sequence.slot = self._free[group].pop()
+        self.queries += sequence.num_tokens
+        self.hits += sequence.num_computed_tokens
+        self.reading.append(sequence)
+        return sequence
+
+    def end_reading(self, sequence: Sequence) -> None:
+        """Lets a sequence that was read take part in steps."""
+        self.reading.remove(sequence)
+        self.running.append(sequence)
+
+    def read_for_drafts(self, sequence: Sequence) -> None:
+        """Lets a running sequence be read where the drafter has not read it."""
+        self.running.remove(sequence)
+        self.reading.append(sequence)
+        sequence.drafter_reads = True
+
+    def publish_pages(self, sequence: Sequence) -> None:
+        """Lets others find the pages that a sequence has completed."""
+        pool, tokens = self.pools[self.group(sequence)], sequence.tokens
+        page, drafted = pool.page, sequence.drafter_is_current
+        while (end := (sequence.num_cached_pages + 1) * page) <= sequence.num_computed_tokens:
+            sequence.page_hash = hash_page(sequence.page_hash, tokens[end - page : end + 1])
+            pool.publish(
+                sequence.pages[sequence.num_cached_pages], sequence.page_hash, drafted=drafted
+            )
+            sequence.num_cached_pages += 1
+
+    def has_room(self, rows: int) -> bool:
+        """Whether there are pages for so many more rows of all running sequences."""
+        missing = [0] * len(self.pools)
+        for sequence in self.running:
+            missing[self.group(sequence)] += self._more_pages(sequence, rows)
+        return all(more <= pool.free for more, pool in zip(missing, self.pools, strict=True))
+
+    def _more_pages(self, sequence: Sequence, rows: int) -> int:
+        return max(self._pages_for(sequence.num_computed_tokens + rows) - len(sequence.pages), 0)
+
+    def _grows(self, sequence: Sequence) -> bool:
+        """Whether a sequence may need more pages."""
+        return len(sequence.pages) < self._pages_for(sequence.limit)
+
+    def make_room(self, rows: int) -> None:
+        """Gives every running sequence pages for so many more rows, the oldest first; some may
+        have to wait again."""
+        for sequence in list(self.running):
+            if sequence.slot is None:
+                continue
+            group = self.group(sequence)
+            pool, more = self.pools[group], self._more_pages(sequence, rows)
+            while sequence.slot is not None and more > pool.free:
+                self._preempt([each for each in self.active if self.group(each) == group][-1])
+            if sequence.slot is not None:
+                sequence.pages += pool.take(more) or []
+
+    def end(self, sequence: Sequence) -> None:
+        """Removes a sequence wherever it is, with all it holds."""
+        if sequence.slot is None:
+            if sequence in self.waiting:
+                self.waiting.remove(sequence)
+            return
+        self._give_up(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Lets a running sequence wait to be read again, before all others."""
+        self._give_up(sequence)
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """Takes slot and pages from a sequence."""
+        (self.reading if sequence in self.reading else self.running).remove(sequence)
+        assert sequence.slot is not None
+        group = self.group(sequence)
+        self._free[group].append(sequence.slot)
+        self.pools[group].release(sequence.pages)
+        sequence.reset()
+
+    def _pages_for(self, rows: int) -> int:
+        return -(-min(rows, self._max_rows) // self.pools[0].page)
