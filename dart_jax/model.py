@@ -1,4 +1,4 @@
-"""A target with its drafter, loaded from files."""
+"""A target with its drafter and its n-gram model, which continue prompts."""
 
 from __future__ import annotations
 
@@ -6,61 +6,59 @@ import dataclasses
 import functools
 import html
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.drafting import (
-    AnyDrafter,
-    NgramConfig,
-    PromptLookupConfig,
-    drafter_title,
+from dart_jax.decoding.drafting import AnyDrafter, NgramConfig, PromptLookupConfig, drafter_title
+from dart_jax.decoding.logits import LogitsConfig
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
+from dart_jax.decoding.search.config import SearchConfig, SearchWay
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.engine.decoder import Decoder, TreeMemory
+from dart_jax.errors import UserError
+from dart_jax.files import user_cache
+from dart_jax.generation import Completion, GenerationConfig
+from dart_jax.generation.config import GenerationOptions
+from dart_jax.generation.defaults import check_sizes, default_search, length_bucket, tree_of
+from dart_jax.generation.prompts import Batch, Chat, Prompt, encode_prompts, is_batch
+from dart_jax.generation.text_generation import TextGeneration
+from dart_jax.generation.transformers_options import return_sequences
+from dart_jax.loading import (
+    PathLike,
+    find_drafter,
+    load_drafter_here,
+    load_target_here,
+    warn_of_unused,
 )
-from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way
-from dart_jax.decoding.search.config import SearchWay
-from dart_jax.decoding.state import DecodeParams
-from dart_jax.errors import UserError, warn
-from dart_jax.generation import GenerationConfig
-from dart_jax.generation.text_generator import TextGenerator
-from dart_jax.generation.transformers_options import unused_by_default
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import AttentionChoice, Execution, WeightsDtype
-from dart_jax.models.sharding.mesh import MeshShape
-from dart_jax.models.sharding.placement import everywhere
-from dart_jax.models.target import untie
+from dart_jax.models.sharding.mesh import MeshShape, several_processes
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel
-from dart_jax.text.tokenizer import FILE as TOKENIZER
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
-from dart_jax.weights.checkpoint import (
-    load_drafter,
-    load_target,
-    read_any_drafter_config,
-    read_target_config,
-    resolve_dtype,
-)
-from dart_jax.weights.drafter_files import check_draft_model, check_fit
+from dart_jax.weights.checkpoint import read_target_config, resolve_dtype
 from dart_jax.weights.generation_file import FILE as GENERATION_FILE
 from dart_jax.weights.generation_file import load_eos
-from dart_jax.weights.tensor_files import open_tensors, read_json
+from dart_jax.weights.tensor_files import read_json
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 
-PathLike = str | os.PathLike[str]
-
+if TYPE_CHECKING:
+    import transformers
 
 # The demo model, which is part of the package.
 DEMO = models.MODELS["demo"].directory
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class DartModel(TextGenerator):
+class DartModel:
     """A target, its drafter and its n-gram model.
 
     Attributes:
@@ -196,7 +194,7 @@ class DartModel(TextGenerator):
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
-            drafter_path, draft_config = _find_drafter(drafter, config, tokenizer, token)
+            drafter_path, draft_config = find_drafter(drafter, config, tokenizer, token)
         searches = isinstance(draft_config, DrafterConfig | None)
         if named is not None and ngram is None and searches:
             ngram = named.part(models.NGRAM)
@@ -207,11 +205,11 @@ class DartModel(TextGenerator):
                     "this drafter; pass one of the two (--no-ngram leaves out that of --model)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
-        config, target_params = _load_target(directory, kind, execution)
+        config, target_params = load_target_here(directory, kind, execution)
         params: DecodeParams = {"target": target_params}
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory, config.vocab_size)
-        _tell_unused(directory / GENERATION_FILE)
+        warn_of_unused(directory / GENERATION_FILE)
         where = search, ngram_device_memory
         model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution, *where)
         if drafter_path is None or draft_config is None:
@@ -232,7 +230,7 @@ class DartModel(TextGenerator):
           UserError: as `from_pretrained`.
         """
         if isinstance(drafter, str | os.PathLike):
-            path, config = _find_drafter(drafter, self.target, self.tokenizer, token)
+            path, config = find_drafter(drafter, self.target, self.tokenizer, token)
             return self._with_loaded(path, config, self.params["target"]["embed_tokens"].dtype)
         if drafter == self.drafter:
             return self
@@ -258,93 +256,245 @@ class DartModel(TextGenerator):
         self, path: Path, config: DrafterConfig | Eagle3Config | TargetConfig, dtype: np.dtype
     ) -> DartModel:
         """Returns the model with the parameters of a drafter that fits the target."""
-        params: DecodeParams = {"target": self.params["target"]}
-        execution, alone = self.execution.with_drafter(config), self.execution.alone
-        mesh = execution.mesh if execution.split_drafter else None
-        if isinstance(config, TargetConfig):
-            check_draft_model(path, open_tensors(path).tensors)
-            config, params["drafter"] = _load_target(path, dtype, alone)
-        else:
-            config, drafter, ids = load_drafter(
-                path,
-                dtype,
-                params["target"]["embed_tokens"],
-                target=self.tokenizer.directory,
-                narrow=execution.packed is not None,
-                mesh=mesh,
-                rounded=execution.rounded,
-            )
-            prepare = alone.prepare if mesh is None else execution.prepare
-            params["drafter"] = prepare(drafter, config)
-            params["draft_ids"] = jnp.asarray(ids)
-        if execution.mesh is not None:
-            params = {"target": params.pop("target"), **everywhere(execution.mesh, params)}
+        target, directory = self.params["target"], self.tokenizer.directory
+        config, params, execution = load_drafter_here(
+            path, config, dtype, target, directory, self.execution
+        )
         return dataclasses.replace(self, drafter=config, params=params, execution=execution)
 
     @classmethod
     def demo(cls, dtype: DTypeLike = "auto") -> DartModel:
         """Loads the small Python code model that is part of the package."""
-        parts = (DEMO / part for part in ("target", models.DRAFTER, models.NGRAM))
-        return cls.from_pretrained(*parts, dtype=dtype)
+        return cls.from_pretrained("demo", dtype=dtype)
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Chat,
+        config: GenerationConfig | None = None,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Chat,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Chat,
+        config: transformers.GenerationConfig,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion | list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: Batch,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: np.ndarray,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion | list[Completion]: ...
+    def generate(
+        self,
+        prompts: Prompt | Batch,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion | list[Completion]:
+        """Continues prompts.
+
+        Args:
+          prompts: text, token ids, or a chat (a list of messages with `role` and `content`,
+            formatted with the target's chat template); or a list of such prompts, of any lengths,
+            which are decoded as a batch.
+          config: generation options, here or in `transformers`' class; None for the defaults below;
+            `DartModel.generation_config` has the target's own.
+          num_return_sequences: continue each prompt this many times, with different draws.
+          options: these override `config`; None leaves one unchanged.
+            max_new_tokens: maximum number of new tokens (256).
+            max_length: maximum length of prompt and new tokens together, beside max_new_tokens.
+            do_sample: False decodes greedily; True samples, by default at temperature 1.
+            temperature: sampling temperature; 0, the default, decodes greedily.
+            top_k: sample from the k most likely tokens; 0 for all (0).
+            top_p: sample from the most likely tokens whose probability reaches p (1).
+            min_p: drop tokens less likely than this fraction of the most likely one (0).
+            repetition_penalty: above 1, tokens of prompt and text become less likely (1).
+            seed: the same seed gives the same text, drafted or not (0).
+            stop: stop strings and token ids, or a single one.
+            eos_token_id: ids that end a text, instead of the target's own.
+            logprobs: report each new token's log-probability, and this many most likely tokens.
+            output_scores: report the scores of the whole vocabulary.
+            logits_processor: pure JAX functions (tokens, logits, length) -> logits of a row.
+            tree_nodes: nodes of the draft tree; 0 for plain decoding (by default what pays best).
+            search: parameters of the tree search.
+            use_ngram: use the n-gram model, if there is one (True).
+            chat_template_kwargs: arguments of the chat template.
+
+        Returns:
+          A completion; or a list of completions for a list of prompts or with
+          `num_return_sequences`, those of the same prompt next to each other.
+
+        Raises:
+          UserError: an option is unknown or out of range, or a prompt cannot be decoded.
+        """
+        several = num_return_sequences is not None or _sequences(config) > 1
+        generation = self.stream(
+            prompts, config, num_return_sequences=num_return_sequences, **options
+        )
+        generation.run()
+        completions = generation.completions
+        return completions if several or is_batch(prompts) else completions[0]
+
+    def stream(
+        self,
+        prompts: Prompt | Batch,
+        config: GenerationConfig | transformers.GenerationConfig | None = None,
+        *,
+        num_return_sequences: int | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> TextGeneration:
+        """Continues prompts, step by step.
+
+        Iterating over the result, with `for` or `async for`, yields the text in pieces (`Piece`, a
+        `str` with a `drafted` flag and the `row` of its text in the batch), each as soon as it is
+        final and never splitting a character; joined they are the text that `generate` returns.
+        Its `completions` are the completions so far; `completion` is the first one.
+
+        Args:
+          prompts: as for `generate`.
+          config: as for `generate`.
+          num_return_sequences: as for `generate`.
+          options: as for `generate`.
+
+        Raises:
+          UserError: as `generate`.
+        """
+        sequences = _sequences(config) if num_return_sequences is None else num_return_sequences
+        config = GenerationConfig.of(config, options)
+        encoded = encode_prompts(
+            self.tokenizer, prompts, config, sequences, self.eos, self.target.vocab_size
+        )
+        count, longest = len(encoded.tokens), max(map(len, encoded.tokens), default=0)
+        limit = min(config.max_length or self.target.max_length, self.target.max_length)
+        length = min(longest + max(config.max_new_tokens, 1), limit)
+        nodes, sizes, search = tree_of(self.drafter, config, count)
+        decoder = self.decoder(
+            nodes=nodes,
+            sizes=sizes,
+            max_length=min(length_bucket(length), self.target.max_length),
+            sampling=config.sampling,
+            stop=encoded.stop_ids,
+            use_ngram=config.use_ngram,
+            search=search,
+            logits=config.logits,
+        )
+        return TextGeneration(decoder, self.tokenizer, encoded.tokens, config, encoded.stop_strings)
+
+    @functools.cached_property
+    def _tree_memory(self) -> TreeMemory:
+        # Processes that decode together must know the same.
+        together = several_processes(self.execution.mesh)
+        return TreeMemory.at(None if together else user_cache() / "tree_costs")
+
+    def decoder(
+        self,
+        *,
+        nodes: int,
+        max_length: int,
+        sizes: tuple[int, ...] = (),
+        sampling: Sampling | None = None,
+        stop: tuple[int, ...] | None = None,
+        use_ngram: bool = True,
+        search: SearchConfig | None = None,
+        logits: LogitsConfig = LogitsConfig(),
+        coupled: bool = True,
+    ) -> Decoder:
+        """Returns a decoder with draft trees of `nodes` nodes.
+
+        Args:
+          nodes: N; 0 for plain decoding.
+          max_length: maximum length of prompt and new tokens together.
+          sizes: numbers of nodes, ascending from 0, between which decoding changes as they pay,
+            beginning with N; empty for N nodes in every step.
+          sampling: how the target samples; None decodes greedily.
+          stop: ids that end a sequence; None for the model's own.
+          use_ngram: use the n-gram model in the search, if there is one.
+          search: parameters of a DART drafter's search; unused when only the
+            n-gram model drafts.
+          logits: processors of the target's logits, and what is reported about them.
+          coupled: whether drafts are ranked with the noise of the target's draws.
+
+        Raises:
+          UserError: `nodes` or `sizes` are out of range, or need a drafter that was not loaded, or
+            `max_length` exceeds the target's positions, or trees cannot be searched where
+            `search_way` says.
+        """
+        if max_length > self.target.max_length:
+            raise UserError(
+                f"a cache of {max_length} tokens is beyond the target's {self.target.max_length} "
+                "positions; lower the length"
+            )
+        check_sizes(self.drafter, nodes, sizes)
+        largest = sizes[-1] if sizes else nodes
+        config = DecodeConfig(
+            self.target,
+            self.drafter if nodes else None,
+            largest,
+            logits=logits,
+            coupled=coupled,
+            execution=self.execution,
+        )
+        tree_search = None
+        if config.searches:
+            if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
+                raise UserError("drafting with only an n-gram model needs one; pass one and use it")
+            tree_search = make_search(
+                config.host_buffer,
+                largest,
+                ngram=self.ngram if use_ngram else None,
+                eos=self.eos,
+                search=search or default_search(self.drafter),
+                way=self.search_way,
+                memory=self.ngram_device_memory,
+            )
+        return Decoder(
+            config,
+            self.params,
+            tree_search,
+            max_length,
+            sampling or Sampling(),
+            self.eos if stop is None else stop,
+            sizes=sizes,
+            first=nodes if sizes else None,
+            memory=self._tree_memory,
+        )
 
 
-def _tell_unused(generation_file: Path) -> None:
-    """Warns if transformers would write another text because of the target's generation config."""
-    told = generation_file.is_file() and unused_by_default(read_json(generation_file))
-    if told:
-        warn(f"{generation_file}: {told}")
-
-
-def _load_target(
-    directory: Path, dtype: np.dtype, execution: Execution
-) -> tuple[TargetConfig, Params]:
-    """Loads a target, or a smaller model that drafts, as it is computed here."""
-    config, params = load_target(
-        directory,
-        dtype,
-        narrow=execution.packed is not None,
-        mesh=execution.mesh,
-        rounded=execution.rounded,
-    )
-    params = execution.prepare(params, config)
-    if jax.default_backend() == "cpu" or execution.mesh is not None or execution.rounded:
-        config, params = untie(config, params, execution)
-    return config, params
+def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) -> int:
+    """How often a config asks each prompt to be continued."""
+    return 1 if isinstance(config, GenerationConfig | None) else return_sequences(config)
 
 
 def _count(params: Any) -> str:
     """The number of parameters, such as 1.7 B."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
-
-
-def _find_drafter(
-    drafter: PathLike, target: TargetConfig, tokenizer: Tokenizer, token: str | bool | None
-) -> tuple[Path, DrafterConfig | Eagle3Config | TargetConfig]:
-    """Returns a drafter's directory and config; raises UserError if it does not fit the target."""
-    directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
-    config = read_any_drafter_config(directory)
-    check_fit(target, config)
-    if isinstance(config, TargetConfig):
-        _check_tokens(directory, tokenizer)
-    return directory, config
-
-
-def _check_tokens(directory: Path, tokenizer: Tokenizer) -> None:
-    """Raises UserError if a draft model has a tokenizer, and its ids are not the target's tokens.
-
-    Added tokens may differ, as between the base model and the one for chats.
-    """
-    path = directory / TOKENIZER
-    if not path.is_file():
-        return
-    ours, theirs = (
-        {id: text for text, id in one.backend.get_vocab(with_added_tokens=False).items()}
-        for one in (tokenizer, Tokenizer.load(path))
-    )
-    for id in ours.keys() & theirs.keys():
-        if ours[id] != theirs[id]:
-            raise UserError(
-                f"token {id} is {theirs[id]!r} in the draft model's {path} and {ours[id]!r} in the "
-                "target's; pass a draft model with the target's tokenizer"
-            )

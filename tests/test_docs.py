@@ -380,7 +380,7 @@ def test_the_diagram_goes_down_as_a_step_does():
     assert len(stages) == 4
     order([name for _, name in stages], inspect.unwrap(step.decode_step))
     names = diagram()
-    inner = ["sampling.draw", "accept.accept", "cache.append"]
+    inner = ["sampling.draw", "step.accept", "cache.append"]
     assert [names[name] for name in inner] == sorted(names[name] for name in inner)
     order([name.split(".")[1] for name in inner], step.accept_and_compact)
     order(["forward", "top_candidates"], Dart.__call__)

@@ -1,4 +1,4 @@
-"""Draws tokens from logits: temperature, top-k, top-p, min-p, and the noise of `noise.py`."""
+"""Draws tokens from logits: temperature, top-k, top-p, min-p, and noise."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class DecodeConfig:
       eagle: depth and width of an EAGLE-3 drafter's trees.
       logits: processors of the target's logits, and what is reported about them.
       coupled: whether drafts are ranked with the noise of the target's draws (see
-        `drafting.coupling`); changes how many are accepted, never the output.
+        `drafting.base.coupled`); changes how many are accepted, never the output.
       acceptance: takes the place of `step.accept`, to measure speed alone: hashable, of a tree, the
         draws at its nodes int32 [B, N + 1], the depth of trees, and int32 [B] the tokens still to
         be emitted and where the text ends. The text is then not the target's. None for `accept`.

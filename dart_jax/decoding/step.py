@@ -100,7 +100,7 @@ class Verified(NamedTuple):
 
 
 class AcceptedPath(NamedTuple):
-    """The P rows of the accepted path, gathered by the indices in `accept.Acceptance`.
+    """The P rows of the accepted path, gathered by the indices of an `Acceptance`.
 
     Attributes:
       tokens: int32 [B, P], the rows' own tokens: the root, then drafted tokens.

@@ -1,8 +1,8 @@
 """Generation of text: its options, its results, and the way from prompts to pieces of text.
 
-May import `dart_jax.engine`, `dart_jax.decoding` and `dart_jax.text`. `dart_jax.model` adds the
-loading of models. Start with `config.py` (the options) and `results.py`, then `text_generator.py`
-(`generate` and `stream`) and `text_generation.py` (from tokens to text).
+May import `dart_jax.engine`, `dart_jax.decoding` and `dart_jax.text`. Start with
+`config.py` (the options) and `results.py`, then `text_generation.py` (from tokens to text);
+`dart_jax.model` puts them together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defaults: the draft tree, the loop, and the size of the cache."""
+"""The draft tree that options ask for or that is the default, and the size of the cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import jax
 
 from dart_jax.decoding.drafting import AnyDrafter, PromptLookupConfig
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.tree import MAX_NODES
+from dart_jax.errors import UserError
+from dart_jax.generation.config import GenerationConfig
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 
@@ -72,6 +75,39 @@ def adaptive_tree(
     if not isinstance(drafter, TargetConfig) and jax.default_backend() == "cpu":
         most, search = 2 * most, default_search(drafter, level_decay=1.5)
     return (*(size for size in _SIZES if size < most), most), search
+
+
+def tree_of(
+    drafter: AnyDrafter | None, config: GenerationConfig, batch: int
+) -> tuple[int, tuple[int, ...], SearchConfig]:
+    """Returns the number of tree nodes to begin with, the sizes that follow, if they change, and
+    the search parameters.
+
+    Args:
+      drafter: the drafter; None for plain decoding.
+      config: the options.
+      batch: sequences decoded together.
+    """
+    nodes, search = default_tree(drafter, batch)
+    if drafter is None:
+        return 0, (), search
+    if config.tree_nodes is not None:
+        # The default search is tuned for the default size.
+        search = search if config.tree_nodes == nodes else default_search(drafter)
+        return config.tree_nodes, (), config.search or search
+    sizes, search = adaptive_tree(drafter, batch)
+    return nodes, sizes, config.search or search
+
+
+def check_sizes(drafter: AnyDrafter | None, nodes: int, sizes: tuple[int, ...]) -> None:
+    """Raises UserError unless trees can have `nodes` nodes, and change between `sizes`."""
+    for size in (nodes, *sizes):
+        if not 0 <= size <= MAX_NODES:
+            raise UserError(f"a tree cannot have {size} nodes; choose 0 to {MAX_NODES}")
+    if nodes and drafter is None:
+        raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
+    if sizes and (sizes[0] != 0 or nodes not in sizes[1:] or sorted(set(sizes)) != [*sizes]):
+        raise UserError(f"sizes must ascend from 0 and include {nodes} nodes, got {sizes}")
 
 
 def length_bucket(tokens: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from dart_jax.errors import UserError
+from dart_jax.generation.config import GenerationConfig
 from dart_jax.text.tokenizer import Tokenizer
 
 # Chat messages with `role` and `content`.
@@ -34,6 +36,66 @@ def is_batch(prompts: Any) -> bool:
             f"a {type(prompts).__name__}"
         )
     return len(prompts) == 0 or not isinstance(prompts[0], int | np.integer | Mapping)
+
+
+class EncodedPrompts(NamedTuple):
+    """Prompts and stops as tokens.
+
+    Attributes:
+      tokens: of each text to be written, int64 [n].
+      stop_strings: strings that end a text.
+      stop_ids: ids that end a text.
+    """
+
+    tokens: list[np.ndarray]
+    stop_strings: list[str]
+    stop_ids: tuple[int, ...]
+
+
+def encode_prompts(
+    tokenizer: Tokenizer,
+    prompts: Prompt | Batch,
+    config: GenerationConfig,
+    sequences: int,
+    eos: tuple[int, ...],
+    vocab_size: int,
+) -> EncodedPrompts:
+    """Encodes prompts and the options that depend on the vocabulary.
+
+    Args:
+      tokenizer: the target's.
+      prompts: one or several.
+      config: the options.
+      sequences: texts to be written for each prompt.
+      eos: the target's ids that end a text.
+      vocab_size: the target's.
+
+    Raises:
+      UserError: a prompt, stop, id or number cannot be used.
+    """
+    if isinstance(sequences, bool) or not isinstance(sequences, numbers.Integral):
+        raise UserError(f"num_return_sequences must be an integer, got {sequences!r}")
+    if sequences < 1:
+        raise UserError(f"num_return_sequences must be at least 1, got {sequences}")
+    if sequences > 1 and config.sampling.temperature == 0:
+        raise UserError(
+            "greedy decoding gives the same text every time; set do_sample=True to use "
+            "num_return_sequences"
+        )
+    batch = cast(Sequence[Prompt], prompts if is_batch(prompts) else [prompts])
+    stops = cast(tuple[str | int, ...], config.stop)
+    strings, ids = split_stops(tokenizer, stops, vocab_size)
+    if config.eos_token_id is not None:
+        eos = cast(tuple[int, ...], config.eos_token_id)
+        check_ids("eos_token_id", eos, vocab_size, tokenizer)
+    if (config.logprobs or 0) > vocab_size:
+        raise UserError(f"logprobs={config.logprobs}, but there are {vocab_size} tokens")
+    encoded = (
+        encode_prompt(tokenizer, prompt, config.chat_template_kwargs, vocab_size)
+        for prompt in batch
+    )
+    tokens = [prompt for prompt in encoded for _ in range(sequences)]
+    return EncodedPrompts(tokens, strings, (*eos, *ids))
 
 
 def encode_prompt(

@@ -1,0 +1,129 @@
+"""The parts of a model, loaded from files, as they are computed here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.decoding.state import DecodeParams
+from dart_jax.errors import UserError, warn
+from dart_jax.generation.transformers_options import unused_by_default
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.layers import Params
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.placement import everywhere
+from dart_jax.models.target import untie
+from dart_jax.text.tokenizer import FILE as TOKENIZER
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import load_drafter, load_target, read_any_drafter_config
+from dart_jax.weights.drafter_files import check_draft_model, check_fit
+from dart_jax.weights.tensor_files import open_tensors, read_json
+
+PathLike = str | os.PathLike[str]
+
+
+def find_drafter(
+    drafter: PathLike, target: TargetConfig, tokenizer: Tokenizer, token: str | bool | None
+) -> tuple[Path, DrafterConfig | Eagle3Config | TargetConfig]:
+    """Returns a drafter's directory and config; raises UserError if it does not fit the target."""
+    directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
+    config = read_any_drafter_config(directory)
+    check_fit(target, config)
+    if isinstance(config, TargetConfig):
+        _check_tokens(directory, tokenizer)
+    return directory, config
+
+
+def load_target_here(
+    directory: Path, dtype: np.dtype, execution: Execution
+) -> tuple[TargetConfig, Params]:
+    """Loads a target, or a smaller model that drafts, as it is computed here."""
+    config, params = load_target(
+        directory,
+        dtype,
+        narrow=execution.packed is not None,
+        mesh=execution.mesh,
+        rounded=execution.rounded,
+    )
+    params = execution.prepare(params, config)
+    if jax.default_backend() == "cpu" or execution.mesh is not None or execution.rounded:
+        config, params = untie(config, params, execution)
+    return config, params
+
+
+def load_drafter_here(
+    path: Path,
+    config: DrafterConfig | Eagle3Config | TargetConfig,
+    dtype: np.dtype,
+    target: Params,
+    target_directory: Path | None,
+    execution: Execution,
+) -> tuple[DrafterConfig | Eagle3Config | TargetConfig, DecodeParams, Execution]:
+    """Loads a drafter that fits the target.
+
+    Args:
+      path: its directory.
+      config: its config.
+      dtype: of its weights.
+      target: the target's parameters.
+      target_directory: whose tokenizer a drafter may need.
+      execution: of the target.
+
+    Returns:
+      The drafter's config as it is computed, the parameters of both, and how they are computed.
+    """
+    params: DecodeParams = {"target": target}
+    execution, alone = execution.with_drafter(config), execution.alone
+    mesh = execution.mesh if execution.split_drafter else None
+    if isinstance(config, TargetConfig):
+        check_draft_model(path, open_tensors(path).tensors)
+        config, params["drafter"] = load_target_here(path, dtype, alone)
+    else:
+        config, drafter, ids = load_drafter(
+            path,
+            dtype,
+            target["embed_tokens"],
+            target=target_directory,
+            narrow=execution.packed is not None,
+            mesh=mesh,
+            rounded=execution.rounded,
+        )
+        prepare = alone.prepare if mesh is None else execution.prepare
+        params["drafter"] = prepare(drafter, config)
+        params["draft_ids"] = jnp.asarray(ids)
+    if execution.mesh is not None:
+        params = {"target": params.pop("target"), **everywhere(execution.mesh, params)}
+    return config, params, execution
+
+
+def warn_of_unused(generation_file: Path) -> None:
+    """Warns if transformers would write another text because of the target's generation config."""
+    unused = generation_file.is_file() and unused_by_default(read_json(generation_file))
+    if unused:
+        warn(f"{generation_file}: {unused}")
+
+
+def _check_tokens(directory: Path, tokenizer: Tokenizer) -> None:
+    """Raises UserError if a draft model has a tokenizer, and its ids are not the target's tokens.
+
+    Added tokens may differ, as between the base model and the one for chats.
+    """
+    path = directory / TOKENIZER
+    if not path.is_file():
+        return
+    ours, theirs = (
+        {id: text for text, id in one.backend.get_vocab(with_added_tokens=False).items()}
+        for one in (tokenizer, Tokenizer.load(path))
+    )
+    for id in ours.keys() & theirs.keys():
+        if ours[id] != theirs[id]:
+            raise UserError(
+                f"token {id} is {theirs[id]!r} in the draft model's {path} and {ours[id]!r} in the "
+                "target's; pass a draft model with the target's tokenizer"
+            )
