@@ -96,7 +96,7 @@ class DartModel:
         return f"<table><caption>DartModel</caption>{rows}</table>"
 
     def _parts(self) -> dict[str, str]:
-        """What the model consists of, in words."""
+        """The model's parts, in words."""
         leaves = jax.tree.leaves(self.params)
         embedding = self.params["target"]["embed_tokens"]
         devices = sorted(device.id for device in embedding.devices())
@@ -490,7 +490,7 @@ class DartModel:
 
 
 def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) -> int:
-    """How often a config asks each prompt to be continued."""
+    """Number of times that a config asks each prompt to be continued."""
     return 1 if isinstance(config, GenerationConfig | None) else return_sequences(config)
 
 

@@ -1,4 +1,4 @@
-"""What XLA prints to stderr."""
+"""XLA's own output on stderr."""
 
 from __future__ import annotations
 

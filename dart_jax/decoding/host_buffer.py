@@ -126,7 +126,7 @@ class HostBuffer:
         return [row[1 : 1 + row[0]] for row in packed]
 
     def ranks(self, packed: Array) -> Array:
-        """Which nodes drafted the emitted tokens, int32 [B, P]; 0 for the target's own."""
+        """Nodes that drafted the emitted tokens, int32 [B, P]; 0 for the target's own."""
         return packed[:, 1 + self.path : 1 + 2 * self.path]
 
     def tokens(self, packed: Array) -> Array:
@@ -134,7 +134,7 @@ class HostBuffer:
         return packed[:, 1 : 1 + self.path]
 
     def active(self, packed: np.ndarray) -> bool:
-        """Whether any row is unfinished."""
+        """True if any row is unfinished."""
         return bool((packed[:, self.root] >= 0).any())
 
     def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -169,5 +169,5 @@ class HostBuffer:
         )
 
     def draws_of(self, packed: np.ndarray) -> np.ndarray | None:
-        """How the target draws, int32 [B, 4]; None without these columns."""
+        """Parameters of the target's draws, int32 [B, 4]; None without these columns."""
         return packed[:, -DRAWS:] if self.draws else None

@@ -26,7 +26,7 @@ LogitsProcessor = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class LogitsConfig:
-    """What is done with the target's logits besides drawing from them; compiled in.
+    """Processors of the target's logits, and reports about them; compiled in.
 
     Attributes:
       processors: applied in turn, after the repetition penalty and before the temperature.
@@ -41,17 +41,17 @@ class LogitsConfig:
 
     @property
     def whole(self) -> bool:
-        """Whether something needs the logits of the whole vocabulary at once."""
+        """True if something needs the logits of the whole vocabulary at once."""
         return self.scores or bool(self.processors)
 
     @property
     def reported(self) -> bool:
-        """Whether anything is reported about the logits."""
+        """True if anything is reported about the logits."""
         return self.logprobs is not None or self.scores
 
 
 class TokenScores(NamedTuple):
-    """What is reported about P emitted tokens; a field that was not requested is None.
+    """Report about P emitted tokens; a field that was not requested is None.
 
     Log-probabilities are the target's own: of its logits before penalty, processors, temperature
     and filters. Scores are what tokens are drawn from, as in `transformers`.

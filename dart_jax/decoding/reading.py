@@ -15,7 +15,7 @@ from dart_jax.models.pure import bind
 
 
 class Caches(NamedTuple):
-    """What has been read of a batch of prompts.
+    """Keys and values of the tokens of a batch that have been read.
 
     Attributes:
       target: the target's keys and values.
@@ -27,7 +27,7 @@ class Caches(NamedTuple):
 
 
 class ChunkShape(NamedTuple):
-    """What a chunk's program is compiled for.
+    """Shape for which a chunk's program is compiled.
 
     Attributes:
       rows: tokens of each prompt that are read.

@@ -21,7 +21,7 @@ MOST_SORTED = 128
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a token is sampled from the target's logits.
+    """Options by which a token is drawn from the target's logits.
 
     Applied in this order, with the definitions of `transformers`: repetition penalty, temperature,
     top-k, top-p, min-p. (The DART reference applies top-p before top-k and has no min-p.) Tokens
@@ -184,7 +184,7 @@ def _least(probability: jax.Array, min_p: jax.Array, vocabulary: Vocabulary = WH
 
 
 def is_greedy(sampling: SamplingValues, dims: int) -> jax.Array:
-    """Which rows are decoded greedily, bool, as `per_row`, where there is a temperature."""
+    """Rows that are decoded greedily, bool, as `per_row`, where there is a temperature."""
     assert sampling.temperature is not None
     return per_row(sampling.temperature, dims) == 0
 
@@ -263,7 +263,7 @@ def _draw_from_nucleus(
 
 
 def _top_k_mask(logits: jax.Array, k: jax.Array, vocabulary: Vocabulary = WHOLE) -> jax.Array:
-    """Which logits are at least the k-th largest: bool, same shape; all of them if k is 0."""
+    """Marks logits that are at least the k-th largest: bool, same shape; all of them if k is 0."""
     largest = min(MOST_SORTED, vocabulary.shards * logits.shape[-1])
     k = jnp.broadcast_to(per_row(k, logits.ndim), (*logits.shape[:-1], 1))
 
@@ -325,7 +325,7 @@ def _nucleus_threshold(
 
 
 def filters(sampling: SamplingValues) -> bool:
-    """Whether top-k, top-p or min-p leave tokens out."""
+    """True if top-k, top-p or min-p leave tokens out."""
     return any(x is not None for x in (sampling.top_k, sampling.top_p, sampling.min_p))
 
 

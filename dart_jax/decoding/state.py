@@ -27,7 +27,7 @@ DecodeParams = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
-    """What a step is compiled for.
+    """Static configuration, for which a step is compiled.
 
     Attributes:
       target: the target's shapes.
@@ -70,7 +70,7 @@ class DecodeConfig:
 
     @property
     def searches(self) -> bool:
-        """Whether trees come from the host's search."""
+        """True if trees come from a search over candidates."""
         return self.drafting is not None and self.drafting.searches
 
     @property
@@ -101,7 +101,7 @@ class DecodeConfig:
 
     @property
     def couples(self) -> bool:
-        """Whether the method drafts with the noise of the target's draws."""
+        """True if the method drafts with the noise of the target's draws."""
         return self.coupled and self.drafting is not None and self.drafting.couples
 
     def capacity(self, max_length: int) -> int:

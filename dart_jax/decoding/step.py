@@ -288,7 +288,7 @@ def pack(
 
 
 def draws_of(state: DecodeState) -> jax.Array:
-    """How the target draws after the root, int32 [B, 4]; see `HostBuffer`."""
+    """Parameters of the target's draws after the root, int32 [B, 4]; see `HostBuffer`."""
     temperature = state.sampling.temperature
     scale = jnp.float32(0)
     if temperature is not None:

@@ -1,4 +1,5 @@
-"""What is found over the vocabulary, the last axis: the largest, a sum; exactly, without a sort.
+"""Reductions over the vocabulary, the last axis, of which each device may have a part; exact, without
+a sort.
 
 Each device may have a part of the axis.
 """
@@ -88,7 +89,7 @@ class Vocabulary:
         return best, jnp.take_along_axis(places, chosen, axis=-1)
 
     def argmax(self, x: jax.Array) -> jax.Array:
-        """Which number is the largest of each row, int32; the first one wins ties; -1 if there is
+        """Index of the largest number of each row, int32; the first one wins ties; -1 if there is
         a NaN."""
         return _argmax(x) if self.shards == 1 else _argmax_of_parts(x)
 

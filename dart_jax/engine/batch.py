@@ -39,7 +39,7 @@ from dart_jax.engine.shapes import Shapes
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Models:
-    """What decodes.
+    """A target with its drafter, and the search for their trees.
 
     Attributes:
       config: static; for the largest trees.
@@ -53,7 +53,7 @@ class Models:
 
 
 class Emitted(NamedTuple):
-    """What a burst gave one sequence.
+    """Tokens that a burst gave one sequence.
 
     Attributes:
       tokens: int32 [n].
@@ -119,12 +119,12 @@ class Batch:
 
     @property
     def reads_drafts(self) -> bool:
-        """Whether the drafter must read what is written."""
+        """True if the drafter must read all that is written."""
         return self._pools.draft is not None
 
     @property
     def whole_logits(self) -> bool:
-        """Whether every request needs the highest mode, for processors or scores."""
+        """True if every request needs the last sampling mode, for processors or scores."""
         return self._config.logits.whole
 
     def begin(self, sequence: Sequence) -> None:
@@ -206,7 +206,7 @@ class Batch:
             self._compiled.add(program)
 
     def _pools_for(self, drafts: bool) -> Pools:
-        """What a program needs of the pools."""
+        """The pools that a program needs."""
         return self._pools if drafts else self._pools._replace(draft=None)
 
     def _keep(self, pools: Pools) -> None:
@@ -244,7 +244,7 @@ class Batch:
         self._table.clear(0)
 
     def forget_programs(self) -> None:
-        """What was compiled is gone."""
+        """Forgets which programs were compiled, after `jax.clear_caches()`."""
         self._compiled.clear()
 
     def program(self, nodes: int, mode: SamplingMode, *, follows: bool = False) -> BurstProgram:
@@ -354,7 +354,7 @@ class Batch:
     def _drafts_of(
         self, sequences: SequenceOf[Sequence], places: SequenceOf[int], trees: np.ndarray | None
     ) -> dict[int, Draft]:
-        """What is verified of the sequences that report it, by their place. Copies: views would
+        """The drafts of the sequences that report them, by their place. Copies: views would
         keep all rows alive."""
         drafts, last = {}, self._drafts
         for i, sequence in zip(places, sequences, strict=True):

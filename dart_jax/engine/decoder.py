@@ -171,7 +171,7 @@ class Decoder:
 
     @property
     def models(self) -> Models:
-        """What decodes."""
+        """The models, with their search."""
         return Models(self.config, self.params, self.search)
 
     def __call__(self, prompts: list[np.ndarray], max_new_tokens: int, seed: int = 0) -> Generation:
@@ -319,7 +319,7 @@ class BatchDecoding:
 
     @property
     def busy(self) -> bool:
-        """Whether any row goes on."""
+        """True while any row goes on."""
         return self._runner.busy
 
     @property

@@ -53,7 +53,7 @@ POOLS = Pools(*_SPECS)
 
 
 class History(NamedTuple):
-    """What penalties, bias and processors depend on, per slot.
+    """State of penalties, bias and processors, per slot.
 
     Attributes:
       seen: bool [slots, V], tokens of prompt and text.
@@ -143,7 +143,7 @@ class BurstProgram:
 
     @property
     def execution(self) -> Execution:
-        """How the models are computed."""
+        """Kernels, weights and devices of the models."""
         return self.config.execution
 
 

@@ -1,4 +1,4 @@
-"""What clients ask of the engine, and what they get."""
+"""Requests to the engine, and its answers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Request:
 
     @property
     def penalizes(self) -> bool:
-        """Whether logits are changed before they are divided by the temperature."""
+        """True if logits are changed before they are divided by the temperature."""
         penalties = self.presence_penalty, self.frequency_penalty
         return self.sampling.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias)
 
@@ -123,7 +123,7 @@ class Logprobs(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What a step verified of a text.
+    """A draft of a text that a step verified.
 
     Attributes:
       tree: int32 [3, N + 1], the draft tree (see `dart_jax.decoding.tree`).
@@ -142,7 +142,7 @@ class Draft(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a burst adds to a text.
+    """New tokens of a text, from a burst.
 
     Attributes:
       tokens: the new ids; the last one may be a stop id.
@@ -163,7 +163,7 @@ class Update(NamedTuple):
 
     @property
     def drafted(self) -> tuple[bool, ...]:
-        """Which of the tokens were drafted."""
+        """True for each of the tokens that was drafted."""
         return tuple(rank > 0 for rank in self.ranks)
 
 

@@ -1,4 +1,4 @@
-"""What a step is told about its requests: small numbers, packed into two arrays.
+"""The numbers by which a step knows its requests, packed into few arrays; and modes of sampling.
 
 A program call costs some microseconds for every array, so there are few.
 """

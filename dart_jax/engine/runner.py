@@ -97,7 +97,7 @@ class Runner:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do."""
+        """True while there is something to do."""
         scheduler = self.scheduler
         return bool(scheduler.running or scheduler.reading or scheduler.waiting)
 
@@ -189,7 +189,7 @@ class Runner:
         return True
 
     def _wants_drafts(self, sequence: Sequence) -> bool:
-        """Whether a request is to be drafted for."""
+        """True if a request should be drafted for."""
         shapes, nodes = self.batch.shapes, sequence.request.tree_nodes
         if nodes is not None:
             return nodes > 0 and shapes.most_nodes > 0
@@ -307,8 +307,8 @@ class Runner:
             self.end(sequence)
 
     def read_for_drafts(self) -> None:
-        """Where drafting pays again, lets the oldest text that goes on without it be read by the
-        drafter, if enough of it is still to come."""
+        """Lets the drafter read the oldest text that goes on without drafts, where these pay again
+        and enough of the text is still to come."""
         scheduler = self.scheduler
         if scheduler.reading or scheduler.waiting or not self.batch.reads_drafts:
             return

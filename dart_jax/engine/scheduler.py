@@ -1,4 +1,4 @@
-"""Who runs, who waits, and who holds which pages.
+"""Scheduling: the requests that run, those that wait, and the pages that each holds.
 
 Requests are read and run in the order in which they came. When pages run out, the one that came
 last gives up its pages and its slot and waits at the front of the queue; what it has written is
@@ -196,7 +196,7 @@ class Sequence:
 
     @property
     def drafter_is_current(self) -> bool:
-        """Whether the drafter has read all that the target has."""
+        """True if the drafter has read all that the target has."""
         return self.num_drafter_tokens == self.num_computed_tokens
 
     def advance(self, rows: int) -> None:
@@ -333,7 +333,7 @@ class Scheduler:
             sequence.num_cached_pages += 1
 
     def has_room(self, rows: int) -> bool:
-        """Whether there are pages for so many more rows of all running sequences."""
+        """True if there are pages for so many more rows of all running sequences."""
         missing = [0] * len(self.pools)
         for sequence in self.running:
             missing[self.group(sequence)] += self._more_pages(sequence, rows)
@@ -343,7 +343,7 @@ class Scheduler:
         return max(self._pages_for(sequence.num_computed_tokens + rows) - len(sequence.pages), 0)
 
     def _grows(self, sequence: Sequence) -> bool:
-        """Whether a sequence may need more pages."""
+        """True if a sequence may need more pages."""
         return len(sequence.pages) < self._pages_for(sequence.limit)
 
     def make_room(self, rows: int) -> None:

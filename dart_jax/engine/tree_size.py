@@ -129,7 +129,7 @@ _PRIOR_STEPS = 2.0
 
 @dataclasses.dataclass(eq=False)
 class AcceptanceRates:
-    """What was accepted lately.
+    """Rates at which nodes were accepted lately, by rank.
 
     Attributes:
       accepted: float [N + 1], accepted nodes of each rank; the root's entry is unused.
@@ -269,7 +269,7 @@ def on_lines(costs: Mapping[int, float], sizes: Sequence[int]) -> dict[int, floa
 
 
 class _Kind:
-    """What is known of steps with the same rows and sampling."""
+    """Costs and decisions of steps with the same rows and sampling."""
 
     def __init__(self, costs: StepCosts, first: int):
         self.costs = costs
@@ -315,7 +315,7 @@ class TreeSizes:
 
     @property
     def touring(self) -> bool:
-        """Whether sizes are still to be visited."""
+        """True while sizes are still to be visited."""
         return bool(self._tour)
 
     def tour(self, rows: int) -> None:
@@ -339,7 +339,7 @@ class TreeSizes:
             return kind.state
 
     def drafts(self, rows: int, mode: SamplingMode) -> bool:
-        """Whether the drafter should read new texts: drafts pay, or will soon be tried."""
+        """True if the drafter should read new texts: drafts pay, or will soon be tried."""
         state = self.choose(rows, mode)
         return state.size > 0 or state.left <= PAUSES[0] < 2**30
 

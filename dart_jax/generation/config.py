@@ -169,7 +169,7 @@ class GenerationConfig:
 
     @property
     def sampling(self) -> Sampling:
-        """How the target draws; raises UserError if a value is out of range."""
+        """The sampling options; raises UserError if a value is out of range."""
         temperature = self.temperature
         if self.do_sample is False:
             temperature = 0.0

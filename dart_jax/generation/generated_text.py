@@ -77,7 +77,7 @@ class GeneratedText:
         return self.pieces[before:]
 
     def scores(self) -> dict[str, np.ndarray]:
-        """What is reported about the tokens, by field of `Completion`; empty if nothing is."""
+        """Reports about the tokens, by field of `Completion`; empty if there are none."""
         if not self._scores:
             return {}
         count = len(self.tokens)

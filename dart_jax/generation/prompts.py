@@ -25,7 +25,7 @@ Batch: TypeAlias = (
 
 
 def is_batch(prompts: Any) -> bool:
-    """Whether `prompts` is a batch rather than a single prompt."""
+    """Returns True if `prompts` is a batch rather than a single prompt."""
     if isinstance(prompts, str):
         return False
     if isinstance(prompts, np.ndarray):

@@ -1,4 +1,4 @@
-"""What generation returns: pieces of text, steps and completions."""
+"""Results of generation: pieces of text, steps and completions."""
 
 from __future__ import annotations
 

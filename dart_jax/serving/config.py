@@ -14,7 +14,7 @@ Warmup = Literal["greedy", "filtered", "all", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class ServingConfig:
-    """How requests are decoded together."""
+    """Options of an engine, by which requests are decoded together."""
 
     slots: int = 16
     """Requests that are decoded together, at most."""
@@ -62,6 +62,6 @@ class ServingConfig:
 
     @property
     def modes(self) -> tuple[SamplingMode, ...]:
-        """What is compiled before the first request."""
+        """Sampling modes that are compiled before the first request."""
         count = {"none": 0, "greedy": 1, "filtered": 3, "all": 4}[self.warmup]
         return SAMPLING_MODES[:count]

@@ -59,12 +59,12 @@ class Ticket:
 
     @property
     def ahead(self) -> int | None:
-        """How many requests wait before it; None once it has begun."""
+        """Number of requests that wait before it; None once it has begun."""
         return self._engine._ahead(self._runner, self._sequence)
 
     @property
     def compiling(self) -> bool:
-        """Whether it waits while a program is compiled, for itself or others."""
+        """True while it waits for a program that is compiled, for itself or others."""
         return not self._sequence.ended and self._engine.compiling
 
     def cancel(self) -> None:
@@ -133,12 +133,12 @@ class Engine:
 
     @property
     def compiling(self) -> bool:
-        """Whether a program is being compiled, which all requests wait for."""
+        """True while a program is compiled, for which all requests wait."""
         return any(runner.batch.compiling for runner in self._runners.values())
 
     @property
     def warm(self) -> bool:
-        """Whether all is compiled that the options say."""
+        """True once everything is compiled that the options name."""
         return not self._warm_ups
 
     def search(self, method: str | None = None) -> SearchConfig:

@@ -38,7 +38,7 @@ class AnyTicket(Protocol):
 
 
 class ServedModel(Protocol):
-    """What must be known of a model to ask for its texts; a `DartModel` has it."""
+    """Facts about a model that a request needs; a `DartModel` has them."""
 
     @property
     def target(self) -> TargetConfig:
@@ -57,16 +57,16 @@ class ServedModel(Protocol):
 
 
 class AnyEngine(Protocol):
-    """What serves requests: an `Engine`, or several of them on other machines."""
+    """Server of requests: an `Engine`, or several of them on other machines."""
 
     @property
     def model(self) -> ServedModel:
-        """What is served."""
+        """The model that is served."""
         ...
 
     @property
     def config(self) -> ServingConfig:
-        """How many requests it takes, among others."""
+        """Its options, such as the number of requests it takes."""
         ...
 
     @property

@@ -127,17 +127,17 @@ class DraftingMethod(abc.ABC):
 
     @property
     def searches(self) -> bool:
-        """Whether trees come from the host's search."""
+        """True if trees come from a search over candidates."""
         return False
 
     @property
     def couples(self) -> bool:
-        """Whether the method ranks what it drafts with the noise of the target's draws."""
+        """True if the method ranks its drafts with the noise of the target's draws."""
         return False
 
     @property
     def couples_on_host(self) -> bool:
-        """Whether it is the host's search that adds the noise."""
+        """True if the host's search adds the noise."""
         return False
 
     @property
@@ -152,7 +152,7 @@ class DraftingMethod(abc.ABC):
 
     @property
     def pairs(self) -> bool:
-        """Whether the candidates come with pair scores."""
+        """True if the candidates come with pair scores."""
         return False
 
     @abc.abstractmethod

@@ -60,7 +60,7 @@ class Dart(DraftingMethod):
 
     @property
     def pairs(self) -> bool:
-        """Whether the drafter has pair scores, and trees have pairs."""
+        """True if the drafter has pair scores, and trees have pairs."""
         return self.config.pair_rank > 0 and self.depth > 1
 
     def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:

@@ -165,7 +165,7 @@ def _levels(candidates: Candidates, eos: tuple[int, ...], level_decay: float, wi
 
 
 def _bound(beam: _Beam, best: _Best, level: _Level) -> tuple[jax.Array, jax.Array]:
-    """What the children score at most, with an n-gram probability of 1, float32 [B, W, k]; and
+    """Upper bounds of the children's scores, float32 [B, W, k], at an n-gram probability of 1; and
     whether they could be among the best nodes: their own children score no more."""
     score = beam.score[..., None] + product(_increment(beam, level), level.weight)
     score = jnp.where(score == 0, np.float32(0), score)  # -0 equals 0
@@ -198,7 +198,7 @@ def _keep(best: _Best, score: jax.Array, start: jax.Array) -> _Best:
 def _choose(
     best: _Best, beam: _Beam, level: _Level, most: int, width: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Which of the best nodes are extended next.
+    """Selects those of the best nodes that are extended next.
 
     Of the level's children no others can have descendants in the tree. Those not ending in EOS come
     first, then those that do; each in the order of the best nodes.
@@ -221,7 +221,7 @@ def _choose(
     before = jnp.asarray(np.tri(nodes, k=-1, dtype=np.float32).T)  # [N, N]
 
     def rank(among: jax.Array) -> jax.Array:
-        """How many are before each, as a product: sums over parts of rows are slow elsewhere."""
+        """Counts those before each, as a product: sums over parts of rows are slow elsewhere."""
         return jnp.dot(among.astype(jnp.float32), before).astype(jnp.int32)
 
     if level.ends is None:

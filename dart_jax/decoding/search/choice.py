@@ -127,7 +127,7 @@ _tables: weakref.WeakKeyDictionary[NgramModel, dict[int, DeviceTable]] = weakref
 
 
 def _why_not_on_device(ngram: NgramModel | None, alone: bool, memory: int) -> str | None:
-    """Why the device cannot search with the whole n-gram model, in words; None if it can."""
+    """Says why the device cannot search with the whole n-gram model; None if it can."""
     if alone:
         return _ALONE
     needed = 0 if ngram is None else table_bytes(sum(ngram.sizes[1:]))
@@ -142,7 +142,7 @@ def _why_not_on_device(ngram: NgramModel | None, alone: bool, memory: int) -> st
 
 @cache
 def why_not_native() -> str | None:
-    """Why XLA cannot call the C++ search here, in words; None if it can."""
+    """Says why XLA cannot call the C++ search here; None if it can."""
     platform = jax.default_backend()
     if platform not in ("cpu", "gpu"):
         return f"XLA cannot call the C++ search on {platform}"

@@ -80,7 +80,7 @@ class HostSearch:
         _searches[self._handle.value] = self
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[HostBuffer, int, bool]]:
-        """What programs are given, and what they are compiled for."""
+        """Arguments of programs, none, and the static part that they are compiled for."""
         return (self.handle,), (self.host_buffer, self.nodes, self.native)
 
     @classmethod
@@ -100,7 +100,7 @@ class HostSearch:
 
     @property
     def way(self) -> SearchWay:
-        """Where programs search: through Python if XLA cannot call the C++ search, too."""
+        """The way programs search: through Python also if XLA cannot call the C++ search."""
         return "native" if self.native else "callback"
 
     def in_program(self, packed: jax.Array) -> jax.Array:

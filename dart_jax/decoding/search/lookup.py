@@ -17,7 +17,7 @@ LOG_UNSEEN = log_probability(np.zeros(1, np.float32))[0]
 
 
 class Lookups(NamedTuple):
-    """What is known of tokens after contexts.
+    """N-gram scores of tokens after contexts.
 
     Attributes:
       log_q: float32 [B, W, k], log(q + eps) of the longest n-gram that was counted.
@@ -98,12 +98,12 @@ def _look_up(table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax
 
 
 def first_context(table: DeviceTable, token: jax.Array) -> jax.Array:
-    """What identifies the context of one token, int32; -1 for one outside the vocabulary."""
+    """Identifier of the context of one token, int32; -1 for one outside the vocabulary."""
     return jnp.where((token >= 0) & (token < table.vocab_size), token, -1)
 
 
 def read_context(table: DeviceTable, context: jax.Array) -> jax.Array:
-    """What identifies the contexts of the last 1, 2, .. tokens of int32 [B, C]: int32
+    """Identifiers of the contexts of the last 1, 2, .. tokens of int32 [B, C]: int32
     [B, order - 1], -1 for those that were never seen."""
     longest = longest_context(table)
     known = jnp.full((context.shape[0], longest), -1, jnp.int32)
