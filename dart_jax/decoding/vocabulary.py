@@ -1,5 +1,4 @@
-"""Reductions over the vocabulary, the last axis, of which each device may have a part; exact, without
-a sort.
+"""Reductions over the vocabulary, the last axis: the largest, sums; exact, without a sort.
 
 Each device may have a part of the axis.
 """
