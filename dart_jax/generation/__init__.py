@@ -10,8 +10,7 @@ from __future__ import annotations
 from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
 from dart_jax.generation.defaults import adaptive_tree, default_tree, length_bucket
-from dart_jax.generation.generated_text import GeneratedText
-from dart_jax.generation.results import Completion, Piece, Step
+from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
 from dart_jax.generation.text_generation import TextGeneration
 
 __all__ = [

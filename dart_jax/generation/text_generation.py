@@ -11,8 +11,7 @@ import numpy as np
 from dart_jax.engine.decoder import BatchDecoding, Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
-from dart_jax.generation.generated_text import GeneratedText
-from dart_jax.generation.results import Completion, Piece, Step
+from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
 from dart_jax.text.tokenizer import Tokenizer
 
 # Steps after which the texts are looked at, where that must not wait for the end of a burst.
