@@ -30,8 +30,10 @@ from dart_jax.errors import UserError
 CHUNK = 512
 _SHORTEST_CHUNK = 16
 
-# Steps of a burst, at most.
-STEPS = 64
+# Steps of a burst, at most; and where the host must look at the texts meanwhile, or the scores of the
+# whole vocabulary are kept for each token.
+STEPS = 256
+CHECKED_STEPS = 8
 
 # Sequences from which on a step has fewer rows when many of them have ended: programs for fewer
 # rows must be compiled.
@@ -269,7 +271,7 @@ class Decoder:
             fixed=not self.sizes,
             chunks=tuple(chunks),
             together=jax.default_backend() != "cpu",
-            steps=self.steps,
+            steps=min(self.steps, CHECKED_STEPS) if self.config.logits.scores else self.steps,
             stop_ids=-(-max(len(self.stop), 1) // 8) * 8,
             bounded=execution.attention == "dense",
         )

@@ -8,14 +8,11 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from dart_jax.engine.decoder import BatchDecoding, Decoder
+from dart_jax.engine.decoder import CHECKED_STEPS, BatchDecoding, Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
 from dart_jax.text.tokenizer import Tokenizer
-
-# Steps after which the texts are looked at, where that must not wait for the end of a burst.
-_STEPS_BETWEEN_CHECKS = 8
 
 
 class TextGeneration:
@@ -56,11 +53,8 @@ class TextGeneration:
         self._rows = [
             GeneratedText(tokenizer, stop_strings, decoder.stop, row=n) for n in range(len(prompts))
         ]
-        # Stop strings are found only on the host; the scores of all tokens together could need more
-        # memory than the device has.
-        self._steps_at_once = decoder.steps
-        if stop_strings or decoder.config.logits.scores:
-            self._steps_at_once = _STEPS_BETWEEN_CHECKS
+        # Stop strings are found only on the host.
+        self._steps_at_once = CHECKED_STEPS if stop_strings else decoder.steps
         self._pieces = self._generate()
         self._started = False
         # Held during a burst, so that `close` can be called from another thread.
