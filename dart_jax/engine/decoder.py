@@ -30,8 +30,7 @@ from dart_jax.errors import UserError
 CHUNK = 512
 _SHORTEST_CHUNK = 16
 
-# Steps of a burst, at most; and where the host must look at the texts meanwhile, or the scores of the
-# whole vocabulary are kept for each token.
+# Steps of a burst, at most; fewer where whole scores are kept or the host must look at the texts.
 STEPS = 256
 CHECKED_STEPS = 8
 
