@@ -73,6 +73,7 @@ class Runner:
         *,
         pages: int | None = None,
         reuse: bool = True,
+        burst_seconds: float | None = None,
     ):
         """Allocates what the requests need.
 
@@ -83,6 +84,7 @@ class Runner:
           on_end: is told which requests have ended.
           pages: of each group of devices; None for as many as the longest texts in all slots need.
           reuse: keep the pages of past texts for requests that begin alike.
+          burst_seconds: of a burst, about, if steps have been timed; None for no limit.
         """
         slots = shapes.slots // shapes.groups
         pages = pages or slots * shapes.pages_each
@@ -94,6 +96,8 @@ class Runner:
         self.accepted: dict[Sequence, None] = {}
         self.seconds = 0.0
         self._on_end, self._mesh = on_end, models.config.execution.mesh
+        self._burst_seconds = burst_seconds
+        self._step_seconds: dict[tuple[int, SamplingMode, int], float] = {}
 
     @property
     def busy(self) -> bool:
@@ -240,6 +244,8 @@ class Runner:
         pairs = list(zip(running, emitted, strict=True))
         self._learn(turn, pairs, seconds if timed and turn.size == turn.chosen else None)
         steps = max(each.steps for each in emitted)
+        if timed:
+            self._step_seconds[turn.rows, turn.mode, turn.size] = seconds / steps
         self.counters.burst(turn.size, steps, [(e.ranks, e.trees, e.nodes) for e in emitted])
         for sequence, each in pairs:
             sequence.seconds += seconds
@@ -248,7 +254,7 @@ class Runner:
 
     def _plan(self, limit: int | None) -> _Turn:
         """Decides the next burst: one step where a request reports what is verified, and no more
-        than there are pages for."""
+        than there are pages and time for."""
         scheduler, shapes = self.scheduler, self.batch.shapes
         running = scheduler.running
         rows = shapes.rows_for(max(map(len, self._by_group(running))))
@@ -268,6 +274,9 @@ class Runner:
         path = self.batch.program(size, mode).config.max_depth + 1
         if any(sequence.request.drafts for sequence in running):
             steps = 1
+        if self._burst_seconds is not None:
+            seconds = self._step_seconds.get((rows, mode, size), self._burst_seconds)
+            steps = min(steps, max(int(self._burst_seconds / seconds), 1))
         while steps > 1 and not scheduler.has_room(steps * path + path):
             steps //= 2
         return _Turn(rows, mode, chosen, size, steps, follows and not size)

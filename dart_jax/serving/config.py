@@ -30,7 +30,7 @@ class ServingConfig:
     """Tokens of prompts that are read between two steps; by default 128 on CPUs, otherwise 512."""
     burst: int | None = None
     """Steps that the device takes before the host sees their tokens, at most: a text that is
-    streamed arrives in pieces of so many steps. By default 1 on CPUs and 4 elsewhere."""
+    streamed arrives in pieces of so many steps. By default as many as take about 30 ms."""
     queue: int = 256
     """Requests that may wait for a slot."""
     tree_nodes: int | None = None

@@ -37,6 +37,10 @@ _logger = logging.getLogger(__name__)
 # memory mappings, and beyond the process's limit (vm.max_map_count) the compiler crashes.
 _MOST_COMPILED = 100
 
+# Seconds without a request after which the engine goes on compiling: a client that asks again soon
+# would wait for the program that is being compiled.
+_QUIET_SECONDS = 2.0
+
 
 class EngineClosed(UserError):
     """The engine accepts no more requests."""
@@ -121,6 +125,7 @@ class Engine:
                 for message in islice(parts, None if config.compile_first else FIRST_PROGRAMS):
                     progress(message)
         self._compiled, self._compiled_idle = CompileTime(), 0
+        self._compiles_at = 0.0  # in seconds of `time.monotonic`, unless requests come before
         self._kept_until = 0  # programs compiled for requests when they were last dropped
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Runner, Sequence]] = deque()
@@ -258,6 +263,7 @@ class Engine:
                     busy = [runner for runner in self._runners.values() if runner.busy]
                     if busy:
                         min(busy, key=lambda runner: runner.seconds).turn(self._clock)
+                        self._compiles_at = time.monotonic() + _QUIET_SECONDS
                     else:
                         self._warm_up()
                     self._drop_programs()
@@ -277,6 +283,11 @@ class Engine:
         if next(parts, None) is not None:
             self._warm_ups.append((runner, parts))
         self._compiled_idle += self._compiled.programs - before
+
+    @property
+    def _compiles_now(self) -> bool:
+        """True if there is something to compile, and no request has come for a while."""
+        return bool(self._warm_ups) and time.monotonic() >= self._compiles_at
 
     @property
     def _compiled_for_requests(self) -> int:
@@ -303,10 +314,11 @@ class Engine:
                     self._closed
                     or self._inbox
                     or self._cancelled
-                    or self._warm_ups
                     or any(runner.busy for runner in runners)
+                    or self._compiles_now
                 ):
-                    self._changed.wait()
+                    rest = self._compiles_at - time.monotonic()
+                    self._changed.wait(rest if self._warm_ups else None)
                 new, cancelled = list(self._inbox), list(self._cancelled)
                 self._inbox.clear()
                 self._cancelled.clear()
@@ -320,7 +332,7 @@ class Engine:
                     for sequence in runner.requests:
                         runner.end(sequence)
                 return False
-            if self._warm_ups or any(runner.busy for runner in runners):
+            if any(runner.busy for runner in runners) or self._compiles_now:
                 return True
             self._statistics = self._snapshot()
 

@@ -39,8 +39,10 @@ _MOST_ROWS_ELSEWHERE = 400
 # bursts decode one greedy or sampled text.
 FIRST_PROGRAMS = 4
 
-# Steps of a burst: on an accelerator a call from the host takes as long as half a step.
-_STEPS = {"cpu": 1, "other": 4}
+# A burst: on an accelerator a call from the host takes as long as half a step, on a CPU as long as
+# several of a small model; but requests arrive, and streamed texts are read, meanwhile.
+_STEPS = 32
+_BURST_SECONDS = 0.03
 
 
 def runner_of(
@@ -67,7 +69,15 @@ def runner_of(
         program=(models.config, jax.tree.structure(models.search), "server"),
     )
     pages = _count_pages(models, config, shapes, share)
-    return Runner(models, shapes, sizes, on_end, pages=pages, reuse=config.prefix_cache)
+    return Runner(
+        models,
+        shapes,
+        sizes,
+        on_end,
+        pages=pages,
+        reuse=config.prefix_cache,
+        burst_seconds=None if config.burst else _BURST_SECONDS,
+    )
 
 
 def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
@@ -96,7 +106,7 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
         fixed=config.tree_nodes is not None,
         chunks=tuple(sorted({max(chunk // STEP**n, 1) for n in range(3)})),
         together=not on_cpu,
-        steps=config.burst or (_STEPS["cpu"] if on_cpu else _STEPS["other"]),
+        steps=config.burst or _STEPS,
         stop_ids=MOST_STOP_IDS,
         bounded=model.execution.attention == "dense",
     )

@@ -13,7 +13,6 @@ For inference: products cannot be differentiated, nor mapped by `jax.vmap`.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -57,12 +56,8 @@ def product(
         bias,
         residual,
     )
-    plain = partial(_plain, like=inputs, d_out=d_out)
-    if available():
-        foreign = partial(_foreign, like=inputs, d_out=d_out)
-        y = jax.lax.platform_dependent(*arguments, cpu=foreign, default=plain)
-    else:
-        y = plain(*arguments)
+    # Tiles are only made for CPUs; `platform_dependent` would trace both ways.
+    y = (_foreign if available() else _plain)(*arguments, like=inputs, d_out=d_out)
     return y.reshape(*x.shape[:-1], d_out)
 
 
