@@ -23,7 +23,7 @@ class ServingConfig:
     most 8,192."""
     kv_memory: str | None = None
     """Memory for the keys and values of all requests, such as 4GB; by default as much as all slots
-    need at the maximum length, and at most 8GB."""
+    need at the maximum length, and at most 4GB on CPUs and 8GB elsewhere."""
     page: int = 64
     """Tokens in a page, in which this memory is given to requests."""
     chunk: int | None = None

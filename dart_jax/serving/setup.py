@@ -27,8 +27,9 @@ from dart_jax.serving.config import ServingConfig
 # Tokens of the longest texts, unless it is set.
 _MAX_LENGTH = 8192
 
-# Bytes of the pools, at most, unless it is set.
-_MOST_MEMORY = 8 * 10**9
+# Bytes of the pools, at most, unless it is set. CPUs write them when the server starts.
+_MOST_MEMORY = {"cpu": 4 * 10**9}
+_MOST_MEMORY_ELSEWHERE = 8 * 10**9
 
 # Rows of all sequences that a step verifies, about: more cannot pay. An accelerator waits for its
 # weights up to some hundred rows.
@@ -141,7 +142,8 @@ def _count_pages(models: Models, config: ServingConfig, shapes: Shapes, share: i
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pools)) // shapes.groups
     wanted = shapes.slots // shapes.groups * shapes.pages_each
     if config.kv_memory is None:
-        return max(min(wanted, _MOST_MEMORY // share // size), shapes.pages_each)
+        most = _MOST_MEMORY.get(jax.default_backend(), _MOST_MEMORY_ELSEWHERE)
+        return max(min(wanted, most // share // size), shapes.pages_each)
     count = parse_memory(config.kv_memory) // share // size
     if count < shapes.pages_each:
         least = share * shapes.pages_each * size / 1e6

@@ -283,9 +283,9 @@ def test_metrics_count(served, client):
     for name in (*names, "request_queue_time"):
         assert more(f"{name}_seconds_count") == 2
         assert more(f"{name}_seconds_sum") > 0
-    assert more("inter_token_latency_seconds_count") == pytest.approx(
-        more("spec_decode_num_drafts_total"), abs=2
-    )
+    # Tokens come in bursts of steps.
+    drafts = more("spec_decode_num_drafts_total")
+    assert 0 < more("inter_token_latency_seconds_count") <= drafts + 2
     drafted = more("spec_decode_num_draft_tokens_total")
     assert 0 < more("spec_decode_num_accepted_tokens_total") <= drafted
     by_position = [
