@@ -7,10 +7,9 @@ turn (signature and docstring, exactly as in the source) until there are enough 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,13 +21,9 @@ from eval.benchmarks.questions import Question, prompt_tokens
 # Longest prompt of the demo benchmark.
 PROMPT_TOKENS = 128
 
-# Modules of the training text, for warm-up and for choosing the tree.
-WARM_UP = ("argparse.py", "pathlib.py", "logging/handlers.py", "tarfile.py")
 
-
-@dataclasses.dataclass(frozen=True)
-class Prompt:
-    """One prompt of the benchmark."""
+class Prompt(NamedTuple):
+    """One prompt of the benchmark: its group, its text, and its tokens, int32 [P]."""
 
     group: str
     text: str
@@ -36,18 +31,23 @@ class Prompt:
 
 
 def demo_prompts(tokenizer: Tokenizer, per_group: int, max_tokens: int) -> list[Prompt]:
-    """Returns `per_group` prompts, or fewer, for each group of held-out modules."""
-    return [
-        prompt
-        for group in HELD_OUT
-        for prompt in _first_prompts(group, held_out_files(group), tokenizer, per_group, max_tokens)
-    ]
+    """Returns `per_group` prompts, or fewer, for each group of held-out modules.
 
-
-def warm_up_prompts(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[Prompt]:
-    """Returns `count` prompts, or fewer, by the same rule from modules of the training text."""
-    files = [path for name in WARM_UP if (path := stdlib() / name).is_file()]
-    return _first_prompts("warm-up", files, tokenizer, count, max_tokens)
+    Raises:
+      UserError: a group has no documented function within `max_tokens` tokens.
+    """
+    prompts: list[Prompt] = []
+    for group in HELD_OUT:
+        short = short_prompts(held_out_files(group), tokenizer.encode, max_tokens)
+        some = [Prompt(group, *prompt) for prompt in islice(short, per_group)]
+        if not some:
+            raise UserError(
+                f"no documented function of the group {group!r} in {stdlib()} is within "
+                f"{max_tokens} tokens; this program needs the library's sources and a tokenizer "
+                "made for text"
+            )
+        prompts += some
+    return prompts
 
 
 def question_prompts(
@@ -84,25 +84,6 @@ def question_prompts(
 
 
 def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Splits prompts into batches, in order; only the last one may be smaller.
-
-    A batch may mix prompts of several groups, so that small groups do not leave batches unfilled.
-    """
+    """Splits prompts into batches, in order; only the last one may be smaller. A batch may mix
+    prompts of several groups, so that small groups do not leave batches unfilled."""
     return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-
-
-def _first_prompts(
-    group: str,
-    files: list[Path],
-    tokenizer: Tokenizer,
-    count: int,
-    max_tokens: int,
-) -> list[Prompt]:
-    short = short_prompts(files, tokenizer.encode, max_tokens)
-    prompts = [Prompt(group, *prompt) for prompt in islice(short, count)]
-    if not prompts:
-        raise UserError(
-            f"no documented function of the group {group!r} in {stdlib()} is within {max_tokens} "
-            "tokens; this program needs the library's sources and a tokenizer made for text"
-        )
-    return prompts

@@ -22,8 +22,7 @@ from dart_jax.programs.provenance import environment, report
 from eval.methods.registry import METHODS
 from eval.speedup import figure, tables
 from eval.speedup.config import SpeedupConfig
-from eval.speedup.measurement import Speedup
-from eval.speedup.setting import Setting
+from eval.speedup.measurement import Setting, Speedup
 
 
 def run(config: SpeedupConfig, console: Console) -> None:
@@ -48,7 +47,7 @@ def run(config: SpeedupConfig, console: Console) -> None:
         show(tables.repetition_table(setting.all))
         show(tables.time_table(setting.all))
     if len(settings) > 1:
-        show(tables.overview_table(str(config.target), settings))
+        show(tables.overview_table(settings))
     if config.json:
         content = [setting.as_json() for setting in settings]
         write_json(config.json, report(config, dtype=speedup.dtype, settings=content))
