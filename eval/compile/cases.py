@@ -25,12 +25,10 @@ from dart_jax.engine.programs import BurstProgram, burst, config_of, read_chunk
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import round_params
-from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
-from eval.latency.shapes import as_loaded, drafter_of, target_of
+from eval.latency.shapes import as_loaded, drafter_of, stored_shapes, target_of
 
 Method = Literal["plain", "dart", "eagle3"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
@@ -98,25 +96,14 @@ class Case:
 
     @functools.cached_property
     def params(self) -> dict[str, Any]:
-        """The parameters' shapes."""
-        return abstract_weights(self.config, self.dtype)
-
-
-def abstract_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
-    """The shapes of the models' parameters as they are decoded with (see `DecodeParams`)."""
-
-    def weights(model: Any) -> Any:
-        stored = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)),
-            abstract_params(model, config.execution.fused),
-        )
-        return jax.eval_shape(round_params, stored) if config.execution.rounded else stored
-
-    params = {"target": weights(config.target)}
-    drafter = config.drafter
-    if isinstance(drafter, DraftLayerConfig):
-        params |= {"drafter": weights(drafter), "draft_ids": _ints(drafter.draft_vocab_size)}
-    return params
+        """The parameters' shapes (see `DecodeParams`)."""
+        config, drafter = self.config, self.config.drafter
+        how = {"int8": config.execution.rounded, "fused": config.execution.fused}
+        params = {"target": stored_shapes(config.target, self.dtype, **how)}
+        if isinstance(drafter, DraftLayerConfig):
+            params["drafter"] = stored_shapes(drafter, self.dtype, **how)
+            params["draft_ids"] = _ints(drafter.draft_vocab_size)
+        return params
 
 
 def _ints(*shape: int) -> jax.ShapeDtypeStruct:

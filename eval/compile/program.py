@@ -17,13 +17,14 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import DATA, MODEL, MeshShape
@@ -37,7 +38,7 @@ from eval.compile.check import violations
 from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, described
 from eval.compile.findings import Result, inspect
 from eval.latency.cost import costs
-from eval.latency.report import Grid
+from eval.latency.report import narrow
 from eval.latency.shapes import check_batch, target_of
 
 _KERNELS = (
@@ -171,17 +172,16 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
         results.append(Result(case, name, findings))
         jax.clear_caches()
     where = f"{config.mesh}, {accelerator.title}" if mesh is not None else accelerator.title
-    for grid in grids(results, where):
-        console.print(grid.table())
+    for table in tables(results, where):
+        console.print(table)
     if config.json:
         content = report(config, programs=[_as_json(result) for result in results])
         write_json(config.json, content)
     return results
 
 
-def grids(results: Sequence[Result], where: str) -> list[Grid]:
-    """Builds two tables for each shape, way to store weights and context."""
-    tables = []
+def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
+    """Yields two tables for each shape, way to store weights and context."""
     for setting, group in itertools.groupby(results, _setting):
         names, kernels, work = ["program", "batch", "tree"], [], []
         for case, name, x in group:
@@ -198,9 +198,8 @@ def grids(results: Sequence[Result], where: str) -> list[Grid]:
         of_kernels = ["kernels", "layer", "Pallas", "graphs", "rest", "host", "sort"]
         of_work = ["Gop", "args", "temp", "peak", "exchanges", "KB", "s"]
         title = f"{setting}, compiled for {where}"
-        tables.append(Grid(title, [*names, *of_kernels], kernels, _KERNELS))
-        tables.append(Grid(title, [*names, *of_work], work, _WORK))
-    return tables
+        yield narrow(title, [*names, *of_kernels], kernels, _KERNELS)
+        yield narrow(title, [*names, *of_work], work, _WORK)
 
 
 def _operations(case: Case) -> int:

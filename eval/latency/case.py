@@ -18,7 +18,7 @@ from dart_jax.decoding.search.choice import TreeSearch, make_search
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
-from eval.latency.clock import Repeated, Times, measure, measure_scopes
+from eval.latency.clock import Repeated, measure, measure_scopes
 from eval.latency.cost import Cost, costs
 from eval.latency.model import Model
 
@@ -28,18 +28,18 @@ _UNLIMITED = 2**30  # token budget
 
 
 class Row(NamedTuple):
-    """A stage and its times.
+    """A stage and its time.
 
     Attributes:
       stage: a stage's name, step, search, or plain step.
       nodes: nodes of the tree, N; 0 for a plain step.
-      times: its times.
+      seconds: of each repeat.
       cost: its least work on a device; None for the search.
     """
 
     stage: str
     nodes: int
-    times: Times
+    seconds: list[float]
     cost: Cost | None
 
 
@@ -101,7 +101,7 @@ def _measure(
 
 
 def stage_of(scope: str) -> str | None:
-    """The stage of an operation's named scopes: the innermost."""
+    """Returns the stage of an operation's named scopes: the innermost."""
     scopes = _SCOPE.findall(scope)
     return scopes[-1].replace("_", "-") if scopes else None
 

@@ -15,7 +15,7 @@ from dart_jax.errors import UserError
 from dart_jax.programs.spread import spread
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
-from eval.latency.report import Grid
+from eval.latency.report import narrow
 from eval.serving.client import Answer, Client
 from eval.serving.config import ServingBenchConfig
 from eval.serving.requests import Body, bench_requests
@@ -136,7 +136,7 @@ async def run(
             loads = await compare(config, servers, request, notify)
     columns = ["clients", "server", "tok/s", "per token", "first", "tau", "ratio", "same"]
     rows = [row for load in loads for row in load.rows()]
-    console.print(Grid("Serving", columns, rows, _CAPTION).table())
+    console.print(narrow("Serving", columns, rows, _CAPTION))
     for line in (line for load in loads for line in load.warnings()):
         console.print(line, highlight=False, soft_wrap=True)
     return True, {"options": options, "loads": [load.as_json() for load in loads]}

@@ -15,7 +15,8 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import verify
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.model import DEMO
-from eval.memory import MemoryConfig, cache_row, memory, rows
+from eval.latency.shapes import cache_row
+from eval.memory import MemoryConfig, memory, rows
 
 NODES, BATCH = 8, 3
 OPTIONS = MemoryConfig(dtype="float32", batch_size=BATCH, tree_nodes=NODES)
