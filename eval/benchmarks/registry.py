@@ -15,7 +15,7 @@ from dart_jax.data.compression import COMPRESSIONS
 from dart_jax.data.records import HUB, Skipped, find_files, is_text, records, refuse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.questions import FIELDS, Question, read_question
+from eval.benchmarks.questions import Question, read_question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +153,7 @@ def parse_names(text: str) -> tuple[str, ...]:
     for each in _split(text):
         for name in BENCHMARKS if each == "all" else (each,):
             bench = find(name).name
-            other = names.setdefault(bench, name)
-            if not _same(name, other):
+            if (other := names.setdefault(bench, name)) != name:
                 raise UserError(
                     f"{other} and {name} would both be called {bench}; rename a file, or pass one"
                 )
@@ -203,11 +202,8 @@ def load(
     benchmark = find(name)
     files = _files(benchmark, data_dir)
 
-    def columns(names: list[str]) -> list[str]:
-        return [name for name in names if name in FIELDS] or names
-
     def read() -> Iterator[Question]:
-        for record in (r for path in files for r in records(path, columns=columns, bad=bad)):
+        for record in (r for path in files for r in records(path, bad=bad)):
             try:
                 yield read_question(record, benchmark.name, benchmark.title, benchmark.by_category)
             except UserError as error:
@@ -242,10 +238,3 @@ def _files(benchmark: Benchmark, data_dir: Path | None) -> tuple[Path, ...]:
 
 def _split(text: str) -> list[str]:
     return [name for name in map(str.strip, text.split(",")) if name]
-
-
-def _same(one: str, other: str) -> bool:
-    """Tells whether two names or paths mean the same benchmark."""
-    if one in BENCHMARKS or other in BENCHMARKS:
-        return one == other
-    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()

@@ -19,7 +19,6 @@ from dart_jax.models.config import MoEConfig
 from dart_jax.models.cpu.tiles import unpack
 from dart_jax.models.platform.execution import Execution
 from eval.latency import case, hardware
-from eval.latency import program as latency
 from eval.latency.clock import Repeated, measure, measure_scopes
 from eval.latency.cost import costs
 from eval.latency.hardware import Hardware
