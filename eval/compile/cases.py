@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.device import DeviceSearch
@@ -135,7 +134,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     params = on(case.params, param_specs(config, case.params))
     if program == "search":
         packed = on(_ints(case.batch, config.host_buffer.width), ROWS)
-        search = on(_search(case, config.host_buffer))
+        search = on(_search(case))
         return jax.jit(type(search).in_program).lower(search, packed)
     page = ServingConfig().page if program == "serve" else config.capacity(case.context)
     columns = -(-case.context // page)
@@ -161,15 +160,15 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         history = jax.eval_shape(partial(empty_history, case.batch, vocabulary))
         history = on(history, DEVICE_ROWS)
     # A single step leaves out the search.
-    search = on(_search(case, config.host_buffer)) if config.searches and steps > 1 else None
+    search = on(_search(case)) if config.searches and steps > 1 else None
     limits = on((_ints(), _ints()))
     return burst.lower(made_for, params, pools, history, rows, trees, search, *limits)
 
 
-def _search(case: Case, host_buffer: HostBuffer) -> TreeSearch:
-    """The tree search, with abstract arrays."""
+def _search(case: Case) -> TreeSearch:
+    """Returns the tree search, with abstract arrays."""
     if case.search != "device":
-        search = HostSearch(host_buffer, case.nodes, native=True)
+        search = HostSearch(case.config.host_buffer, case.nodes, native=True)
         return jax.tree.map(lambda _: _ints(), search)
     places = _NGRAMS + _NGRAMS // 9 + 1
     table = DeviceTable(
@@ -180,4 +179,4 @@ def _search(case: Case, host_buffer: HostBuffer) -> TreeSearch:
         vocab_size=_ints(),
     )
     eos = (case.config.target.vocab_size - 1,)
-    return DeviceSearch(host_buffer, case.nodes, table=table, eos=eos)
+    return DeviceSearch(case.config.host_buffer, case.nodes, table=table, eos=eos)

@@ -93,7 +93,7 @@ class CompileConfig:
     attention of a layer, runs a step in more than one CUDA graph or outside of it, or exchanges
     more among devices than two sums a layer, the largest logits, the drafter's sums and its
     likeliest tokens, or a few numbers of each row if tokens are drawn."""
-    max_kernels_a_layer: float | None = None
+    max_kernels_a_layer: float = float("inf")
     """Also exit with status 1 if a layer of the target has more kernels."""
     json: Path | None = None
     """Write all figures to this file."""
@@ -107,10 +107,7 @@ class CompileConfig:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
         if self.search == "native" and not ACCELERATORS[self.device].gpu:
             raise UserError("--search native needs a GPU; choose device")
-        most = self.max_kernels_a_layer
-        if most is not None and not most > 0:
-            raise UserError("--max-kernels-a-layer must be above 0")
-        if most is not None and not self.check:
+        if self.max_kernels_a_layer < float("inf") and not self.check:
             raise UserError("--max-kernels-a-layer needs --check")
         mesh = MeshShape.parse(self.mesh)
         if mesh.data * mesh.model == 1:
@@ -140,8 +137,8 @@ class CompileConfig:
                 self.prompt,
                 level=self.sampling,
                 layers=self.layers,
-                execution=dataclasses.replace(execution, rounded=weights == "int8"),
                 search=self.search,
+                execution=dataclasses.replace(execution, rounded=weights == "int8"),
             )
             for shape, weights, context, batch, method, nodes in settings
         ]
@@ -203,7 +200,7 @@ def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
 
 
 def _operations(case: Case) -> int:
-    """Operations of a step's matrix products on each of the devices, which share them evenly."""
+    """Returns the operations of a step's matrix products on each device."""
     devices = case.execution.groups * case.execution.shards
     least = costs(case.on(None).config, case.dtype, case.batch, case.context)
     return least["step"].operations // devices
