@@ -97,15 +97,6 @@ class Outcome:
         return (self.tokens - self.prompts) / max(1, self.steps)
 
 
-def first_difference(one: np.ndarray, other: np.ndarray) -> int | None:
-    """Returns the index of the first new token at which two rows differ; None if they are equal."""
-    shorter = min(len(one), len(other))
-    different = np.flatnonzero(one[:shorter] != other[:shorter])
-    if len(different):
-        return int(different[0])
-    return None if len(one) == len(other) else shorter
-
-
 def examine(
     prober: Prober,
     sampling: Sampling,
@@ -132,9 +123,10 @@ def examine(
     Returns:
       The first difference; None if the rows are equal.
     """
-    at = first_difference(plain, dart)
-    if at is None:
+    if np.array_equal(plain, dart):
         return None
+    shorter = min(len(plain), len(dart))
+    at = int(np.append(plain[:shorter] != dart[:shorter], True).argmax())
     pair = [int(tokens[at]) if at < len(tokens) else ENDED for tokens in (plain, dart)]
     before = np.concatenate([text, plain[:at]])
     probe = prober(before)

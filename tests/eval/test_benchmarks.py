@@ -235,7 +235,7 @@ def test_missing_files(tmp_path):
         f"no HumanEval.jsonl or humaneval_eagle.jsonl in {tmp_path}; put it there, or pass no "
         "--data-dir, to download hub:openai/openai_humaneval/openai_humaneval/test-*.parquet"
     )
-    with pytest.raises(UserError, match=r"^Spec-Bench is not on the Hugging Face hub; put question"):
+    with pytest.raises(UserError, match=r"^Spec-Bench is not on the .* hub; put question"):
         load("spec_bench", None)
 
 
