@@ -117,11 +117,9 @@ def _cell(value: float | None, factor: float = 1.0) -> str:
     return "-" if value is None else f"{factor * value:.3g}"
 
 
-async def run(
-    config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
-) -> tuple[bool, dict[str, Any]]:
+async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console) -> dict[str, Any]:
     """Compares drafted with plain decoding, or the servers of --url, and prints the table; returns
-    True, and a report.
+    a report.
 
     Raises:
       UserError: a file is missing, or a server does not start or answer.
@@ -139,7 +137,7 @@ async def run(
     console.print(narrow("Serving", columns, rows, _CAPTION))
     for line in (line for load in loads for line in load.warnings()):
         console.print(line, highlight=False, soft_wrap=True)
-    return True, {"options": options, "loads": [load.as_json() for load in loads]}
+    return {"options": options, "loads": [load.as_json() for load in loads]}
 
 
 async def compare(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,6 @@ from eval.serving.config import DEMO, ServingBenchConfig
 
 # A request's fields by the API's names, without the model's.
 Body = dict[str, Any]
-PATH = "/v1/completions"
 
 # Longest prompt of the demo's, functions of each of its groups, and questions of a benchmark.
 _DEMO_TOKENS, _PER_GROUP, _QUESTIONS = 128, 256, 512
@@ -85,30 +83,3 @@ def soak_requests(tokenizer: Tokenizer, count: int, seed: int) -> list[Body]:
         return fields | ({"ignore_eos": True} if number % 5 == 0 else {})
 
     return [body(number) for number in range(count)]
-
-
-def malformed_requests(model: str) -> dict[str, tuple[str, str, bytes]]:
-    """Returns requests that no server with a model of this name should accept: what is wrong ->
-    HTTP's method, path and content."""
-
-    def content(**fields: object) -> tuple[str, str, bytes]:
-        body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 4, **fields}
-        return "POST", PATH, json.dumps(body).encode()
-
-    return {
-        "no body": ("POST", PATH, b""),
-        "half of an object": ("POST", PATH, b'{"prompt": "def'),
-        "not UTF-8": ("POST", PATH, b'{"prompt": "\xff\xfe"}'),
-        "no prompt": content(prompt=None),
-        "an empty prompt": content(prompt=[]),
-        "an id beyond the vocabulary": content(prompt=[1, 2**30]),
-        "a prompt that is too long": content(prompt=[1] * 10**5),
-        "a negative number of tokens": content(max_tokens=-1),
-        "a number of tokens in words": content(max_tokens="many"),
-        "top_p above 1": content(top_p=1.5),
-        "a stop string that is a number": content(stop=5),
-        "no choices": content(n=0),
-        "another model": content(model="no-such-model"),
-        "no such path": ("POST", "/v1/no-such-path", b"{}"),
-        "the wrong method": ("DELETE", PATH, b""),
-    }
