@@ -4,7 +4,6 @@ import importlib.util
 import io
 import json
 
-import gguf
 import numpy as np
 import pytest
 import tiny_model
@@ -14,10 +13,7 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.weights import hub
-from dart_jax.weights.gguf.tensors import gguf_files
-from dart_jax.weights.tensor_files import open_tensors
 from eval.peers.engine import ENGINES, PLAIN, Setup, whole
-from eval.peers.llama_cpp import most_common_type, write_gguf
 from eval.peers.program import Peer, PeersConfig, run
 
 LENGTH, NEW = 64, 6
@@ -40,10 +36,9 @@ def target(tmp_path_factory):
     return tiny_gguf(tmp_path_factory.mktemp("gguf"), "Llama", tokenizer=tokenizer)
 
 
-def setup(target, work, name, draft_model=None):
+def setup(target, work, name, draft_model=None, precision="float32"):
     choice = ModelChoice(target=str(target), dtype="float32")
     directory = hub.resolve(target, patterns=hub.TARGET)
-    precision = ENGINES[name].precisions[0]
     return Setup(name, precision, choice, directory, draft_model, None, 1, LENGTH, work)
 
 
@@ -101,12 +96,15 @@ def has(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", OTHERS)
-def test_same_tokens(name, target, plain, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [(name, "float32") for name in OTHERS] + [("llama.cpp", "stored"), ("llama.cpp", "bfloat16")],
+)
+def test_same_tokens(name, precision, target, plain, tmp_path):
     if not has(name):
         pytest.skip(f"{name} is not installed")
     draft_model = str(target) if name == "assisted" else None
-    assert texts(setup(target, tmp_path, name, draft_model)) == plain
+    assert texts(setup(target, tmp_path, name, draft_model, precision)) == plain
 
 
 @pytest.mark.long
@@ -139,29 +137,3 @@ def test_time_of_one_token_is_subtracted(monkeypatch):
 
     assert whole(generate)(np.arange(3), NEW) == (list(range(NEW)), (10 - 3) - (3 - 1))
     assert lengths == [1, NEW]
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_a_gguf_target_in_another_precision(precision, tmp_path):
-    """The file has the same values, rounded, and everything else that the first one says."""
-    kinds = {r"(ffn|attn)_\w+\.weight": gguf.GGMLQuantizationType.Q8_0}
-    stored = hub.resolve(tiny_gguf(tmp_path, "Llama", kinds=kinds), patterns=hub.TARGET)
-    [source] = gguf_files(stored)
-    path = tmp_path / f"{precision}.gguf"
-    write_gguf(path, source, precision)
-    assert most_common_type(source) == "Q8_0"
-    assert (
-        most_common_type(path)
-        == {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[precision]
-    )
-    written = hub.resolve(path, patterns=hub.TARGET)
-    before, after = (
-        {name: np.asarray(tensor.read(), np.float32) for name, tensor in tensors.items()}
-        for tensors in (open_tensors(each).tensors for each in (stored, written))
-    )
-    assert before.keys() == after.keys()
-    tolerance = {"float32": 0, "float16": 1e-3, "bfloat16": 1e-2}[precision]
-    for name, values in before.items():
-        np.testing.assert_allclose(after[name], values, tolerance, tolerance)
-    for name in ("config.json", "tokenizer.json"):
-        assert (written / name).read_text() == (stored / name).read_text()

@@ -83,8 +83,6 @@ class StubServer:
         body = await reader.readexactly(int(length.partition(":")[2] or 0))
         if path == "/v1/models":
             return self._whole(writer, 200, {"data": [{"id": "stub"}]})
-        if path == "/health":
-            return self._whole(writer, 200, {})
         if path == "/metrics":
             return self._whole(writer, 200, self._metrics())
         assert (method, path) == ("POST", "/v1/completions")
