@@ -32,19 +32,13 @@ class Hardware(NamedTuple):
     memory: int
 
 
-def measure(dtype: Any, copied: int | None = None) -> Hardware:
-    """Measures the first device.
-
-    Args:
-      dtype: dtype of the product.
-      copied: bytes to copy; None for more than any cache holds.
-    """
+def measure(dtype: Any) -> Hardware:
+    """Measures the first device, with products of this dtype."""
     stats = jax.local_devices()[0].memory_stats() or {}
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     memory = int(stats.get("bytes_limit", free))
-    if copied is None:
-        copied = min(2**28 if jax.default_backend() == "cpu" else 2**30, memory // 16)
-    return Hardware(_bandwidth(copied), _rate(dtype), memory)
+    size = 2**28 if jax.default_backend() == "cpu" else 2**30  # more than any cache holds
+    return Hardware(_bandwidth(min(size, memory // 16)), _rate(dtype), memory)
 
 
 def _bandwidth(copied: int) -> float:

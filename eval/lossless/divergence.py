@@ -23,7 +23,6 @@ class Divergence:
 
     Attributes:
       prompt: index of the prompt.
-      row: its row in the batch.
       new_token: index of the new token.
       plain: token id of plain decoding; -1 if it had ended.
       dart: token id of the drafting method; -1 if it had ended.
@@ -36,7 +35,6 @@ class Divergence:
     """
 
     prompt: int
-    row: int
     new_token: int
     plain: int
     dart: int
@@ -139,7 +137,6 @@ def examine(
     score, ended = scaled + noise, ENDED in pair
     return Divergence(
         prompt=prompt,
-        row=row,
         new_token=at,
         plain=pair[0],
         dart=pair[1],

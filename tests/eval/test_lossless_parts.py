@@ -148,7 +148,7 @@ def test_greedy_verdicts(second, dart, verdict):
     prober = probe_of([1.0, second, 0.0])
     texts = {"text": np.array([7]), "plain": np.array([4, 4, 0]), "dart": np.array([4, 4, dart])}
     result = examine(prober, Sampling(), 0, prompt=3, row=1, **texts)
-    assert (result.prompt, result.row, result.new_token) == (3, 1, 2)
+    assert (result.prompt, result.new_token) == (3, 2)
     assert (result.plain, result.dart, result.verdict) == (0, dart, verdict)
     implausible = probe_of([1.0, second, 0.0], plausible=False)
     assert not examine(implausible, Sampling(), 0, prompt=3, row=1, **texts).tie
