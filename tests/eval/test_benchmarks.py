@@ -361,21 +361,14 @@ with program():
         )
         assert "no repository openai/gsm8k" in missing.stderr
 
-    assert [len(found) for found in made] == [1] * len(names)
-    found = {name: one for name, (one,) in zip(names, made, strict=True)}
-    assert all(one["bench"] == name for name, one in found.items())
+    questions = {name: one for name, [one] in zip(names, made, strict=True)}
     group = {name: BENCHMARKS[name].title for name in names} | {"mt_bench": "writing"}
-    assert {name: one["group"] for name, one in found.items()} == group
-    assert found["mt_bench"]["turns"] == ["a", "b"]
-    assert found["alpaca"]["turns"] == ["a\n\nx"]
-    assert found["code_alpaca"]["turns"] == found["gsm8k"]["turns"] == ["a"]
-    assert found["humaneval"]["raw"] == "def f():"
-    assert found["humaneval"]["turns"][0].endswith("```python\ndef f():\n```")
-    assert found["livecodebench"]["turns"][0].endswith("```python\nclass A:\n```")
-    assert found["mbpp"]["turns"][0].endswith("```python\nt1\nt2\n```")
-    assert found["math500"]["turns"][0].endswith(r"\boxed{}.")
-    assert found["math500"]["where"].endswith("/test.jsonl:1")
-    assert found["gsm8k"]["where"].endswith("/main/test-00000-of-00001.parquet, row 1")
+    assert {name: one["group"] for name, one in questions.items()} == group
+    assert questions["mt_bench"]["turns"] == ["a", "b"]
+    assert questions["humaneval"]["raw"] == "def f():"
+    assert questions["mbpp"]["turns"][0].endswith("```python\nt1\nt2\n```")
+    assert questions["math500"]["where"].endswith("/test.jsonl:1")
+    assert questions["gsm8k"]["where"].endswith("/main/test-00000-of-00001.parquet, row 1")
 
 
 # Prompts
