@@ -29,8 +29,8 @@ from dart_jax.model import DEMO
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel
 from dart_jax.programs.command_line import check_least, parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import in_turn
 from dart_jax.programs.tables import table
 from dart_jax.text.tokenizer import Tokenizer
@@ -152,8 +152,7 @@ def run(config: NgramBenchConfig, console: Console) -> None:
     ]
     title = f"{config.file.name}, trees of {config.tree_nodes} nodes at {config.queries:,} places"
     console.print(table(title, ("figure", "value"), rows))
-    if config.json:
-        write_json(config.json, report(config, ngrams=ngrams, bytes=size, seconds=seconds))
+    write_report(config, ngrams=ngrams, bytes=size, seconds=seconds)
 
 
 def main(args: Sequence[str] | None = None) -> None:

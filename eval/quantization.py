@@ -28,8 +28,8 @@ from dart_jax.models.platform.execution import WeightsDtype
 from dart_jax.models.pure import bind
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.tables import table
 
 _WINDOW = 512  # tokens of text that are read together
@@ -107,8 +107,7 @@ def run(config: QuantizationConfig, console: Console) -> None:
     ]
     title = f"{config.weights} beside stored weights, {len(tokens):,} tokens"
     console.print(table(title, ("", "stored", config.weights), rows))
-    if config.json:
-        write_json(config.json, report(config, **predictions, size=sizes))
+    write_report(config, **predictions, size=sizes)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -26,8 +26,8 @@ from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import in_turn, spread
 from dart_jax.programs.tables import table
 from eval.benchmarks.prompts import demo_prompts
@@ -154,8 +154,7 @@ def run(config: SearchBenchConfig, console: Console) -> None:
     title = f"Searching trees of {config.tree_nodes} nodes, microseconds a batch"
     names = [*searches]
     console.print(table(title, ("batch", *names, f"{names[-1]} / {names[0]}"), cells))
-    if config.json:
-        write_json(config.json, report(config, seconds=seconds))
+    write_report(config, seconds=seconds)
 
 
 def main(args: Sequence[str] | None = None) -> None:

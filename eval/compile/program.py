@@ -30,8 +30,8 @@ from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import DATA, MODEL, MeshShape
 from dart_jax.models.sharding.rules import check_divides
 from dart_jax.programs.command_line import check_least, check_some, parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.progress import stage
 from eval.compile.cases import Case, Level, Method, Program, lower
 from eval.compile.check import violations
@@ -171,9 +171,7 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
     where = f"{config.mesh}, {accelerator.title}" if mesh is not None else accelerator.title
     for table in tables(results, where):
         console.print(table)
-    if config.json:
-        content = report(config, programs=[_as_json(result) for result in results])
-        write_json(config.json, content)
+    write_report(config, programs=[_as_json(result) for result in results])
     return results
 
 

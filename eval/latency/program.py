@@ -24,8 +24,8 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
 from dart_jax.programs.command_line import check_least, parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import environment, write_report
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -169,10 +169,8 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
         del model
     if not any(row.stage in STAGES for case in cases for row in case.rows):
         console.print("The profiler records no operations on this device: stages are left out.")
-    if config.json:
-        measurements = [case.as_json(limits) for case in cases]
-        content = report(config, hardware=limits._asdict(), cases=measurements)
-        write_json(config.json, content)
+    content = [case.as_json(limits) for case in cases]
+    write_report(config, hardware=limits._asdict(), cases=content)
     return cases
 
 

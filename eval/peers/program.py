@@ -32,8 +32,8 @@ from dart_jax.machine import available_cores
 from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
@@ -235,9 +235,8 @@ def run(config: PeersConfig, console: Console) -> None:
     for line in left_out:
         console.print(f"left out: {line}", highlight=False, soft_wrap=True)
     console.print(_table(measurements, config.new_tokens, threads))
-    if config.json:
-        content = [each._asdict() for each in measurements]
-        write_json(config.json, report(config, left_out=left_out, measurements=content))
+    content = [each._asdict() for each in measurements]
+    write_report(config, left_out=left_out, measurements=content)
 
 
 def _table(measurements: Sequence[Measurement], new_tokens: int, threads: int) -> Table:

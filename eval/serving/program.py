@@ -21,8 +21,8 @@ from rich.console import Console
 
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from eval.serving.config import ServingBenchConfig
@@ -41,8 +41,7 @@ def run(config: ServingBenchConfig, console: Console) -> bool:
     path = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
     work = comparison.run if config.soak is None else soak.run
     results = asyncio.run(work(config, Tokenizer.load(path), console))
-    if config.json:
-        write_json(config.json, report(config, **results))
+    write_report(config, **results)
     return not results.get("faults")
 
 

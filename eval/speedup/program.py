@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.outputs import check_outputs, write_json, write_text
-from dart_jax.programs.provenance import environment, report
+from dart_jax.programs.outputs import check_outputs, write_text
+from dart_jax.programs.provenance import environment, write_report
 from eval.methods.registry import METHODS
 from eval.speedup import figure, tables
 from eval.speedup.config import SpeedupConfig
@@ -48,9 +48,8 @@ def run(config: SpeedupConfig, console: Console) -> None:
         show(tables.time_table(setting.all))
     if len(settings) > 1:
         show(tables.overview_table(settings))
-    if config.json:
-        content = [setting.as_json() for setting in settings]
-        write_json(config.json, report(config, dtype=speedup.dtype, settings=content))
+    content = [setting.as_json() for setting in settings]
+    write_report(config, dtype=speedup.dtype, settings=content)
     if config.markdown:
         text = io.StringIO()
         Console(file=text, width=200).print(*shown)
