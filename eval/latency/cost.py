@@ -66,12 +66,12 @@ def costs(config: DecodeConfig, dtype: Any, batch: int, context: int) -> dict[st
     draft = top_k = Cost(0, 0)
     if isinstance(config.drafter, DrafterConfig):
         drafter = config.drafter.shortened(path - 1)
-        moved, operations = _draft(drafter, dtype, b, context, path)
+        traffic, operations = _draft(drafter, dtype, b, context, path)
         logits = b * drafter.num_positions * _FLOAT * drafter.draft_vocab_size
         candidates = b * drafter.num_positions * config.candidates * (_INT + _FLOAT)
-        draft = Cost(moved + b * path * features + logits, operations)
+        draft = Cost(traffic + b * path * features + logits, operations)
         top_k = Cost(logits + candidates, 0)
-        step = Cost(step.bytes + moved + candidates, step.operations + operations)
+        step = Cost(step.bytes + traffic + candidates, step.operations + operations)
     return {
         "verify": verify,
         "accept": accept,
@@ -96,8 +96,8 @@ def _draft(drafter: DrafterConfig, dtype: Any, b: int, context: int, path: int) 
     width = drafter.num_attention_heads * drafter.head_dim
     products += 2 * width * (1 + masks) * (context + path + masks)
     embeddings = jnp.dtype(dtype).itemsize * b * path * drafter.hidden_size
-    cached = b * cache_row(drafter, dtype) * (context + path)
-    return weight_bytes(drafter, dtype) + embeddings + cached, 2 * b * products
+    rows_read = b * cache_row(drafter, dtype) * (context + path)
+    return weight_bytes(drafter, dtype) + embeddings + rows_read, 2 * b * products
 
 
 def _read(target: TargetConfig, rows: int) -> tuple[int, int]:

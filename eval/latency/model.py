@@ -70,8 +70,8 @@ def random_params(
     of norms are 1."""
     shapes, mesh = abstract_params(config, execution.fused), execution.mesh
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    split = isinstance(config, TargetConfig) or execution.split_drafter
-    specs = model_specs(config, shapes) if split else jax.tree.map(lambda _: ALL, shapes)
+    shards = isinstance(config, TargetConfig) or execution.split_drafter
+    specs = model_specs(config, shapes) if shards else jax.tree.map(lambda _: ALL, shapes)
     specs = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     params = []

@@ -102,8 +102,8 @@ class Case:
             seconds, cells = statistics.median(row.seconds), ["-"] * 4
             if row.cost is not None:
                 limit = row.cost.limit(limits.bandwidth, limits.rate)
-                moved, operations = row.cost.bytes / 1e6, row.cost.operations / 1e9
-                cells = [number(x) for x in (moved, operations, 1e3 * limit, seconds / limit)]
+                traffic, operations = row.cost.bytes / 1e6, row.cost.operations / 1e9
+                cells = [number(x) for x in (traffic, operations, 1e3 * limit, seconds / limit)]
             half = 1e3 * (max(row.seconds) - min(row.seconds)) / 2
             first = [row.stage, str(row.nodes or "-"), number(1e3 * seconds), number(half)]
             rows.append([*first, *cells, number(seconds / plain)])

@@ -34,11 +34,11 @@ def run(config: SpeedupConfig, console: Console) -> None:
     for reason in speedup.left_out:
         console.print(f"left out: {reason}")
     settings: list[Setting] = []
-    shown: list[Table] = []
+    output: list[Table] = []
 
     def show(table: Table) -> None:
         console.print(table)
-        shown.append(table)
+        output.append(table)
 
     for workload, sampling, size in product(speedup.workloads, config.samplings, config.batch_size):
         setting = speedup.setting(workload, sampling, size)
@@ -52,7 +52,7 @@ def run(config: SpeedupConfig, console: Console) -> None:
     write_report(config, dtype=speedup.dtype, settings=content)
     if config.markdown:
         text = io.StringIO()
-        Console(file=text, width=200).print(*shown)
+        Console(file=text, width=200).print(*output)
         write_text(config.markdown, text.getvalue())
     if config.plot:
         figure.write(config.plot, settings)

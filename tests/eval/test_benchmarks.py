@@ -268,6 +268,19 @@ def test_our_own_questions(thinking):
 # The hub
 
 
+# Benchmark on the hub -> a record of the file that is read.
+ON_HUB = {
+    "alpaca": {"instruction": "a", "input": "x", "output": "o", "text": "t"},
+    "code_alpaca": {"instruction": "a", "input": "", "output": "o"},
+    "humaneval": {"task_id": "0", "prompt": "def f():", "test": "t", "entry_point": "f"},
+    "livecodebench": {"question_content": "a", "starter_code": "class A:"},
+    "math500": {"problem": "a", "solution": "s", "answer": "3"},
+    "mbpp": {"task_id": 11, "text": "a", "test_list": ["t1", "t2"], "test_setup_code": ""},
+    "mt_bench": {"prompt": ["a", "b"], "category": "writing"},
+    "gsm8k": {"question": "a", "answer": "3"},
+}
+
+
 @pytest.mark.long
 def test_from_the_hub(tmp_path):
     """In a new process, which reads the hub's settings from its environment."""
@@ -280,95 +293,51 @@ with program():
         print(json.dumps([dataclasses.asdict(one) for one in load(name, None)]))
 """
 
-    def lines(*rows):
-        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    def ask(*names, endpoint):
+        return subprocess.run(
+            [sys.executable, "-c", program, *names],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=local_hub.environment(tmp_path / "home", endpoint),
+        )
 
-    def table(row):
-        """Returns the bytes of a Parquet file, whose types DuckDB infers."""
-        source, file = write(tmp_path / "rows.jsonl", [row]), tmp_path / "rows.parquet"
-        duckdb.execute(f"copy (select * from read_json('{source}')) to '{file}' (format parquet)")
-        return file.read_bytes()
-
-    content = {
-        "tatsu-lab/alpaca": {
-            "data/train-00000-of-00001-a0.parquet": table(
-                {"instruction": "a", "input": "x", "output": "o", "text": "t"}
-            ),
-        },
-        "sahil2801/CodeAlpaca-20k": {
-            "code_alpaca_20k.json": b'[{"instruction": "a", "input": "", "output": "o"}]',
-        },
-        "openai/openai_humaneval": {
-            "openai_humaneval/test-00000-of-00001.parquet": table(
-                {"task_id": "0", "prompt": "def f():", "test": "t", "entry_point": "f"}
-            ),
-        },
-        "livecodebench/code_generation_lite": {
-            "test5.jsonl": b"!",
-            "test6.jsonl": lines({"question_content": "a", "starter_code": "class A:"}),
-        },
-        "HuggingFaceH4/MATH-500": {
-            "test.jsonl": lines({"problem": "a", "solution": "s", "answer": "3"}),
-        },
-        "google-research-datasets/mbpp": {
-            "full/train-00000-of-00001.parquet": b"!",
-            "full/test-00000-of-00001.parquet": table(
-                {"task_id": 11, "text": "a", "test_list": ["t1", "t2"], "test_setup_code": ""}
-            ),
-            "sanitized/test-00000-of-00001.parquet": b"!",
-        },
-        "HuggingFaceH4/mt_bench_prompts": {
-            "data/train-00000-of-00001.parquet": b"!",
-            "raw/question.jsonl": lines({"prompt": ["a", "b"], "category": "writing"}),
-        },
-        "openai/gsm8k": {
-            "main/train-00000-of-00001.parquet": b"!",
-            "main/test-00000-of-00001.parquet": table({"question": "a", "answer": "3"}),
-            "socratic/test-00000-of-00001.parquet": b"!",
-        },
-    }
-    names = NAMES[:-1]
-    assert {"/".join(str(find(name).hub).split("/")[:2]) for name in names} == set(content)
-    with local_hub.serve() as served:
-        for repository, files in content.items():
-            served.repositories[f"datasets/{repository}"] = {"README.md": b"#"} | files
-
-        def ask(*names, endpoint=served.address):
-            return subprocess.run(
-                [sys.executable, "-c", program, *names],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                env=local_hub.environment(tmp_path / "home", endpoint),
-            )
-
-        done = ask(*names)
+    files = {}
+    with local_hub.serve() as hub:
+        for name, record in ON_HUB.items():
+            owner, repository, pattern = str(BENCHMARKS[name].hub).split("/", 2)
+            files[name] = pattern.replace("*", "00000-of-00001")
+            content = write(tmp_path / "rows.jsonl", [record])
+            if pattern.endswith(".parquet"):  # whose types DuckDB infers
+                parquet = tmp_path / "rows.parquet"
+                rows = f"select * from read_json('{content}')"
+                duckdb.execute(f"copy ({rows}) to '{parquet}' (format parquet)")
+                content = parquet
+            others = {"README.md": b"#", "data/train-0.parquet": b"!", "test5.jsonl": b"!"}
+            hub.repositories[f"datasets/{owner}/{repository}"] = others | {
+                files[name]: content.read_bytes()
+            }
+        done = ask(*ON_HUB, endpoint=hub.address)
         assert done.returncode == 0, done.stderr
-        made = [json.loads(line) for line in done.stdout.splitlines()]
-        good = [path for files in content.values() for path in files if files[path] != b"!"]
-        assert sorted(served.fetched) == sorted(good)
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        assert sorted(hub.fetched) == sorted(files.values())
 
         # Without a network, downloaded files are enough; others are reported in one line.
-        unreachable = "http://127.0.0.1:9"
-        again = ask("gsm8k", endpoint=unreachable)
-        assert json.loads(again.stdout) == made[-1], again.stderr
-        del served.repositories["datasets/openai/gsm8k"]
+        again = ask("gsm8k", endpoint="http://127.0.0.1:9")
+        assert json.loads(again.stdout) == answers[-1], again.stderr
+        del hub.repositories["datasets/openai/gsm8k"]
         (tmp_path / "home").rename(tmp_path / "other")
-        missing = ask("gsm8k")
+        missing = ask("gsm8k", endpoint=hub.address)
         assert missing.returncode == 2
-        assert missing.stderr.splitlines()[-1].endswith(
-            "; to read a local gsm8k_test.jsonl, pass --data-dir"
-        )
-        assert "no repository openai/gsm8k" in missing.stderr
+        line = missing.stderr.splitlines()[-1]
+        assert line.endswith("; to read a local gsm8k_test.jsonl, pass --data-dir")
+        assert "no repository openai/gsm8k" in line
 
-    questions = {name: one for name, [one] in zip(names, made, strict=True)}
-    group = {name: BENCHMARKS[name].title for name in names} | {"mt_bench": "writing"}
-    assert {name: one["group"] for name, one in questions.items()} == group
-    assert questions["mt_bench"]["turns"] == ["a", "b"]
-    assert questions["humaneval"]["raw"] == "def f():"
-    assert questions["mbpp"]["turns"][0].endswith("```python\nt1\nt2\n```")
-    assert questions["math500"]["where"].endswith("/test.jsonl:1")
-    assert questions["gsm8k"]["where"].endswith("/main/test-00000-of-00001.parquet, row 1")
+    for (name, record), [question] in zip(ON_HUB.items(), answers, strict=True):
+        place = ", row 1" if files[name].endswith(".parquet") else ":1"
+        assert question["where"].endswith(f"/{files[name]}{place}")
+        group = record.get("category", BENCHMARKS[name].title)
+        assert (question["bench"], question["group"]) == (name, group)
 
 
 # Prompts

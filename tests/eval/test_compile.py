@@ -28,8 +28,8 @@ def device():
 
 
 def findings_of(function, *shapes, folder, **options):
-    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return inspect(jax.jit(function, **options).lower(*given).compile(), 1.0, folder)
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return inspect(jax.jit(function, **options).lower(*arguments).compile(), 1.0, folder)
 
 
 # What a program runs.
@@ -49,8 +49,8 @@ def test_a_cache_that_is_not_updated_in_place(tmp_path):
         return jax.lax.dynamic_update_slice(cache, rows, (0, 3, 0))
 
     shapes = (2, 1000, 64), (2, 8, 64)
-    kept = findings_of(update, *shapes, folder=tmp_path, donate_argnums=0)
-    assert (kept.copies, kept.not_in_place) == ([], [])
+    updated = findings_of(update, *shapes, folder=tmp_path, donate_argnums=0)
+    assert (updated.copies, updated.not_in_place) == ([], [])
     copied = findings_of(update, *shapes, folder=tmp_path)
     assert copied.not_in_place == ["cache"]
     assert len(copied.copies) == 1

@@ -95,16 +95,16 @@ def test_bytes_and_operations_by_hand():
 
     drafter = 192 * 64 + 128 * 64 + 2 * 128 * 32 + 64 * 64 + 3 * 64 * 96 + 6 * 64 + 64 * 512
     assert 4 * drafter == weight_bytes(drafter_of(TINY), jnp.float32)
-    moved = 4 * drafter + 9 * 64 * 4 + 2 * 2 * 16 * 4 * 109
-    assert tree["draft"].bytes == moved + 9 * features + 8 * 512 * 4
+    traffic = 4 * drafter + 9 * 64 * 4 + 2 * 2 * 16 * 4 * 109
+    assert tree["draft"].bytes == traffic + 9 * features + 8 * 512 * 4
     products = 9 * 192 * 64  # features
     products += 10 * 128 * 64 + 2 * 128 * 64  # keys and values of 10 rows, queries of 2
     products += 8 * (64 * 64 + 3 * 64 * 96) + 4 * 2 * 16 * 8 * 116 + 8 * 64 * 512
     assert tree["draft"].operations == 2 * products
     candidates = 8 * 25 * 8
     assert tree["top-k"] == (8 * 512 * 4 + candidates, 0)
-    kept = read + 9 * CACHED
-    assert tree["step"] == (kept + moved + candidates, operations + 2 * products)
+    rest = read + 9 * CACHED
+    assert tree["step"] == (rest + traffic + candidates, operations + 2 * products)
 
 
 def test_batches_share_only_weights():
@@ -193,8 +193,8 @@ def test_report(monkeypatch, tmp_path):
     text, content = file.getvalue(), json.loads(path.read_text())
     settings = [(x["shape"], x["context"], x["batch"]) for x in content["cases"]]
     assert settings == [("tiny", CONTEXT, b) for b in (1, 2)]
-    for measured in content["cases"]:
-        rows = {(row["stage"], row["nodes"]): row for row in measured["stages"]}
+    for result in content["cases"]:
+        rows = {(row["stage"], row["nodes"]): row for row in result["stages"]}
         stages = (*case.STAGES, "search", "step")
         assert set(rows) == {(x, n) for x in stages for n in (4, NODES)} | {("plain step", 0)}
         for (name, nodes), row in rows.items():

@@ -82,11 +82,11 @@ def test_a_directory_is_measured_as_its_shape(tmp_path):
         config = (DEMO / name / "config.json").read_bytes()
         (tmp_path / name / "config.json").write_bytes(config)
     target, drafter = (str(tmp_path / name) for name in ("target", "drafter"))
-    [given] = rows(MemoryConfig(target=target))
+    [own] = rows(MemoryConfig(target=target))
     [shape] = rows(MemoryConfig(shape=("demo",)))
-    assert given == ["target", *shape[1:]]
-    [own] = rows(MemoryConfig(target=target, drafter=drafter))
-    assert own[:2] == given[:2]
+    assert own == ["target", *shape[1:]]
+    [both] = rows(MemoryConfig(target=target, drafter=drafter))
+    assert both[:2] == own[:2]
 
 
 def test_the_documented_table_is_what_the_program_prints():
