@@ -56,6 +56,7 @@ def test_weights_and_caches_are_those_of_a_loaded_model(demo_drafters, name):
     assert [BATCH * size for size in alone[2:]] == [*need[2:]]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", ["drafter", "eagle3", "draft_model"])
 def test_weights_in_8_bits(demo_drafters, name):
     parts = DEMO / "target", demo_drafters[name]
