@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from dart_jax import _core
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
+from dart_jax.data.stdlib import read
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
@@ -34,6 +34,7 @@ from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import in_turn
 from dart_jax.programs.tables import table
 from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks.prompts import held_out_text
 
 POSITIONS, CANDIDATES = 8, 25
 _SUCCESSORS = 12  # candidates per position that the model has seen as followers
@@ -129,11 +130,11 @@ def run(config: NgramBenchConfig, console: Console) -> None:
     model = NgramModel.load(config.file)
     tokenizer = Tokenizer.load(config.tokenizer)
     check_tokenizer(model, tokenizer.backend, str(config.file))
-    files = config.data or [path for group in HELD_OUT for path in held_out_files(group)]
-    for path in files:
+    for path in config.data:
         if not path.is_file():
             raise UserError(f"no file {path}")
-    tokens = np.array(tokenizer.encode("\n".join(map(read, files))), np.int32)
+    text = "\n".join(map(read, config.data)) if config.data else held_out_text()
+    tokens = np.array(tokenizer.encode(text), np.int32)
     if len(tokens) < 1000:
         raise UserError("too little text to measure with; name more with --data")
     drafts = make_drafts(model, tokens, config.queries, np.random.default_rng(0))

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.layers import Params
@@ -31,6 +30,7 @@ from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
 from dart_jax.programs.tables import table
+from eval.benchmarks.prompts import held_out_text
 
 _WINDOW = 512  # tokens of text that are read together
 
@@ -93,8 +93,8 @@ def run(config: QuantizationConfig, console: Console) -> None:
         raise UserError("--weights stored compares a model with itself; pass int8")
     check_outputs(config.json)
     models = dataclasses.replace(config, weights="stored").load(), config.load()
-    text = "\n".join(read(path) for group in HELD_OUT for path in held_out_files(group))
-    tokens = np.asarray(models[0].tokenizer.encode(text)[: config.held_out], np.int32)
+    ids = models[0].tokenizer.encode(held_out_text())[: config.held_out]
+    tokens = np.asarray(ids, np.int32)
     window = min(_WINDOW, models[0].target.max_length)
     windows = [tokens[i : i + window] for i in range(0, len(tokens) - 1, window)]
     predictions = compare(*models, windows)

@@ -13,13 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, short_prompts, stdlib
+from dart_jax.data.stdlib import HELD_OUT, held_out_files, read, short_prompts, stdlib
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, prompt_tokens
 
 # Longest prompt of the demo benchmark.
 PROMPT_TOKENS = 128
+
+
+def held_out_text() -> str:
+    """Returns the held-out modules, one after another."""
+    return "\n".join(read(path) for group in HELD_OUT for path in held_out_files(group))
 
 
 class Prompt(NamedTuple):
@@ -30,7 +35,9 @@ class Prompt(NamedTuple):
     tokens: np.ndarray
 
 
-def demo_prompts(tokenizer: Tokenizer, per_group: int, max_tokens: int) -> list[Prompt]:
+def demo_prompts(
+    tokenizer: Tokenizer, per_group: int, max_tokens: int = PROMPT_TOKENS
+) -> list[Prompt]:
     """Returns `per_group` prompts, or fewer, for each group of held-out modules.
 
     Raises:

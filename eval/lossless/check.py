@@ -12,7 +12,7 @@ from rich.console import Console
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.decoder import STEPS, Decoder, Generation
 from dart_jax.progress import progress_bar
-from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
+from eval.benchmarks.prompts import demo_prompts
 from eval.lossless.config import (
     SAMPLE_TOKENS,
     SAMPLES_AT_ONCE,
@@ -41,7 +41,7 @@ class Lossless:
         self.models, self.left_out = config.models(base)
         self.methods = [name for name in self.models if name != PLAIN]
         self.tokenizer = base.tokenizer
-        functions = demo_prompts(self.tokenizer, config.prompts, PROMPT_TOKENS)
+        functions = demo_prompts(self.tokenizer, config.prompts)
         self.prompts = [prompt.tokens[:TEXT_TOKENS] for prompt in functions]
         self.prober = Prober(base, max(*config.tree_nodes, 1))
         self.progress = progress_bar(console)

@@ -39,7 +39,7 @@ from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
-from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
+from eval.benchmarks.prompts import demo_prompts
 from eval.benchmarks.questions import prompt_tokens
 from eval.benchmarks.registry import check_bench, load_all
 from eval.peers.engine import ENGINES, PLAIN, Decode, Loaded, Setup
@@ -199,7 +199,7 @@ def read_prompts(config: PeersConfig, tokenizer: Tokenizer) -> list[np.ndarray]:
     for reason in left_out:
         warn(reason)
     if not questions:
-        return [each.tokens for each in demo_prompts(tokenizer, config.prompts, PROMPT_TOKENS)]
+        return [each.tokens for each in demo_prompts(tokenizer, config.prompts)]
     every = itertools.chain(*questions.values())
     return [prompt_tokens(each, [], tokenizer, thinking=False) for each in every]
 

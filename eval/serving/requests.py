@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.prompts import demo_prompts
+from eval.benchmarks.prompts import demo_prompts, held_out_text
 from eval.benchmarks.questions import prompt_tokens
-from eval.benchmarks.registry import load
-from eval.serving.config import DEMO, ServingBenchConfig
+from eval.benchmarks.registry import DEMO, load
+from eval.serving.config import ServingBenchConfig
 
 # A request's fields by the API's names, without the model's.
 Body = dict[str, Any]
 
-# Longest prompt of the demo's, functions of each of its groups, and questions of a benchmark.
-_DEMO_TOKENS, _PER_GROUP, _QUESTIONS = 128, 256, 512
+# Functions of each of the demo's groups, and questions of a benchmark.
+_PER_GROUP, _QUESTIONS = 256, 512
 # Longest prompt and answer of a soak.
 _PROMPT, _ANSWER = 384, 128
 # Strings that occur in library code, early or late, and one that does not.
@@ -34,7 +33,7 @@ def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable
       UserError: the benchmark's files are missing.
     """
     if config.bench == DEMO:
-        prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP, _DEMO_TOKENS)]
+        prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP)]
         # Those of a group follow each other: a few requests should come from all of them.
         prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
     else:
@@ -59,10 +58,9 @@ def soak_requests(tokenizer: Tokenizer, count: int, seed: int) -> list[Body]:
     Raises:
       UserError: there are no library sources to cut prompts from.
     """
-    files = [path for group in HELD_OUT for path in held_out_files(group)]
-    if not files:
+    text = np.array(tokenizer.encode(held_out_text()))
+    if not len(text):
         raise UserError("this Python has no library sources, which prompts are cut from")
-    text = np.concatenate([tokenizer.encode(read(path)) for path in files])
     rng = np.random.default_rng(seed)
 
     def length(most: int) -> int:

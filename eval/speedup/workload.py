@@ -38,7 +38,7 @@ class Workload(NamedTuple):
 
 def demo_workload(config: SpeedupConfig, base: DartModel, console: Console) -> Workload:
     """Returns functions of library modules; raises UserError as `demo_prompts`."""
-    prompts = demo_prompts(base.tokenizer, config.prompts, PROMPT_TOKENS)
+    prompts = demo_prompts(base.tokenizer, config.prompts)
     if len(prompts) < (requested := config.prompts * len(HELD_OUT)):
         console.print(
             f"demo: {len(prompts)} prompts, not {requested}: this library has no more documented "
