@@ -188,9 +188,11 @@ def tree(
     """
     if model.drafter is None:
         return Tree(0)
-    sizes, (most, search) = (), default_tree(model.drafter, batch)
+    most, search = default_tree(model.drafter, batch)
+    sizes: tuple[int, ...] = ()
     if nodes is None:
-        nodes, (sizes, search) = most, adaptive_tree(model.drafter, batch)
+        nodes = most
+        sizes, search = adaptive_tree(model.drafter, batch)
     decay = search.level_decay if decay is None else decay
     return Tree(nodes, decay if isinstance(model.drafter, DrafterConfig) else None, sizes)
 
