@@ -18,9 +18,9 @@ from dart_jax.decoding.search.choice import TreeSearch, make_search
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
+from dart_jax.model import DartModel
 from eval.latency.clock import Repeated, measure, measure_scopes
 from eval.latency.cost import Cost, costs
-from eval.latency.model import Model
 
 STAGES = ("verify", "accept", "compact", "draft", "top-k")
 _SCOPE = re.compile(r"(?:^|/)(verify|accept|compact|draft|top_k)(?=/|$)")
@@ -54,7 +54,7 @@ def _step(
 
 
 def measure_stages(
-    model: Model, batch: int, context: int, nodes: tuple[int, ...], repeats: int
+    model: DartModel, batch: int, context: int, nodes: tuple[int, ...], repeats: int
 ) -> list[Row]:
     """Measures a plain step and all stages of a step, in its order, for trees of each size.
 
@@ -72,7 +72,7 @@ def measure_stages(
 
 
 def _measure(
-    model: Model, batch: int, context: int, nodes: int, repeats: int, *, plain: bool
+    model: DartModel, batch: int, context: int, nodes: int, repeats: int, *, plain: bool
 ) -> Iterator[Row]:
     """Measures the stages for trees of one size; before them, a plain step if asked to."""
     config = DecodeConfig(model.target, model.drafter, nodes, execution=model.execution)

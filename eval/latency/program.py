@@ -33,7 +33,7 @@ from eval.latency import hardware
 from eval.latency.case import STAGES, Row, measure_stages
 from eval.latency.cost import costs
 from eval.latency.hardware import Hardware
-from eval.latency.model import Model
+from eval.latency.model import random_model
 from eval.latency.report import narrow
 from eval.latency.shapes import drafter_of, target_of
 
@@ -159,7 +159,7 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
     )
     for name in config.shape:
         with stage(f"{name}: weights", console):
-            model = Model.random(name, dtype, Execution.here())
+            model = random_model(name, dtype, Execution.here())
         for context, batch in itertools.product(config.context, config.batch_size):
             with stage(f"{name}, batch {batch}, context {context}", console):
                 rows = measure_stages(model, batch, context, config.tree_nodes, config.repeats)

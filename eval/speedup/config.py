@@ -20,7 +20,7 @@ from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.benchmarks.registry import check_bench
-from eval.latency.model import Model
+from eval.latency.model import random_model
 from eval.latency.shapes import target_of
 from eval.methods.registry import MethodChoice
 
@@ -148,9 +148,9 @@ class SpeedupConfig(MethodChoice):
         execution = Execution.here(self.attention, self.weights)
         if self.mesh is not None:
             execution = execution.on(MeshShape.parse(self.mesh).make())
-        model = Model.random(self.shape.lower(), resolve_dtype(self.dtype), execution)
-        parts = model.target, model.drafter, model.params, None, tokenizer, (), model.execution
-        return DartModel(*parts, self.search)
+        dtype = resolve_dtype(self.dtype)
+        model = random_model(self.shape.lower(), dtype, execution, self.search)
+        return dataclasses.replace(model, ngram=None)
 
     def obstacle(self, model: DartModel) -> str | None:
         """Returns why trees are too shallow for --acceptance, if they are."""

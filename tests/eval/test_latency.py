@@ -21,7 +21,7 @@ from eval.latency import case, hardware
 from eval.latency.clock import Repeated, measure, measure_scopes
 from eval.latency.cost import costs
 from eval.latency.hardware import Hardware
-from eval.latency.model import Model
+from eval.latency.model import random_model
 from eval.latency.program import LatencyConfig, number, run
 from eval.latency.shapes import drafter_of, target_of, weight_bytes
 
@@ -45,7 +45,7 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module")
 def model():
-    return Model.random("tiny", jnp.float32, Execution.here())
+    return random_model("tiny", jnp.float32, Execution.here())
 
 
 @pytest.mark.long(keep=2)
