@@ -65,6 +65,7 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path):
     assert outcome["seconds"] < 15
 
 
+@pytest.mark.long
 def test_the_device_check_finds_a_wrong_kernel(monkeypatch):
     assert max(check_device()["apart"].values()) < 0.01
     real = campaign.attend

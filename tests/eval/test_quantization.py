@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import tiny_model
 from rich.console import Console
 
 from dart_jax import _core
@@ -21,7 +22,7 @@ native = pytest.param(
 forms = pytest.mark.parametrize("mesh", [native, "model=1"])
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @forms
 def test_report(tmp_path, mesh):
     path, printed = tmp_path / "report.json", io.StringIO()
@@ -37,9 +38,10 @@ def test_report(tmp_path, mesh):
     assert one == pytest.approx(other, rel=0.02)
 
 
-def test_a_model_agrees_with_itself():
-    model, tokens = DartModel.demo(), np.arange(20, dtype=np.int32)
-    predictions = compare(model, model, [tokens, tokens[:7]])
+def test_a_model_agrees_with_itself(tmp_path):
+    model = DartModel.from_pretrained(tiny_model.make(tmp_path).target)
+    tokens = np.arange(20, dtype=np.int32)
+    predictions = compare(model, model, [tokens, tokens[::-1].copy()])
     assert (predictions["same_token"], predictions["divergence"]) == (1, 0)
     one, other = predictions["perplexity"]
     assert one == other > 1
