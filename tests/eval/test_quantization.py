@@ -38,8 +38,8 @@ def test_report(tmp_path, mesh):
     assert one == pytest.approx(other, rel=0.02)
 
 
-def test_a_model_agrees_with_itself(tmp_path):
-    model = DartModel.from_pretrained(tiny_model.make(tmp_path).target)
+def test_a_model_agrees_with_itself(tmp_path_factory):
+    model = DartModel.from_pretrained(tiny_model.make(tmp_path_factory.getbasetemp()).target)
     tokens = np.arange(20, dtype=np.int32)
     predictions = compare(model, model, [tokens, tokens[::-1].copy()])
     assert (predictions["same_token"], predictions["divergence"]) == (1, 0)
