@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import product
 
@@ -24,6 +25,7 @@ from eval.lossless.config import (
 from eval.lossless.distribution import Fit, Samples
 from eval.lossless.divergence import Case, Outcome, examine
 from eval.lossless.literal_sampling import softmax
+from eval.lossless.random_sizes import RandomMemory
 from eval.lossless.rounding import Prober
 from eval.lossless.tables import describe
 from eval.methods.registry import METHODS, PLAIN, decoder, tree
@@ -48,9 +50,9 @@ class Lossless:
 
     def decoder(self, case: Case, length: int) -> Decoder:
         """Returns a decoder with a cache of `length` rows; without a number of nodes, the sizes of
-        its trees change as they pay."""
+        its trees change at random."""
         model = self.models[case.method]
-        return decoder(
+        result = decoder(
             model,
             tree(model, case.nodes or None, LEVEL_DECAY),
             max_length=length,
@@ -58,6 +60,7 @@ class Lossless:
             steps=case.burst,
             coupled=not self.config.no_coupling,
         )
+        return dataclasses.replace(result, memory=RandomMemory())
 
     def cases(self, sampling: Sampling, batch_size: int) -> list[Case]:
         """Returns the settings of all methods, trees and bursts."""

@@ -41,7 +41,7 @@ class LosslessConfig(MethodChoice):
     """Prompts decoded together."""
     tree_nodes: tuple[int, ...] = (8, 60, 0)
     """Nodes of the draft trees, at most 16 of prompt lookup and n-grams and 6 of a draft model; 0
-    for sizes that change as they pay, down to plain decoding."""
+    for sizes that change at random, down to plain decoding."""
     burst: tuple[int, ...] = (STEPS, 1)
     """Steps of a burst, which is one call of a jitted program, at most."""
     samples: int = 1024

@@ -60,7 +60,7 @@ class Case:
       method: drafting method.
       sampling: sampling parameters.
       batch_size: prompts decoded together.
-      nodes: nodes of the draft trees; 0 for sizes that change as they pay.
+      nodes: nodes of the draft trees; 0 for sizes that change at random.
       burst: steps of a burst, at most.
     """
 

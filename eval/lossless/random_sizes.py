@@ -1,0 +1,67 @@
+"""Draft trees whose sizes are drawn at random, more often than any policy would change them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from dart_jax.engine.decoder import TreeMemory
+from dart_jax.engine.levels import Level
+from dart_jax.engine.shapes import Shapes
+from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
+
+# Steps of the longest burst, and how often plain decoding lasts so long that the drafter does not
+# follow it.
+_STEPS = 6
+_REST = 1 / 16
+
+
+class RandomSizes(TreeSizes):
+    """Draws sizes, lengths of bursts and pauses; learns nothing."""
+
+    def __init__(self, sizes: Mapping[int, Sequence[int]], seed: int):
+        super().__init__(sizes)
+        self._rng, self._state = np.random.default_rng(seed), State(0, 0, 0)
+        self._left, self._rests = 0, False  # steps of the present burst; whether it is a rest
+
+    def choose(self, rows: int, level: Level) -> State:
+        """Returns any size, for some steps."""
+        if self._left <= 0:
+            size = int(self._rng.choice(self.sizes[rows]))
+            self._left = int(self._rng.integers(1, _STEPS + 1))
+            self._rests = not size and self._rng.random() < _REST
+            self._state = State(size, self._left, size)
+        return self._state._replace(left=PAUSES[1] if self._rests else self._left)
+
+    def drafts(self, rows: int, level: Level) -> bool:
+        """Returns True: drafts may follow at any time."""
+        return True
+
+    def learn(
+        self,
+        rows: int,
+        level: Level,
+        size: int,
+        ranks: np.ndarray,
+        texts: int,
+        steps: int,
+        seconds: float | None,
+    ) -> None:
+        """Counts the steps."""
+        self._left -= steps
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomMemory(TreeMemory):
+    """Gives every generation sizes drawn at random."""
+
+    _seeds: Iterator[int] = dataclasses.field(default_factory=itertools.count, repr=False)
+
+    def policy(
+        self, program: Hashable, kind: Hashable, shapes: Shapes, first: int | None
+    ) -> TreeSizes:
+        """Returns a new policy, with another seed."""
+        return RandomSizes(shapes.sizes, next(self._seeds))
