@@ -60,34 +60,28 @@ def demo_prompts(
 def question_prompts(
     questions: Sequence[Question],
     tokenizer: Tokenizer,
-    answer: Callable[[list[np.ndarray]], list[np.ndarray]],
+    answer: Callable[[np.ndarray], np.ndarray],
     *,
     thinking: bool,
-    batch: int,
 ) -> list[Prompt]:
     """Returns every turn of every question as a prompt, so that all methods get the same prompts.
 
     Args:
       questions: questions of a benchmark.
       tokenizer: the target's.
-      answer: token prompts -> tokens that plain decoding generates for them; the answers to
+      answer: prompt, int32 [P] -> tokens that plain decoding generates for it; the answers to
         earlier turns are part of the prompts of later ones.
       thinking: enable thinking in the chat template.
-      batch: prompts answered together.
     """
-    prompts: list[list[Prompt]] = [[] for _ in questions]
-    answers: list[list[str]] = [[] for _ in questions]
-    for turn in range(max(len(question.turns) for question in questions)):
-        for n, question in enumerate(questions):
-            if turn < len(question.turns):
-                tokens = prompt_tokens(question, answers[n], tokenizer, thinking)
-                prompts[n].append(Prompt(question.group, question.turns[turn], tokens))
-        more = [n for n, question in enumerate(questions) if turn + 1 < len(question.turns)]
-        for start in range(0, len(more), batch):
-            some = more[start : start + batch]
-            for n, new in zip(some, answer([prompts[n][-1].tokens for n in some]), strict=True):
-                answers[n].append(tokenizer.decode(new.tolist()))
-    return [prompt for of_question in prompts for prompt in of_question]
+    prompts: list[Prompt] = []
+    for question in questions:
+        answers: list[str] = []
+        for turn in question.turns:
+            tokens = prompt_tokens(question, answers, tokenizer, thinking)
+            prompts.append(Prompt(question.group, turn, tokens))
+            if len(answers) + 1 < len(question.turns):
+                answers.append(tokenizer.decode(answer(tokens).tolist()))
+    return prompts
 
 
 def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:

@@ -68,15 +68,13 @@ def benchmark_workload(
     """
     benchmark, model = find(name), base.with_drafter(None)
 
-    def answer(prompts: list[np.ndarray]) -> list[np.ndarray]:
-        room = length_bucket(max(map(len, prompts)) + config.max_new_tokens)
+    def answer(prompt: np.ndarray) -> np.ndarray:
+        room = length_bucket(len(prompt) + config.max_new_tokens)
         length = min(room, base.target.max_length)
         plain = model.decoder(nodes=0, max_length=length, sampling=config.samplings[0])
-        return plain(prompts, config.max_new_tokens, config.seed).tokens
+        return plain([prompt], config.max_new_tokens, config.seed).tokens[0]
 
-    every = question_prompts(
-        questions, base.tokenizer, answer, thinking=config.thinking, batch=max(config.batch_size)
-    )
+    every = question_prompts(questions, base.tokenizer, answer, thinking=config.thinking)
     limit = base.target.max_length - config.max_new_tokens
     prompts = [prompt for prompt in every if len(prompt.tokens) <= limit]
     if left_out := len(every) - len(prompts):
