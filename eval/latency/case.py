@@ -106,19 +106,13 @@ def stage_of(scope: str) -> str | None:
     return scopes[-1].replace("_", "-") if scopes else None
 
 
+@partial(jax.jit, static_argnums=(0, 2, 3))
 def prepared_state(
     config: DecodeConfig, params: DecodeParams, batch: int, context: int
 ) -> tuple[DecodeState, jax.Array]:
     """Returns the state after so many tokens, most of whose cached rows are zeros, and the host
     buffer. Times do not depend on what the rows hold."""
-    return _prepared(config, params, batch, context, config.capacity(context))
-
-
-@partial(jax.jit, static_argnums=(0, 2, 3, 4))
-def _prepared(
-    config: DecodeConfig, params: DecodeParams, batch: int, context: int, capacity: int
-) -> tuple[DecodeState, jax.Array]:
-    caches = caches_without_rows(config.reading, params, batch, capacity)
+    caches = caches_without_rows(config.reading, params, batch, config.capacity(context))
     random, vocabulary = jax.random.key(0), config.target.vocab_size
     state = DecodeState(
         target_cache=caches.target,
