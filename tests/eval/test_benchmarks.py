@@ -313,7 +313,7 @@ with program():
                 rows = f"select * from read_json('{content}')"
                 duckdb.execute(f"copy ({rows}) to '{parquet}' (format parquet)")
                 content = parquet
-            others = {"README.md": b"#", "data/train-0.parquet": b"!", "test5.jsonl": b"!"}
+            others = {"README.md": b"#", "data/test-0.parquet": b"!", "test5.jsonl": b"!"}
             hub.repositories[f"datasets/{owner}/{repository}"] = others | {
                 files[name]: content.read_bytes()
             }

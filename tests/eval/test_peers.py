@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 
+import gguf
 import numpy as np
 import pytest
 import tiny_model
@@ -27,13 +28,18 @@ def tiny(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    """A GGUF target in float32; llama.cpp needs a merge."""
+def write_target(directory, **options):
+    """Writes a GGUF target; llama.cpp needs a merge."""
     tokenizer = no_meaning(61)
     tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"
     tokenizer["tokenizer.ggml.merges"] = ["a b"]
-    return tiny_gguf(tmp_path_factory.mktemp("gguf"), "Llama", tokenizer=tokenizer)
+    return tiny_gguf(directory, "Llama", tokenizer=tokenizer, **options)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A GGUF target in float32."""
+    return write_target(tmp_path_factory.mktemp("gguf"))
 
 
 def setup(target, work, name, draft_model=None, precision="float32"):
@@ -96,15 +102,27 @@ def has(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [(name, "float32") for name in OTHERS] + [("llama.cpp", "stored"), ("llama.cpp", "bfloat16")],
-)
-def test_same_tokens(name, precision, target, plain, tmp_path):
+@pytest.mark.parametrize("name", OTHERS)
+def test_same_tokens(name, target, plain, tmp_path):
     if not has(name):
         pytest.skip(f"{name} is not installed")
-    draft_model = str(target) if name == "assisted" else None
+    draft_model, precision = (
+        str(target) if name == "assisted" else None,
+        ENGINES[name].precisions[0],
+    )
     assert texts(setup(target, tmp_path, name, draft_model, precision)) == plain
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not has("llama.cpp"), reason="llama-cpp-python is not installed")
+def test_llama_cpp_converts_a_target(tmp_path):
+    """Weights in 8 bits become the floats that they stand for."""
+    kinds = {r"(ffn|attn)_\w+\.weight": gguf.GGMLQuantizationType.Q8_0}
+    target = write_target(tmp_path, kinds=kinds)
+    floats = texts(setup(target, tmp_path, "llama.cpp"))
+    assert floats == texts(setup(target, tmp_path, PLAIN))
+    tensors = gguf.GGUFReader(tmp_path / "float32.gguf").tensors
+    assert {each.tensor_type for each in tensors} == {gguf.GGMLQuantizationType.F32}
 
 
 @pytest.mark.long
