@@ -10,6 +10,7 @@ campaign has not done. A part starts only if the time that is left can suffice.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -146,38 +147,27 @@ def run_part(part: Part, directory: Path, seconds: float) -> dict[str, Any]:
     After so many seconds it is interrupted as by Ctrl-C, and ended if that does not help.
     """
     output, report = (directory / f"{part.name}.{kind}" for kind in ("txt", "json"))
+    command = [sys.executable, "-m", "dart_jax", *part.call.split(), "--json", str(report)]
     began, state = time.monotonic(), "done"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dart_jax", *part.call.split(), "--json", str(report)],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C reaches only this process, which then ends the other
-        )
+    # Ctrl-C reaches only this process, which then ends the other.
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "process_group": 0}
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **options) as process,
+    ):
         try:
             state = "failed" if process.wait(seconds) else "done"
         except subprocess.TimeoutExpired:
             state = "out of time"
         finally:
-            _end(process)
+            for ending in (signal.SIGINT, signal.SIGKILL):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    if process.poll() is None:
+                        os.killpg(process.pid, ending)
+                        process.wait(_GRACE)
     lines = output.read_text(errors="replace").strip().splitlines() or ["no output"]
     message = "" if state == "done" else lines[-1]
     return {"state": state, "seconds": time.monotonic() - began, "message": message}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and those that it started, if they have not ended."""
-    try:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-            process.wait(_GRACE)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def summary(directory: Path, revision: str | None, parts: dict[str, dict[str, Any]]) -> str:

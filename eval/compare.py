@@ -4,7 +4,8 @@
 
 A rate has changed if both reports have at least three repeats, and the gap between the reports'
 repeats is larger than the spread within either. Tau and the share of identical outputs are
-deterministic, so any difference counts, unless different trees were chosen, which they depend on.
+deterministic, so any difference counts, unless they are of other trees, or of trees whose size
+changes with the time of a step.
 Exit status 1 if something got worse.
 """
 
@@ -88,7 +89,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Cha
         if name == "plain":
             continue
         yield _rate(f"{where}speed-up", old["speedups"], new["speedups"], ".2f")
-        same_tree = old["tree"] == new["tree"]
+        same_tree = old["tree"] == new["tree"] and not old["tree"].get("sizes")
         shares = [each["identical"] / each["prompts"] for each in (old, new)]
         yield _exact(f"{where}tau", old["tau"], new["tau"], ".3f", same_tree)
         yield _exact(f"{where}identical", shares[0], shares[1], ".0%", same_tree)
@@ -108,7 +109,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def _methods(report: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Setting and method -> its figures and its tree."""
+    """Returns the figures and the tree of each setting and method."""
     return {
         (f"{each['bench']}, T {each['temperature']:g}, batch {each['batch_size']}", name): {
             **figures,
@@ -137,7 +138,7 @@ def _exact(figure: str, old: float, new: float, form: str, same_tree: bool) -> C
     """Compares a figure that is deterministic for a tree."""
     verdict = "same"
     if abs(new - old) > _ROUNDING:
-        verdict = "different trees" if not same_tree else "better" if new > old else "worse"
+        verdict = "other trees" if not same_tree else "better" if new > old else "worse"
     ratio = f"{new / old:.3f}" if old else "-"
     return Change(figure, f"{old:{form}}", f"{new:{form}}", ratio, verdict)
 

@@ -39,6 +39,7 @@ from dart_jax.programs.tables import table
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.tensor_files import open_tensors
+from eval.latency.shapes import weight_bytes
 
 _FILES = 4  # of a generated checkpoint, about
 
@@ -130,21 +131,17 @@ def write_checkpoint(directory: Path, size: int, experts: int) -> None:
     if experts:
         moe = MoEConfig(experts, min(experts, 8), 512, norm_topk_prob=True)
         config = dataclasses.replace(config, model_type="qwen3_moe", moe=moe)
-    seven = _bytes(config)
-    layer = _bytes(dataclasses.replace(config, num_hidden_layers=8)) - seven
-    layers = 7 + max(0, round((size - seven) / layer))
+    seven, eight = (
+        weight_bytes(dataclasses.replace(config, num_hidden_layers=n), jnp.bfloat16) for n in (7, 8)
+    )
+    layers = 7 + max(0, round((size - seven) / (eight - seven)))
     config = dataclasses.replace(config, num_hidden_layers=layers)
     key = jax.random.key(0)
     params = jax.tree.map(  # a few random numbers again and again: their values do not matter
         lambda x: jnp.broadcast_to(jax.random.normal(key, x.shape[-1:], jnp.bfloat16), x.shape),
         abstract_params(config),
     )
-    save_target(directory, config, params, max_shard_size=-(-_bytes(config) // _FILES))
-
-
-def _bytes(config: TargetConfig) -> int:
-    """Size of a model in bfloat16."""
-    return 2 * sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)))
+    save_target(directory, config, params, max_shard_size=-(-size // _FILES))
 
 
 def run(config: LoadingConfig, console: Console) -> list[Loading]:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import jax
 import numpy as np
 from rich.console import Console
 
@@ -24,9 +23,6 @@ from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.platform.int8 import round_params
-from dart_jax.models.pure import abstract_params
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.tables import table
 from dart_jax.weights import hub
@@ -36,12 +32,16 @@ from dart_jax.weights.checkpoint import (
     resolve_dtype,
 )
 from dart_jax.weights.drafter_files import check_fit
-from eval.latency.shapes import QWEN3, drafter_of, target_of
+from eval.latency.shapes import (
+    QWEN3,
+    AnyDrafter,
+    cache_row,
+    drafter_of,
+    target_of,
+    weight_bytes,
+)
 
 _FLOAT = 4  # bytes of a logit
-
-# Drafters with weights, and targets.
-AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,29 +123,6 @@ def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> M
         rows * (cache_row(target, dtype) + cache_row(drafter, dtype)),
         config.batch_size * (config.tree_nodes + 1) * node,
     )
-
-
-def cache_row(config: AnyDrafter, dtype: np.dtype) -> int:
-    """Returns the bytes of one token's keys and values in all layers of a model's cache."""
-    layers = 1 if isinstance(config, Eagle3Config) else config.num_hidden_layers
-    return dtype.itemsize * layers * 2 * config.num_key_value_heads * config.head_dim
-
-
-def weight_bytes(config: AnyDrafter, dtype: np.dtype, int8: bool) -> int:
-    """Returns the bytes of a model's weights; `int8`: linear layers and experts in 8 bits."""
-    if isinstance(config, TargetConfig):
-        if int8:  # the head is rounded, the embeddings are not
-            config = dataclasses.replace(config, tie_word_embeddings=False)
-        if config.moe is None and (layers := config.num_hidden_layers) > 2:
-            # All layers are the same, and making the shapes of 80 would take half a minute.
-            one, two = (
-                weight_bytes(dataclasses.replace(config, num_hidden_layers=n), dtype, int8)
-                for n in (1, 2)
-            )
-            return one + (layers - 1) * (two - one)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_params(config))
-    arrays = jax.eval_shape(round_params, shapes) if int8 else shapes
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
 
 
 def rows(config: MemoryConfig) -> list[list[str]]:

@@ -22,18 +22,19 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from dart_jax import _core
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
+from dart_jax.data.stdlib import read
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel
 from dart_jax.programs.command_line import check_least, parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import in_turn
 from dart_jax.programs.tables import table
 from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks.prompts import held_out_text
 
 POSITIONS, CANDIDATES = 8, 25
 _SUCCESSORS = 12  # candidates per position that the model has seen as followers
@@ -129,24 +130,18 @@ def run(config: NgramBenchConfig, console: Console) -> None:
     model = NgramModel.load(config.file)
     tokenizer = Tokenizer.load(config.tokenizer)
     check_tokenizer(model, tokenizer.backend, str(config.file))
-    files = config.data or [path for group in HELD_OUT for path in held_out_files(group)]
-    for path in files:
+    for path in config.data:
         if not path.is_file():
             raise UserError(f"no file {path}")
-    tokens = np.array(tokenizer.encode("\n".join(map(read, files))), np.int32)
+    text = "\n".join(map(read, config.data)) if config.data else held_out_text()
+    tokens = np.array(tokenizer.encode(text), np.int32)
     if len(tokens) < 1000:
         raise UserError("too little text to measure with; name more with --data")
     drafts = make_drafts(model, tokens, config.queries, np.random.default_rng(0))
-    opening = in_turn(
-        {
-            "open": partial(_open, config.file, True),
-            "open, without checksums": partial(_open, config.file, False),
-        },
-        _REPEATS,
-    )
+    opening = in_turn({"open": partial(NgramModel.load, config.file)}, _REPEATS)["open"]
     times = search_seconds(model, drafts, config.tree_nodes)
     seconds = {
-        **{name: statistics.median(values) for name, values in opening.items()},
+        "open, including checksums": statistics.median(opening),
         "search, median": float(np.median(times)),
         "search, 99th percentile": float(np.percentile(times, 99)),
     }
@@ -158,12 +153,7 @@ def run(config: NgramBenchConfig, console: Console) -> None:
     ]
     title = f"{config.file.name}, trees of {config.tree_nodes} nodes at {config.queries:,} places"
     console.print(table(title, ("figure", "value"), rows))
-    if config.json:
-        write_json(config.json, report(config, ngrams=ngrams, bytes=size, seconds=seconds))
-
-
-def _open(path: Path, checksums: bool) -> None:
-    NgramModel.load(path, checksums=checksums)
+    write_report(config, ngrams=ngrams, bytes=size, seconds=seconds)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -24,8 +24,8 @@ from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.models.cpu import foreign, products, tiles
 from dart_jax.programs.command_line import check_least, check_some, parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import in_turn
 from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
@@ -116,12 +116,11 @@ def run(config: ProductsConfig, console: Console) -> None:
         rows.append(row)
     title = f"Microseconds of a product (XLA's over it); weights in tiles by {by}"
     console.print(table(title, ("weights", "rows", *times[0]), rows))
-    if config.json:
-        measurements = [
-            {"shape": shape, "rows": count, **each}
-            for (shape, count), each in zip(cases, times, strict=True)
-        ]
-        write_json(config.json, report(config, products=by, measurements=measurements))
+    measurements = [
+        {"shape": shape, "rows": count, **each}
+        for (shape, count), each in zip(cases, times, strict=True)
+    ]
+    write_report(config, products=by, measurements=measurements)
 
 
 def main(args: Sequence[str] | None = None) -> None:

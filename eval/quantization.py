@@ -1,9 +1,10 @@
-"""Show what weights in 8 bits change: size, perplexity, most likely tokens, answers, acceptance.
+"""Show what weights in 8 bits change: size, perplexity, most likely tokens.
 
     python -m eval.quantization
     python -m eval.quantization --target Qwen/Qwen3-0.6B --drafter fvliang/qwen0.6b-dart
 
-Both models read held-out modules of the Python library, and continue the demo's prompts, greedily.
+Both models read held-out modules of the Python library. `eval.speedup --weights int8` shows speed,
+and that drafting changes no answer; with and without this option, it shows the change of tau.
 """
 
 from __future__ import annotations
@@ -19,22 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import WeightsDtype
 from dart_jax.models.pure import bind
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.tables import table
-from dart_jax.progress import tracked
-from eval.benchmarks.prompts import demo_prompts
+from eval.benchmarks.prompts import held_out_text
 
-_PROMPT_TOKENS = 128
 _WINDOW = 512  # tokens of text that are read together
 
 
@@ -44,10 +41,6 @@ class QuantizationConfig(ModelChoice):
 
     weights: WeightsDtype = "int8"
     """Storage of the weights that are compared with those of the files."""
-    prompts: int = 8
-    """Functions for each of the demo's four groups."""
-    max_new_tokens: int = 128
-    """Tokens to generate for each prompt."""
     held_out: int = 16384
     """Tokens of held-out text to read."""
     json: Path | None = None
@@ -55,34 +48,7 @@ class QuantizationConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, prompts=1, max_new_tokens=1, held_out=2)
-
-
-def answers(
-    model: DartModel, prompts: Sequence[np.ndarray], tokens: int, console: Console
-) -> tuple[list[list[int]], float | None, int | None]:
-    """Continues prompts by up to so many tokens, with and without the drafter.
-
-    Returns:
-      The tokens of each answer by plain decoding; tau, and how many answers with drafts are the
-      same, both None without a drafter.
-    """
-
-    def each(one: DartModel, nodes: int) -> list[Any]:
-        return [
-            one.generate(x, max_new_tokens=tokens, tree_nodes=nodes)
-            for x in tracked(prompts, "answers", console)
-        ]
-
-    plain = [answer.tokens.tolist() for answer in each(model.with_drafter(None), 0)]
-    if model.drafter is None:
-        return plain, None, None
-    # Trees of one size: those that change with the time of a step have another tau every time.
-    drafting = each(model, default_tree(model.drafter)[0])
-    # The first token is the prefill's.
-    tau = sum(len(x.tokens) - 1 for x in drafting) / max(sum(x.steps for x in drafting), 1)
-    same = sum(a == b.tokens.tolist() for a, b in zip(plain, drafting, strict=True))
-    return plain, tau, same
+        check_least(self, held_out=2)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -127,40 +93,21 @@ def run(config: QuantizationConfig, console: Console) -> None:
         raise UserError("--weights stored compares a model with itself; pass int8")
     check_outputs(config.json)
     models = dataclasses.replace(config, weights="stored").load(), config.load()
-    tokenizer = models[0].tokenizer
-    prompts = [each.tokens for each in demo_prompts(tokenizer, config.prompts, _PROMPT_TOKENS)]
-    text = "\n".join(read(path) for group in HELD_OUT for path in held_out_files(group))
-    tokens = np.asarray(tokenizer.encode(text)[: config.held_out], np.int32)
+    ids = models[0].tokenizer.encode(held_out_text())[: config.held_out]
+    tokens = np.asarray(ids, np.int32)
     window = min(_WINDOW, models[0].target.max_length)
     windows = [tokens[i : i + window] for i in range(0, len(tokens) - 1, window)]
     predictions = compare(*models, windows)
-    plain, taus, own = zip(
-        *(answers(model, prompts, config.max_new_tokens, console) for model in models), strict=True
-    )
     sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) for model in models]
-    same = sum(a == b for a, b in zip(*plain, strict=True))
-    count = len(prompts)
     rows = [
         ["size of target and drafter, MB", *(f"{size / 1e6:.1f}" for size in sizes)],
         ["perplexity of held-out text", *(f"{value:.3f}" for value in predictions["perplexity"])],
         ["same most likely token", "", f"{predictions['same_token']:.2%}"],
         ["KL divergence, nats", "", f"{predictions['divergence']:.5f}"],
-        ["same answers", "", f"{same} of {count}"],
     ]
-    if None not in taus:
-        rows.append(["tau", *(f"{tau:.2f}" for tau in taus)])
-        rows.append(["answers as of plain decoding", *(f"{n} of {count}" for n in own)])
-    title = f"{config.weights} beside stored weights, greedy, {count} prompts"
+    title = f"{config.weights} beside stored weights, {len(tokens):,} tokens"
     console.print(table(title, ("", "stored", config.weights), rows))
-    if config.json:
-        content = {
-            **predictions,
-            "size": sizes,
-            "same_answers": same,
-            "tau": taus,
-            "identical": own,
-        }
-        write_json(config.json, report(config, **content))
+    write_report(config, **predictions, size=sizes)
 
 
 def main(args: Sequence[str] | None = None) -> None:

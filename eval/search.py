@@ -26,13 +26,12 @@ from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import in_turn, spread
 from dart_jax.programs.tables import table
-from eval.benchmarks.prompts import demo_prompts
+from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
 
-_PROMPT_TOKENS = 128
 _BATCHES = 64  # searched in one program, so that its start does not count
 
 
@@ -130,7 +129,7 @@ def run(config: SearchBenchConfig, console: Console) -> None:
     if config.search != "auto":
         raise UserError("every --search is measured; leave it out")
     check_outputs(config.json)
-    decoders, length = {}, _PROMPT_TOKENS + config.max_new_tokens
+    decoders, length = {}, PROMPT_TOKENS + config.max_new_tokens
     for way in ("callback", "native", "device"):
         model = dataclasses.replace(config, search=way).load()
         try:
@@ -142,7 +141,7 @@ def run(config: SearchBenchConfig, console: Console) -> None:
     decoder = decoders["callback"]
     if not decoder.search or not decoder.config.host_buffer.candidates:
         raise UserError("the search needs a DART drafter; pass one with --drafter")
-    prompts = demo_prompts(model.tokenizer, config.prompts, _PROMPT_TOKENS)
+    prompts = demo_prompts(model.tokenizer, config.prompts)
     rows = record(decoder, [each.tokens for each in prompts], config.max_new_tokens)
     searches = {way: each.search for way, each in decoders.items()}
     seconds = {size: measure(searches, rows, size, config.repeats) for size in config.batch_size}
@@ -154,8 +153,7 @@ def run(config: SearchBenchConfig, console: Console) -> None:
     title = f"Searching trees of {config.tree_nodes} nodes, microseconds a batch"
     names = [*searches]
     console.print(table(title, ("batch", *names, f"{names[-1]} / {names[0]}"), cells))
-    if config.json:
-        write_json(config.json, report(config, seconds=seconds))
+    write_report(config, seconds=seconds)
 
 
 def main(args: Sequence[str] | None = None) -> None:

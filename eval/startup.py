@@ -24,8 +24,8 @@ from rich.console import Console
 from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
@@ -99,8 +99,7 @@ def run(config: StartupConfig, console: Console) -> None:
         (name, f"{cold[name]:.2f}", spread([run[name] for run in warm], ".2f")) for name in cold
     ]
     console.print(table("Seconds in a new process", ("", "cold cache", "warm cache"), rows))
-    if config.json:
-        write_json(config.json, report(config, cold=cold, warm=warm))
+    write_report(config, cold=cold, warm=warm)
 
 
 def main(args: Sequence[str] | None = None) -> None:

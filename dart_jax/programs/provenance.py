@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from dart_jax.machine import available_cores
+from dart_jax.programs.outputs import write_json
 
 
 def environment() -> dict[str, str]:
@@ -42,6 +43,12 @@ def report(config: Any, **content: Any) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         **content,
     }
+
+
+def write_report(config: Any, **content: Any) -> None:
+    """Writes `report` to the file of the program's option --json, if it was given."""
+    if config.json is not None:
+        write_json(config.json, report(config, **content))
 
 
 def _cpu() -> str:

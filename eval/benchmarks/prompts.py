@@ -7,14 +7,13 @@ turn (signature and docstring, exactly as in the source) until there are enough 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import islice
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, short_prompts, stdlib
+from dart_jax.data.stdlib import HELD_OUT, held_out_files, read, short_prompts, stdlib
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, prompt_tokens
@@ -22,87 +21,70 @@ from eval.benchmarks.questions import Question, prompt_tokens
 # Longest prompt of the demo benchmark.
 PROMPT_TOKENS = 128
 
-# Modules of the training text, for warm-up and for choosing the tree.
-WARM_UP = ("argparse.py", "pathlib.py", "logging/handlers.py", "tarfile.py")
+
+def held_out_text() -> str:
+    """Returns the held-out modules, one after another."""
+    return "\n".join(read(path) for group in HELD_OUT for path in held_out_files(group))
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompt:
-    """One prompt of the benchmark."""
+class Prompt(NamedTuple):
+    """One prompt of the benchmark: its group, its text, and its tokens, int32 [P]."""
 
     group: str
     text: str
     tokens: np.ndarray
 
 
-def demo_prompts(tokenizer: Tokenizer, per_group: int, max_tokens: int) -> list[Prompt]:
-    """Returns `per_group` prompts, or fewer, for each group of held-out modules."""
-    return [
-        prompt
-        for group in HELD_OUT
-        for prompt in _first_prompts(group, held_out_files(group), tokenizer, per_group, max_tokens)
-    ]
+def demo_prompts(
+    tokenizer: Tokenizer, per_group: int, max_tokens: int = PROMPT_TOKENS
+) -> list[Prompt]:
+    """Returns `per_group` prompts, or fewer, for each group of held-out modules.
 
-
-def warm_up_prompts(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[Prompt]:
-    """Returns `count` prompts, or fewer, by the same rule from modules of the training text."""
-    files = [path for name in WARM_UP if (path := stdlib() / name).is_file()]
-    return _first_prompts("warm-up", files, tokenizer, count, max_tokens)
+    Raises:
+      UserError: a group has no documented function within `max_tokens` tokens.
+    """
+    prompts: list[Prompt] = []
+    for group in HELD_OUT:
+        short = short_prompts(held_out_files(group), tokenizer.encode, max_tokens)
+        some = [Prompt(group, *prompt) for prompt in islice(short, per_group)]
+        if not some:
+            raise UserError(
+                f"no documented function of the group {group!r} in {stdlib()} is within "
+                f"{max_tokens} tokens; this program needs the library's sources and a tokenizer "
+                "made for text"
+            )
+        prompts += some
+    return prompts
 
 
 def question_prompts(
     questions: Sequence[Question],
     tokenizer: Tokenizer,
-    answer: Callable[[list[np.ndarray]], list[np.ndarray]],
+    answer: Callable[[np.ndarray], np.ndarray],
     *,
     thinking: bool,
-    batch: int,
 ) -> list[Prompt]:
     """Returns every turn of every question as a prompt, so that all methods get the same prompts.
 
     Args:
       questions: questions of a benchmark.
       tokenizer: the target's.
-      answer: token prompts -> tokens that plain decoding generates for them; the answers to
+      answer: prompt, int32 [P] -> tokens that plain decoding generates for it; the answers to
         earlier turns are part of the prompts of later ones.
       thinking: enable thinking in the chat template.
-      batch: prompts answered together.
     """
-    prompts: list[list[Prompt]] = [[] for _ in questions]
-    answers: list[list[str]] = [[] for _ in questions]
-    for turn in range(max(len(question.turns) for question in questions)):
-        for n, question in enumerate(questions):
-            if turn < len(question.turns):
-                tokens = prompt_tokens(question, answers[n], tokenizer, thinking)
-                prompts[n].append(Prompt(question.group, question.turns[turn], tokens))
-        more = [n for n, question in enumerate(questions) if turn + 1 < len(question.turns)]
-        for start in range(0, len(more), batch):
-            some = more[start : start + batch]
-            for n, new in zip(some, answer([prompts[n][-1].tokens for n in some]), strict=True):
-                answers[n].append(tokenizer.decode(new.tolist()))
-    return [prompt for of_question in prompts for prompt in of_question]
+    prompts: list[Prompt] = []
+    for question in questions:
+        answers: list[str] = []
+        for turn in question.turns:
+            tokens = prompt_tokens(question, answers, tokenizer, thinking)
+            prompts.append(Prompt(question.group, turn, tokens))
+            if len(answers) + 1 < len(question.turns):
+                answers.append(tokenizer.decode(answer(tokens).tolist()))
+    return prompts
 
 
 def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Splits prompts into batches, in order; only the last one may be smaller.
-
-    A batch may mix prompts of several groups, so that small groups do not leave batches unfilled.
-    """
+    """Splits prompts into batches, in order; only the last one may be smaller. A batch may mix
+    prompts of several groups, so that small groups do not leave batches unfilled."""
     return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-
-
-def _first_prompts(
-    group: str,
-    files: list[Path],
-    tokenizer: Tokenizer,
-    count: int,
-    max_tokens: int,
-) -> list[Prompt]:
-    short = short_prompts(files, tokenizer.encode, max_tokens)
-    prompts = [Prompt(group, *prompt) for prompt in islice(short, count)]
-    if not prompts:
-        raise UserError(
-            f"no documented function of the group {group!r} in {stdlib()} is within {max_tokens} "
-            "tokens; this program needs the library's sources and a tokenizer made for text"
-        )
-    return prompts

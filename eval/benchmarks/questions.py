@@ -27,18 +27,11 @@ from typing import Any
 import numpy as np
 
 from dart_jax.data.contents import Chat, chat, earlier_turns, parse
-from dart_jax.data.fields import MORE, REFUSED, SYSTEM, TURNS, refuse_more, refuse_unsupported
+from dart_jax.data.fields import MORE, TURNS, refuse_more, refuse_unsupported
 from dart_jax.data.messages import Messages, alternating, is_messages
 from dart_jax.data.records import Record, kind
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-
-# The fields that are read; others, such as the tests of LiveCodeBench, may be large.
-FIELDS = (
-    *("turns", "prompt", "entry_point", "text", "test_list", "question_content", "starter_code"),
-    *("instruction", "problem", "question", "query", "category", "data", "completion", "tools"),
-    *(*MORE, *TURNS, *SYSTEM, "history", *REFUSED),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +121,7 @@ def prompt_tokens(
 
 
 def _is_chat(record: dict[str, Any]) -> bool:
-    """Tells whether a record is a chat, whose answers are known."""
+    """Tells whether a record is a chat."""
     if "turns" in record:
         return False
     prompted = [record.get("prompt"), record.get("completion")]
@@ -228,8 +221,8 @@ def _text(record: dict[str, Any], field: str, optional: bool = False) -> str:
 def _texts(record: dict[str, Any], field: str) -> tuple[str, ...]:
     texts = record[field]
     if not isinstance(texts, list) or not texts:
-        what = "empty" if texts == [] else kind(texts)
-        raise UserError(f"`{field}` must be a list of strings, not {what}")
+        problem = "empty" if texts == [] else kind(texts)
+        raise UserError(f"`{field}` must be a list of strings, not {problem}")
     return tuple(_checked(text, f"`{field}`, number {n},") for n, text in enumerate(texts, 1))
 
 

@@ -15,7 +15,7 @@ from dart_jax.data.compression import COMPRESSIONS
 from dart_jax.data.records import HUB, Skipped, find_files, is_text, records, refuse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.questions import FIELDS, Question, read_question
+from eval.benchmarks.questions import Question, read_question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Benchmark:
 
     Attributes:
       name: its name on the command line and in results.
-      title: its title in the paper's table.
+      title: its title in tables.
       files: file names to look for in a directory, the first one found is used; for a user's own
         file, its path.
       hub: `owner/name/path` of a data set; None if its authors publish none on the hub.
@@ -82,9 +82,6 @@ DEMO = "demo"
 
 _NAMES = ", ".join([*BENCHMARKS, OWN.name])
 
-# The paper's benchmarks, in the order of its table.
-PAPER = tuple(BENCHMARKS)[:7]
-
 # For Spec-Bench, the only one that is not on the hub.
 _BY_HAND = (
     "put question.jsonl of github.com/hemingkx/Spec-Bench into --data-dir as spec_bench.jsonl"
@@ -95,12 +92,6 @@ class MissingFile(UserError):
     """The file of a benchmark is missing."""
 
 
-def default_bench(tokenizer: Tokenizer) -> str:
-    """Returns the benchmark for a target that nobody chose one for: our own questions, or `DEMO`
-    without a chat template."""
-    return OWN.name if tokenizer.chat_template else DEMO
-
-
 def check_bench(text: str | None) -> None:
     """Raises UserError unless it is None, `DEMO`, or as `parse_names` takes it."""
     if text not in (None, DEMO):
@@ -108,12 +99,18 @@ def check_bench(text: str | None) -> None:
 
 
 def load_all(
-    text: str, data_dir: Path | None, limit: int, skip_bad: bool = False
+    text: str | None,
+    tokenizer: Tokenizer,
+    data_dir: Path | None,
+    limit: int,
+    skip_bad: bool = False,
 ) -> tuple[dict[str, list[Question]], list[str]]:
     """Loads the first questions of several benchmarks; of `all`, of those whose files are there.
 
     Args:
-      text: comma-separated names and files.
+      text: comma-separated names and files, or `DEMO`, which has no questions. None: our own
+        questions for a target with a chat template, otherwise `DEMO`.
+      tokenizer: the target's.
       data_dir: as for `load`.
       limit: maximum number of questions of each.
       skip_bad: skip records that cannot be used.
@@ -124,8 +121,11 @@ def load_all(
     Raises:
       UserError: as `parse_names` and `load`, or there is no file of any benchmark.
     """
+    text = text or (OWN.name if tokenizer.chat_template else DEMO)
     questions: dict[str, list[Question]] = {}
-    left_out = []
+    left_out: list[str] = []
+    if text == DEMO:
+        return questions, left_out
     for name in parse_names(text):
         skipped = Skipped()
         try:
@@ -153,8 +153,7 @@ def parse_names(text: str) -> tuple[str, ...]:
     for each in _split(text):
         for name in BENCHMARKS if each == "all" else (each,):
             bench = find(name).name
-            other = names.setdefault(bench, name)
-            if not _same(name, other):
+            if (other := names.setdefault(bench, name)) != name:
                 raise UserError(
                     f"{other} and {name} would both be called {bench}; rename a file, or pass one"
                 )
@@ -203,11 +202,8 @@ def load(
     benchmark = find(name)
     files = _files(benchmark, data_dir)
 
-    def columns(names: list[str]) -> list[str]:
-        return [name for name in names if name in FIELDS] or names
-
     def read() -> Iterator[Question]:
-        for record in (r for path in files for r in records(path, columns=columns, bad=bad)):
+        for record in (r for path in files for r in records(path, bad=bad)):
             try:
                 yield read_question(record, benchmark.name, benchmark.title, benchmark.by_category)
             except UserError as error:
@@ -242,10 +238,3 @@ def _files(benchmark: Benchmark, data_dir: Path | None) -> tuple[Path, ...]:
 
 def _split(text: str) -> list[str]:
     return [name for name in map(str.strip, text.split(",")) if name]
-
-
-def _same(one: str, other: str) -> bool:
-    """Tells whether two names or paths mean the same benchmark."""
-    if one in BENCHMARKS or other in BENCHMARKS:
-        return one == other
-    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()

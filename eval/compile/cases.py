@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.device import DeviceSearch
@@ -32,12 +31,10 @@ from dart_jax.engine.programs import (
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import round_params
-from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
-from eval.latency.shapes import as_loaded, drafter_of, target_of
+from eval.latency.shapes import as_loaded, drafter_of, stored_shapes, target_of
 
 Method = Literal["plain", "dart", "eagle3"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
@@ -105,25 +102,14 @@ class Case:
 
     @functools.cached_property
     def params(self) -> dict[str, Any]:
-        """The parameters' shapes."""
-        return abstract_weights(self.config, self.dtype)
-
-
-def abstract_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
-    """The shapes of the models' parameters as they are decoded with (see `DecodeParams`)."""
-
-    def weights(model: Any) -> Any:
-        stored = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)),
-            abstract_params(model, config.execution.fused),
-        )
-        return jax.eval_shape(round_params, stored) if config.execution.rounded else stored
-
-    params = {"target": weights(config.target)}
-    drafter = config.drafter
-    if isinstance(drafter, DraftLayerConfig):
-        params |= {"drafter": weights(drafter), "draft_ids": _ints(drafter.draft_vocab_size)}
-    return params
+        """The parameters' shapes (see `DecodeParams`)."""
+        config, drafter = self.config, self.config.drafter
+        how = {"int8": config.execution.rounded, "fused": config.execution.fused}
+        params = {"target": stored_shapes(config.target, self.dtype, **how)}
+        if isinstance(drafter, DraftLayerConfig):
+            params["drafter"] = stored_shapes(drafter, self.dtype, **how)
+            params["draft_ids"] = _ints(drafter.draft_vocab_size)
+        return params
 
 
 def _ints(*shape: int) -> jax.ShapeDtypeStruct:
@@ -155,7 +141,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     params = on(case.params, param_specs(config, case.params))
     if program == "search":
         packed = on(_ints(case.batch, config.host_buffer.width), ROWS)
-        search = on(_search(case, config.host_buffer))
+        search = on(_search(case))
         return jax.jit(type(search).in_program).lower(search, packed)
     page = ServingConfig().page if program == "serve" else config.capacity(case.context)
     columns = -(-case.context // page)
@@ -181,15 +167,15 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         history = jax.eval_shape(partial(empty_history, case.batch, vocabulary))
         history = on(history, DEVICE_ROWS)
     # A single step leaves out the search.
-    search = on(_search(case, config.host_buffer)) if config.searches and steps > 1 else None
+    search = on(_search(case)) if config.searches and steps > 1 else None
     limits = on((_ints(), _ints()))
     return burst.lower(static, params, pools, history, rows, trees, search, *limits)
 
 
-def _search(case: Case, host_buffer: HostBuffer) -> TreeSearch:
-    """The tree search, with abstract arrays."""
+def _search(case: Case) -> TreeSearch:
+    """Returns the tree search, with abstract arrays."""
     if case.search != "device":
-        search = HostSearch(host_buffer, case.nodes, native=True)
+        search = HostSearch(case.config.host_buffer, case.nodes, native=True)
         return jax.tree.map(lambda _: _ints(), search)
     places = _NGRAMS + _NGRAMS // 9 + 1
     table = DeviceTable(
@@ -200,4 +186,4 @@ def _search(case: Case, host_buffer: HostBuffer) -> TreeSearch:
         vocab_size=_ints(),
     )
     eos = (case.config.target.vocab_size - 1,)
-    return DeviceSearch(host_buffer, case.nodes, table=table, eos=eos)
+    return DeviceSearch(case.config.host_buffer, case.nodes, table=table, eos=eos)

@@ -14,17 +14,10 @@ _SHORT = 8192
 # Narrower heads are left to XLA on TPUs.
 _NARROW = 64
 
-# Programs that search trees.
-_SEARCHING = ("search", "loop", "serve")
 
-
-def violations(result: Result, kernels_a_layer: float | None = None) -> Iterator[str]:
-    """Yields a line for everything that a program should not do.
-
-    Args:
-      result: the program.
-      kernels_a_layer: the most kernels that a layer of the target may have; None for any number.
-    """
+def violations(result: Result, kernels_a_layer: float = float("inf")) -> Iterator[str]:
+    """Yields a line for everything that a program should not do; `kernels_a_layer` is the most that
+    a layer of the target may have."""
     case, program, findings = result.case, result.program, result.findings
     name = f"{case.shape} {case.method} {program}, batch {case.batch}"
     # Without a kernel for pages, plain JAX gathers them.
@@ -32,7 +25,7 @@ def violations(result: Result, kernels_a_layer: float | None = None) -> Iterator
         yield f"{name}: {copy} copies a cache"
     if findings.not_in_place and program != "prefill":
         yield f"{name}: {', '.join(findings.not_in_place)} are not updated in place"
-    on_host = case.config.searches and case.search != "device" and program in _SEARCHING
+    on_host = case.config.searches and case.search != "device" and program != "step"
     if findings.host and not on_host:
         yield f"{name}: transfers to or from the host: {', '.join(findings.host)}"
     vocabulary = case.config.target.vocab_size
@@ -49,12 +42,12 @@ def violations(result: Result, kernels_a_layer: float | None = None) -> Iterator
         yield f"{name}: {findings.graphs} CUDA graphs, not 1"
     for line in _exchanges(result):
         yield f"{name}: {line}"
-    if kernels_a_layer is not None and findings.of_a_layer > kernels_a_layer:
+    if findings.of_a_layer > kernels_a_layer:
         yield f"{name}: {findings.of_a_layer:g} kernels in a layer, more than {kernels_a_layer:g}"
 
 
 def _without_kernel(result: Result) -> list[int]:
-    """The layers without a Pallas kernel, where the device has one for their attention."""
+    """Returns the layers without a Pallas kernel, where the device has one for their attention."""
     case = result.case
     kernel = case.execution.attention in ("triton", "mosaic") and case.dtype == "bfloat16"
     if not kernel or result.program in ("prefill", "search"):
@@ -98,7 +91,7 @@ def _exchanges(result: Result) -> Iterator[str]:
 
 
 def _added(case: Case, program: Program) -> int:
-    """Bytes that a part of a split drafter's layer adds up, at most; 0 without one."""
+    """Returns the bytes that a part of a split drafter's layer adds up, at most; 0 without one."""
     drafter, config = case.config.drafter, case.config
     if not isinstance(drafter, DraftLayerConfig) or not config.execution.split_drafter:
         return 0

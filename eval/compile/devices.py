@@ -91,29 +91,18 @@ class Accelerator:
         )
 
 
-def _gpu(title: str, **figures: Any) -> Accelerator:
-    return Accelerator(title, _GPU.format(title=title, **figures))
+def _gpu(
+    title: str, major: int, cores: int, clock: float, cache: int, bandwidth: int, memory: int
+) -> Accelerator:
+    """Describes an NVIDIA GPU: major compute capability, multiprocessors, GHz, bytes of L2 cache,
+    bytes per second and bytes of memory."""
+    figures = {"cores": cores, "clock": clock, "cache": cache, "bandwidth": bandwidth}
+    return Accelerator(title, _GPU.format(title=title, major=major, memory=memory, **figures))
 
 
 ACCELERATORS = {
-    "h200": _gpu(
-        "NVIDIA H200 SXM",
-        major=9,
-        cores=132,
-        clock=1.98,
-        cache=50 * 2**20,
-        bandwidth=4_800_000_000_000,
-        memory=141 * 10**9,
-    ),
-    "b200": _gpu(
-        "NVIDIA B200",
-        major=10,
-        cores=148,
-        clock=1.97,
-        cache=126 * 2**20,
-        bandwidth=8_000_000_000_000,
-        memory=180 * 10**9,
-    ),
+    "h200": _gpu("NVIDIA H200 SXM", 9, 132, 1.98, 50 * 2**20, 4_800 * 10**9, 141 * 10**9),
+    "b200": _gpu("NVIDIA B200", 10, 148, 1.97, 126 * 2**20, 8_000 * 10**9, 180 * 10**9),
     "v5e": Accelerator("TPU v5e"),
     "v6e": Accelerator("TPU v6e"),
 }

@@ -118,8 +118,8 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
     module, graphs = read_module(compiled.as_text() or ""), read_graphs(dump)
     memory = compiled.memory_analysis()
     assert memory is not None  # compilers of all platforms report it
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    in_use = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    in_use += memory.temp_size_in_bytes - memory.alias_size_in_bytes
     by_layer: collections.Counter[int | None] = collections.Counter()
     outside: list[str] = []
     for run in module.runs:
@@ -151,7 +151,7 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
         collectives=list(collectives(module)),
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
-        peak=getattr(memory, "peak_memory_in_bytes", 0) or held,
+        peak=getattr(memory, "peak_memory_in_bytes", 0) or in_use,
         seconds=seconds,
     )
 

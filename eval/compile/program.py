@@ -17,27 +17,28 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import DATA, MODEL, MeshShape
 from dart_jax.models.sharding.rules import check_divides
 from dart_jax.programs.command_line import check_least, check_some, parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.progress import stage
 from eval.compile.cases import Case, Level, Method, Program, lower
 from eval.compile.check import violations
 from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, described
 from eval.compile.findings import Result, inspect
 from eval.latency.cost import costs
-from eval.latency.report import Grid
+from eval.latency.report import narrow
 from eval.latency.shapes import check_batch, target_of
 
 _KERNELS = (
@@ -92,7 +93,7 @@ class CompileConfig:
     attention of a layer, runs a step in more than one CUDA graph or outside of it, or exchanges
     more among devices than two sums a layer, the largest logits, the drafter's sums and its
     likeliest tokens, or a few numbers of each row if tokens are drawn."""
-    max_kernels_a_layer: float | None = None
+    max_kernels_a_layer: float = float("inf")
     """Also exit with status 1 if a layer of the target has more kernels."""
     json: Path | None = None
     """Write all figures to this file."""
@@ -106,10 +107,7 @@ class CompileConfig:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
         if self.search == "native" and not ACCELERATORS[self.device].gpu:
             raise UserError("--search native needs a GPU; choose device")
-        most = self.max_kernels_a_layer
-        if most is not None and not most > 0:
-            raise UserError("--max-kernels-a-layer must be above 0")
-        if most is not None and not self.check:
+        if self.max_kernels_a_layer < float("inf") and not self.check:
             raise UserError("--max-kernels-a-layer needs --check")
         mesh = MeshShape.parse(self.mesh)
         if mesh.data * mesh.model == 1:
@@ -139,8 +137,8 @@ class CompileConfig:
                 self.prompt,
                 level=self.sampling,
                 layers=self.layers,
-                execution=dataclasses.replace(execution, rounded=weights == "int8"),
                 search=self.search,
+                execution=dataclasses.replace(execution, rounded=weights == "int8"),
             )
             for shape, weights, context, batch, method, nodes in settings
         ]
@@ -171,17 +169,14 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
         results.append(Result(case, name, findings))
         jax.clear_caches()
     where = f"{config.mesh}, {accelerator.title}" if mesh is not None else accelerator.title
-    for grid in grids(results, where):
-        console.print(grid.table())
-    if config.json:
-        content = report(config, programs=[_as_json(result) for result in results])
-        write_json(config.json, content)
+    for table in tables(results, where):
+        console.print(table)
+    write_report(config, programs=[_as_json(result) for result in results])
     return results
 
 
-def grids(results: Sequence[Result], where: str) -> list[Grid]:
-    """Builds two tables for each shape, way to store weights and context."""
-    tables = []
+def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
+    """Yields two tables for each shape, way to store weights and context."""
     for setting, group in itertools.groupby(results, _setting):
         names, kernels, work = ["program", "batch", "tree"], [], []
         for case, name, x in group:
@@ -198,13 +193,12 @@ def grids(results: Sequence[Result], where: str) -> list[Grid]:
         of_kernels = ["kernels", "layer", "Pallas", "graphs", "rest", "host", "sort"]
         of_work = ["Gop", "args", "temp", "peak", "exchanges", "KB", "s"]
         title = f"{setting}, compiled for {where}"
-        tables.append(Grid(title, [*names, *of_kernels], kernels, _KERNELS))
-        tables.append(Grid(title, [*names, *of_work], work, _WORK))
-    return tables
+        yield narrow(title, [*names, *of_kernels], kernels, _KERNELS)
+        yield narrow(title, [*names, *of_work], work, _WORK)
 
 
 def _operations(case: Case) -> int:
-    """Operations of a step's matrix products on each of the devices, which share them evenly."""
+    """Returns the operations of a step's matrix products on each device."""
     devices = case.execution.groups * case.execution.shards
     least = costs(case.on(None).config, case.dtype, case.batch, case.context)
     return least["step"].operations // devices

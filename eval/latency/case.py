@@ -18,9 +18,9 @@ from dart_jax.decoding.search.choice import TreeSearch, make_search
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
-from eval.latency.clock import Repeated, Times, measure, measure_scopes
+from dart_jax.model import DartModel
+from eval.latency.clock import Repeated, measure, measure_scopes
 from eval.latency.cost import Cost, costs
-from eval.latency.model import Model
 
 STAGES = ("verify", "accept", "compact", "draft", "top-k")
 _SCOPE = re.compile(r"(?:^|/)(verify|accept|compact|draft|top_k)(?=/|$)")
@@ -28,18 +28,18 @@ _UNLIMITED = 2**30  # token budget
 
 
 class Row(NamedTuple):
-    """A stage and its times.
+    """A stage and its time.
 
     Attributes:
       stage: a stage's name, step, search, or plain step.
       nodes: nodes of the tree, N; 0 for a plain step.
-      times: its times.
+      seconds: of each repeat.
       cost: its least work on a device; None for the search.
     """
 
     stage: str
     nodes: int
-    times: Times
+    seconds: list[float]
     cost: Cost | None
 
 
@@ -54,7 +54,7 @@ def _step(
 
 
 def measure_stages(
-    model: Model, batch: int, context: int, nodes: tuple[int, ...], repeats: int
+    model: DartModel, batch: int, context: int, nodes: tuple[int, ...], repeats: int
 ) -> list[Row]:
     """Measures a plain step and all stages of a step, in its order, for trees of each size.
 
@@ -72,7 +72,7 @@ def measure_stages(
 
 
 def _measure(
-    model: Model, batch: int, context: int, nodes: int, repeats: int, *, plain: bool
+    model: DartModel, batch: int, context: int, nodes: int, repeats: int, *, plain: bool
 ) -> Iterator[Row]:
     """Measures the stages for trees of one size; before them, a plain step if asked to."""
     config = DecodeConfig(model.target, model.drafter, nodes, execution=model.execution)
@@ -101,24 +101,18 @@ def _measure(
 
 
 def stage_of(scope: str) -> str | None:
-    """The stage of an operation's named scopes: the innermost."""
+    """Returns the stage of an operation's named scopes: the innermost."""
     scopes = _SCOPE.findall(scope)
     return scopes[-1].replace("_", "-") if scopes else None
 
 
+@partial(jax.jit, static_argnums=(0, 2, 3))
 def prepared_state(
     config: DecodeConfig, params: DecodeParams, batch: int, context: int
 ) -> tuple[DecodeState, jax.Array]:
     """Returns the state after so many tokens, most of whose cached rows are zeros, and the host
     buffer. Times do not depend on what the rows hold."""
-    return _prepared(config, params, batch, context, config.capacity(context))
-
-
-@partial(jax.jit, static_argnums=(0, 2, 3, 4))
-def _prepared(
-    config: DecodeConfig, params: DecodeParams, batch: int, context: int, capacity: int
-) -> tuple[DecodeState, jax.Array]:
-    caches = caches_without_rows(config.reading, params, batch, capacity)
+    caches = caches_without_rows(config.reading, params, batch, config.capacity(context))
     random, vocabulary = jax.random.key(0), config.target.vocab_size
     state = DecodeState(
         target_cache=caches.target,

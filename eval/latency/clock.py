@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.profiler import ProfileData
@@ -17,25 +16,6 @@ from jax.profiler import ProfileData
 from eval.latency.hlo import read_module
 
 _SECONDS, _MOST_CALLS = 0.1, 256  # of a measurement
-
-
-class Times(NamedTuple):
-    """Seconds of a call, one value per repeat."""
-
-    values: list[float]
-
-    @property
-    def seconds(self) -> float:
-        """The median."""
-        return statistics.median(self.values)
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """The lower and the upper quartile."""
-        if len(self.values) == 1:
-            return self.values[0], self.values[0]
-        lower, _, upper = statistics.quantiles(self.values, n=4, method="inclusive")
-        return lower, upper
 
 
 @dataclasses.dataclass
@@ -66,15 +46,16 @@ class Repeated:
         return min(max(round(_SECONDS / min(self(1), self(1))), 2), _MOST_CALLS)
 
 
-def measure(program: Repeated, repeats: int) -> Times:
-    """Times calls in a row, one by one dispatched, of which only the last is waited for."""
+def measure(program: Repeated, repeats: int) -> list[float]:
+    """Times calls in a row, one by one dispatched, of which only the last is waited for; returns
+    the seconds of a call, one value per repeat."""
     calls = program.calls()
-    return Times([program(calls) for _ in range(repeats)])
+    return [program(calls) for _ in range(repeats)]
 
 
 def measure_scopes(
     program: Repeated, repeats: int, stage_of: Callable[[str], str | None]
-) -> dict[str, Times]:
+) -> dict[str, list[float]]:
     """Times the stages of a program: sums of what the profiler records of its operations.
 
     Args:
@@ -84,7 +65,8 @@ def measure_scopes(
         stage; None for none.
 
     Returns:
-      The stages' times; none where the profiler records no operations.
+      For each stage its seconds of a call, one value per repeat; none where the profiler records no
+      operations.
     """
     runs = read_module(program.program.as_text() or "").runs
     stages = {run.instruction.name: stage_of(run.scope) for run in runs}
@@ -96,11 +78,11 @@ def measure_scopes(
                 seconds[stage] += duration / calls
         for stage, value in seconds.items():
             times[stage].append(value)
-    return {stage: Times(values) for stage, values in times.items()}
+    return times
 
 
 def _operations(program: Repeated, calls: int) -> list[tuple[str, float]]:
-    """The instructions that run in so many calls, and the seconds of each."""
+    """Returns the instructions that run in so many calls, and the seconds of each."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python's own calls would be slower
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import abstract_params
-from eval.latency.shapes import parameters
+from eval.latency.shapes import cache_row, weight_bytes
 
 _INT = _FLOAT = 4  # bytes of ids and of logits
 
@@ -51,7 +51,7 @@ def costs(config: DecodeConfig, dtype: Any, batch: int, context: int) -> dict[st
     """
     target, item, b = config.target, jnp.dtype(dtype).itemsize, batch
     nodes, path = config.nodes + 1, config.max_depth + 1
-    row, features = item * _cached(target), item * len(config.feature_layers) * target.hidden_size
+    row, features = cache_row(target, dtype), item * len(config.feature_layers) * target.hidden_size
     logits = b * nodes * _FLOAT * target.vocab_size
 
     read, products = _read(target, b * nodes)
@@ -66,12 +66,12 @@ def costs(config: DecodeConfig, dtype: Any, batch: int, context: int) -> dict[st
     draft = top_k = Cost(0, 0)
     if isinstance(config.drafter, DrafterConfig):
         drafter = config.drafter.shortened(path - 1)
-        moved, operations = _draft(drafter, item, b, context, path)
+        traffic, operations = _draft(drafter, dtype, b, context, path)
         logits = b * drafter.num_positions * _FLOAT * drafter.draft_vocab_size
         candidates = b * drafter.num_positions * config.candidates * (_INT + _FLOAT)
-        draft = Cost(moved + b * path * features + logits, operations)
+        draft = Cost(traffic + b * path * features + logits, operations)
         top_k = Cost(logits + candidates, 0)
-        step = Cost(step.bytes + moved + candidates, step.operations + operations)
+        step = Cost(step.bytes + traffic + candidates, step.operations + operations)
     return {
         "verify": verify,
         "accept": accept,
@@ -82,7 +82,7 @@ def costs(config: DecodeConfig, dtype: Any, batch: int, context: int) -> dict[st
     }
 
 
-def _draft(drafter: DrafterConfig, item: int, b: int, context: int, path: int) -> tuple[int, int]:
+def _draft(drafter: DrafterConfig, dtype: Any, b: int, context: int, path: int) -> tuple[int, int]:
     """Returns a drafter's bytes besides features and logits, and its operations."""
     masks = drafter.draft_length
     # Mask rows are the same until attention: one is computed for all.
@@ -95,9 +95,9 @@ def _draft(drafter: DrafterConfig, item: int, b: int, context: int, path: int) -
     )
     width = drafter.num_attention_heads * drafter.head_dim
     products += 2 * width * (1 + masks) * (context + path + masks)
-    weights, embeddings = parameters(drafter), b * path * drafter.hidden_size
-    cached = b * _cached(drafter) * (context + path)
-    return item * (weights + embeddings + cached), 2 * b * products
+    embeddings = jnp.dtype(dtype).itemsize * b * path * drafter.hidden_size
+    rows_read = b * cache_row(drafter, dtype) * (context + path)
+    return weight_bytes(drafter, dtype) + embeddings + rows_read, 2 * b * products
 
 
 def _read(target: TargetConfig, rows: int) -> tuple[int, int]:
@@ -115,12 +115,7 @@ def _read(target: TargetConfig, rows: int) -> tuple[int, int]:
     return round(read), round(products)
 
 
-def _cached(config: TargetConfig | DrafterConfig) -> int:
-    """Numbers in one token's keys and values in a model's cache."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-
-
 def _shapes(config: TargetConfig | DrafterConfig) -> list[tuple[list[str], tuple[int, ...]]]:
-    """The names in the path of each parameter, and its shape."""
+    """Returns the names in the path of each parameter, and its shape."""
     leaves = jax.tree.leaves_with_path(abstract_params(config))
     return [([str(getattr(x, "key", "")) for x in path], leaf.shape) for path, leaf in leaves]

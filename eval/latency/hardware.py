@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from dart_jax.programs.spread import in_turn
 
 _RUNS, _CALLS = 5, 4
 _SIZES = (512, 1024, 2048, 4096, 8192)
@@ -31,23 +32,17 @@ class Hardware(NamedTuple):
     memory: int
 
 
-def measure(dtype: Any, copied: int | None = None) -> Hardware:
-    """Measures the first device.
-
-    Args:
-      dtype: dtype of the product.
-      copied: bytes to copy; None for more than any cache holds.
-    """
+def measure(dtype: Any) -> Hardware:
+    """Measures the first device, with products of this dtype."""
     stats = jax.local_devices()[0].memory_stats() or {}
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     memory = int(stats.get("bytes_limit", free))
-    if copied is None:
-        copied = min(2**28 if jax.default_backend() == "cpu" else 2**30, memory // 16)
-    return Hardware(_bandwidth(copied), _rate(dtype), memory)
+    size = 2**28 if jax.default_backend() == "cpu" else 2**30  # more than any cache holds
+    return Hardware(_bandwidth(min(size, memory // 16)), _rate(dtype), memory)
 
 
 def _bandwidth(copied: int) -> float:
-    """Bytes per second of additions in place, which map no new pages of memory."""
+    """Returns the bytes per second of additions in place, which map no new pages of memory."""
     array = jnp.zeros((copied // 4,), jnp.float32)
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
 
@@ -61,28 +56,19 @@ def _bandwidth(copied: int) -> float:
 
 
 def _rate(dtype: Any) -> float:
-    """Operations per second of the fastest product, exact in float32 as in the decode step."""
+    """Returns the operations per second of the fastest product, exact in float32 as in the decode
+    step."""
     product = jax.jit(partial(jnp.matmul, precision="highest"))
     best = 0.0
     for size in _SIZES:
         x = jnp.ones((size, size), dtype)
-        seconds = _fastest(partial(_repeated, product, x)) / _CALLS
+        seconds = _fastest(lambda x=x: [product(x, x) for _ in range(_CALLS)]) / _CALLS
         best = max(best, 2 * size**3 / seconds)
         if seconds > _ENOUGH:
             break
     return best
 
 
-def _repeated(product: Any, x: jax.Array) -> list[jax.Array]:
-    return [product(x, x) for _ in range(_CALLS)]
-
-
 def _fastest(run: Callable[[], Any]) -> float:
-    """Seconds of the fastest run; a first one, which compiles, is not measured."""
-    jax.block_until_ready(run())
-    seconds = []
-    for _ in range(_RUNS):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    """Returns the seconds of the fastest run; a first one, which compiles, is not measured."""
+    return min(in_turn({"": run}, _RUNS)[""])

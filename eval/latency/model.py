@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dart_jax.decoding.search.config import SearchWay
 from dart_jax.decoding.state import DecodeParams
-from dart_jax.model import DEMO
+from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.layers import Params
@@ -22,45 +23,36 @@ from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.sharding.program import ALL
 from dart_jax.models.sharding.rules import model_specs
 from dart_jax.ngram import NgramModel
+from dart_jax.text.tokenizer import Tokenizer
 from eval.latency.shapes import as_loaded, drafter_of, target_of
 
 # The usual initialisation of linear layers, which keeps activations finite.
 _STD = 0.02
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """A shape with random weights.
+def random_model(
+    name: str, dtype: Any, execution: Execution, search: SearchWay = "auto"
+) -> DartModel:
+    """Creates a model in a shape, with a DART drafter of that shape and the demo's tokenizer; the
+    demo's shape has its n-gram model. On a CPU its head is untied, as when a model is loaded.
 
-    Attributes:
-      target: the target; on a CPU its head is untied, as when a model is loaded.
-      drafter: a DART drafter.
-      params: the parameters, on the device, or on those of a mesh.
-      ngram: n-gram model of the search; None without.
-      execution: how it is computed.
+    Raises:
+      UserError: devices cannot share it.
     """
-
-    target: TargetConfig
-    drafter: DrafterConfig
-    params: DecodeParams
-    ngram: NgramModel | None
-    execution: Execution
-
-    @classmethod
-    def random(cls, name: str, dtype: Any, execution: Execution) -> Model:
-        """Creates the weights of a shape; raises UserError if devices cannot share it."""
-        target = target_of(name)
-        target, drafter, execution = as_loaded(target, drafter_of(target), execution)
-        if jax.default_backend() == "cpu":
-            target = dataclasses.replace(target, tie_word_embeddings=False)
-        ids = jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32)
-        params: DecodeParams = {
-            "target": random_params(target, 0, dtype, execution),
-            "drafter": random_params(drafter, 1, dtype, execution),
-            "draft_ids": ids if execution.mesh is None else everywhere(execution.mesh, ids),
-        }
-        ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None
-        return cls(target, drafter, jax.block_until_ready(params), ngram, execution)
+    target = target_of(name)
+    target, drafter, execution = as_loaded(target, drafter_of(target), execution)
+    if jax.default_backend() == "cpu":
+        target = dataclasses.replace(target, tie_word_embeddings=False)
+    ids = jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32)
+    params: DecodeParams = {
+        "target": random_params(target, 0, dtype, execution),
+        "drafter": random_params(drafter, 1, dtype, execution),
+        "draft_ids": ids if execution.mesh is None else everywhere(execution.mesh, ids),
+    }
+    ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None
+    tokenizer = Tokenizer.load(DEMO / "target")
+    parts = target, drafter, jax.block_until_ready(params), ngram, tokenizer, (), execution
+    return DartModel(*parts, search)
 
 
 def random_params(
@@ -70,8 +62,8 @@ def random_params(
     of norms are 1."""
     shapes, mesh = abstract_params(config, execution.fused), execution.mesh
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    split = isinstance(config, TargetConfig) or execution.split_drafter
-    specs = model_specs(config, shapes) if split else jax.tree.map(lambda _: ALL, shapes)
+    shards = isinstance(config, TargetConfig) or execution.split_drafter
+    specs = model_specs(config, shapes) if shards else jax.tree.map(lambda _: ALL, shapes)
     specs = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     params = []

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
 from dart_jax.programs.command_line import check_least, parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import environment, write_report
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -31,14 +33,14 @@ from eval.latency import hardware
 from eval.latency.case import STAGES, Row, measure_stages
 from eval.latency.cost import costs
 from eval.latency.hardware import Hardware
-from eval.latency.model import Model
-from eval.latency.report import Grid
+from eval.latency.model import random_model
+from eval.latency.report import narrow
 from eval.latency.shapes import drafter_of, target_of
 
 _CAPTION = (
-    "ms: median; ratio: over the limit, the larger of bytes over the measured bandwidth of a copy "
-    "and operations over the measured rate of a product; plain: in plain steps. A tree pays off "
-    "where its tau is larger than what its step and search take in plain steps."
+    "ms: median; ±: half the range; ratio: over the limit, the larger of bytes over the measured "
+    "bandwidth of a copy and operations over the measured rate of a product; plain: in plain "
+    "steps. A tree pays off where its tau is larger than what its step and search take in these."
 )
 
 
@@ -93,21 +95,21 @@ class Case:
     context: int
     rows: list[Row]
 
-    def grid(self, limits: Hardware) -> Grid:
-        """Builds a table with a row per stage and tree size."""
-        plain, rows = self.rows[0].times.seconds, []
+    def table(self, limits: Hardware) -> Table:
+        """Returns a table with a row per stage and tree size."""
+        plain, rows = statistics.median(self.rows[0].seconds), []
         for row in self.rows:
-            seconds, cells = row.times.seconds, ["-"] * 4
+            seconds, cells = statistics.median(row.seconds), ["-"] * 4
             if row.cost is not None:
                 limit = row.cost.limit(limits.bandwidth, limits.rate)
-                moved, operations = row.cost.bytes / 1e6, row.cost.operations / 1e9
-                cells = [number(x) for x in (moved, operations, 1e3 * limit, seconds / limit)]
-            spread = "-".join(number(1e3 * x) for x in row.times.quartiles)
-            first = [row.stage, str(row.nodes or "-"), number(1e3 * seconds), spread]
+                traffic, operations = row.cost.bytes / 1e6, row.cost.operations / 1e9
+                cells = [number(x) for x in (traffic, operations, 1e3 * limit, seconds / limit)]
+            half = 1e3 * (max(row.seconds) - min(row.seconds)) / 2
+            first = [row.stage, str(row.nodes or "-"), number(1e3 * seconds), number(half)]
             rows.append([*first, *cells, number(seconds / plain)])
-        columns = ["stage", "nodes", "ms", "quartiles", "MB", "Gop", "limit", "ratio", "plain"]
+        columns = ["stage", "nodes", "ms", "±", "MB", "Gop", "limit", "ratio", "plain"]
         title = f"{self.shape}, random weights, batch {self.batch}, context {self.context}"
-        return Grid(title, columns, rows, _CAPTION)
+        return narrow(title, columns, rows, _CAPTION)
 
     def as_json(self, limits: Hardware) -> dict[str, Any]:
         """Returns the setting, and seconds of every repeat."""
@@ -115,7 +117,7 @@ class Case:
             {
                 "stage": row.stage,
                 "nodes": row.nodes,
-                "seconds": row.times.values,
+                "seconds": row.seconds,
                 "limit": row.cost and row.cost.limit(limits.bandwidth, limits.rate),
                 **({} if row.cost is None else row.cost._asdict()),
             }
@@ -157,20 +159,18 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
     )
     for name in config.shape:
         with stage(f"{name}: weights", console):
-            model = Model.random(name, dtype, Execution.here())
+            model = random_model(name, dtype, Execution.here())
         for context, batch in itertools.product(config.context, config.batch_size):
             with stage(f"{name}, batch {batch}, context {context}", console):
                 rows = measure_stages(model, batch, context, config.tree_nodes, config.repeats)
             cases.append(Case(name, batch, context, rows))
-            console.print(cases[-1].grid(limits).table())
+            console.print(cases[-1].table(limits))
             jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         del model
     if not any(row.stage in STAGES for case in cases for row in case.rows):
         console.print("The profiler records no operations on this device: stages are left out.")
-    if config.json:
-        measurements = [case.as_json(limits) for case in cases]
-        content = report(config, hardware=limits._asdict(), cases=measurements)
-        write_json(config.json, content)
+    content = [case.as_json(limits) for case in cases]
+    write_report(config, hardware=limits._asdict(), cases=content)
     return cases
 
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from dart_jax.programs.tables import table
 
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """A table within 80 columns; the first one is text, the others are numbers."""
 
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-    caption: str = ""
-
-    def table(self) -> Table:
-        """Returns it for the terminal."""
-        table = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
-        table.pad_edge, table.collapse_padding = False, True  # to fit into 80 columns
-        table.caption, table.caption_justify = self.caption or None, "left"
-        for i, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if i else "left", no_wrap=True)
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+def narrow(*args: Any) -> Table:
+    """Returns `dart_jax.programs.tables.table` with less between the columns, so that many of them
+    fit into 80."""
+    grid = table(*args)
+    grid.box, grid.pad_edge, grid.collapse_padding = SIMPLE_HEAD, False, True
+    for column in grid.columns:
+        column.no_wrap = True
+    return grid

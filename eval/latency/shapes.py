@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.models.sharding.rules import check_divides, with_kv_heads
 from dart_jax.weights.checkpoint import read_target_config
 
+# Drafters with weights, and targets.
+AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig
 AnyDraftLayer = TypeVar("AnyDraftLayer", bound=DraftLayerConfig)
 
 # Mask rows of the paper's drafters, which draft 8 positions.
@@ -134,15 +137,37 @@ def check_batch(batch: int, groups: int) -> None:
         )
 
 
-@functools.cache
-def parameters(config: TargetConfig | DraftLayerConfig) -> int:
-    """Returns the number of parameters; allocates nothing. Only one layer of a dense target is
-    counted, since all are the same."""
-    if isinstance(config, DraftLayerConfig) or config.moe is not None:
-        return _count(config)
-    one, two = (_count(dataclasses.replace(config, num_hidden_layers=n)) for n in (1, 2))
-    return one + (config.num_hidden_layers - 1) * (two - one)
+def cache_row(config: AnyDrafter, dtype: Any) -> int:
+    """Returns the bytes of one token's keys and values in all layers of a model's cache."""
+    layers = 1 if isinstance(config, Eagle3Config) else config.num_hidden_layers
+    return jnp.dtype(dtype).itemsize * layers * 2 * config.num_key_value_heads * config.head_dim
 
 
-def _count(config: TargetConfig | DraftLayerConfig) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(config)))
+def stored_shapes(config: AnyDrafter, dtype: Any, *, int8: bool, fused: bool = False) -> Any:
+    """Returns the shapes of a model's parameters.
+
+    Args:
+      config: the model.
+      dtype: of those that are not in 8 bits.
+      int8: whether linear layers and experts are in 8 bits.
+      fused: whether the projections of one input are one.
+    """
+    shapes = abstract_params(config, fused)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)), shapes)
+    return jax.eval_shape(round_params, shapes) if int8 else shapes
+
+
+def weight_bytes(config: AnyDrafter, dtype: Any, int8: bool = False) -> int:
+    """Returns the bytes of a model's weights; `int8`: linear layers and experts in 8 bits."""
+    if isinstance(config, TargetConfig):
+        if int8:  # the head is rounded, the embeddings are not
+            config = dataclasses.replace(config, tie_word_embeddings=False)
+        if config.moe is None and (layers := config.num_hidden_layers) > 2:
+            # All layers are the same, and making the shapes of 80 would take half a minute.
+            one, two = (
+                weight_bytes(dataclasses.replace(config, num_hidden_layers=n), dtype, int8)
+                for n in (1, 2)
+            )
+            return one + (layers - 1) * (two - one)
+    leaves = jax.tree.leaves(stored_shapes(config, dtype, int8=int8))
+    return sum(x.size * x.dtype.itemsize for x in leaves)

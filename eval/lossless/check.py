@@ -13,7 +13,7 @@ from rich.console import Console
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.decoder import STEPS, Decoder, Generation
 from dart_jax.progress import progress_bar
-from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
+from eval.benchmarks.prompts import demo_prompts
 from eval.lossless.config import (
     SAMPLE_TOKENS,
     SAMPLES_AT_ONCE,
@@ -28,8 +28,10 @@ from eval.lossless.literal_sampling import softmax
 from eval.lossless.random_sizes import RandomMemory
 from eval.lossless.rounding import Prober
 from eval.lossless.tables import describe
-from eval.methods.registry import METHODS, PLAIN, adaptive, decoder
-from eval.methods.tree_size import LEVEL_DECAYS, SIZES, Tree
+from eval.methods.registry import METHODS, PLAIN, decoder, tree
+
+# Of the trees: deep ones test the most.
+LEVEL_DECAY = 2.5
 
 
 class Lossless:
@@ -41,20 +43,18 @@ class Lossless:
         self.models, self.left_out = config.models(base)
         self.methods = [name for name in self.models if name != PLAIN]
         self.tokenizer = base.tokenizer
-        functions = demo_prompts(self.tokenizer, config.prompts, PROMPT_TOKENS)
+        functions = demo_prompts(self.tokenizer, config.prompts)
         self.prompts = [prompt.tokens[:TEXT_TOKENS] for prompt in functions]
-        self.sizes = (*SIZES, 0) if config.grid else config.tree_nodes
-        self.prober = Prober(base, max(*self.sizes, 1))
+        self.prober = Prober(base, max(*config.tree_nodes, 1))
         self.progress = progress_bar(console)
 
     def decoder(self, case: Case, length: int) -> Decoder:
-        """Returns a decoder with a cache of `length` rows. Its trees are deep ones, which test the
-        most; without a number of nodes their sizes change at random."""
-        model, decay = self.models[case.method], max(LEVEL_DECAYS)
-        random = not case.nodes and case.method != PLAIN
+        """Returns a decoder with a cache of `length` rows; without a number of nodes, the sizes of
+        its trees change at random."""
+        model = self.models[case.method]
         result = decoder(
             model,
-            adaptive(model, 1, decay) if random else Tree(case.nodes, decay),
+            tree(model, case.nodes or None, LEVEL_DECAY),
             max_length=length,
             sampling=case.sampling,
             steps=case.burst,
@@ -64,12 +64,12 @@ class Lossless:
 
     def cases(self, sampling: Sampling, batch_size: int) -> list[Case]:
         """Returns the settings of all methods, trees and bursts."""
-        return list(
-            dict.fromkeys(
-                Case(name, sampling, batch_size, min(nodes, max(METHODS[name].sizes)), burst)
-                for name, nodes, burst in product(self.methods, self.sizes, self.config.burst)
-            )
+        every = product(self.methods, self.config.tree_nodes, self.config.burst)
+        cases = (
+            Case(name, sampling, batch_size, min(nodes, METHODS[name].most), burst)
+            for name, nodes, burst in every
         )
+        return list(dict.fromkeys(cases))
 
     def compare(self) -> Iterator[Outcome]:
         """Yields the outcome of every setting, in turn."""

@@ -40,10 +40,8 @@ class LosslessConfig(MethodChoice):
     batch_size: tuple[int, ...] = (1, 8)
     """Prompts decoded together."""
     tree_nodes: tuple[int, ...] = (8, 60, 0)
-    """Nodes of the draft trees, at most the largest size that eval.speedup tries for the method; 0
+    """Nodes of the draft trees, at most 16 of prompt lookup and n-grams and 6 of a draft model; 0
     for sizes that change at random, down to plain decoding."""
-    grid: bool = False
-    """All tree sizes that eval.speedup chooses from, instead of --tree-nodes."""
     burst: tuple[int, ...] = (STEPS, 1)
     """Steps of a burst, which is one call of a jitted program, at most."""
     samples: int = 1024

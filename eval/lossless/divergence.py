@@ -22,7 +22,6 @@ class Divergence:
 
     Attributes:
       prompt: index of the prompt.
-      row: its row in the batch.
       new_token: index of the new token.
       plain: token id of plain decoding; -1 if it had ended.
       dart: token id of the drafting method; -1 if it had ended.
@@ -35,7 +34,6 @@ class Divergence:
     """
 
     prompt: int
-    row: int
     new_token: int
     plain: int
     dart: int
@@ -61,7 +59,7 @@ class Case:
       method: drafting method.
       sampling: sampling parameters.
       batch_size: prompts decoded together.
-      nodes: nodes of the draft trees; 0 for changing sizes.
+      nodes: nodes of the draft trees; 0 for sizes that change at random.
       burst: steps of a burst, at most.
     """
 
@@ -96,15 +94,6 @@ class Outcome:
         return (self.tokens - self.prompts) / max(1, self.steps)
 
 
-def first_difference(one: np.ndarray, other: np.ndarray) -> int | None:
-    """Returns the index of the first new token at which two rows differ; None if they are equal."""
-    shorter = min(len(one), len(other))
-    different = np.flatnonzero(one[:shorter] != other[:shorter])
-    if len(different):
-        return int(different[0])
-    return None if len(one) == len(other) else shorter
-
-
 def examine(
     prober: Prober,
     sampling: Sampling,
@@ -131,9 +120,10 @@ def examine(
     Returns:
       The first difference; None if the rows are equal.
     """
-    at = first_difference(plain, dart)
-    if at is None:
+    if np.array_equal(plain, dart):
         return None
+    shorter = min(len(plain), len(dart))
+    at = int(np.append(plain[:shorter] != dart[:shorter], True).argmax())
     pair = [int(tokens[at]) if at < len(tokens) else ENDED for tokens in (plain, dart)]
     before = np.concatenate([text, plain[:at]])
     probe = prober(before)
@@ -146,7 +136,6 @@ def examine(
     score, ended = scaled + noise, ENDED in pair
     return Divergence(
         prompt=prompt,
-        row=row,
         new_token=at,
         plain=pair[0],
         dart=pair[1],

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import environment, write_report
 from eval.lossless import tables
 from eval.lossless.check import Lossless
 from eval.lossless.config import LosslessConfig
@@ -48,25 +48,23 @@ def run(config: LosslessConfig, console: Console) -> bool:
     if fits:
         console.print(tables.fit_table(fits))
     passed, verdict = tables.verdict(outcomes, fits)
-    if config.json:
-        settings = [
-            {
-                **dataclasses.asdict(outcome.case),
-                **dataclasses.asdict(outcome),
-                "tau": outcome.tau,
-                "divergences": [
-                    {**dataclasses.asdict(each), "verdict": each.verdict}
-                    for each in outcome.divergences
-                ],
-            }
-            for outcome in outcomes
-        ]
-        distribution = [
-            {"sampling": dataclasses.asdict(how), **dataclasses.asdict(fit), "p": fit.p}
-            for how, fit in fits.items()
-        ]
-        content = {"lossless": passed, "settings": settings, "distribution": distribution}
-        write_json(config.json, report(config, **content))
+    settings = [
+        {
+            **dataclasses.asdict(outcome.case),
+            **dataclasses.asdict(outcome),
+            "tau": outcome.tau,
+            "divergences": [
+                {**dataclasses.asdict(each), "verdict": each.verdict}
+                for each in outcome.divergences
+            ],
+        }
+        for outcome in outcomes
+    ]
+    distribution = [
+        {"sampling": dataclasses.asdict(how), **dataclasses.asdict(fit), "p": fit.p}
+        for how, fit in fits.items()
+    ]
+    write_report(config, lossless=passed, settings=settings, distribution=distribution)
     console.print(verdict, soft_wrap=True)
     return passed
 

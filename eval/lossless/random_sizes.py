@@ -28,7 +28,7 @@ class RandomSizes(TreeSizes):
         self._left, self._rests = 0, False  # steps of the present burst; whether it is a rest
 
     def choose(self, rows: int, level: SamplingMode) -> State:
-        """Any size, for some steps."""
+        """Returns any size, for some steps."""
         if self._left <= 0:
             size = int(self._rng.choice(self.sizes[rows]))
             self._left = int(self._rng.integers(1, _STEPS + 1))
@@ -37,7 +37,7 @@ class RandomSizes(TreeSizes):
         return self._state._replace(left=PAUSES[1] if self._rests else self._left)
 
     def drafts(self, rows: int, level: SamplingMode) -> bool:
-        """True: drafts may follow at any time."""
+        """Returns True: drafts may follow at any time."""
         return True
 
     def learn(
@@ -63,5 +63,5 @@ class RandomMemory(TreeMemory):
     def policy(
         self, program: Hashable, kind: Hashable, shapes: Shapes, first: int | None
     ) -> TreeSizes:
-        """See the class."""
+        """Returns a new policy, with another seed."""
         return RandomSizes(shapes.sizes, next(self._seeds))

@@ -67,8 +67,8 @@ class Prober:
         exact = np.asarray(_full_forward(self._config, self._exact, tokens, length))
         variants = [_full_forward(self._config, self._params, tokens, length)]
         for path, rows in ((1, 1), (min(len(text), 8, self._nodes + 1), self._nodes + 1)):
-            cached = partial(_cached_forward, self._config, rows, self._params)
-            variants.append(cached(tokens, length, jnp.int32(path)))
+            forward = partial(_cached_forward, self._config, rows, self._params)
+            variants.append(forward(tokens, length, jnp.int32(path)))
         rounding = max(float(np.abs(np.asarray(logits) - exact).max()) for logits in variants)
         resolution = float(jnp.finfo(self._dtype).eps) * float(np.abs(exact).max())
         return Probe(exact, rounding, rounding <= self._plausible * resolution)

@@ -6,7 +6,8 @@ To add one, add a file in `dart_jax.decoding.drafting` and an entry here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
@@ -18,7 +19,6 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.programs.model_choice import ModelChoice
 from eval.methods.imposed import ImposedTau
-from eval.methods.tree_size import LEVEL_DECAYS, SIZES, Tree
 
 PLAIN = "plain"
 
@@ -122,30 +122,21 @@ def _ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return None if base.ngram is None else base.with_drafter(NgramConfig())
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """One decoding method.
 
     Attributes:
       title: its title in tables.
       model: makes the model it decodes with from the one with the DART drafter; None without its
         part.
-      sizes: numbers of nodes to choose its trees from.
-      decays: level decays to choose from; (None,) if the method has no tree search.
+      most: nodes of its largest trees in `eval.lossless`: more would only be slow.
       part: the part that it needs, and the option that gives it.
     """
 
     title: str
     model: Callable[[DartModel, MethodChoice], DartModel | None]
-    sizes: Sequence[int]
-    decays: Sequence[float | None] = (None,)
+    most: int
     part: str = ""
-
-    def trees(self, nodes: int | None, decay: float | None) -> list[Tree]:
-        """Returns the trees to choose from; `nodes` and `decay` fix these if given."""
-        sizes = self.sizes if nodes is None or self.sizes == (0,) else (nodes,)
-        decays = self.decays if decay is None or self.decays == (None,) else (decay,)
-        return [Tree(size, each) for size in sizes for each in decays]
 
 
 _DRAFTER = "a DART drafter; pass it as --drafter"
@@ -155,25 +146,55 @@ _SMALL = "a small model with the target's vocabulary; pass it as --draft-model"
 _NGRAM = "an n-gram model; pass it as --ngram"
 _WITHOUT = "a DART drafter and an n-gram model to leave out; pass --drafter and --ngram"
 METHODS = {
-    PLAIN: Method("plain", _plain, (0,)),
-    "dart": Method("DART", _dart, SIZES, LEVEL_DECAYS, _DRAFTER),
-    "dart_pairs": Method("DART with pair scores", _dart_pairs, SIZES, LEVEL_DECAYS, _PAIRS),
-    "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, SIZES, LEVEL_DECAYS, _WITHOUT),
-    "eagle3": Method("EAGLE-3", _eagle3, sorted((3, *SIZES)), part=_EAGLE3),
-    "sps": Method("draft model", _sps, (1, 2, 3, 4, 6), part=_SMALL),
-    "pld": Method("prompt lookup", _pld, (1, 2, 4, 8, 16)),
-    "ngram": Method("n-gram only", _ngram, (1, 2, 4, 8, 16), part=_NGRAM),
+    PLAIN: Method("plain", _plain, 0),
+    "dart": Method("DART", _dart, 60, _DRAFTER),
+    "dart_pairs": Method("DART with pair scores", _dart_pairs, 60, _PAIRS),
+    "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, 60, _WITHOUT),
+    "eagle3": Method("EAGLE-3", _eagle3, 60, _EAGLE3),
+    "sps": Method("draft model", _sps, 6, _SMALL),
+    "pld": Method("prompt lookup", _pld, 16),
+    "ngram": Method("n-gram only", _ngram, 16, _NGRAM),
 }
 
 
-def adaptive(model: DartModel, batch: int, decay: float | None) -> Tree:
-    """Returns the tree of a method whose steps choose sizes; `decay` fixes the level decay if
-    given."""
+class Tree(NamedTuple):
+    """Parameters of a draft tree.
+
+    Attributes:
+      nodes: number of nodes without the root; 0 is plain decoding.
+      level_decay: exponent of the tree search's level weight; None without a tree search.
+      sizes: numbers of nodes between which decoding changes, beginning with 0; empty if all trees
+        have N.
+    """
+
+    nodes: int
+    level_decay: float | None = None
+    sizes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        decay = "" if self.level_decay is None else f", level decay {self.level_decay:g}"
+        return f"{f'0-{self.sizes[-1]}' if self.sizes else self.nodes} nodes{decay}"
+
+
+def tree(
+    model: DartModel, nodes: int | None = None, decay: float | None = None, batch: int = 1
+) -> Tree:
+    """Returns the draft tree of a method's model.
+
+    Args:
+      model: the method's model.
+      nodes: number of nodes; by default it changes as it pays, step by step.
+      decay: level decay; by default that of such trees.
+      batch: sequences decoded together.
+    """
     if model.drafter is None:
         return Tree(0)
-    sizes, search = adaptive_tree(model.drafter, batch)
+    most, search = default_tree(model.drafter, batch)
+    sizes: tuple[int, ...] = ()
+    if nodes is None:
+        nodes = most
+        sizes, search = adaptive_tree(model.drafter, batch)
     decay = search.level_decay if decay is None else decay
-    nodes, _ = default_tree(model.drafter, batch)
     return Tree(nodes, decay if isinstance(model.drafter, DrafterConfig) else None, sizes)
 
 

@@ -9,7 +9,6 @@ import ctypes
 import importlib
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -19,36 +18,39 @@ from dart_jax.errors import UserError
 from dart_jax.weights.gguf.tensors import gguf_files
 from eval.peers.engine import Loaded, Setup, stepwise
 
-_TYPES = {
-    "float32": gguf.GGMLQuantizationType.F32,
-    "float16": gguf.GGMLQuantizationType.F16,
-    "bfloat16": gguf.GGMLQuantizationType.BF16,
+_FTYPES = {
+    "float32": "LLAMA_FTYPE_ALL_F32",
+    "float16": "LLAMA_FTYPE_MOSTLY_F16",
+    "bfloat16": "LLAMA_FTYPE_MOSTLY_BF16",
 }
 
 
 def load(setup: Setup) -> Loaded:
-    """Loads the target's GGUF file, with the weights as they are stored, or one written from it in
-    the precision. Keys and values are in float32 if the weights are, otherwise in float16,
+    """Loads the target's GGUF file, with the weights as they are stored, or as llama.cpp converts
+    them to the precision. Keys and values are in float32 if the weights are, otherwise in float16,
     llama.cpp's default.
 
     Raises:
-      UserError: the target is no GGUF file, or one in parts of which others are to be written.
+      UserError: the target is no GGUF file.
     """
     files = gguf_files(setup.target)
     if not files:
         raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
     path, label = files[0], setup.precision
-    if label == "stored":
-        label = most_common_type(path)
-    elif len(files) > 1:
-        raise UserError("other precisions are written from GGUF targets in one part only")
-    else:
-        path = setup.work / f"{label}.gguf"
-        write_gguf(path, files[0], label)
     llama: Any = importlib.import_module("llama_cpp")
+    llama.llama_backend_init()
+    if label == "stored":
+        tensors = [each for each in gguf.GGUFReader(path).tensors if len(each.shape) > 1]
+        label = Counter(each.tensor_type.name for each in tensors).most_common(1)[0][0]
+    else:
+        conversion = llama.llama_model_quantize_default_params()
+        conversion.ftype, conversion.allow_requantize = getattr(llama, _FTYPES[label]), True
+        source, path = path, setup.work / f"{label}.gguf"
+        names = str(source).encode(), str(path).encode()
+        if llama.llama_model_quantize(*names, ctypes.byref(conversion)):
+            raise RuntimeError("llama.cpp cannot convert the file")
     options = llama.llama_model_default_params()
     options.n_gpu_layers = 0
-    llama.llama_backend_init()
     model = llama.llama_model_load_from_file(str(path).encode(), options)
     if not model:
         raise RuntimeError("llama.cpp cannot load the file")
@@ -76,30 +78,3 @@ def load(setup: Setup) -> Loaded:
         return int(np.argmax(np.ctypeslib.as_array(logits, (vocab_size,))))
 
     return Loaded(label, stepwise(step))
-
-
-def write_gguf(path: Path, source: Path, precision: str) -> None:
-    """Writes a GGUF file's matrices in float32, float16 or bfloat16 and its vectors in float32; all
-    its other fields stay as they are, but those that say how weights were quantised."""
-    reader = gguf.GGUFReader(source)
-    own = ("general.architecture", "general.file_type", "general.quantization_version")
-    writer = gguf.GGUFWriter(path, reader.fields[own[0]].contents())
-    for name, field in reader.fields.items():
-        if name not in own and not name.startswith("GGUF."):
-            of_items = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), field.types[0], of_items)
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        kind = _TYPES[precision if values.ndim > 1 else "float32"]
-        writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def most_common_type(path: Path) -> str:
-    """Returns the type of most matrices in a GGUF file."""
-    tensors = gguf.GGUFReader(path).tensors
-    types = Counter(each.tensor_type.name for each in tensors if len(each.shape) > 1)
-    return types.most_common(1)[0][0]

@@ -9,10 +9,8 @@ import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import default_tree
 from dart_jax.models.drafter_config import DrafterConfig
-from eval.methods.registry import adaptive, decoder
-from eval.methods.tree_size import Tree
+from eval.methods.registry import decoder, tree
 from eval.peers.engine import PLAIN, Loaded, Setup
 
 
@@ -26,11 +24,8 @@ def load(setup: Setup) -> Loaded:
         model = model.with_drafter(None)
     elif not isinstance(model.drafter, DrafterConfig):
         raise UserError("needs a DART drafter; pass it as --drafter")
-    tree = adaptive(model, 1, None)
-    if tree.nodes and setup.tree_nodes is not None:
-        _, search = default_tree(model.drafter)
-        tree = Tree(setup.tree_nodes, search.level_decay)
-    whole = decoder(model, tree, max_length=setup.max_length, sampling=Sampling())
+    size = tree(model, setup.tree_nodes)
+    whole = decoder(model, size, max_length=setup.max_length, sampling=Sampling())
     endless = dataclasses.replace(whole, stop=())
 
     def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -31,16 +32,16 @@ from dart_jax.machine import available_cores
 from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
-from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
+from eval.benchmarks.prompts import demo_prompts
 from eval.benchmarks.questions import prompt_tokens
-from eval.benchmarks.registry import DEMO, check_bench, default_bench, load_all
+from eval.benchmarks.registry import check_bench, load_all
 from eval.peers.engine import ENGINES, PLAIN, Decode, Loaded, Setup
 
 _PATIENCE = 5.0  # seconds in which an engine's process may end by itself
@@ -194,17 +195,13 @@ def measure(
 
 def read_prompts(config: PeersConfig, tokenizer: Tokenizer) -> list[np.ndarray]:
     """Returns the prompts, int32 [P] each."""
-    bench = config.bench or default_bench(tokenizer)
-    if bench == DEMO:
-        return [each.tokens for each in demo_prompts(tokenizer, config.prompts, PROMPT_TOKENS)]
-    questions, left_out = load_all(bench, config.data_dir, config.prompts)
+    questions, left_out = load_all(config.bench, tokenizer, config.data_dir, config.prompts)
     for reason in left_out:
         warn(reason)
-    return [
-        prompt_tokens(each, [], tokenizer, thinking=False)
-        for some in questions.values()
-        for each in some
-    ]
+    if not questions:
+        return [each.tokens for each in demo_prompts(tokenizer, config.prompts)]
+    every = itertools.chain(*questions.values())
+    return [prompt_tokens(each, [], tokenizer, thinking=False) for each in every]
 
 
 def run(config: PeersConfig, console: Console) -> None:
@@ -238,9 +235,8 @@ def run(config: PeersConfig, console: Console) -> None:
     for line in left_out:
         console.print(f"left out: {line}", highlight=False, soft_wrap=True)
     console.print(_table(measurements, config.new_tokens, threads))
-    if config.json:
-        content = [each._asdict() for each in measurements]
-        write_json(config.json, report(config, left_out=left_out, measurements=content))
+    content = [each._asdict() for each in measurements]
+    write_report(config, left_out=left_out, measurements=content)
 
 
 def _table(measurements: Sequence[Measurement], new_tokens: int, threads: int) -> Table:

@@ -14,7 +14,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from dart_jax.errors import UserError
-from eval.serving.requests import PATH, Body
+from eval.serving.requests import Body
 
 # Seconds that a server may take for its metrics, and until nothing runs any more.
 _QUIET = 10.0
@@ -105,29 +105,25 @@ class Client:
 
     async def ask(
         self,
-        body: Body | bytes,
+        body: Body,
         *,
         stream: bool = False,
         patience: float | None = None,
-        method: str = "POST",
-        path: str = PATH,
     ) -> Answer:
         """Returns the answer to a request; whatever goes wrong is in the answer.
 
         Args:
-          body: the request, or any content, which goes to `path` with HTTP's `method`.
+          body: the request.
           stream: take the answer in chunks.
           patience: seconds after which to hang up; None for never.
         """
-        if isinstance(body, dict):
-            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            body = json.dumps({"model": self.model} | body | options).encode()
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        body = {"model": self.model} | body | options
         answer = Answer(start=time.perf_counter())
-        headers = {"Content-Type": "application/json"}
         try:
             async with (
                 asyncio.timeout(self._timeout if patience is None else patience),
-                self._http.stream(method, path, content=body, headers=headers) as response,
+                self._http.stream("POST", "/v1/completions", json=body) as response,
             ):
                 answer.status = response.status_code
                 if answer.status == 200:

@@ -15,7 +15,7 @@ from dart_jax.errors import UserError
 from dart_jax.programs.spread import spread
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
-from eval.latency.report import Grid
+from eval.latency.report import narrow
 from eval.serving.client import Answer, Client
 from eval.serving.config import ServingBenchConfig
 from eval.serving.requests import Body, bench_requests
@@ -117,11 +117,9 @@ def _cell(value: float | None, factor: float = 1.0) -> str:
     return "-" if value is None else f"{factor * value:.3g}"
 
 
-async def run(
-    config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
-) -> tuple[bool, dict[str, Any]]:
+async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console) -> dict[str, Any]:
     """Compares drafted with plain decoding, or the servers of --url, and prints the table; returns
-    True, and a report.
+    a report.
 
     Raises:
       UserError: a file is missing, or a server does not start or answer.
@@ -136,10 +134,10 @@ async def run(
             loads = await compare(config, servers, request, notify)
     columns = ["clients", "server", "tok/s", "per token", "first", "tau", "ratio", "same"]
     rows = [row for load in loads for row in load.rows()]
-    console.print(Grid("Serving", columns, rows, _CAPTION).table())
+    console.print(narrow("Serving", columns, rows, _CAPTION))
     for line in (line for load in loads for line in load.warnings()):
         console.print(line, highlight=False, soft_wrap=True)
-    return True, {"options": options, "loads": [load.as_json() for load in loads]}
+    return {"options": options, "loads": [load.as_json() for load in loads]}
 
 
 async def compare(

@@ -9,10 +9,7 @@ from pathlib import Path
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
 from dart_jax.programs.model_choice import ModelChoice
-from eval.benchmarks.registry import find
-
-# The workload that is no benchmark of the registry.
-DEMO = "demo"
+from eval.benchmarks.registry import DEMO, find
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import report
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import write_report
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from eval.serving.config import ServingBenchConfig
@@ -31,6 +31,7 @@ from eval.serving.config import ServingBenchConfig
 def run(config: ServingBenchConfig, console: Console) -> bool:
     """Compares or soaks, prints and writes the report; returns whether there was no fault. Raises
     UserError if a package or a file is missing, or a server does not start or answer."""
+    check_outputs(config.json)
     for package in ("httpx", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"eval.serving needs {package}: pip install 'dart-jax[serve]'")
@@ -39,18 +40,15 @@ def run(config: ServingBenchConfig, console: Console) -> bool:
     config = config.decided()
     path = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
     work = comparison.run if config.soak is None else soak.run
-    held, results = asyncio.run(work(config, Tokenizer.load(path), console))
-    if config.json:
-        write_json(config.json, report(config, **results))
-    return held
+    results = asyncio.run(work(config, Tokenizer.load(path), console))
+    write_report(config, **results)
+    return not results.get("faults")
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 1: a soak found a fault; 2: bad input, in one line."""
     with program():
-        config = parse(ServingBenchConfig, args, __doc__)
         # As Ctrl-C, this ends the servers that are started here.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        check_outputs(config.json)
-        if not run(config, Console()):
-            raise SystemExit(1)
+        if not run(parse(ServingBenchConfig, args, __doc__), Console()):
+            sys.exit(1)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.prompts import demo_prompts
+from eval.benchmarks.prompts import demo_prompts, held_out_text
 from eval.benchmarks.questions import prompt_tokens
-from eval.benchmarks.registry import load
-from eval.serving.config import DEMO, ServingBenchConfig
+from eval.benchmarks.registry import DEMO, load
+from eval.serving.config import ServingBenchConfig
 
 # A request's fields by the API's names, without the model's.
 Body = dict[str, Any]
-PATH = "/v1/completions"
 
-# Longest prompt of the demo's, functions of each of its groups, and questions of a benchmark.
-_DEMO_TOKENS, _PER_GROUP, _QUESTIONS = 128, 256, 512
+# Functions of each of the demo's groups, and questions of a benchmark.
+_PER_GROUP, _QUESTIONS = 256, 512
 # Longest prompt and answer of a soak.
 _PROMPT, _ANSWER = 384, 128
 # Strings that occur in library code, early or late, and one that does not.
@@ -36,7 +33,7 @@ def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable
       UserError: the benchmark's files are missing.
     """
     if config.bench == DEMO:
-        prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP, _DEMO_TOKENS)]
+        prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP)]
         # Those of a group follow each other: a few requests should come from all of them.
         prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
     else:
@@ -61,10 +58,9 @@ def soak_requests(tokenizer: Tokenizer, count: int, seed: int) -> list[Body]:
     Raises:
       UserError: there are no library sources to cut prompts from.
     """
-    files = [path for group in HELD_OUT for path in held_out_files(group)]
-    if not files:
+    text = np.array(tokenizer.encode(held_out_text()))
+    if not len(text):
         raise UserError("this Python has no library sources, which prompts are cut from")
-    text = np.concatenate([tokenizer.encode(read(path)) for path in files])
     rng = np.random.default_rng(seed)
 
     def length(most: int) -> int:
@@ -85,30 +81,3 @@ def soak_requests(tokenizer: Tokenizer, count: int, seed: int) -> list[Body]:
         return fields | ({"ignore_eos": True} if number % 5 == 0 else {})
 
     return [body(number) for number in range(count)]
-
-
-def malformed_requests(model: str) -> dict[str, tuple[str, str, bytes]]:
-    """Returns requests that no server with a model of this name should accept: what is wrong ->
-    HTTP's method, path and content."""
-
-    def content(**fields: object) -> tuple[str, str, bytes]:
-        body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 4, **fields}
-        return "POST", PATH, json.dumps(body).encode()
-
-    return {
-        "no body": ("POST", PATH, b""),
-        "half of an object": ("POST", PATH, b'{"prompt": "def'),
-        "not UTF-8": ("POST", PATH, b'{"prompt": "\xff\xfe"}'),
-        "no prompt": content(prompt=None),
-        "an empty prompt": content(prompt=[]),
-        "an id beyond the vocabulary": content(prompt=[1, 2**30]),
-        "a prompt that is too long": content(prompt=[1] * 10**5),
-        "a negative number of tokens": content(max_tokens=-1),
-        "a number of tokens in words": content(max_tokens="many"),
-        "top_p above 1": content(top_p=1.5),
-        "a stop string that is a number": content(stop=5),
-        "no choices": content(n=0),
-        "another model": content(model="no-such-model"),
-        "no such path": ("POST", "/v1/no-such-path", b"{}"),
-        "the wrong method": ("DELETE", PATH, b""),
-    }

@@ -1,7 +1,7 @@
 """`--soak`: one server under requests of every kind, and what must hold afterwards.
 
-Clients ask at random for some time: they stream, take answers whole, hang up, or send what is
-malformed. Then each request is asked alone, and its text must be the same.
+Clients ask at random for some time: they stream, take answers whole, or hang up. Then each request
+is asked alone, and its text must be the same.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from eval.serving.client import Answer, Client
 from eval.serving.config import ServingBenchConfig
-from eval.serving.requests import Body, malformed_requests, soak_requests
+from eval.serving.requests import Body, soak_requests
 from eval.serving.servers import connected
 
 # How a client behaves, and how often.
-_KINDS = {"streamed": 0.5, "whole": 0.2, "cancelled": 0.2, "malformed": 0.1}
+_KINDS = {"streamed": 0.5, "whole": 0.2, "cancelled": 0.3}
 # Different requests.
 _POOL = 96
 # Seconds between samples of the memory; its growth in the second half: a share, and bytes.
@@ -35,11 +35,10 @@ _SAMPLE, _GROWTH, _GROWTH_BYTES = 0.5, 0.02, 2**24
 
 
 class Visit(NamedTuple):
-    """One request of a client: one of `_KINDS`, its number in the pool, or what is wrong with it if
-    it is malformed, and the outcome."""
+    """One request of a client: one of `_KINDS`, its number in the pool, and the outcome."""
 
     kind: str
-    case: Any
+    case: int
     answer: Answer
 
     @property
@@ -48,10 +47,8 @@ class Visit(NamedTuple):
         return self.answer.status == 429
 
 
-async def run(
-    config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
-) -> tuple[bool, dict[str, Any]]:
-    """Soaks a server and prints its faults; returns whether there are none, and a report.
+async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console) -> dict[str, Any]:
+    """Soaks a server and prints its faults; returns a report, with the `faults`.
 
     Raises:
       UserError: a file is missing, or the server does not start or answer.
@@ -68,7 +65,7 @@ async def run(
             visits = await _visits(client, pool, clients, seconds, config.seed)
             sampling.cancel()
             notify("asking every request alone")
-            cases = {each.case for each in visits if each.kind != "malformed"}
+            cases = {each.case for each in visits}
             try:
                 metrics = await client.quiet_metrics()
                 alone = {case: await client.ask(pool[case]) for case in sorted(cases)}
@@ -81,20 +78,16 @@ async def run(
     usage = f"memory {memory[0] / 1e6:,.0f} to {max(memory) / 1e6:,.0f} MB" if memory else ""
     for line in (f"requests: {counts}", usage, *faults[:20], f"faults: {len(faults)}"):
         console.print(line, highlight=False, soft_wrap=True)
-    return not faults, {"requests": kinds, "memory": memory, "faults": faults}
+    return {"requests": kinds, "memory": memory, "faults": faults}
 
 
 async def _visits(
     client: Client, pool: Sequence[Body], clients: int, seconds: float, seed: int
 ) -> list[Visit]:
     visits: list[Visit] = []
-    wrong = list(malformed_requests(client.model).items())
     end = time.perf_counter() + seconds
 
     async def one(kind: str, rng: np.random.Generator) -> Visit:
-        if kind == "malformed":
-            case, (method, path, content) = wrong[rng.integers(len(wrong))]
-            return Visit(kind, case, await client.ask(content, method=method, path=path))
         number = int(rng.integers(len(pool)))
         # From 1 ms to 3 s: also while the request waits, or its prompt is read.
         patience = 10 ** rng.uniform(-3, 0.5) if kind == "cancelled" else None
@@ -122,16 +115,12 @@ async def _sample(pids: Sequence[int], memory: list[int]) -> None:
 def fault(visit: Visit, alone: Mapping[int, Answer]) -> list[str]:
     """Returns what is wrong with an answer, if anything.
 
-    A well-formed request is answered in time, unless the queue is full, with the text of the same
-    request `alone`, by its number; of a client that hung up, its beginning. A malformed one gets a
-    status from 400 to 499, and an error object.
+    A request is answered in time, unless the queue is full, with the text of the same request
+    `alone`, by its number; of a client that hung up, its beginning.
     """
     kind, case, answer = visit
     if visit.refused:
         return []
-    if kind == "malformed":
-        right = 400 <= answer.status < 500 and answer.text.startswith('{"error":')
-        return [] if right else [f"{case}: {answer.error or f'status {answer.status}'}"]
     other = alone.get(case, Answer(error="never answered alone"))
     if error := answer.error or other.error:
         return [f"request {case}, {kind}: {error}"]

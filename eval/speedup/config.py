@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
@@ -16,21 +16,20 @@ from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.named.models import NamedModel
 from dart_jax.programs.command_line import check_least, check_some
 from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.benchmarks.registry import check_bench
-from eval.latency.model import Model
+from eval.latency.model import random_model
 from eval.latency.shapes import target_of
 from eval.methods.registry import MethodChoice
 
 # What --paper stands for: option -> its value, and its default.
 _PAPER: dict[str, tuple[Any, Any]] = {
-    "tree_nodes": (60, "auto"),
-    "level_decay": (0.7, "auto"),
+    "tree_nodes": (60, None),
+    "level_decay": (0.7, None),
     "no_coupling": (True, False),
 }
-
-_WARM_UP = 4  # prompts for choosing trees; more if the batch is larger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +59,12 @@ class SpeedupConfig(MethodChoice):
     """Tokens to generate for each prompt."""
     prompts: int = 8
     """Questions per benchmark, or functions per group of the demo's four groups."""
-    tree_nodes: Literal["auto", "fastest"] | int = "auto"
-    """Nodes of the draft trees; auto changes them as they pay, down to plain decoding where none
-    do; fastest uses the fastest number on warm-up prompts, for each method."""
-    level_decay: Literal["auto"] | float = "auto"
-    """Exponent of the tree search's level weight, 0.7 in the paper; auto is the default of the
-    trees, the faster of 0.7 and 2.5 on warm-up prompts for a number of nodes, or 0.7 with
-    --acceptance."""
+    tree_nodes: int | None = None
+    """Nodes of the draft trees; by default they change as they pay, down to plain decoding where
+    none do."""
+    level_decay: float | None = None
+    """Exponent of the tree search's level weight, 0.7 in the paper; by default that of the
+    trees."""
     paper: bool = False
     """The paper's setting: trees of 60 nodes, level decay 0.7, no coupling."""
     acceptance: float | None = None
@@ -98,15 +96,15 @@ class SpeedupConfig(MethodChoice):
         check_some(self, "temperature", "batch_size")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}")
-        if self.level_decay != "auto" and not 0 <= self.level_decay < float("inf"):
+        if self.level_decay is not None and not 0 <= self.level_decay < float("inf"):
             raise UserError("--level-decay must be 0 or a positive number")
         if self.acceptance is not None:
             if not 1 <= self.acceptance < float("inf"):
                 raise UserError("--acceptance must be at least 1: a verification emits a token")
-            if not isinstance(self.tree_nodes, int):
+            if self.tree_nodes is None:
                 raise UserError(
-                    "--acceptance needs --tree-nodes with a number: if all trees have the same "
-                    "tau, the cheapest is always chosen"
+                    "--acceptance needs --tree-nodes: if all trees have the same tau, the cheapest "
+                    "always pays"
                 )
         if self.shape is not None:
             self._check_shape(self.shape)
@@ -126,6 +124,11 @@ class SpeedupConfig(MethodChoice):
         """The model that has a name; None with another target, and with --shape."""
         return super().named if self.shape is None else None
 
+    def tokenizer(self) -> Tokenizer:
+        """Loads the target's tokenizer, or the demo's for `shape`."""
+        path = DEMO_MODEL / "target" if self.shape else self.target_path
+        return Tokenizer.load(hub.resolve(path, revision=self.revision, patterns=hub.TARGET))
+
     def load(self) -> DartModel:
         """Loads the model, or creates the random weights of `shape`.
 
@@ -135,7 +138,7 @@ class SpeedupConfig(MethodChoice):
         """
         if self.shape is None:
             return super().load()
-        tokenizer, size = Tokenizer.load(DEMO_MODEL / "target"), target_of(self.shape).vocab_size
+        tokenizer, size = self.tokenizer(), target_of(self.shape).vocab_size
         if tokenizer.vocab_size > size:
             raise UserError(
                 f"--shape {self.shape} has only {size} tokens, the demo's tokenizer "
@@ -145,14 +148,14 @@ class SpeedupConfig(MethodChoice):
         execution = Execution.here(self.attention, self.weights)
         if self.mesh is not None:
             execution = execution.on(MeshShape.parse(self.mesh).make())
-        model = Model.random(self.shape.lower(), resolve_dtype(self.dtype), execution)
-        parts = model.target, model.drafter, model.params, None, tokenizer, (), model.execution
-        return DartModel(*parts, self.search)
+        dtype = resolve_dtype(self.dtype)
+        model = random_model(self.shape.lower(), dtype, execution, self.search)
+        return dataclasses.replace(model, ngram=None)
 
     def obstacle(self, model: DartModel) -> str | None:
         """Returns why trees are too shallow for --acceptance, if they are."""
         nodes = self.tree_nodes
-        if self.acceptance is None or model.drafter is None or not isinstance(nodes, int):
+        if self.acceptance is None or model.drafter is None or nodes is None:
             return None
         depth = DecodeConfig(model.target, model.drafter, nodes).max_depth
         if self.acceptance <= depth + 1:
@@ -166,8 +169,3 @@ class SpeedupConfig(MethodChoice):
     def samplings(self) -> list[Sampling]:
         """The sampling parameters, one per temperature; raises UserError if one is out of range."""
         return [Sampling(each, self.top_k, self.top_p) for each in self.temperature]
-
-    @property
-    def warm_up(self) -> int:
-        """Number of warm-up prompts for choosing trees: at least one full batch."""
-        return max(_WARM_UP, *self.batch_size)

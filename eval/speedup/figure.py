@@ -18,7 +18,7 @@ from dart_jax.programs.figures import (
     told,
 )
 from eval.methods.registry import METHODS, PLAIN
-from eval.speedup.setting import Setting
+from eval.speedup.measurement import Setting
 from eval.speedup.tables import STAGES
 
 

@@ -2,57 +2,102 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 from rich.console import Console
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.decoder import Decoder
+from dart_jax.errors import UserError
 from dart_jax.progress import progress_bar, stage
 from eval.benchmarks.prompts import in_batches
-from eval.benchmarks.questions import Question
-from eval.benchmarks.registry import DEMO, default_bench, load_all
-from eval.methods.measure import measure
-from eval.methods.registry import METHODS, PLAIN, adaptive, decoder
-from eval.methods.tree_size import REPEATS, Tree, fastest
+from eval.benchmarks.registry import load_all
+from eval.methods.measure import Run, Summary, measure, summarize
+from eval.methods.registry import PLAIN, Tree, decoder, tree
 from eval.speedup.config import SpeedupConfig
-from eval.speedup.setting import Setting, by_group
-from eval.speedup.tables import tree_table
 from eval.speedup.workload import Workload, benchmark_workload, demo_workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The results of all methods on one benchmark, at one temperature and batch size.
+
+    Attributes:
+      workload: the benchmark.
+      temperature: sampling temperature.
+      batch_size: prompts decoded together.
+      trees: method -> its draft tree.
+      groups: group of prompts -> method -> summary; `all` pools the groups, and is the only one if
+        batches mix groups.
+    """
+
+    workload: Workload
+    temperature: float
+    batch_size: int
+    trees: dict[str, Tree]
+    groups: dict[str, dict[str, Summary]]
+
+    @property
+    def all(self) -> dict[str, Summary]:
+        """Method -> summary over all prompts."""
+        return self.groups["all"]
+
+    @property
+    def step_costs(self) -> dict[str, float]:
+        """Method -> time per step over time per plain step, without prefill."""
+        plain = self.all[PLAIN].step_seconds
+        return {name: row.step_seconds / plain for name, row in self.all.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything but the prompts."""
+        return {
+            "bench": self.workload.name,
+            "source": self.workload.source,
+            "temperature": self.temperature,
+            "batch_size": self.batch_size,
+            "max_length": self.workload.max_length,
+            "trees": {name: tree._asdict() for name, tree in self.trees.items()},
+            "step_costs": self.step_costs,
+            "groups": {
+                group: {name: row.as_json() for name, row in rows.items()}
+                for group, rows in self.groups.items()
+            },
+        }
 
 
 class Speedup:
     """One measurement: its models and workloads."""
 
     def __init__(self, config: SpeedupConfig, console: Console):
+        """Reads the questions, then loads the model.
+
+        Raises:
+          UserError: questions or the model cannot be read, a prompt is too long, or a benchmark has
+            too few prompts for a batch.
+        """
         self.config, self.console = config, console
-        questions: dict[str, list[Question]] = {}
-        missing: list[str] = []
-
-        def load(bench: str) -> None:
-            count = config.prompts + config.warm_up
-            some, reasons = load_all(bench, config.data_dir, count, config.skip_bad)
-            questions.update(some)
-            missing.extend(reasons)
-
-        if config.bench not in (None, DEMO):
-            load(config.bench)  # before the model, so that damaged files are reported at once
+        questions, missing = load_all(
+            config.bench, config.tokenizer(), config.data_dir, config.prompts, config.skip_bad
+        )
         base = config.load()
-        if config.bench is None and (bench := default_bench(base.tokenizer)) != DEMO:
-            load(bench)
         self.models, left_out = config.models(base)
         self.left_out = left_out + missing
-        if not questions:
-            self.workloads = [demo_workload(config, base, console)]
-        else:
-            with stage("generating the answers that later turns follow", console):
-                self.workloads = [
-                    benchmark_workload(config, base, console, name, some)
-                    for name, some in questions.items()
-                ]
-        for workload in self.workloads:  # texts that are too long are reported before the work
+        with stage("preparing the prompts", console):
+            self.workloads = [
+                benchmark_workload(config, base, console, name, some)
+                for name, some in questions.items()
+            ] or [demo_workload(config, base, console)]
+        for workload in self.workloads:
+            count, most = len(workload.prompts), max(config.batch_size)
+            if most > count:
+                raise UserError(
+                    f"--batch-size {most} needs as many prompts, and {workload.name} has {count}; "
+                    "raise --prompts, or lower the batch size"
+                )
+            # Texts that are too long are reported before the work.
             self.decoder(PLAIN, Tree(0), workload, config.samplings[0])
 
     @property
@@ -71,29 +116,6 @@ class Speedup:
             coupled=not self.config.no_coupling,
         )
 
-    def tree(self, name: str, workload: Workload, sampling: Sampling, batch_size: int) -> Tree:
-        """Returns the tree of a method: of changing size, or the fastest on warm-up prompts; if a
-        tau is imposed, which says nothing about trees, the level decay is the paper's."""
-        decay = None if self.config.level_decay == "auto" else self.config.level_decay
-        if self.config.tree_nodes == "auto":
-            return adaptive(self.models[name], batch_size, decay)
-        nodes = None if self.config.tree_nodes == "fastest" else self.config.tree_nodes
-        title, trees = METHODS[name].title, METHODS[name].trees(nodes, decay)
-        if len(trees) == 1 or self.config.acceptance is not None:
-            return trees[0]
-        batches = in_batches(workload.warm_up[: self.config.warm_up], batch_size)
-        with self._bar(f"{title}: choosing the tree", (1 + REPEATS) * len(trees)) as advance:
-            seconds = fastest(
-                lambda tree: self.decoder(name, tree, workload, sampling),
-                trees,
-                [[prompt.tokens for prompt in batch] for batch in batches],
-                self.config.max_new_tokens,
-                self.config.seed,
-                advance,
-            )
-        self.console.print(tree_table(title, seconds))
-        return next(iter(seconds))
-
     def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:
         """Compares all methods in one setting."""
         config, batches = self.config, in_batches(workload.prompts, batch_size)
@@ -102,24 +124,36 @@ class Speedup:
                 f"{workload.title}: the last batch holds {len(batches[-1])} prompts, not "
                 f"{batch_size}"
             )
-        trees = {name: self.tree(name, workload, sampling, batch_size) for name in self.models}
+        trees = {
+            name: tree(model, config.tree_nodes, config.level_decay, batch_size)
+            for name, model in self.models.items()
+        }
         title = f"T = {sampling.temperature:g}, batch {batch_size}: {workload.title}"
-        with self._bar(title, len(batches) * (config.repeats + 1)) as advance:
+        with progress_bar(self.console) as bar:
+            task = bar.add_task(title, total=len(batches) * (config.repeats + 1))
             runs = measure(
                 {name: self.decoder(name, trees[name], workload, sampling) for name in trees},
                 batches,
                 max_new_tokens=config.max_new_tokens,
                 repeats=config.repeats,
                 seed=config.seed,
-                advance=advance,
+                advance=lambda: bar.advance(task),
             )
         jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         groups = by_group(runs, list(trees))
         return Setting(workload, sampling.temperature, batch_size, trees, groups)
 
-    @contextlib.contextmanager
-    def _bar(self, title: str, total: int) -> Iterator[Callable[[], None]]:
-        with progress_bar(self.console) as progress:
-            task = progress.add_task(title, total=total)
-            yield lambda: progress.advance(task)
-            progress.remove_task(task)
+
+def by_group(repeats: list[list[Run]], methods: Sequence[str]) -> dict[str, dict[str, Summary]]:
+    """Returns a summary per prompt group and method, and one of all prompts; only the latter if
+    some batches mix groups, since their time belongs to no single group."""
+    names = list(dict.fromkeys(run.group for run in repeats[0]))
+    parts = {
+        name: [[run for run in runs if run.group == name] for runs in repeats]
+        for name in names
+        if name is not None and None not in names
+    }
+    return {
+        name: {method: summarize(runs, method, PLAIN) for method in methods}
+        for name, runs in {**parts, "all": repeats}.items()
+    }

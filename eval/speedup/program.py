@@ -17,13 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.outputs import check_outputs, write_json, write_text
-from dart_jax.programs.provenance import environment, report
+from dart_jax.programs.outputs import check_outputs, write_text
+from dart_jax.programs.provenance import environment, write_report
 from eval.methods.registry import METHODS
 from eval.speedup import figure, tables
 from eval.speedup.config import SpeedupConfig
-from eval.speedup.measurement import Speedup
-from eval.speedup.setting import Setting
+from eval.speedup.measurement import Setting, Speedup
 
 
 def run(config: SpeedupConfig, console: Console) -> None:
@@ -35,11 +34,11 @@ def run(config: SpeedupConfig, console: Console) -> None:
     for reason in speedup.left_out:
         console.print(f"left out: {reason}")
     settings: list[Setting] = []
-    shown: list[Table] = []
+    output: list[Table] = []
 
     def show(table: Table) -> None:
         console.print(table)
-        shown.append(table)
+        output.append(table)
 
     for workload, sampling, size in product(speedup.workloads, config.samplings, config.batch_size):
         setting = speedup.setting(workload, sampling, size)
@@ -48,13 +47,12 @@ def run(config: SpeedupConfig, console: Console) -> None:
         show(tables.repetition_table(setting.all))
         show(tables.time_table(setting.all))
     if len(settings) > 1:
-        show(tables.overview_table(str(config.target), settings))
-    if config.json:
-        content = [setting.as_json() for setting in settings]
-        write_json(config.json, report(config, dtype=speedup.dtype, settings=content))
+        show(tables.overview_table(settings))
+    content = [setting.as_json() for setting in settings]
+    write_report(config, dtype=speedup.dtype, settings=content)
     if config.markdown:
         text = io.StringIO()
-        Console(file=text, width=200).print(*shown)
+        Console(file=text, width=200).print(*output)
         write_text(config.markdown, text.getvalue())
     if config.plot:
         figure.write(config.plot, settings)

@@ -28,11 +28,11 @@ REPORT = {
 }
 
 
-def changed(tree=8, **figures):
+def changed(tree=None, **figures):
     """The report with other figures of DART."""
     report = copy.deepcopy(REPORT)
     report["settings"][0]["groups"]["all"]["dart"].update(figures)
-    report["settings"][0]["trees"]["dart"]["nodes"] = tree
+    report["settings"][0]["trees"]["dart"].update(tree or {})
     return report
 
 
@@ -52,12 +52,17 @@ def verdicts(after):
         (changed(rates=[10.0, 11.0]), {"tok/s": "too few repeats"}),
         (changed(tau=4.01), {"tau": "better"}),
         (changed(tau=3.99, identical=7), {"tau": "worse", "identical": "worse"}),
-        (changed(tau=3.0, tree=16), {"tau": "different trees"}),
+        (changed(tau=3.0, tree={"nodes": 16}), {"tau": "other trees"}),
     ],
 )
 def test_verdicts(after, others):
     same = dict.fromkeys(("tok/s", "speed-up", "tau", "identical"), "same")
     assert verdicts(after) == same | others
+
+
+def test_trees_that_change_have_another_tau_every_time():
+    before, after = (changed(tau=tau, tree={"sizes": [0, 8]}) for tau in (3.0, 4.0))
+    assert {each.verdict for each in changes(before, after)} == {"same", "other trees"}
 
 
 def test_other_differences_are_listed():

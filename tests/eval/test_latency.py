@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import statistics
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +16,14 @@ from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.cpu.tiles import unpack
 from dart_jax.models.platform.execution import Execution
 from eval.latency import case, hardware
-from eval.latency import program as latency
-from eval.latency.clock import Repeated, Times, measure, measure_scopes
-from eval.latency.cost import Cost, costs
+from eval.latency.clock import Repeated, measure, measure_scopes
+from eval.latency.cost import costs
 from eval.latency.hardware import Hardware
-from eval.latency.model import Model, random_params
+from eval.latency.model import random_model
 from eval.latency.program import LatencyConfig, number, run
-from eval.latency.shapes import QWEN3, drafter_of, parameters, target_of
+from eval.latency.shapes import drafter_of, target_of, weight_bytes
 
 CONTEXT, NODES = 20, 12
 SLOW = Hardware(1e9, 1e11, 2**40)
@@ -46,31 +45,13 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module")
 def model():
-    return Model.random("tiny", jnp.float32, Execution.here())
+    return random_model("tiny", jnp.float32, Execution.here())
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_published(name):
-    assert parameters(target_of(name)) == PUBLISHED[name]
-
-
-def test_names():
-    assert target_of("Qwen3-8B") == target_of("qwen3-8b")
-    assert target_of("demo").vocab_size == 4096
-    assert set(QWEN3) < set(PUBLISHED)
-    with pytest.raises(UserError, match="no shape 'gpt'; pass one of demo, qwen3"):
-        target_of("gpt")
-
-
-def test_random_parameters_have_the_given_dtype():
-    params = random_params(drafter_of(TINY), 1, jnp.bfloat16, Execution.here())
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
-    tiles = params["mlp"]["gate_up_proj"]["kernel"]
-    gate, up = np.split(np.asarray(unpack(tiles, tiles.shape[1], 2 * 96), np.float32), 2, axis=1)
-    assert up.std() == pytest.approx(0.02, rel=0.05)
-    assert (gate != up).mean() > 0.9
-    assert (np.asarray(params["norm"]["scale"], np.float32) == 1).all()
+    assert weight_bytes(target_of(name.title()), jnp.float32) == 4 * PUBLISHED[name]
 
 
 # Costs: D 64, F 96, L 7, H 4, K 2, h 16, V 512; d 8, of which 7 are mask rows.
@@ -86,7 +67,7 @@ def of_tiny(nodes=60, target=TINY, batch=1):
 
 def test_bytes_and_operations_by_hand():
     weights = 7 * (LAYER + 2 * 64 + 2 * 16) + 64 + 64 * 512
-    assert weights == parameters(TINY)  # its tied head is read as a head
+    assert 4 * weights == weight_bytes(TINY, jnp.float32)  # its tied head is read as a head
     features = 3 * 64 * 4
     plain, tree = of_tiny(0), of_tiny()
     assert plain["step"].bytes == 4 * (weights + 64) + CACHED * 101
@@ -102,21 +83,21 @@ def test_bytes_and_operations_by_hand():
     assert tree["compact"] == (2 * 9 * CACHED, 0)
 
     drafter = 192 * 64 + 128 * 64 + 2 * 128 * 32 + 64 * 64 + 3 * 64 * 96 + 6 * 64 + 64 * 512
-    assert drafter == parameters(drafter_of(TINY))
-    moved = 4 * drafter + 9 * 64 * 4 + 2 * 2 * 16 * 4 * 109
-    assert tree["draft"].bytes == moved + 9 * features + 8 * 512 * 4
+    assert 4 * drafter == weight_bytes(drafter_of(TINY), jnp.float32)
+    traffic = 4 * drafter + 9 * 64 * 4 + 2 * 2 * 16 * 4 * 109
+    assert tree["draft"].bytes == traffic + 9 * features + 8 * 512 * 4
     products = 9 * 192 * 64  # features
     products += 10 * 128 * 64 + 2 * 128 * 64  # keys and values of 10 rows, queries of 2
     products += 8 * (64 * 64 + 3 * 64 * 96) + 4 * 2 * 16 * 8 * 116 + 8 * 64 * 512
     assert tree["draft"].operations == 2 * products
     candidates = 8 * 25 * 8
     assert tree["top-k"] == (8 * 512 * 4 + candidates, 0)
-    kept = read + 9 * CACHED
-    assert tree["step"] == (kept + moved + candidates, operations + 2 * products)
+    rest = read + 9 * CACHED
+    assert tree["step"] == (rest + traffic + candidates, operations + 2 * products)
 
 
 def test_batches_share_only_weights():
-    one, three, weights = of_tiny(8), of_tiny(8, batch=3), 4 * parameters(TINY)
+    one, three, weights = of_tiny(8), of_tiny(8, batch=3), weight_bytes(TINY, jnp.float32)
     assert three["verify"].bytes - weights == 3 * (one["verify"].bytes - weights)
     for stage, cost in one.items():
         assert three[stage].operations == 3 * cost.operations
@@ -132,18 +113,7 @@ def test_a_mixture_reads_the_experts_that_rows_reach():
     assert products == 2 * 7 * (2 * expert + 3 * 64 * 16 + 64 * 4 + 64 - 3 * 64 * 96)
 
 
-def test_the_limit_is_the_slower_resource():
-    assert Cost(2000, 10).limit(1000, 1000) == 2
-    assert Cost(20, 3000).limit(1000, 1000) == 3
-
-
 # Timing.
-
-
-def test_quartiles():
-    assert Times([3.0, 1.0, 2.0]).quartiles == (1.5, 2.5)
-    assert Times([9.0]).quartiles == (9.0, 9.0)
-    assert Times([3.0, 1.0, 2.0]).seconds == 2
 
 
 def compiled(function, fixed, donated):
@@ -155,9 +125,9 @@ def test_every_call_is_made_and_timed():
     counting = compiled(lambda one, count: (count + one, count), jnp.int32(1), jnp.int32(0))
     times = measure(counting, 3)
     calls, rest = divmod(int(counting.donated) - 2 * 3, 3)
-    assert (rest, len(times.values)) == (0, 3)  # three calls before, to find how many
+    assert (rest, len(times)) == (0, 3)  # three calls before, to find how many
     assert 2 <= calls <= 256
-    assert min(times.values) > 0
+    assert min(times) > 0
 
 
 def test_scopes_take_what_their_operations_take():
@@ -173,22 +143,15 @@ def test_scopes_take_what_their_operations_take():
     both = compiled(two, jnp.ones((256, 256)), ())
     times = measure_scopes(both, 2, case.stage_of)
     assert set(times) == {"verify", "draft", "top-k"}
-    assert times["verify"].seconds > 3 * max(times[x].seconds for x in ("draft", "top-k"))
-    assert all(len(x.values) == 2 for x in times.values())
+    assert min(times["verify"]) > 3 * max(max(times[x]) for x in ("draft", "top-k"))
+    assert all(len(x) == 2 for x in times.values())
 
 
-@pytest.mark.parametrize(
-    ("scope", "stage"),
-    [
-        ("jit(_step)/jit(step)/verify/layer_0/mlp/dot", "verify"),
-        ("jit(step)/draft/top_k/sort", "top-k"),
-        ("jit(step)/draft/noise/add", "draft"),
-        ("jit(step)/concatenate", None),
-        ("jit(step)/verifying/add", None),
-    ],
-)
-def test_an_operation_belongs_to_its_innermost_stage(scope, stage):
-    assert case.stage_of(scope) == stage
+def test_an_operation_belongs_to_its_innermost_stage():
+    assert case.stage_of("jit(_step)/jit(step)/verify/layer_0/mlp/dot") == "verify"
+    assert case.stage_of("jit(step)/draft/top_k/sort") == "top-k"
+    assert case.stage_of("jit(step)/draft/noise/add") == "draft"
+    assert case.stage_of("jit(step)/verifying/add") is None
 
 
 def test_a_repeated_step_is_a_decode_step(model):
@@ -209,18 +172,18 @@ def test_a_repeated_step_is_a_decode_step(model):
 # The program.
 
 
-@pytest.mark.long(ci=1)
+@pytest.mark.long
 def test_report(monkeypatch, tmp_path):
     monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW)
     file, path = io.StringIO(), tmp_path / "out" / "latency.json"
-    options = {"context": (CONTEXT, 40), "tree_nodes": (4, NODES), "batch_size": (1, 2)}
+    options = {"context": (CONTEXT,), "tree_nodes": (4, NODES), "batch_size": (1, 2)}
     config = LatencyConfig(("Tiny",), **options, repeats=2, json=path)
     run(config, Console(file=file, width=80))
     text, content = file.getvalue(), json.loads(path.read_text())
     settings = [(x["shape"], x["context"], x["batch"]) for x in content["cases"]]
-    assert settings == [("tiny", c, b) for c in (CONTEXT, 40) for b in (1, 2)]
-    for measured in content["cases"]:
-        rows = {(row["stage"], row["nodes"]): row for row in measured["stages"]}
+    assert settings == [("tiny", CONTEXT, b) for b in (1, 2)]
+    for result in content["cases"]:
+        rows = {(row["stage"], row["nodes"]): row for row in result["stages"]}
         stages = (*case.STAGES, "search", "step")
         assert set(rows) == {(x, n) for x in stages for n in (4, NODES)} | {("plain step", 0)}
         for (name, nodes), row in rows.items():
@@ -231,11 +194,11 @@ def test_report(monkeypatch, tmp_path):
                 continue
             limit = max(row["bytes"] / 1e9, row["operations"] / 1e11)
             assert row["limit"] == pytest.approx(limit)
-            seconds = Times(row["seconds"]).seconds
+            seconds = statistics.median(row["seconds"])
             assert f" {number(1e3 * seconds)} " in text
             if name in case.STAGES:  # a part of the step, as far as a busy machine shows that
-                assert seconds < 10 * Times(rows["step", nodes]["seconds"]).seconds
-    assert "tiny, random weights, batch 2, context 40" in text
+                assert seconds < 10 * max(rows["step", nodes]["seconds"])
+    assert "tiny, random weights, batch 2, context 20" in text
     assert max(map(len, text.splitlines()[1:])) <= 80
 
 
@@ -243,29 +206,5 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW._replace(memory=10**6))
     with pytest.raises(UserError, match="tiny with batch 1 and context 20 needs more than"):
         run(LatencyConfig(("tiny",), context=(20,)), Console(file=io.StringIO()))
-
-
-BAD = {
-    "shape": (["--shape", "gpt2"], "no shape 'gpt2'"),
-    "context": (["--context", "0"], "--context must be at least 1"),
-    "nodes": (["--tree-nodes", "8", "0"], "--tree-nodes must be at least 1"),
-    "the same nodes": (["--tree-nodes", "8", "8"], "--tree-nodes must be different numbers"),
-    "batch": (["--batch-size", "0"], "--batch-size must be at least 1"),
-    "repeats": (["--repeats", "0"], "--repeats must be at least 1"),
-    "long": (
-        ["--shape", "tiny", "--context", "50000"],
-        "--context must be at most 40951 with --shape tiny",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input(name, capsys):
-    arguments, message = BAD[name]
-    with pytest.raises(SystemExit) as exit:
-        latency.main(arguments)
-    stderr = capsys.readouterr().err
-    assert exit.value.code == 2
-    assert stderr.startswith("error: ")
-    assert stderr.count("\n") == 1
-    assert message in stderr
+    with pytest.raises(UserError, match="--context must be at most 40951 with --shape tiny"):
+        LatencyConfig(("tiny",), context=(50000,))

@@ -10,7 +10,7 @@ from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from dart_jax.engine.decoder import Generation
 from eval.lossless.distribution import Fit, Samples, chi_square
-from eval.lossless.divergence import ENDED, examine, first_difference
+from eval.lossless.divergence import ENDED, examine
 from eval.lossless.literal_sampling import (
     edge,
     kept,
@@ -34,14 +34,14 @@ def logits_of(seed, vocab=40):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("seed", range(5))
-def test_filters_are_the_samplers(cut, seed):
-    logits, sampling = logits_of(seed), Sampling(0.8, repetition_penalty=1.0, **cut)
-    scaled = scale(logits, sampling, np.array([1]))
-    theirs = filter_logits(sampling.values(), jnp.asarray(logits)[None] / jnp.float32(0.8))[0]
-    np.testing.assert_array_equal(kept(scaled, sampling), np.isfinite(theirs))
-    p = softmax(np.where(kept(scaled, sampling), scaled, -np.inf))
-    np.testing.assert_allclose(p, jax.nn.softmax(theirs), rtol=1e-5)
+def test_filters_are_the_samplers(cut):
+    sampling = Sampling(0.8, repetition_penalty=1.0, **cut)
+    for logits in map(logits_of, range(5)):
+        scaled = scale(logits, sampling, np.array([1]))
+        theirs = filter_logits(sampling.values(), jnp.asarray(logits)[None] / jnp.float32(0.8))[0]
+        np.testing.assert_array_equal(kept(scaled, sampling), np.isfinite(theirs))
+        p = softmax(np.where(kept(scaled, sampling), scaled, -np.inf))
+        np.testing.assert_allclose(p, jax.nn.softmax(theirs), rtol=1e-5)
 
 
 def test_the_penalty_is_the_samplers():
@@ -105,47 +105,35 @@ def test_chi_square_is_uniform_on_its_own_distribution():
     assert max(ps) < 1e-4
 
 
+def fit_of(logits, tokens, sampling):
+    """The test of tokens drawn after one text."""
+    samples, rows = Samples(), [np.array([9, token]) for token in tokens]
+    samples.add(np.array([5]), Generation(rows, [np.ones(2, bool)] * len(rows), 0, {}))
+    return samples.fit(lambda text: Probe(logits, 1e-5, True), sampling)
+
+
 def test_forbidden_draws_fail():
     """A single token that the filters cut is enough."""
     logits, sampling = np.array([3.0, 2.0, 1.0, 0.0], np.float32), Sampling(1.0, top_k=2)
-    counts = [146, 54]
-
-    def fit(*extra):
-        drawn = np.concatenate([np.repeat([0, 1], counts), extra]).astype(int)
-        samples = Samples()
-        rows = [np.array([9, token]) for token in drawn]
-        samples.add(np.array([5]), Generation(rows, [np.ones(2, bool)] * len(rows), 0, {}))
-        return samples.fit(lambda text: Probe(logits, 1e-6, True), sampling)
-
-    good = fit()
+    tokens = [*[0] * 146, *[1] * 54]
+    good, bad = fit_of(logits, tokens, sampling), fit_of(logits, [*tokens, 2], sampling)
     assert good.fits
     assert (good.positions, good.draws, good.drafted, good.dof) == (1, 200, 200, 1)
-    bad = fit(2)
     assert bad.forbidden == 1
     assert not bad.fits
 
 
-@pytest.mark.parametrize("edge_draws", [0, 100])
-def test_draws_on_the_edge_of_a_cut_are_not_counted(edge_draws):
+def test_draws_on_the_edge_of_a_cut_are_not_counted():
     """Rounding decides which of two nearly tied tokens is kept: either is right."""
     logits = np.array([3.0, 2.5, 2.0, 2.0 - 1e-6, 0.0], np.float32)
-    drawn = np.repeat([0, 1, 2, 3], [187, 113, 100 - edge_draws, edge_draws])
-    rows = [np.array([9, token]) for token in drawn]
-    samples = Samples()
-    samples.add(np.array([5]), Generation(rows, [np.ones(2, bool)] * 400, 0, {}))
-    fit = samples.fit(lambda text: Probe(logits, 1e-5, True), Sampling(1.0, top_k=3))
-    assert (fit.positions, fit.draws, fit.at_edge, fit.forbidden) == (1, 400, 100, 0)
-    assert fit.dof == 1
-    assert fit.p > 0.9
+    for on_edge in ([2] * 100, [3] * 100):
+        fit = fit_of(logits, [*[0] * 187, *[1] * 113, *on_edge], Sampling(1.0, top_k=3))
+        assert (fit.positions, fit.draws, fit.at_edge, fit.forbidden) == (1, 400, 100, 0)
+        assert fit.dof == 1
+        assert fit.p > 0.9
 
 
 # A single divergence
-
-
-def test_first_difference():
-    assert first_difference(np.array([1, 2, 3]), np.array([1, 2, 3])) is None
-    assert first_difference(np.array([1, 2, 3]), np.array([1, 5, 3])) == 1
-    assert first_difference(np.array([1, 2]), np.array([1, 2, 3])) == 2
 
 
 def probe_of(logits, rounding=0.01, plausible=True):
@@ -153,25 +141,22 @@ def probe_of(logits, rounding=0.01, plausible=True):
 
 
 @pytest.mark.parametrize(
-    ("prober", "dart", "verdict"),
-    [
-        (probe_of([1.0, 1.0, 0.0]), 1, "tie"),
-        (probe_of([1.0, 0.985, 0.0]), 1, "tie"),
-        (probe_of([1.0, 0.97, 0.0]), 1, "DIVERGES"),
-        (probe_of([1.0, 1.0, 0.0]), 2, "DIVERGES"),
-        (probe_of([1.0, 1.0, 0.0], plausible=False), 1, "DIVERGES"),
-        (probe_of([1.0, 1.0, 0.0]), None, "DIVERGES"),
-    ],
+    ("second", "dart", "verdict"),
+    [(1.0, 1, "tie"), (0.985, 1, "tie"), (0.97, 1, "DIVERGES"), (1.0, 2, "DIVERGES")],
 )
-def test_greedy_verdicts(prober, dart, verdict):
-    new = [4, 4] if dart is None else [4, 4, dart]
-    texts = {"text": np.array([7]), "plain": np.array([4, 4, 0]), "dart": np.array(new)}
-    found = examine(prober, Sampling(), 0, prompt=3, row=1, **texts)
-    assert (found.prompt, found.row, found.new_token, found.plain) == (3, 1, 2, 0)
-    assert found.dart == (ENDED if dart is None else dart)
-    assert found.verdict == verdict
-    same = texts | {"dart": texts["plain"]}
-    assert examine(prober, Sampling(), 0, prompt=3, row=1, **same) is None
+def test_greedy_verdicts(second, dart, verdict):
+    prober = probe_of([1.0, second, 0.0])
+    texts = {"text": np.array([7]), "plain": np.array([4, 4, 0]), "dart": np.array([4, 4, dart])}
+    result = examine(prober, Sampling(), 0, prompt=3, row=1, **texts)
+    assert (result.prompt, result.new_token) == (3, 2)
+    assert (result.plain, result.dart, result.verdict) == (0, dart, verdict)
+    implausible = probe_of([1.0, second, 0.0], plausible=False)
+    assert not examine(implausible, Sampling(), 0, prompt=3, row=1, **texts).tie
+    texts["dart"] = texts["plain"][:2]
+    result = examine(prober, Sampling(), 0, prompt=3, row=1, **texts)
+    assert (result.new_token, result.dart, result.verdict) == (2, ENDED, "DIVERGES")
+    texts["dart"] = texts["plain"]
+    assert examine(prober, Sampling(), 0, prompt=3, row=1, **texts) is None
 
 
 def test_sampled_verdicts():
@@ -180,10 +165,10 @@ def test_sampled_verdicts():
     texts = {"text": np.array([7]), "plain": np.array([4, 0]), "dart": np.array([4, 1])}
     for margin, tie in ((0.0, True), (0.03, True), (0.05, False)):
         logits = 0.5 * (np.array([margin, 0.0, -9.0]) - noise)
-        found = examine(probe_of(logits), Sampling(0.5), 5, prompt=0, row=2, **texts)
-        assert found.margin == pytest.approx(margin, abs=1e-6)
-        assert found.rounding == pytest.approx(0.02)
-        assert found.tie == tie
+        result = examine(probe_of(logits), Sampling(0.5), 5, prompt=0, row=2, **texts)
+        assert result.margin == pytest.approx(margin, abs=1e-6)
+        assert result.rounding == pytest.approx(0.02)
+        assert result.tie == tie
 
 
 def test_a_tie_at_the_cut():
@@ -193,8 +178,8 @@ def test_a_tie_at_the_cut():
     second = int(np.argsort(noise)[-2])
     texts = {"text": np.array([7]), "plain": np.array([second]), "dart": np.array([winner])}
     sampling = Sampling(1.0, top_k=3)
-    found = examine(probe_of(logits), sampling, 0, prompt=0, row=0, **texts)
-    assert found.at_cut
-    assert found.verdict == "tie at a cut"
-    found = examine(probe_of(logits, 1e-5), sampling, 0, prompt=0, row=0, **texts)
-    assert found.verdict == "DIVERGES"
+    result = examine(probe_of(logits), sampling, 0, prompt=0, row=0, **texts)
+    assert result.at_cut
+    assert result.verdict == "tie at a cut"
+    result = examine(probe_of(logits, 1e-5), sampling, 0, prompt=0, row=0, **texts)
+    assert result.verdict == "DIVERGES"

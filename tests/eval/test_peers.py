@@ -14,10 +14,7 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.weights import hub
-from dart_jax.weights.gguf.tensors import gguf_files
-from dart_jax.weights.tensor_files import open_tensors
 from eval.peers.engine import ENGINES, PLAIN, Setup, whole
-from eval.peers.llama_cpp import most_common_type, write_gguf
 from eval.peers.program import Peer, PeersConfig, run
 
 LENGTH, NEW = 64, 6
@@ -31,19 +28,23 @@ def tiny(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    """A GGUF target in float32; llama.cpp needs a merge."""
+def write_target(directory, **options):
+    """Writes a GGUF target; llama.cpp needs a merge."""
     tokenizer = no_meaning(61)
     tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"
     tokenizer["tokenizer.ggml.merges"] = ["a b"]
-    return tiny_gguf(tmp_path_factory.mktemp("gguf"), "Llama", tokenizer=tokenizer)
+    return tiny_gguf(directory, "Llama", tokenizer=tokenizer, **options)
 
 
-def setup(target, work, name, draft_model=None):
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A GGUF target in float32."""
+    return write_target(tmp_path_factory.mktemp("gguf"))
+
+
+def setup(target, work, name, draft_model=None, precision="float32"):
     choice = ModelChoice(target=str(target), dtype="float32")
     directory = hub.resolve(target, patterns=hub.TARGET)
-    precision = ENGINES[name].precisions[0]
     return Setup(name, precision, choice, directory, draft_model, None, 1, LENGTH, work)
 
 
@@ -105,8 +106,23 @@ def has(name):
 def test_same_tokens(name, target, plain, tmp_path):
     if not has(name):
         pytest.skip(f"{name} is not installed")
-    draft_model = str(target) if name == "assisted" else None
-    assert texts(setup(target, tmp_path, name, draft_model)) == plain
+    draft_model, precision = (
+        str(target) if name == "assisted" else None,
+        ENGINES[name].precisions[0],
+    )
+    assert texts(setup(target, tmp_path, name, draft_model, precision)) == plain
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not has("llama.cpp"), reason="llama-cpp-python is not installed")
+def test_llama_cpp_converts_a_target(tmp_path):
+    """Weights in 8 bits become the floats that they stand for."""
+    kinds = {r"(ffn|attn)_\w+\.weight": gguf.GGMLQuantizationType.Q8_0}
+    target = write_target(tmp_path, kinds=kinds)
+    floats = texts(setup(target, tmp_path, "llama.cpp"))
+    assert floats == texts(setup(target, tmp_path, PLAIN))
+    tensors = gguf.GGUFReader(tmp_path / "float32.gguf").tensors
+    assert {each.tensor_type for each in tensors} == {gguf.GGMLQuantizationType.F32}
 
 
 @pytest.mark.long
@@ -139,29 +155,3 @@ def test_time_of_one_token_is_subtracted(monkeypatch):
 
     assert whole(generate)(np.arange(3), NEW) == (list(range(NEW)), (10 - 3) - (3 - 1))
     assert lengths == [1, NEW]
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_a_gguf_target_in_another_precision(precision, tmp_path):
-    """The file has the same values, rounded, and everything else that the first one says."""
-    kinds = {r"(ffn|attn)_\w+\.weight": gguf.GGMLQuantizationType.Q8_0}
-    stored = hub.resolve(tiny_gguf(tmp_path, "Llama", kinds=kinds), patterns=hub.TARGET)
-    [source] = gguf_files(stored)
-    path = tmp_path / f"{precision}.gguf"
-    write_gguf(path, source, precision)
-    assert most_common_type(source) == "Q8_0"
-    assert (
-        most_common_type(path)
-        == {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[precision]
-    )
-    written = hub.resolve(path, patterns=hub.TARGET)
-    before, after = (
-        {name: np.asarray(tensor.read(), np.float32) for name, tensor in tensors.items()}
-        for tensors in (open_tensors(each).tensors for each in (stored, written))
-    )
-    assert before.keys() == after.keys()
-    tolerance = {"float32": 0, "float16": 1e-3, "bfloat16": 1e-2}[precision]
-    for name, values in before.items():
-        np.testing.assert_allclose(after[name], values, tolerance, tolerance)
-    for name in ("config.json", "tokenizer.json"):
-        assert (written / name).read_text() == (stored / name).read_text()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from serve_process import wait_until
 from stub_server import Faults, StubServer
 
@@ -22,8 +24,8 @@ from eval.serving import client as clients
 from eval.serving.client import Answer, Client
 from eval.serving.comparison import Load, Round
 from eval.serving.config import ServingBenchConfig
-from eval.serving.program import main
-from eval.serving.requests import bench_requests, malformed_requests, soak_requests
+from eval.serving.program import main, run
+from eval.serving.requests import bench_requests, soak_requests
 from eval.serving.servers import start
 from eval.serving.soak import Visit, fault, growth
 
@@ -63,24 +65,6 @@ def test_the_pool_of_a_soak_has_every_kind(tokenizer):
     sizes = [len(each["prompt"]) for each in pool]
     assert min(sizes) < 5
     assert max(sizes) > 200
-    assert len(malformed_requests("model")) > 12
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clients": ()}, "--clients needs at least one value"),
-        ({"rounds": 0}, "--rounds must be at least 1"),
-        ({"soak": 0.0}, "--soak must be a positive number"),
-        ({"soak": 1.0, "url": ("http://a", "http://b")}, "--soak takes one"),
-        ({"url": ("http://a",), "serve_options": "--slots 2"}, "leave out --url"),
-        ({"serve_options": "'"}, "--serve-options: No closing quotation"),
-        ({"bench": "no-such"}, "no benchmark or file 'no-such'"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(UserError, match=message):
-        ServingBenchConfig(**options)
 
 
 def test_options_of_servers_that_are_started():
@@ -89,6 +73,8 @@ def test_options_of_servers_that_are_started():
     assert config.server_options("--tree-nodes", "0") == words.split()
     assert ServingBenchConfig(temperature=1).server_options() == ["--warmup", "filtered"]
     assert ServingBenchConfig(soak=1.0).server_options() == []
+    with pytest.raises(UserError, match="--serve-options: No closing quotation"):
+        ServingBenchConfig(serve_options="'")
 
 
 # The client.
@@ -154,37 +140,21 @@ def test_times_are_those_of_tokens():
     assert len(answer.times) == 2
     assert answer.first >= 0.02 < answer.times[1] - answer.start
     assert answer.per_token == pytest.approx((answer.end - answer.times[0]) / 6)
-    assert answer.per_token > 0.01 / 6
 
 
-@pytest.mark.parametrize(
-    ("pieces", "error"),
-    [
+def test_faults_are_in_the_answer():
+    for pieces, error in [
         ([HEAD, event("ab"), DONE], "without a finish_reason or usage"),
-        ([HEAD, event("ab", "stop"), DONE], "without a finish_reason or usage"),
         ([HEAD, b'data: {"error": {"message": "broken"}}\n\n'], "within the answer.*broken"),
         ([HEAD, b"data: {\n\n"], "JSONDecodeError"),
         ([b"HTTP/1.1 503 Full\r\nContent-Length: 4\r\n\r\nfull"], "status 503: full"),
-        ([b"SSH-2.0\r\n"], "RemoteProtocolError"),
         ([], "RemoteProtocolError"),
-    ],
-)
-def test_what_goes_wrong_is_in_the_answer(pieces, error):
-    assert re.search(error, talk(pieces).error)
-
-
-def test_hanging_up_giving_up_and_whole_answers():
-    answer = talk([HEAD, *[event("a")] * 50], patience=0.1)
-    assert set(answer.text) == {"a"}
-    assert (answer.cancelled, answer.error) == (True, "")
-    assert "no end after 0.1 s" in talk([HEAD, *[event("a")] * 50], timeout=0.1).error
-    body = (
-        b'{"choices": [{"text": "ab", "finish_reason": "stop"}], "usage": {"completion_tokens": 2}}'
-    )
-    answer = talk(
-        [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body], stream=False
-    )
-    assert (answer.text, answer.tokens, answer.error) == ("ab", 2, "")
+    ]:
+        assert re.search(error, talk(pieces).error)
+    endless = [HEAD, *[event("a")] * 50]
+    assert "no end after 0.1 s" in talk(endless, timeout=0.1).error
+    answer = talk(endless, patience=0.1)
+    assert (answer.cancelled, answer.error, set(answer.text)) == (True, "", {"a"})
 
 
 # Servers in turn.
@@ -223,18 +193,18 @@ def test_two_servers_get_the_same_in_turn(tmp_path, capsys):
     assert [each["tau"] for each in one["rounds"]["first"]] == [pytest.approx(3)] * 2
     # 20 clients, 16 slots: the last ones wait.
     assert many["rounds"]["first"][0]["first"] > one["rounds"]["first"][0]["first"]
-    shown = capsys.readouterr().out
-    assert re.search(r"\n +1 +second +\d+ ±\d+ .*[23]\.\d\dx ±\d.* 8/8", shown), shown
-    assert "WARNING" not in shown  # what was compiled before does not count
+    output = capsys.readouterr().out
+    assert re.search(r"\n +1 +second +\d+ ±\d+ .*[23]\.\d\dx ±\d.* 8/8", output), output
+    assert "WARNING" not in output  # what was compiled before does not count
 
 
-def test_servers_that_fail_do_not_start_or_do_not_listen(capsys):
-    with StubServer(Faults(fails=True)) as server, pytest.raises(SystemExit):
-        main(["--url", server.url, "--model", "demo", "--clients", "2"])
-    assert "the first server answers no request: status 500" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["--url", "http://127.0.0.1:9", "--model", "demo"])
-    assert "http://127.0.0.1:9 does not answer as a server" in capsys.readouterr().err
+def test_servers_that_fail_or_do_not_start():
+    """`tests/programs/test_bad_input.py` has one that does not listen."""
+    config = ServingBenchConfig(model="demo", clients=(2,))
+    with StubServer(Faults(fails=True)) as server:
+        config = dataclasses.replace(config, url=(server.url,))
+        with pytest.raises(UserError, match="the first server answers no request: status 500"):
+            run(config, Console())
     with (
         pytest.raises(UserError, match=r"did not start: .*nowhere"),
         start(["--target", "nowhere"]),
@@ -272,13 +242,13 @@ def test_a_stop_leaves_no_server_behind(tmp_path):
 # The soak.
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
         (None, "faults: 0"),
         ("mixes", r"request \d+, \w+: '.*', alone '"),
         ("leaks", r"num_requests_running is \d+ in the end\nkv_cache_usage_perc"),
-        ("accepts", "a.*: ValueError: within the answer"),
         ("fails", r"request \d+, \w+: status 500"),
     ],
 )
@@ -288,11 +258,11 @@ def test_a_soak_finds_every_fault(broken, message, capsys, monkeypatch, tmp_path
     with StubServer(Faults(**({broken: True} if broken else {})), step=0.001) as server:
         words = ["--model", "demo", "--url", server.url, "--clients", "8", "--json", str(path)]
         with pytest.raises(SystemExit) if broken else contextlib.nullcontext():
-            main([*words, "--soak", "0.05"])
+            main([*words, "--soak", "0.03"])
     assert re.search(message, capsys.readouterr().out)
     report = json.loads(path.read_text())
     assert bool(report["faults"]) == bool(broken)
-    assert set(report["requests"]) == {"streamed", "whole", "cancelled", "malformed"}
+    assert set(report["requests"]) == {"streamed", "whole", "cancelled"}
 
 
 @pytest.mark.long

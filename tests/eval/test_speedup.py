@@ -1,14 +1,13 @@
 """eval.speedup: output, reports and errors on bad input."""
 
 import dataclasses
-import importlib.util
 import io
 import json
 import re
 import shutil
 import statistics
+from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import tiny_model
@@ -18,12 +17,7 @@ from dart_jax.data.stdlib import HELD_OUT
 from dart_jax.engine.decoder import Generation
 from dart_jax.errors import UserError
 from dart_jax.models.pure import init_params
-from dart_jax.models.target import untie
-from dart_jax.programs.outputs import check_outputs
-from dart_jax.text.tokenizer import Tokenizer
-from dart_jax.weights.checkpoint import load_target, save_drafter, save_target
-from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
-from eval.benchmarks.registry import PAPER
+from dart_jax.weights.checkpoint import save_drafter
 from eval.methods.measure import (
     Run,
     accepted_lengths,
@@ -33,11 +27,8 @@ from eval.methods.measure import (
     summarize,
 )
 from eval.methods.registry import METHODS
-from eval.methods.tree_size import LEVEL_DECAYS, Tree, fastest
-from eval.speedup import program as speedup
 from eval.speedup.config import SpeedupConfig
 from eval.speedup.program import run
-from eval.speedup.tables import paper_cells
 from train.objective.drafter_shape import DrafterShape
 
 STAGES = {"prefill", "device", "search"}
@@ -83,26 +74,6 @@ def short(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def all_methods(measured, tiny, tmp_path_factory):
-    """Every method in one run; the draft model is the target itself."""
-    directory = tmp_path_factory.mktemp("eagle3")
-    config = DrafterShape(method="eagle3").config(tiny_model.SHAPES.target)
-    save_drafter(directory, config, init_params(config, 2), np.arange(config.vocab_size))
-    tables, plot = directory / "new" / "tables.md", directory / "new" / "plot.png"
-    _, content = measured(
-        method="all",
-        eagle3=str(directory),
-        draft_model=str(tiny.target),
-        batch_size=(1, 2),
-        prompts=2,
-        repeats=1,
-        markdown=tables,
-        plot=plot,
-    )
-    return content, tables.read_text(), plot.read_bytes()
-
-
 def check_report(content, prompts, repeats, methods=("plain", "dart"), groups=tuple(HELD_OUT)):
     """Checks what holds whatever was measured."""
     for setting in content["settings"]:
@@ -138,13 +109,19 @@ def check_row(row, plain, name, prompts, repeats):
         assert row["lengths"][1:] == []
 
 
+def cells_of(text):
+    """The rows of Markdown tables."""
+    rows = (line.split("|")[1:-1] for line in text.splitlines() if "|" in line)
+    return [[cell.strip() for cell in row] for row in rows]
+
+
 def test_report(measured):
     text, content = measured()
     check_report(content, prompts=1, repeats=2)
     (setting,) = content["settings"]
     title = " ".join(text.split())
     assert "demo: T = 0, batch 1, 6 new tokens, n-gram model (DART 4 nodes, level decay" in title
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    lines = cells_of(text)
     for group, rows in setting["groups"].items():
         start = lines.index([group, "", "", "", ""])
         plain, dart = lines[start + 1 : start + 3]
@@ -163,102 +140,59 @@ def test_report(measured):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_all_methods_in_all_settings(all_methods):
-    content, tables, plot = all_methods
+def test_all_methods_in_all_settings(measured, tiny, tmp_path):
+    """The draft model is the target itself."""
+    config = DrafterShape(method="eagle3").config(tiny_model.SHAPES.target)
+    save_drafter(tmp_path, config, init_params(config, 2), np.arange(config.vocab_size))
+    parts = {"eagle3": str(tmp_path), "draft_model": str(tiny.target)}
+    files = {"markdown": tmp_path / "new" / "tables.md", "plot": tmp_path / "new" / "plot.png"}
+    sizes = {"batch_size": (1, 2), "prompts": 2, "repeats": 1}
+    _, content = measured(method="all", **parts, **files, **sizes)
     methods = [name for name in METHODS if name != "dart_pairs"]  # the drafter has no pair scores
     check_report(content, prompts=2, repeats=1, methods=methods)
-    settings = content["settings"]
-    keys = [(setting["temperature"], setting["batch_size"]) for setting in settings]
-    assert keys == [(0, 1), (0, 2)]
-    for setting in settings:
+    for setting, size in zip(content["settings"], (1, 2), strict=True):
+        assert (setting["temperature"], setting["batch_size"]) == (0, size)
         assert {name: tree["nodes"] for name, tree in setting["trees"].items()} == {
             name: 4 * (name != "plain") for name in methods
         }
         # The target drafts for itself: one verification emits all five remaining tokens.
         assert setting["groups"]["all"]["sps"]["tau"] == 5
+    tables = files["markdown"].read_text()
     for second in ("prefill", "repeated"):
         assert len(re.findall(rf"\| method +\| {second}", tables)) == 2
-    last = tables.partition("All settings: speed-up, tau")[2]
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in last.splitlines()
-        if "|" in line
-    ]
-    assert [row[:3] for row in rows[2:]] == [["demo", "0", "1"], ["demo", "0", "2"]]
-    assert rows[0][3:] == [METHODS[name].title for name in methods if name != "plain"]
-    for row, setting in zip(rows[2:], settings, strict=True):
+    titles, _, *rows = cells_of(tables.partition("All settings: speed-up, tau")[2])
+    assert titles[3:] == [METHODS[name].title for name in methods if name != "plain"]
+    for row, setting in zip(rows, content["settings"], strict=True):
+        assert row[:3] == ["demo", "0", str(setting["batch_size"])]
         sps = setting["groups"]["all"]["sps"]
-        assert row[rows[0].index("draft model")] == f"{sps['speedup']:.2f}x, 5.00"
-    assert plot.startswith(b"\x89PNG")
+        assert row[titles.index("draft model")] == f"{sps['speedup']:.2f}x, 5.00"
+    assert files["plot"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_methods_with_missing_parts_are_left_out_of_all_and_refused_by_name(measured, tiny):
-    config = SpeedupConfig(
-        target=str(tiny.target), drafter=str(tiny.drafter), ngram=str(tiny.ngram), method="all"
-    )
-    models, left_out = config.models(config.load())
+def test_methods_that_cannot_run_are_left_out_of_all(tiny):
+    """For want of a part; or, with an imposed tau, of depth: DART's four positions and the bonus
+    token make five."""
+    parts = {"target": str(tiny.target), "drafter": str(tiny.drafter), "ngram": str(tiny.ngram)}
+    config = SpeedupConfig(**parts, method="all")
+    base = config.load()
+    models, left_out = config.models(base)
     assert list(models) == ["plain", "dart", "dart_no_ngram", "pld", "ngram"]
     assert [reason.split()[0] for reason in left_out] == ["dart_pairs", "eagle3", "sps"]
     assert len({id(model.params["target"]) for model in models.values()}) == 1
-    for name, part in (("eagle3", "--eagle3"), ("sps", "--draft-model")):
-        with pytest.raises(UserError, match=part):
-            measured(method=f"dart,{name}")
-    with pytest.raises(UserError, match="no method 'medusa'; pass all, or some of plain, dart"):
-        measured(method="medusa")
+    config = dataclasses.replace(config, acceptance=6, tree_nodes=8)
+    models, left_out = config.models(base)
+    assert list(models) == ["plain", "pld", "ngram"]
+    assert [line for line in left_out if "depth" in line] == [
+        f"{name} has trees of 8 nodes and depth 4, which emit at most 5 tokens per verification; "
+        "lower --acceptance 6"
+        for name in ("dart", "dart_no_ngram")
+    ]
+    with pytest.raises(UserError, match=r"^no method is left: ngram has trees of 2 nodes"):
+        dataclasses.replace(config, tree_nodes=2).models(base)
 
 
 @pytest.mark.long
-def test_sampling_in_batches(measured):
-    """Three prompts per group in batches of five: batches mix groups, so there are only results
-    over all prompts, and the last batch is not full."""
-    settings = {"prompts": 3, "batch_size": (5,), "repeats": 1}
-    text, content = measured(temperature=(1.0,), top_k=40, top_p=0.9, **settings)
-    check_report(content, prompts=3, repeats=1, groups=())
-    assert "demo: the last batch holds 2 prompts, not 5" in text
-    assert "T = 1, batch 5, 6 new tokens" in " ".join(text.split())
-
-
-@pytest.mark.long
-def test_without_ngram_model(measured):
-    text, content = measured(ngram=None, repeats=1)
-    check_report(content, prompts=1, repeats=1)
-    assert "no n-gram" in text
-
-
-@pytest.mark.long
-def test_a_crippled_drafter_changes_only_speed(measured, short, tiny, tmp_path):
-    """The target drafts for itself, and then with a head of noise, which is hardly ever right: it
-    takes several times the steps, each as costly, and the output stays the same."""
-    config, params = untie(*load_target(tiny.target))
-    noise = 100 * jax.random.normal(jax.random.key(0), params["lm_head"]["kernel"].shape)
-    save_target(tmp_path, config, {**params, "lm_head": {"kernel": noise}})
-    shutil.copy(tiny.target / "tokenizer.json", tmp_path)
-    settings = {"temperature": (0.0, 1.0), "repeats": 1, "max_new_tokens": 24, "bench": short}
-    whole, crippled = (
-        measured(method="sps", draft_model=str(model), **settings)[1]["settings"]
-        for model in (tiny.target, tmp_path)
-    )
-    for at in range(2):
-        good, bad = (setting[at]["groups"]["all"]["sps"] for setting in (whole, crippled))
-        for row in (good, bad):  # as plain decoding, token for token
-            assert row["identical"] == row["prompts"] == 1
-        assert bad["tau"] < 1.3 < 3 < good["tau"]
-        assert sum(bad["lengths"]) > 2 * sum(good["lengths"])
-
-
-@pytest.mark.long
-def test_imposed_acceptance_is_reached(measured):
-    for tau in (2.5, 3.6):
-        content = measured(acceptance=tau, repeats=1, max_new_tokens=400, prompts=1)[1]
-        row = content["settings"][0]["groups"]["all"]["dart"]
-        assert row["tau"] == pytest.approx(tau, rel=0.01)
-        assert sum(row["lengths"]) > 100
-    with pytest.raises(UserError, match="lower --acceptance 6"):
-        measured(acceptance=6)
-
-
-@pytest.mark.long
-def test_nothing_ends_a_text_of_imposed_acceptance(measured, short, tiny, tmp_path):
+def test_an_imposed_acceptance_is_reached(measured, short, tiny, tmp_path):
     """The target would stop early: every third token is a stop token."""
     shutil.copytree(tiny.target, tmp_path, dirs_exist_ok=True)
     eos = {"eos_token_id": list(range(0, tiny_model.SHAPES.vocab_size, 3))}
@@ -267,26 +201,10 @@ def test_nothing_ends_a_text_of_imposed_acceptance(measured, short, tiny, tmp_pa
     settings["temperature"] = (1.0,)
     free = measured(**settings)[1]["settings"][0]["groups"]["all"]["dart"]
     assert sum(free["lengths"]) < 25
-    row = measured(acceptance=2.5, **settings)[1]["settings"][0]["groups"]["all"]["dart"]
-    assert row["tau"] == pytest.approx(2.5, rel=0.01)
-    assert sum(row["lengths"]) == 40
-
-
-def test_trees_too_shallow_for_the_acceptance_are_refused(tiny):
-    """DART's four positions and the bonus token make five."""
-    parts = {"target": str(tiny.target), "drafter": str(tiny.drafter), "ngram": str(tiny.ngram)}
-    config = SpeedupConfig(**parts, method="all", acceptance=6, tree_nodes=8)
-    models, left_out = config.models(config.load())
-    assert list(models) == ["plain", "pld", "ngram"]
-    assert [line for line in left_out if "depth" in line] == [
-        f"{name} has trees of 8 nodes and depth 4, which emit at most 5 tokens per verification; "
-        "lower --acceptance 6"
-        for name in ("dart", "dart_no_ngram")
-    ]
-    with pytest.raises(UserError, match=r"^dart has trees of 8 nodes and depth 4, which emit"):
-        dataclasses.replace(config, method="pld,dart").models(config.load())
-    with pytest.raises(UserError, match=r"^no method is left: ngram has trees of 2 nodes"):
-        dataclasses.replace(config, tree_nodes=2).models(config.load())
+    for tau, steps in ((2.5, 40), (4, 25)):
+        row = measured(acceptance=tau, **settings)[1]["settings"][0]["groups"]["all"]["dart"]
+        assert row["tau"] == pytest.approx(tau, rel=0.01)
+        assert sum(row["lengths"]) == steps
 
 
 @pytest.mark.long
@@ -313,26 +231,31 @@ def test_random_weights_in_a_shape(measured, short):
 
 @pytest.mark.long
 def test_benchmarks(measured, tmp_path):
-    """Both turns of a chat become prompts; the second contains the answer to the first."""
-    questions = [{"turns": [f"Say {n}.", "Again."], "category": "c"} for n in range(6)]
+    """Both turns of a chat become prompts. Batches that mix categories have results over all
+    prompts only; of `all`, benchmarks that are not found are left out."""
+    questions = [{"turns": [f"Say {n}.", "Again."], "category": f"c{n % 2}"} for n in range(6)]
     (tmp_path / "mt_bench.jsonl").write_text("\n".join(map(json.dumps, questions)))
     mine = tmp_path / "mine.jsonl"
-    mine.write_text(json.dumps({"prompt": "def f(x):"}) + "\n")
-    text, content = measured(bench=f"mt_bench,{mine}", data_dir=tmp_path, prompts=2, repeats=1)
-    chats, own = content["settings"]
-    assert [chats["bench"], own["bench"]] == ["mt_bench", "mine"]
-    assert chats["groups"]["all"]["dart"]["prompts"] == 4
-    assert own["groups"]["all"]["dart"]["prompts"] == 1
-    assert list(chats["groups"]) == ["c", "all"]
-    assert "MT-bench: T = 0" in text
+    mine.write_text("\n".join(json.dumps({"prompt": f"def f{n}(x):"}) for n in range(3)))
+    settings = {"data_dir": tmp_path, "prompts": 3, "repeats": 1, "temperature": (1.0,)}
+    text, content = measured(bench=f"all,{mine}", batch_size=(1, 3), **settings)
+    assert "left out: gsm8k: no gsm8k_test.jsonl in" in " ".join(text.split())
+    every = [(each["bench"], list(each["groups"])) for each in content["settings"]]
+    assert every == [
+        ("mt_bench", ["c0", "c1", "all"]),
+        ("mt_bench", ["all"]),
+        ("mine", ["mine", "all"]),
+        ("mine", ["mine", "all"]),
+    ]
+    for setting in content["settings"]:
+        rows = setting["groups"]["all"]
+        assert rows["dart"]["prompts"] == (6 if setting["bench"] == "mt_bench" else 3)
+        check_row(rows["dart"], rows["plain"], "dart", rows["dart"]["prompts"], 1)
     # Caches fit the benchmark's own prompts, whatever else is measured.
-    alone = measured(bench=str(mine), prompts=2, repeats=1)[1]["settings"][0]
-    assert alone["max_length"] == own["max_length"] < chats["max_length"]
-
-
-def test_benchmarks_are_looked_for_before_the_model_loads(measured, tmp_path):
-    with pytest.raises(UserError, match=r"no gsm8k_test\.jsonl in"):
-        measured(bench="gsm8k", data_dir=tmp_path, target=tmp_path / "nowhere")
+    lengths = [setting["max_length"] for setting in content["settings"]]
+    assert lengths[0] == lengths[1] > lengths[2] == lengths[3]
+    uneven = measured(bench=str(mine), batch_size=(2,), **settings)[0]
+    assert "mine: the last batch holds 1 prompts, not 2" in uneven
 
 
 def test_a_target_for_chats_is_asked_questions_by_default(measured, tiny, tmp_path):
@@ -343,29 +266,6 @@ def test_a_target_for_chats_is_asked_questions_by_default(measured, tiny, tmp_pa
     [setting] = content["settings"]
     assert setting["bench"] == "questions"
     assert list(setting["groups"]) == ["code", "reasoning", "all"]
-
-
-@pytest.mark.long
-def test_all_benchmarks_are_those_found(measured, tmp_path):
-    (tmp_path / "gsm8k_test.jsonl").write_text(json.dumps({"question": "Why?"}) + "\n")
-    text, content = measured(bench="all", data_dir=tmp_path, repeats=1)
-    assert [setting["bench"] for setting in content["settings"]] == ["gsm8k"]
-    lines = " ".join(text.split())
-    for name in (*PAPER, "spec_bench"):
-        assert f"left out: {name}: no " in lines
-
-
-@pytest.mark.long
-def test_the_fastest_tree_is_chosen(measured, monkeypatch):
-    monkeypatch.setitem(METHODS, "dart", dataclasses.replace(METHODS["dart"], sizes=(2, 5)))
-    text, content = measured(tree_nodes="fastest", level_decay="auto", repeats=1)
-    check_report(content, prompts=1, repeats=1)
-    chosen = content["settings"][0]["trees"]["dart"]
-    choice = text.partition("trees on warm-up prompts")[2].partition("T = 0")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in choice.splitlines()]
-    trees = [(int(row[0]), float(row[1])) for row in rows if row and row[0].isdigit()]
-    assert sorted(trees) == [(nodes, decay) for nodes in (2, 5) for decay in LEVEL_DECAYS]
-    assert trees[0] == (chosen["nodes"], chosen["level_decay"])
 
 
 @pytest.mark.parametrize(
@@ -442,35 +342,6 @@ def test_the_standard_error_is_the_ratios():
     assert ratio_error(emitted, steps) == pytest.approx(resampled.std(), rel=0.1)
 
 
-def test_trees_are_timed_in_turn(monkeypatch):
-    """One call compiles; the median of three counts, so a single fast or slow one does not."""
-    seconds = {Tree(2): [9.0, 1.0, 5.0, 3.0], Tree(3): [9.0, 2.0, 2.0, 2.0]}
-    calls, now = [], [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-
-    def make(tree):
-        def decode(*_):
-            calls.append(tree)
-            now[0] += seconds[tree].pop(0)
-
-        return decode
-
-    medians = fastest(make, list(seconds), [[np.arange(3)]], 6, seed=0)
-    assert list(medians.items()) == [(Tree(3), 2.0), (Tree(2), 3.0)]
-    assert calls == [Tree(2), Tree(3)] * 4
-
-
-def test_the_papers_figures():
-    theirs = paper_cells("Qwen/Qwen3-4B")
-    assert theirs["HumanEval"] == {"dart": "3.25x"}
-    assert theirs["mean of these"] == {"dart": "2.87x, 3.87", "eagle3": "2.12x, 3.54"}
-    for name in ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"):
-        *each, mean = (float(cells["dart"].split("x")[0]) for cells in paper_cells(name).values())
-        assert len(each) == len(PAPER)
-        assert statistics.mean(each) == pytest.approx(mean, abs=0.03)
-    assert paper_cells("gpt2") == {}
-
-
 def test_the_papers_setting():
     config = SpeedupConfig(paper=True)
     assert (config.tree_nodes, config.level_decay, config.no_coupling) == (60, 0.7, True)
@@ -480,67 +351,22 @@ def test_the_papers_setting():
             SpeedupConfig(paper=True, **other)
 
 
-def test_a_plot_needs_matplotlib(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'dart-jax\[plot\]'"):
-        check_outputs(drawing=tmp_path / "plot.png")
-
-
-def test_reports_that_cannot_be_written_are_refused(tmp_path):
-    (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "file" / "report.json"):
-        with pytest.raises(UserError, match="cannot write"):
-            check_outputs(path)
-
-
-def cut_off(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@pytest.fixture(scope="module")
-def bad(tiny, tmp_path_factory):
-    """Parts of a model that cannot be used."""
-    directory = tmp_path_factory.mktemp("bad")
-    shutil.copytree(tiny.target, directory / "target")
-    cut_off(directory / "target" / "model.safetensors")
-    shutil.copy(tiny.ngram, directory / "ngram")
-    cut_off(directory / "ngram")
-    other = dataclasses.replace(tiny_model.SHAPES, hidden_size=128)
-    tiny_model.write_drafter(directory / "drafter", other.drafter)
-    return directory
-
-
-# `tests/programs/test_bad_input.py` has those that need no model.
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--target {bad}/nowhere", "nowhere"),
-        ("--target {bad}/target", "model.safetensors"),
-        ("--ngram {bad}/ngram", "cannot read n-gram model"),
-        ("--drafter {bad}/drafter", "the drafter does not fit the target"),
-        ("--max-new-tokens 5000", "beyond the target's 2048 positions"),
-        ("--batch-size 5 --prompts 1", "--batch-size 5 needs as many prompts, and demo has 4"),
-        ("--shape demo", "pass --acceptance"),
-        ("--shape demo --acceptance 3", "--shape brings its own target and drafter"),
-        ("--acceptance 0.5", "--acceptance must be at least 1"),
+        ({"max_new_tokens": 5000}, "beyond the target's 2048 positions"),
+        ({"batch_size": (5,)}, "--batch-size 5 needs as many prompts, and demo has 4"),
+        ({"shape": "demo"}, "pass --acceptance"),
+        ({"shape": "demo", "acceptance": 3}, "--shape brings its own target and drafter"),
+        ({"acceptance": 0.5}, "--acceptance must be at least 1"),
+        ({"acceptance": 6}, "lower --acceptance 6"),
+        ({"method": "dart,eagle3"}, "pass it as --eagle3"),
+        ({"method": "dart,sps"}, "pass it as --draft-model"),
+        ({"method": "medusa"}, "no method 'medusa'; pass all, or some of plain, dart"),
+        ({"bench": "gsm8k", "data_dir": Path("/nowhere")}, r"no gsm8k_test\.jsonl in"),
     ],
 )
-def test_bad_input(tiny, bad, options, message, capfd):
-    words = options.format(bad=bad).split()
-    model = {"--target": tiny.target, "--drafter": tiny.drafter, "--ngram": tiny.ngram}
-    every = model | {"--tree-nodes": 4} | dict(zip(words[::2], words[1::2], strict=True))
-    with pytest.raises(SystemExit) as exit:
-        speedup.main([str(part) for pair in every.items() for part in pair])
-    stderr = capfd.readouterr().err
-    assert exit.value.code == 2
-    assert stderr.startswith("error: ")
-    assert stderr.count("\n") == 1
-    assert message in stderr
-
-
-def test_prompts_of_the_tiny_model(tiny):
-    """The tests above need enough prompts of different lengths in every group."""
-    tokenizer = Tokenizer.load(tiny.target)
-    prompts = demo_prompts(tokenizer, 3, PROMPT_TOKENS)
-    assert len(prompts) == 3 * len(HELD_OUT)
-    assert len({len(prompt.tokens) for prompt in prompts}) > 3
+def test_bad_input(measured, options, message):
+    """`tests/programs/test_bad_input.py` has those that need no model."""
+    with pytest.raises(UserError, match=message):
+        measured(**options)
