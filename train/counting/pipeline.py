@@ -23,8 +23,8 @@ from dart_jax.data.records import PARQUET, Skipped, ending, refuse
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
-from train.counting.executors import Executor
 from train.counting.tokenizer import Encoding
+from train.counting.workers import Workers
 from train.data.examples import Example, batched, digest_of
 
 MB = 10**6
@@ -125,7 +125,7 @@ class Counting:
       work: directory of all files.
       layout: layout of the windows.
       memory: bytes for grouping and sorting in one worker.
-      executor: runs the tasks.
+      workers: run the tasks.
       progress: shows the progress.
       skipped: counts the records that cannot be used.
       skip_bad: whether such records are skipped.
@@ -135,7 +135,7 @@ class Counting:
     work: Path
     layout: WindowLayout
     memory: int
-    executor: Executor
+    workers: Workers
     progress: Progress
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     skip_bad: bool = False
@@ -179,7 +179,7 @@ class Counting:
                     settings = self.layout, self.work, self.memory, self.skip_bad
                     yield unit, encoding, *settings
 
-        for number, counted, skipped in self.executor.map(count_unit, tasks()):
+        for number, counted, skipped in self.workers.map(count_unit, tasks()):
             stats[number] = counted
             self.skipped.count += skipped.count
             self.skipped.first = self.skipped.first or skipped.first
@@ -230,7 +230,7 @@ class Counting:
             (paths, self.layout, *bounds, path, self.memory)
             for paths, bounds, path in zip(inputs, ranges, outputs, strict=True)
         ]
-        merged = self.executor.map(runs.merge_runs, itertools.compress(tasks, missing))
+        merged = self.workers.map(runs.merge_runs, itertools.compress(tasks, missing))
         bar = self.progress.add_task(name, total=len(outputs), note="")
         for path, wanted in zip(outputs, missing, strict=True):
             yield next(merged) if wanted else path

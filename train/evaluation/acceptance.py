@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dart_jax.engine.decoder import STEPS, Decoder
+from dart_jax.engine.decoder import STEPS
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
@@ -20,7 +20,7 @@ from dart_jax.models.pure import Params
 from dart_jax.models.sharding.program import ROWS
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
-from train.objective.loss import kl, total
+from train.objective.loss import divergence, total
 from train.objective.predictions import Frozen, PackedForward, Predictions
 from train.run.mesh import replicated
 
@@ -120,7 +120,7 @@ def _compare(predictions: Predictions, positions: int) -> jax.Array:
             jnp.ones_like(predictions.mass),
             same[..., 0].astype(jnp.float32),
             same.any(-1).astype(jnp.float32),
-            predictions.mass * kl(predictions.teacher, predictions.draft),
+            divergence(predictions),
         ],
         axis=-1,
     )
@@ -141,7 +141,6 @@ class AcceptanceLength:
         prompts: Sequence[np.ndarray],
         new_tokens: int,
         ngram_weight: float,
-        nodes: int | None = None,
         steps: int = STEPS,
     ):
         """Prepares the measurement.
@@ -151,40 +150,34 @@ class AcceptanceLength:
           prompts: token ids, int32 [n] each.
           new_tokens: tokens to decode per prompt.
           ngram_weight: weight of the n-gram model in the tree search.
-          nodes: nodes of the draft trees; None for the device's default.
           steps: of a burst of the decoder.
         """
         self._model, self._prompts, self._new = model, list(prompts), new_tokens
-        self._ngram_weight, self._nodes = ngram_weight, nodes
-        self._steps = steps
+        self._ngram_weight, self._steps = ngram_weight, steps
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Returns the figures; none without prompts."""
         if not self._prompts:
             return {}
-        figures = {"tau": self.tau(params, self._ngram_weight)}
+        figures = {"tau": self._tau(params, self._ngram_weight)}
         if self._model.ngram is not None:
-            figures["tau_without_ngram"] = self.tau(params, 0.0)
+            figures["tau_without_ngram"] = self._tau(params, 0.0)
         return figures
 
-    def tau(self, params: Params, ngram_weight: float) -> float:
+    def _tau(self, params: Params, ngram_weight: float) -> float:
         """Returns tau at a weight of the n-gram model; 0 disables the model."""
-        result = self.decoder(params, ngram_weight)(self._prompts, self._new)
-        emitted = sum(len(tokens) - 1 for tokens in result.tokens)  # the first follows the prompt
-        return emitted / max(1, int(result.steps.sum()))
-
-    def decoder(self, params: Params, ngram_weight: float) -> Decoder:
-        """Returns the decoder of the prompts, with a drafter's parameters."""
         model = dataclasses.replace(self._model, params={**self._model.params, "drafter": params})
         nodes, search = default_tree()
         longest = max(map(len, self._prompts)) + self._new
         decoder = model.decoder(
-            nodes=self._nodes or nodes,
+            nodes=nodes,
             max_length=min(length_bucket(longest), model.target.max_length),
             search=dataclasses.replace(search, ngram_weight=ngram_weight),
             use_ngram=ngram_weight > 0,
         )
-        return dataclasses.replace(decoder, steps=self._steps)
+        result = dataclasses.replace(decoder, steps=self._steps)(self._prompts, self._new)
+        emitted = sum(len(tokens) - 1 for tokens in result.tokens)  # the first follows the prompt
+        return emitted / max(1, int(result.steps.sum()))
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:

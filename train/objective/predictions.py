@@ -59,7 +59,6 @@ class Predictions(NamedTuple):
       mass: float32 [B, C], the probability that the target gives to that vocabulary.
       best: int32 [B, C], the target's most likely token of all.
       draft: float32 [B, C, Vd], the drafter's log-probabilities.
-      token: int32 [B, C], the text's tokens.
       valid: bool [B, C], see `valid_predictions`.
       draft_ids: int32 [Vd], see `Frozen`.
     """
@@ -69,7 +68,6 @@ class Predictions(NamedTuple):
     mass: jax.Array
     best: jax.Array
     draft: jax.Array
-    token: jax.Array
     valid: jax.Array
     draft_ids: jax.Array
 
@@ -257,7 +255,6 @@ class PackedForward:
             teaching.mass,
             teaching.best,
             jax.nn.log_softmax(logits),
-            _gather(data.tokens, anchors + t + 1),
             chunk.real & valid_predictions(data.document, data.run, anchors, t),
             draft_ids,
         )

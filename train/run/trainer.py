@@ -75,7 +75,7 @@ class Trainer:
             float32 scalars; jitted here.
           batches: the data; `batches.batch` must be `config.batch_size`.
           config: the recipe.
-          directory: receives `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
+          directory: receives `checkpoints/` and `metrics.jsonl`.
           frozen: a tree of arrays that the loss needs, such as the target's parameters; those that
             are not on the mesh are copied to all its devices.
           evaluate: called with the parameters, whole on every device and valid during the call; its
@@ -164,7 +164,6 @@ class Trainer:
             self._duration,
             self._done,
             tokens=self._tokens,
-            tensorboard=config.tensorboard,
         )
         self._report = stack.enter_context(report)
         for line in self._checkpoints.damaged:

@@ -1,0 +1,142 @@
+"""Comparison of variants of a drafter with a base and with the paper: tables and verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dart_jax.programs.outputs import write_text
+
+_HEADER = """# Ablations
+
+The effect of design choices, the paper's (arXiv 2601.19278) and others, in this implementation,
+measured by `train.ablate`. tau is the acceptance length: tokens emitted per verification, bonus
+token included. alpha_t is how often the drafter's most likely token at position t is the target's.
+± gives the standard deviation over seeds (for times: over repeats). The paper's figures are for
+Qwen3-4B, ours for the target that the section names: compare differences, not values.
+
+Rule: a difference is the mean over seeds of the differences at the same seed, with the half width
+of its 95 % confidence interval (Student's t). If the interval contains 0, it is within the spread.
+Otherwise it agrees with the paper if it has the same sign as the paper's, and disagrees if not; its
+size does not matter.
+"""
+# Student's t, 97.5 %, by degrees of freedom from 1; the last is used for all above.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+# Of each variant, its figures by name, with one value per seed.
+Figures = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A comparison of values of one option of `train.drafter`.
+
+    Attributes:
+      title: title of its section.
+      option: the compared option.
+      axis: what the variants' names stand for.
+      variants: the values to compare, by name.
+      base: name of the variant that the others are compared with.
+      figures: the figures whose differences are judged.
+      paper: the paper's figures, by figure and variant.
+      note: a note for the reader.
+    """
+
+    title: str
+    option: str
+    axis: str
+    variants: Mapping[str, float | bool]
+    base: str
+    figures: tuple[str, ...]
+    paper: Mapping[str, Mapping[str, float]]
+    note: str = ""
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean of first minus second, which have a figure per seed in the same order, and
+    half the width of its 95 % confidence interval: infinite with one seed."""
+    each = [a - b for a, b in zip(first, second, strict=True)]
+    if len(each) < 2:
+        return each[0], math.inf
+    error = statistics.stdev(each) / math.sqrt(len(each))
+    return statistics.fmean(each), _T[min(len(each) - 1, len(_T)) - 1] * error
+
+
+def verdict(mean: float, half: float, paper: float | None = None) -> str:
+    """Returns the verdict on a difference by the rule of the document.
+
+    Args:
+      mean: our difference.
+      half: from `difference`.
+      paper: the paper's difference; None if not published, then the verdict is more or less.
+    """
+    if math.isinf(half):
+        return "one seed has no spread, so there is no verdict"
+    if abs(mean) <= half:
+        return "within the spread"
+    if paper is None:
+        return "more" if mean > 0 else "less"
+    return "agrees" if mean * paper > 0 else "disagrees"
+
+
+def write(path: Path, experiment: Experiment, setup: Sequence[str], figures: Figures) -> None:
+    """Writes the experiment's section into the document, replacing an earlier version of it.
+
+    Args:
+      path: the document, created if needed.
+      experiment: what was compared.
+      setup: paragraphs that say what was run.
+      figures: each variant's figures.
+    """
+    sections = {}
+    if path.is_file():
+        _, *parts = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
+        sections = {part.partition("\n")[0]: part.rstrip("\n") for part in parts}
+    paragraphs = [experiment.title, *setup, _table(experiment, figures)]
+    paragraphs.append("\n".join(_differences(experiment, figures)))
+    sections[experiment.title] = "\n\n".join([*paragraphs, *filter(None, [experiment.note])])
+    write_text(path, "\n".join([_HEADER, *(f"## {section}\n" for section in sections.values())]))
+
+
+def _differences(experiment: Experiment, figures: Figures) -> list[str]:
+    """Returns a line for each difference to the base, with its verdict."""
+    lines, base = [], experiment.base
+    for figure in experiment.figures:
+        paper = experiment.paper.get(figure, {})
+        for name in (name for name in figures if name != base):
+            mean, half = difference(figures[name][figure], figures[base][figure])
+            line = f"- {figure}, {experiment.axis} {name} against {base}: {mean:+.3f}"
+            line += f" ± {half:.3f}" if math.isfinite(half) else ""
+            published = None
+            if {name, base} <= paper.keys():
+                published = round(paper[name] - paper[base], 6)
+                line += f"; paper {published:+.3f}"
+            lines.append(f"{line}: {verdict(mean, half, published)}")
+    return lines
+
+
+def _table(experiment: Experiment, figures: Figures) -> str:
+    """Returns a table with one row per variant, the paper's figures next to ours."""
+    names = [experiment.axis]
+    shown = dict.fromkeys([*experiment.figures, *figures[experiment.base]])
+    for figure in shown:
+        names += [figure, *["paper"] * (figure in experiment.paper)]
+    lines = [names, ["---"] * len(names)]
+    for variant, own in figures.items():
+        cells = [variant]
+        for figure in shown:
+            cells.append(_cell(own[figure]))
+            if figure in experiment.paper:
+                paper = experiment.paper[figure].get(variant)
+                cells.append("-" if paper is None else f"{paper:g}")
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean = f"{statistics.fmean(values):.3f}"
+    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean
