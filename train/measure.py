@@ -16,7 +16,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -31,8 +30,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, report
+from dart_jax.programs.provenance import environment
 from dart_jax.progress import stage
 from train.data.batch import Batch, TeacherOutputs
 from train.objective.drafter_shape import DrafterShape
@@ -61,8 +59,6 @@ class MeasureConfig:
     """dtype in which the loss is computed."""
     compile_only: bool = False
     """Report only the memory, without creating arrays or running anything."""
-    json: Path | None = None
-    """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
         for name in ("intermediate_size", "vocab_size"):
@@ -143,15 +139,13 @@ def _arguments(
     return weights(forward.drafter), Frozen(weights(forward.target), ids), batch
 
 
-def run(config: MeasureConfig, console: Console) -> Table:
-    """Measures every case and prints a table of them, which it returns."""
-    check_outputs(config.json)
+def run(config: MeasureConfig, console: Console) -> None:
+    """Measures every case and prints a table of them."""
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     table = Table(title="Loss and gradient of every prefix", title_justify="left")
     table.caption = "s: median seconds per step and half the range; MB: temporary memory"
     for name in ("T", "d", "s", "MB"):
         table.add_column(name, justify="right")
-    cases = []
     for context in config.context:
         for positions in config.positions:
             with stage(f"T {context}, d {positions}", console):
@@ -159,14 +153,8 @@ def run(config: MeasureConfig, console: Console) -> Table:
             spread = (
                 f"{statistics.median(seconds):.3f} ±{np.ptp(seconds) / 2:.3f}" if seconds else "-"
             )
-            cases.append(
-                {"T": context, "d": positions, "seconds": seconds, "temporary_bytes": memory}
-            )
             table.add_row(str(context), str(positions), spread, f"{memory / 1e6:,.1f}")
     console.print(table)
-    if config.json:
-        write_json(config.json, report(config, cases=cases))
-    return table
 
 
 def main(args: Sequence[str] | None = None) -> None:

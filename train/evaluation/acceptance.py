@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dart_jax.engine.decoder import STEPS
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
@@ -59,9 +58,8 @@ class AcceptanceConfig:
 class Agreement:
     """Compares a drafter's predictions with the target's, on fixed rows.
 
-    At each position t: `alpha_t`, how often its most likely token is the target's, and `hit10_t`,
-    how often the target's most likely token is in its top 10; and `held_out_loss`, the mean
-    divergence over positions, in nats.
+    At each position t: `alpha_t`, how often its most likely token is the target's; and
+    `held_out_loss`, the mean divergence over positions, in nats.
     """
 
     def __init__(self, forward: PackedForward, frozen: Frozen, dataset: PackedDataset, rows: int):
@@ -91,10 +89,9 @@ class Agreement:
         parts = [self._sums(params, self._frozen, batch) for batch in self._batches]
         counts = np.sum([np.asarray(part, np.float64) for part in parts], 0)
         with np.errstate(invalid="ignore"):
-            first, hit, loss = counts[:, 1:].T / counts[:, 0]
+            first, loss = counts[:, 1:].T / counts[:, 0]
         figures = {"held_out_loss": float(np.nanmean(loss))}
         figures |= {f"alpha_{t}": float(x) for t, x in enumerate(first, 1)}
-        figures |= {f"hit10_{t}": float(x) for t, x in enumerate(hit, 1)}
         # Late positions may have no valid prediction.
         return {name: value for name, value in figures.items() if math.isfinite(value)}
 
@@ -110,18 +107,11 @@ def _filled(batch: Batch, rows: int) -> Batch:
 
 
 def _compare(predictions: Predictions, positions: int) -> jax.Array:
-    """Returns float32 [d, 4], zero except in the row of the predictions' position: the number of
-    valid predictions, of top-1 matches and of top-10 matches, and the sum of the divergences."""
-    ten = min(10, predictions.draft_ids.shape[0])
-    _, best = jax.lax.top_k(predictions.draft, ten)
-    same = jnp.take(predictions.draft_ids, best) == predictions.best[..., None]
+    """Returns float32 [d, 3], zero except in the row of the predictions' position: the number of
+    valid predictions and of matches, and the sum of the divergences."""
+    same = jnp.take(predictions.draft_ids, predictions.draft.argmax(-1)) == predictions.best
     each = jnp.stack(
-        [
-            jnp.ones_like(predictions.mass),
-            same[..., 0].astype(jnp.float32),
-            same.any(-1).astype(jnp.float32),
-            divergence(predictions),
-        ],
+        [jnp.ones_like(predictions.mass), same.astype(jnp.float32), divergence(predictions)],
         axis=-1,
     )
     sums = jnp.sum(jnp.where(predictions.valid[..., None], each, 0.0), axis=(0, 1))
@@ -141,7 +131,6 @@ class AcceptanceLength:
         prompts: Sequence[np.ndarray],
         new_tokens: int,
         ngram_weight: float,
-        steps: int = STEPS,
     ):
         """Prepares the measurement.
 
@@ -150,10 +139,9 @@ class AcceptanceLength:
           prompts: token ids, int32 [n] each.
           new_tokens: tokens to decode per prompt.
           ngram_weight: weight of the n-gram model in the tree search.
-          steps: of a burst of the decoder.
         """
         self._model, self._prompts, self._new = model, list(prompts), new_tokens
-        self._ngram_weight, self._steps = ngram_weight, steps
+        self._ngram_weight = ngram_weight
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Returns the figures; none without prompts."""
@@ -175,7 +163,7 @@ class AcceptanceLength:
             search=dataclasses.replace(search, ngram_weight=ngram_weight),
             use_ngram=ngram_weight > 0,
         )
-        result = dataclasses.replace(decoder, steps=self._steps)(self._prompts, self._new)
+        result = decoder(self._prompts, self._new)
         emitted = sum(len(tokens) - 1 for tokens in result.tokens)  # the first follows the prompt
         return emitted / max(1, int(result.steps.sum()))
 

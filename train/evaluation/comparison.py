@@ -1,4 +1,4 @@
-"""Comparison of variants of a drafter with a base and with the paper: tables and verdicts."""
+"""Comparison of variants of a drafter with a base and with the paper: tables and differences."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ token included. alpha_t is how often the drafter's most likely token at position
 ± gives the standard deviation over seeds (for times: over repeats). The paper's figures are for
 Qwen3-4B, ours for the target that the section names: compare differences, not values.
 
-Rule: a difference is the mean over seeds of the differences at the same seed, with the half width
-of its 95 % confidence interval (Student's t). If the interval contains 0, it is within the spread.
-Otherwise it agrees with the paper if it has the same sign as the paper's, and disagrees if not; its
-size does not matter.
+A difference is the mean over seeds of the differences at the same seed, with the half width of its
+95 % confidence interval (Student's t): compare its sign with the paper's, unless the interval
+contains 0.
 """
 # Student's t, 97.5 %, by degrees of freedom from 1; the last is used for all above.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -41,7 +40,7 @@ class Experiment:
       axis: what the variants' names stand for.
       variants: the values to compare, by name.
       base: name of the variant that the others are compared with.
-      figures: the figures whose differences are judged.
+      figures: the figures whose differences are told.
       paper: the paper's figures, by figure and variant.
       note: a note for the reader.
     """
@@ -66,23 +65,6 @@ def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, 
     return statistics.fmean(each), _T[min(len(each) - 1, len(_T)) - 1] * error
 
 
-def verdict(mean: float, half: float, paper: float | None = None) -> str:
-    """Returns the verdict on a difference by the rule of the document.
-
-    Args:
-      mean: our difference.
-      half: from `difference`.
-      paper: the paper's difference; None if not published, then the verdict is more or less.
-    """
-    if math.isinf(half):
-        return "one seed has no spread, so there is no verdict"
-    if abs(mean) <= half:
-        return "within the spread"
-    if paper is None:
-        return "more" if mean > 0 else "less"
-    return "agrees" if mean * paper > 0 else "disagrees"
-
-
 def write(path: Path, experiment: Experiment, setup: Sequence[str], figures: Figures) -> None:
     """Writes the experiment's section into the document, replacing an earlier version of it.
 
@@ -103,19 +85,17 @@ def write(path: Path, experiment: Experiment, setup: Sequence[str], figures: Fig
 
 
 def _differences(experiment: Experiment, figures: Figures) -> list[str]:
-    """Returns a line for each difference to the base, with its verdict."""
+    """Returns a line for each difference to the base, with the paper's."""
     lines, base = [], experiment.base
     for figure in experiment.figures:
         paper = experiment.paper.get(figure, {})
         for name in (name for name in figures if name != base):
             mean, half = difference(figures[name][figure], figures[base][figure])
             line = f"- {figure}, {experiment.axis} {name} against {base}: {mean:+.3f}"
-            line += f" ± {half:.3f}" if math.isfinite(half) else ""
-            published = None
+            line += f" ± {half:.3f}" if math.isfinite(half) else ", of one seed"
             if {name, base} <= paper.keys():
-                published = round(paper[name] - paper[base], 6)
-                line += f"; paper {published:+.3f}"
-            lines.append(f"{line}: {verdict(mean, half, published)}")
+                line += f"; paper {paper[name] - paper[base]:+.3f}"
+            lines.append(line)
     return lines
 
 

@@ -44,7 +44,7 @@ class TrainerConfig(OptimizerConfig):
     eval_every: int = 500
     """Steps between evaluations; the run always ends with one."""
     keep: int = 2
-    """Newest checkpoints to keep, besides the best."""
+    """Newest checkpoints to keep."""
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     """The devices that share the work."""
 

@@ -79,7 +79,8 @@ class Report:
         if not self._main:
             return
         self._recent.append((figures["loss"], seconds))
-        note = f"step {self._duration.count(number)}, loss {self.recent_loss:.3f}"
+        loss = sum(loss for loss, _ in self._recent) / len(self._recent)
+        note = f"step {self._duration.count(number)}, loss {loss:.3f}"
         record = {"step": number, **figures, "seconds": round(seconds, 6)}
         if self._tokens:
             record["tokens_per_second"] = round(self._tokens / seconds, 1)
@@ -104,11 +105,6 @@ class Report:
         if self._main:
             text = f"{self._name}: {line}"
             self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-    @property
-    def recent_loss(self) -> float:
-        """Mean loss over recent steps; 0 except in process 0."""
-        return sum(loss for loss, _ in self._recent) / max(1, len(self._recent))
 
 
 def _step(line: bytes) -> int:
