@@ -1,26 +1,21 @@
-"""Measure the time and memory of the training objective: loss and gradient of every prefix
-of a row.
+"""Measure the memory of the training objective: loss and gradient of every prefix of a row.
 
     python -m train.measure
-    python -m train.measure --compile-only --context 6400 --positions 8 --hidden-size 2560 \\
+    python -m train.measure --context 6400 --positions 8 --hidden-size 2560 \\
         --intermediate-size 9728 --vocab-size 151936 --dtype bfloat16
 
 The target's features are computed before. Memory is the compiled program's temporary memory,
-without arguments and results. `--compile-only` reports it for shapes that do not fit this device.
+without arguments and results. Nothing is run, so that the shapes need not fit this device.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from rich.console import Console
 from rich.table import Table
@@ -38,7 +33,6 @@ from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 
 _HEAD = 64  # dimensions of an attention head
-_REPEATS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +51,6 @@ class MeasureConfig:
     """Vocabulary size of both."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype in which the loss is computed."""
-    compile_only: bool = False
-    """Report only the memory, without creating arrays or running anything."""
 
     def __post_init__(self) -> None:
         for name in ("intermediate_size", "vocab_size"):
@@ -72,31 +64,42 @@ class MeasureConfig:
             raise UserError(f"--hidden-size must be a multiple of {_HEAD}")
 
 
-def measure(config: MeasureConfig, context: int, positions: int) -> tuple[int, list[float]]:
-    """Returns the temporary bytes of the loss and its gradient, and the seconds of each repeat.
+def measure(config: MeasureConfig, context: int, positions: int) -> int:
+    """Returns the temporary bytes of the loss and its gradient.
 
     Raises:
       UserError: the device does not report the memory of a program.
     """
-    loss = _loss(config, context, positions)
-    arguments = partial(_arguments, config, context, loss.forward)
+    loss, dtype = _loss(config, context, positions), jnp.dtype(config.dtype)
+
+    def rows(kind: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, context, *shape), kind)
+
+    def weights(model: Any) -> Params:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), abstract_params(model)
+        )
+
+    outputs = TeacherOutputs(
+        features=rows(dtype, 3 * config.hidden_size),
+        hidden=rows(dtype, config.hidden_size),
+        log_total=rows(jnp.float32),
+        best=rows(jnp.int32),
+    )
+    batch = Batch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), outputs)  # type: ignore
+    ids = jnp.arange(config.vocab_size, dtype=jnp.int32)
+    frozen = Frozen(weights(loss.forward.target), ids)
 
     def mean(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
         total, number = loss(params, frozen, batch, jax.random.key(0))
         return total / number
 
-    compiled = jax.jit(jax.value_and_grad(mean)).lower(*jax.eval_shape(arguments)).compile()
+    gradient = jax.jit(jax.value_and_grad(mean))
+    compiled = gradient.lower(weights(loss.forward.drafter), frozen, batch).compile()
     analysis = compiled.memory_analysis()
     if analysis is None:
         raise UserError("this device does not report how much memory a program needs")
-    seconds: list[float] = []
-    if not config.compile_only:
-        arrays = arguments()
-        for _ in range(_REPEATS + 1):
-            began = time.perf_counter()
-            jax.block_until_ready(compiled(*arrays))
-            seconds.append(time.perf_counter() - began)
-    return int(analysis.temp_size_in_bytes), seconds[1:]  # the first is a warm-up
+    return int(analysis.temp_size_in_bytes)
 
 
 def _loss(config: MeasureConfig, context: int, positions: int) -> DrafterLoss:
@@ -116,44 +119,18 @@ def _loss(config: MeasureConfig, context: int, positions: int) -> DrafterLoss:
     return DrafterLoss(PackedForward(target, drafter, positions), Objective())
 
 
-def _arguments(
-    config: MeasureConfig, context: int, forward: PackedForward
-) -> tuple[Params, Frozen, Batch]:
-    """Returns constant models and rows, which take as long as any; may be traced."""
-    dtype = jnp.dtype(config.dtype)
-
-    def rows(kind: DTypeLike, *shape: int) -> jax.Array:
-        return jnp.ones((1, context, *shape), kind)
-
-    def weights(model: Any) -> Params:
-        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.02, dtype), abstract_params(model))
-
-    outputs = TeacherOutputs(
-        features=rows(dtype, 3 * config.hidden_size),
-        hidden=rows(dtype, config.hidden_size),
-        log_total=rows(jnp.float32),
-        best=rows(jnp.int32),
-    )
-    batch = Batch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), outputs)
-    ids = jnp.arange(config.vocab_size, dtype=jnp.int32)
-    return weights(forward.drafter), Frozen(weights(forward.target), ids), batch
-
-
 def run(config: MeasureConfig, console: Console) -> None:
     """Measures every case and prints a table of them."""
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     table = Table(title="Loss and gradient of every prefix", title_justify="left")
-    table.caption = "s: median seconds per step and half the range; MB: temporary memory"
-    for name in ("T", "d", "s", "MB"):
+    table.caption = "MB: temporary memory"
+    for name in ("T", "d", "MB"):
         table.add_column(name, justify="right")
     for context in config.context:
         for positions in config.positions:
             with stage(f"T {context}, d {positions}", console):
-                memory, seconds = measure(config, context, positions)
-            spread = (
-                f"{statistics.median(seconds):.3f} ±{np.ptp(seconds) / 2:.3f}" if seconds else "-"
-            )
-            table.add_row(str(context), str(positions), spread, f"{memory / 1e6:,.1f}")
+                memory = measure(config, context, positions)
+            table.add_row(str(context), str(positions), f"{memory / 1e6:,.1f}")
     console.print(table)
 
 
