@@ -79,7 +79,7 @@ CASES = {
     f"{DRAFTER} --epochs 0": "--epochs",
     "train-smollm2 --minutes 0": "--minutes must be a finite number above 0, got 0",
     "train-smollm2 --minutes 1 --no-sharegpt": "no questions: pass --data",
-    "train-demo --layers 0": "--layers must be at least 1",
+    "train-demo --seed -1": "--seed must be in 0..4294967295, got -1",
     "measure-training --context 2": "--context must be lengths of at least 4",
     "ablate gamma --values 2": "--gamma must be above 0 and at most 1",
     f"{COUNT} --order 9": "--order must be 2 to 5, got 9",

@@ -183,6 +183,10 @@ def test_filling_the_cache_goes_on_where_it_ended(trained, tiny, tmp_path):
     for name, kept in zip(names, whole, strict=True):
         row = len(kept) // dataset.rows
         assert (directory / name).read_bytes() == bytes(row) + kept[row:]
+    # A file that is not whole is made again, and so are the others.
+    (directory / "hidden").write_bytes(b"cut")
+    cached_outputs(teacher, dataset, tmp_path / "features")
+    assert [(directory / name).read_bytes() for name in names] == whole
 
 
 class Interrupted(Exception):
@@ -262,18 +266,6 @@ def test_pair_scores_with_the_drafter(recipe, trained, tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), kept, params)
     with pytest.raises(UserError, match="has pair scores of rank 4"):
         train(recipe(tmp_path / "third", *options, "--init", drafter, "--pair-rank", 5))
-
-
-@pytest.mark.long
-def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_path):
-    config, _ = trained
-    shutil.copytree(config.out, tmp_path / "cache")
-    [directory] = (tmp_path / "cache" / "features").iterdir()
-    whole = (directory / "hidden").read_bytes()
-    (directory / "hidden").write_bytes(whole[:-2])
-    options = ("--cache", tmp_path / "cache", "--teacher", "cached", "--eval-prompts", 0)
-    train(recipe(tmp_path / "run", *options, "--epochs", 0.1))
-    assert (directory / "hidden").read_bytes() == whole
 
 
 def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path):
@@ -412,18 +404,27 @@ def test_what_cannot_be(recipe, trained, tiny, tmp_path, options, message):
 # The file of a recipe
 
 
-def test_the_command_line_comes_after_the_file(recipe, tmp_path):
-    config = recipe(tmp_path, "--steps", 3, "--gamma", "0.7")
-    assert (config.trainer.steps, config.objective.gamma) == (3, 0.7)
-    assert config.trainer.batch_size == 4  # of the file
+def test_the_command_line_comes_after_the_file(tmp_path):
+    """They are judged together."""
+    path = tmp_path / "recipe.toml"
+    path.write_text("""
+data = "a.jsonl"
+out = "here"
+train = "pairs"
+pair_rank = 4
+[trainer]
+lr = 1
+steps = 5
+[devices]
+mesh-model = 2
+""")
+    args = [f"--config={path}", "--target", "t", "--init", "i", "--steps", "3"]
+    config = parse(DrafterTraining, args, None)
+    assert config.data.data == ("a.jsonl",)
+    assert (config.out, config.drafter.train, config.drafter.init) == (Path("here"), "pairs", "i")
+    assert (config.trainer.steps, config.trainer.lr, config.trainer.mesh.model) == (3, 1.0, 2)
+    assert isinstance(config.trainer.lr, float)
     assert config.trainer.b1 == 0.9  # of neither
-
-
-def test_the_file_and_the_command_line_are_judged_together(recipe, tmp_path):
-    path = tmp_path / "pairs.toml"
-    path.write_text("train = 'pairs'\npair_rank = 4")
-    args = ["--config", str(path), "--init", "i", "--target", "t", "--out", "o", "--data", "d"]
-    assert parse(DrafterTraining, args, None).drafter.train == "pairs"
 
 
 @pytest.mark.parametrize(
@@ -452,17 +453,6 @@ def test_a_file_with_wrong_options(tmp_path, capsys, text):
         parse(DrafterTraining, args, None)
     assert end.value.code == 2
     assert text.split()[0] in capsys.readouterr().err
-
-
-def test_kinds_that_toml_lacks(tmp_path):
-    path = tmp_path / "recipe.toml"
-    text = 'data = "a.jsonl"\nlr = 1\nout = "here"\ntarget = "t"\n[devices]\nmesh-model = 2'
-    path.write_text(text)
-    config = parse(DrafterTraining, [f"--config={path}"], None)
-    assert config.data.data == ("a.jsonl",)
-    assert isinstance(config.trainer.lr, float)
-    assert config.out == Path("here")
-    assert config.trainer.mesh.model == 2
 
 
 def test_the_demos_recipe_is_whole():

@@ -1,9 +1,6 @@
 """Records of all forms are encoded as the right tokens, with the right ones supervised."""
 
 import json
-import os
-import warnings
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -17,8 +14,6 @@ from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.encoding import Encoder
 from train.data.examples import Example, read_all
-
-BENCH = os.environ.get("DART_BENCH")
 
 
 def chat(*contents):
@@ -333,30 +328,3 @@ def test_turns_that_are_not_to_be_learned(encoder, template):
     assert learned == ["two<|im_end|>"]
     with pytest.raises(UserError, match="it has no supervised tokens"):
         encode(encoder, chat("a", "b")._replace(unlearned=(1,)))
-
-
-# Real data
-
-
-@pytest.mark.skipif(not BENCH, reason="DART_BENCH names no directory")
-@pytest.mark.parametrize(
-    ("name", "count", "unused"),
-    [
-        ("gsm8k_test.jsonl", 1319, []),
-        ("code_alpaca.json", 4535, []),
-        ("mbpp.jsonl", 974, ["code, test_list", "challenge_test_list", "test_setup_code"]),
-    ],
-)
-def test_published_data(name, count, unused, thinking):
-    assert BENCH is not None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        examples = [example for example, _ in read_all([Path(BENCH) / name])]
-    told = [str(warning.message).partition("not used: ")[2] for warning in caught]
-    assert told == unused
-    assert len(examples) == count
-    for example, document in zip(examples[:200], thinking.encode(examples[:200]), strict=True):
-        assert document is not None
-        if isinstance(example.content, Chat):
-            answer = example.content.messages[-1]["content"].strip()
-            assert parts(thinking, document)[1] == f"{answer}<|im_end|>"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import resource
 import shutil
 
@@ -12,7 +11,6 @@ import pytest
 import tiny_model
 import tokenizers_made
 
-from dart_jax import progress
 from dart_jax.data.contents import Chat, Tokens, parse
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
@@ -289,20 +287,6 @@ def test_a_changed_file_is_not_continued(config, ending, change):
     with pytest.raises(UserError, match="already exists; delete it or name another file"):
         run(config)
     assert run(dataclasses.replace(config, out=config.out.with_name("b.jsonl"))).answers == 16
-
-
-def test_a_log_shows_progress_within_a_block(config, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "INTERVAL", 0.01)
-    run(config)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == len(set(lines))
-    told = [line.split(" ", 1)[1] for line in lines]
-    assert told[0] == f"loading {config.target}"
-    parts = [re.match(r"regenerate: (\d+) %, (\d+) answers, .* a second, ", line) for line in told]
-    counts = [int(part[2]) for part in parts if part]
-    assert counts == sorted(counts)
-    assert len(set(counts)) > 1
-    assert re.fullmatch(r"regenerate: 100 %, 16 answers, .* a second, in 0:00:\d\d", told[-1])
 
 
 def test_a_full_disk_is_one_line(config, whole):

@@ -33,7 +33,7 @@ WORKER = 256 * MB  # a worker, besides its units and its database
 ENOUGH = 192 * MB  # for these
 
 UNIT = 8 * MB  # characters; up to five copies may be in flight per worker
-FAN_IN = 256  # runs read at a time
+FAN_IN = 256  # runs merged at a time
 PART = 2**21  # maximum rows that the driver processes at a time
 
 
@@ -129,7 +129,6 @@ class Counting:
       progress: shows the progress.
       skipped: counts the records that cannot be used.
       skip_bad: whether such records are skipped.
-      fan_in: runs merged at a time.
     """
 
     work: Path
@@ -139,7 +138,6 @@ class Counting:
     progress: Progress
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     skip_bad: bool = False
-    fan_in: int = FAN_IN
 
     def count(self, corpus: Iterable[Unit], size: int, encoding: Encoding) -> Totals:
         """Counts the units whose runs are missing, and writes these.
@@ -201,9 +199,9 @@ class Counting:
             if not path.name.startswith(f"merged-{name}-"):
                 path.unlink()
         for depth in itertools.count(1):
-            if len(level) <= self.fan_in:
+            if len(level) <= FAN_IN:
                 break
-            groups = [level[i : i + self.fan_in] for i in range(0, len(level), self.fan_in)]
+            groups = [level[i : i + FAN_IN] for i in range(0, len(level), FAN_IN)]
             level = [self._merged_path(f"{name}-{depth}-{n:06d}") for n in range(len(groups))]
             whole = ((0, MAX_WORD),) * len(groups)
             for _ in self._merge(f"merge {depth}", groups, whole, level):
