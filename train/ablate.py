@@ -5,8 +5,8 @@
 Each drafter is a run of `train.drafter` below --work, with the recipe except for the compared
 option; the runs share the prepared data and the target's features. Finished runs are reused, and an
 interrupted run resumes. All drafters are then evaluated identically: agreement with the target on
-held-out rows, and greedy decoding of held-out prompts. The results are written to `ablations.md` in
---out. For a real model, with the answers of `train.smollm2`:
+held-out rows, and greedy decoding of held-out prompts. The results are a section of
+`docs/ablations.md`, written to --work. For a real model, with the answers of `train.smollm2`:
 
     python -m train.ablate gamma --recipe train/ablate_smollm2.toml --ngram build/smollm2/ngram.dng
 """
@@ -30,7 +30,7 @@ from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.programs.command_line import RESUMABLE, parse, program
-from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.outputs import check_outputs, write_text
 from dart_jax.programs.provenance import environment
 from train.data.prepare import prepare
 from train.drafter import DrafterTraining, train
@@ -96,9 +96,7 @@ class AblateConfig:
     seeds: int = 3
     """Runs per variant; the seed sets the initial parameters and the order of the data."""
     work: Path = Path("build/ablate")
-    """Directory of runs and prepared data, for all experiments."""
-    out: Path = Path("docs")
-    """Directory to write the report to."""
+    """Directory of runs, prepared data and reports, for all experiments."""
     ngram: str = str(DEMO / "ngram.dng")
     """N-gram file for the tree search."""
     prompts: int = 32
@@ -145,12 +143,12 @@ def run(config: AblateConfig, command: str) -> Path:
     Raises:
       UserError: an input cannot be used or an output cannot be written; finished runs stay.
     """
-    plan, recipe, document = config.plan, recipe_of(config), config.out / "ablations.md"
+    plan, recipe, section = config.plan, recipe_of(config), config.work / f"{config.experiment}.md"
     runs = {
         name: [training(config, recipe, value, seed) for seed in range(config.seeds)]
         for name, value in plan.variants.items()
     }
-    check_outputs(document)
+    check_outputs(section)
     figures: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
     with work_directory.locked(config.work):
         total, number = config.seeds * len(runs), 0
@@ -173,8 +171,8 @@ def run(config: AblateConfig, command: str) -> Path:
         f"{config.max_new_tokens} new tokens each, trees of {nodes} nodes "
         f"(level decay {search.level_decay:g})."
     )
-    comparison.write(document, plan, [setup, f"    {command}"], figures)
-    return document
+    write_text(section, comparison.report(plan, [setup, f"    {command}"], figures))
+    return section
 
 
 def recipe_of(config: AblateConfig) -> DrafterTraining:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import duckdb
 import tyro
@@ -31,7 +31,7 @@ from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokeniz
 from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import progress_bars
-from train.counting.pipeline import UNIT, Budget, Counting, Totals, least_memory, units
+from train.counting.pipeline import UNIT, Budget, Counting, least_memory, units
 from train.counting.tokenizer import Encoding, eos_of, load
 from train.counting.workers import Workers
 from train.data.encoding import parse_template_kwargs
@@ -81,36 +81,8 @@ class NgramConfig:
     """Keep the work directory at the end."""
 
 
-class Summary(NamedTuple):
-    """Summary of a run.
-
-    Attributes:
-      totals: numbers of documents and tokens.
-      skipped: number of bad records, and why the first of this run is bad.
-      sizes: distinct n-grams of 1, 2, .. tokens in the file.
-      file_size: size of the model's file, in bytes.
-      seconds: duration of the program.
-    """
-
-    totals: Totals
-    skipped: Skipped
-    sizes: tuple[int, ...]
-    file_size: int
-    seconds: float
-
-    def __str__(self) -> str:
-        sizes = " + ".join(f"{size:,}" for size in self.sizes)
-        each = self.file_size / max(1, sum(self.sizes))
-        return (
-            f"{self.totals.documents:,} documents, {self.totals.tokens:,} tokens, "
-            f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} per n-gram), "
-            f"{self.seconds:.1f} s, {self.totals.new / self.seconds:,.0f} tokens/s"
-            f"{self.skipped}"
-        )
-
-
-def run(config: NgramConfig) -> Summary:
-    """Counts and writes the file.
+def run(config: NgramConfig) -> str:
+    """Counts and writes the file; returns a summary for the user.
 
     Raises:
       UserError: a setting or the data cannot be used.
@@ -176,12 +148,13 @@ def run(config: NgramConfig) -> Summary:
             ) from error
         if not config.keep_work:
             work_directory.remove(work)
-    return Summary(
-        totals=totals,
-        skipped=skipped,
-        sizes=NgramModel.load(config.out).sizes,
-        file_size=config.out.stat().st_size,
-        seconds=time.perf_counter() - began,
+    sizes, size = NgramModel.load(config.out).sizes, config.out.stat().st_size
+    seconds = time.perf_counter() - began
+    return (
+        f"{totals.documents:,} documents, {totals.tokens:,} tokens, "
+        f"{' + '.join(f'{each:,}' for each in sizes)} n-grams, {size:,} bytes "
+        f"({size / max(1, sum(sizes)):.2f} per n-gram), {seconds:.1f} s, "
+        f"{totals.new / seconds:,.0f} tokens/s{skipped}"
     )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -267,48 +267,34 @@ class _Regeneration:
     def _answer_all(self) -> None:
         config, size = self._config, sum(path.stat().st_size for path in self._files)
         examples = read_all(self._files, config.limit, self._bad)
-        place = before = 0
+        place, began = 0, time.monotonic()
         with progress_bars() as progress:
             bar = progress.add_task("regenerate", total=size, note="")
-            began = time.monotonic()
             while block := list(islice(examples, _BLOCK * config.batch_size)):
-                records, after = [example for example, _ in block], block[-1][1]
-                for part in self._answer_block(records, place):
+                for example, _ in block:
+                    self._conversations += self._opened(example)
+                for new in self._generator.run(self._conversations, place, self._log):
+                    self._new += new
                     answers = self._summary.plus(self._conversations).answers
-                    note, pace = f"{answers:,} answers", self._new / (time.monotonic() - began)
-                    note += f", {pace:.1f} a second" * bool(self._new)
-                    # Files are read in chunks, ahead of the answers.
-                    done = min(before + (after - before) * part, size - 1)
-                    progress.update(bar, completed=done, note=note)
-                before, place = after, place + len(records)
+                    pace = self._new / (time.monotonic() - began)
+                    progress.update(bar, note=f"{answers:,} answers, {pace:.1f} a second")
+                self._file.add(lines(self._conversations, self._tokenizer))
+                self._summary = self._summary.plus(self._conversations)
+                self._conversations.clear()
+                place += len(block)
+                # Files are read in chunks, ahead of the answers.
+                progress.update(bar, completed=min(block[-1][1], size - 1))
             progress.update(bar, completed=size)
 
-    def _answer_block(self, records: Sequence[Example], place: int) -> Iterator[float]:
-        """Answers a block and adds it to the file; yields after each batch what part is done."""
-        conversations = self._conversations
-        conversations += _conversations(records, self._generator)
-        turns, done = sum(len(conversation.turns) for conversation in conversations), 0
-        for count, new in self._generator.run(conversations, place, self._log):
-            done, self._new = done + count, self._new + new
-            yield done / turns
-        self._file.add(lines(conversations, self._tokenizer))
-        self._summary = self._summary.plus(conversations)
-        conversations.clear()
-
-
-def _conversations(
-    examples: Iterable[Example], generator: AnswerGenerator
-) -> Iterator[Conversation]:
-    for example in examples:
+    def _opened(self, example: Example) -> list[Conversation]:
+        """Returns a record's conversations, one for each sampling configuration."""
+        content, where = example.content, example.where
         try:
-            first = Conversation.of(
-                example.content, example.where, generator.model.tokenizer, example.digest
-            )
+            first = Conversation.of(content, where, self._tokenizer, example.digest)
         except UserError as error:
-            generator.bad(error)
-            continue
-        for sampling in range(len(generator.samplings)):
-            yield first.sampled(sampling)
+            self._bad(error)
+            return []
+        return [first.sampled(number) for number in range(len(self._config.samplings))]
 
 
 def main(args: Sequence[str] | None = None) -> None:

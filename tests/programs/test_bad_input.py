@@ -134,7 +134,7 @@ CASES = {
     "peers --threads 100000": "--threads 100000: only ",
     "ngram convert report.json directory": "cannot write directory: it is a directory",
     "plot-training run --out /proc/x.png": "cannot write /proc/x.png",
-    "ablate gamma --out file": "file is a file, not a directory",
+    "ablate gamma --work file": "file is a file, not a directory",
     "train-demo --work file": "cannot write file: file is a file, not a directory",
     f"{DRAFTER.replace('--out run', '--out file')}": "cannot write file: file is a file",
     f"{COUNT.replace('new.dng', 'directory')}": "cannot write directory: it is a directory",

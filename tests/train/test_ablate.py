@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 import numpy as np
 import pytest
@@ -48,18 +47,15 @@ eval_rows = 2
         recipe=directory / "recipe.toml",
         seeds=2,
         work=directory / "work",
-        out=directory / "docs",
         ngram=str(tiny.ngram),
         prompts=1,
         max_new_tokens=6,
     )
 
 
-def table(report, title):
-    """The rows of a section's table, as numbers where they are some."""
-    section = re.split("^## ", report.read_text(), flags=re.M)
-    (section,) = [each for each in section if each.startswith(title)]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
+def table(report):
+    """The rows of a report's table, by variant."""
+    rows = [line.strip("| ").split(" | ") for line in report.splitlines() if line[:1] == "|"]
     names, _, *rows = rows
     return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
 
@@ -67,9 +63,10 @@ def table(report, title):
 @pytest.mark.long
 def test_experiments_share_their_runs(config):
     """A second run trains only what is new; where only the search differs, nothing is."""
-    report = run(config, "the command")
-    assert "    the command\n" in report.read_text()
-    gamma = table(report, "Gamma")
+    report = run(config, "the command").read_text()
+    assert "## Gamma\n" in report
+    assert "    the command\n" in report
+    gamma = table(report)
     assert gamma.keys() == {"0.6", "1"}
     assert gamma["0.6"].keys() >= {"tau", "paper", "tau_without_ngram", "alpha_1", "alpha_4"}
     assert gamma["0.6"]["paper"] == "3.63"
@@ -82,12 +79,11 @@ def test_experiments_share_their_runs(config):
         *(f"recipe_seed-{seed}" for seed in range(2)),
         *(f"gamma-1.0_seed-{seed}" for seed in range(2)),
     }
-    run(dataclasses.replace(config, experiment="ngram", values=(0.0, 0.5)), "the command")
+    search = dataclasses.replace(config, experiment="ngram", values=(0.0, 0.5))
+    weight = table(run(search, "the command").read_text())
     assert weights() == before
-    weight = table(report, "N-gram weight")
     assert weight["0.5"]["tau"] == gamma["0.6"]["tau"]
     assert weight["0"]["tau"] == gamma["0.6"]["tau_without_ngram"]
-    assert table(report, "Gamma") == gamma
     with pytest.raises(UserError, match=r"made with another --steps \(2, now 3\)"):
         run(dataclasses.replace(config, steps=3), "the command")
 
@@ -122,19 +118,16 @@ def test_values_that_cannot_be_compared(config, tmp_path, experiment, values, me
     assert not config.work.exists()
 
 
-def test_sections_replace_their_own_kind(tmp_path):
-    """Differences against ones computed by hand: mean 2, deviation 1, three seeds."""
-    path = tmp_path / "ablations.md"
-    tau = {"0.6": {"tau": [3.0, 5.0, 7.0]}, "1": {"tau": [2.0, 3.0, 4.0]}}
-    one = {"0": {"tau": [2.0]}, "0.5": {"tau": [2.5]}}
-    for name, figures in (("ngram", one), ("gamma", tau), ("ngram", one)):
-        comparison.write(path, EXPERIMENTS[name], ["the setup"], figures)
-    text = path.read_text()
-    assert re.findall("^#.*", text, re.M) == ["# Ablations", "## N-gram weight", "## Gamma"]
+def test_differences():
+    """Against ones computed by hand: mean 2, deviation 1, three seeds."""
+    figures = {"0.6": {"tau": [3.0, 5.0, 7.0]}, "1": {"tau": [2.0, 3.0, 4.0]}}
+    report = comparison.report(EXPERIMENTS["gamma"], ["the setup"], figures)
     half = 4.303 / 3**0.5
-    assert f"- tau, gamma 0.6 against 1: +2.000 ± {half:.3f}; paper +0.150\n" in text
-    assert "- tau, weight 0.5 against 0: +0.500, of one seed; paper +0.500\n" in text
-    assert table(path, "Gamma")["1"] == {"tau": "3.000 ± 1.000", "paper": "3.48"}
+    assert f"- tau, gamma 0.6 against 1: +2.000 ± {half:.3f}; paper +0.150\n" in report
+    assert table(report)["1"] == {"tau": "3.000 ± 1.000", "paper": "3.48"}
+    figures = {"0": {"tau": [2.0]}, "0.5": {"tau": [2.5]}}
+    report = comparison.report(EXPERIMENTS["ngram"], ["the setup"], figures)
+    assert "- tau, weight 0.5 against 0: +0.500, of one seed; paper +0.500\n" in report
 
 
 def test_options_are_replaced_wherever_they_are(config):

@@ -4,25 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from dart_jax.programs.outputs import write_text
-
-_HEADER = """# Ablations
-
-The effect of design choices, the paper's (arXiv 2601.19278) and others, in this implementation,
-measured by `train.ablate`. tau is the acceptance length: tokens emitted per verification, bonus
-token included. alpha_t is how often the drafter's most likely token at position t is the target's.
-± gives the standard deviation over seeds (for times: over repeats). The paper's figures are for
-Qwen3-4B, ours for the target that the section names: compare differences, not values.
-
-A difference is the mean over seeds of the differences at the same seed, with the half width of its
-95 % confidence interval (Student's t): compare its sign with the paper's, unless the interval
-contains 0.
-"""
 # Student's t, 97.5 %, by degrees of freedom from 1; the last is used for all above.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -65,23 +49,17 @@ def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, 
     return statistics.fmean(each), _T[min(len(each) - 1, len(_T)) - 1] * error
 
 
-def write(path: Path, experiment: Experiment, setup: Sequence[str], figures: Figures) -> None:
-    """Writes the experiment's section into the document, replacing an earlier version of it.
+def report(experiment: Experiment, setup: Sequence[str], figures: Figures) -> str:
+    """Returns the experiment's section of `docs/ablations.md`.
 
     Args:
-      path: the document, created if needed.
       experiment: what was compared.
       setup: paragraphs that say what was run.
       figures: each variant's figures.
     """
-    sections = {}
-    if path.is_file():
-        _, *parts = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
-        sections = {part.partition("\n")[0]: part.rstrip("\n") for part in parts}
-    paragraphs = [experiment.title, *setup, _table(experiment, figures)]
-    paragraphs.append("\n".join(_differences(experiment, figures)))
-    sections[experiment.title] = "\n\n".join([*paragraphs, *filter(None, [experiment.note])])
-    write_text(path, "\n".join([_HEADER, *(f"## {section}\n" for section in sections.values())]))
+    paragraphs = [f"## {experiment.title}", *setup, _table(experiment, figures)]
+    paragraphs += ["\n".join(_differences(experiment, figures)), experiment.note]
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
 def _differences(experiment: Experiment, figures: Figures) -> list[str]:
