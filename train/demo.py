@@ -86,8 +86,8 @@ class DemoConfig:
 def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndarray]:
     """Returns one uint16 array per file, each ending with the end-of-text token."""
     end = tokenizer.token_to_id(END_OF_TEXT)
-    encoded = tokenizer.encode_batch([read(file) for file in files])
-    return [np.array([*document.ids, end], np.uint16) for document in encoded]
+    encodings = tokenizer.encode_batch([read(file) for file in files])
+    return [np.array([*document.ids, end], np.uint16) for document in encodings]
 
 
 def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, end: int) -> None:

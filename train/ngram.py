@@ -22,7 +22,7 @@ import duckdb
 import tyro
 
 from dart_jax.data.contents import NoFormError
-from dart_jax.data.records import PARQUET, Skipped, find_files, refuse, without
+from dart_jax.data.records import Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable
 from dart_jax.machine import available_cores, available_memory
@@ -114,12 +114,10 @@ def run(config: NgramConfig) -> str:
         "--limit": config.limit,
     }
     memory = available_memory() // 2 if config.memory is None else parse_memory(config.memory)
-    number = config.workers or default_workers(memory, files)
-    budget = Budget.of(memory, number, files)
+    number = config.workers or default_workers(memory)
+    budget = Budget.of(memory, number)
     with Workers(number) as workers, work_directory.locked(work), progress_bars() as progress:
-        examples = read_all(
-            files, config.limit, bad, field=config.field, memory=max(PARQUET, budget.reading)
-        )
+        examples = read_all(files, config.limit, bad, field=config.field, memory=budget.reading)
         done = len(runs.read_stats(work))
         result = f"counts of {done:,} units" if done else ""
         work_directory.check_settings(work, settings, result=result)
@@ -171,10 +169,10 @@ def check(config: NgramConfig) -> None:
     check_writable(config.out)
 
 
-def default_workers(memory: int, files: Sequence[Path]) -> int:
+def default_workers(memory: int) -> int:
     """Returns the number of workers: one per core, as far as `memory` bytes allow."""
     workers = available_cores()
-    while workers > 1 and least_memory(files, workers) > memory:
+    while workers > 1 and least_memory(workers) > memory:
         workers -= 1
     return workers
 

@@ -249,10 +249,10 @@ class _Regeneration:
             complete = False
             self._file.keep(lines(self._conversations, self._tokenizer))
             if self._file.answers:
-                held = f"{self._file.answers:,} answers are in {self._config.out}"
-                advice.text = f"{held}; {RESUMABLE}"
+                note = f"{self._file.answers:,} answers are in {self._config.out}"
+                advice.text = f"{note}; {RESUMABLE}"
                 if isinstance(end, UserError):
-                    raise UserError(f"{end} ({held}, and the same command goes on)") from None
+                    raise UserError(f"{end} ({note}, and the same command goes on)") from None
             if not isinstance(end, OutOfTimeError):
                 raise
         summary = self._summary.plus(self._conversations)

@@ -73,7 +73,7 @@ _STEPS = {
 
 @dataclasses.dataclass(frozen=True)
 class SmolLM2Config:
-    """Where, for how long and on what to train."""
+    """Place, time and data of the training."""
 
     minutes: float
     """Time for answers and training together. What comes on top: compiling the training, counting
@@ -194,7 +194,7 @@ def _count(config: SmolLM2Config, answers: Path) -> None:
     path = config.work / "ngram.dng"
     if not path.is_file():
         directory = hub.resolve(config.target, patterns=hub.TOKENIZER)
-        counted = ngram.run(
+        summary = ngram.run(
             ngram.NgramConfig(
                 data=(str(answers),),
                 tokenizer=str(directory),
@@ -202,7 +202,7 @@ def _count(config: SmolLM2Config, answers: Path) -> None:
                 min_counts=config.min_counts,
             )
         )
-        say(f"n-grams: {counted}")
+        say(f"n-grams: {summary}")
     if config.export is not None:
         with writing("the n-gram model", config.export):
             config.export.mkdir(parents=True, exist_ok=True)

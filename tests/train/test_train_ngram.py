@@ -464,25 +464,22 @@ def test_data_repaired_or_added_behind_the_counts(tmp_path, count, monkeypatch):
         count(str(tmp_path / "*.jsonl"), **options)
 
 
-@pytest.mark.parametrize(("workers", "least"), [(1, 832), (8, 3968)])
-def test_the_least_memory(tmp_path, workers, least):
-    text, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
-    budget = Budget.of(least * counting.MB, workers, [text])
-    assert budget == (counting.ENOUGH // 2, 0)
-    with pytest.raises(UserError, match=f"{least - 1}MB is too little: .* needs? {least}MB"):
-        Budget.of((least - 1) * counting.MB, workers, [text])
-    # Reading Parquet needs memory of its own.
-    assert Budget.of(least * counting.MB + PARQUET, workers, [table]) == (budget.sort, PARQUET)
-    # What is spare is for reading, a quarter, and for the workers.
-    more = Budget.of((least + 8 * workers) * counting.MB, workers, [text])
-    assert more == (budget.sort + 3 * counting.MB, 2 * workers * counting.MB)
+def test_the_least_memory():
+    """What is spare is for reading, a quarter, and for the workers."""
+    for workers, least in ((1, 1088), (8, 4224)):
+        budget = Budget.of(least * counting.MB, workers)
+        assert budget == (counting.ENOUGH // 2, PARQUET)
+        with pytest.raises(UserError, match=f"{least - 1}MB is too little: .* {least}MB"):
+            Budget.of((least - 1) * counting.MB, workers)
+        more = Budget.of((least + 8 * workers) * counting.MB, workers)
+        grown = (budget.sort + 3 * counting.MB, PARQUET + 2 * workers * counting.MB)
+        assert more == grown
 
 
-def test_as_many_workers_as_cores_and_memory_allow(tmp_path, monkeypatch):
+def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
     monkeypatch.setattr(ngram, "available_cores", lambda: 5)
-    files = [tmp_path / "a.jsonl"]
-    memories = (832, 1800, 1_300_000)
-    assert [ngram.default_workers(m * counting.MB, files) for m in memories] == [1, 3, 5]
+    memories = (1088, 2056, 1_300_000)
+    assert [ngram.default_workers(m * counting.MB) for m in memories] == [1, 3, 5]
 
 
 # Bad input
@@ -517,7 +514,7 @@ def test_bad_chats(tmp_path, count, tokenizer):
         ({"memory": "lots"}, "memory must be written like 4GB or 800MB, got 'lots'"),
         (
             {"memory": "1GB", "workers": 4},
-            r"1000MB is too little: 4 workers need 2176MB, one needs 832MB",
+            r"1000MB is too little: 4 workers need 2432MB, one needs 1088MB",
         ),
         (
             {"tokenizer": "/no/such/place"},

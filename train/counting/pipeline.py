@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
-from dart_jax.data.records import PARQUET, Skipped, ending, refuse
+from dart_jax.data.records import PARQUET, Skipped, refuse
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
@@ -28,7 +28,7 @@ from train.counting.workers import Workers
 from train.data.examples import Example, batched, digest_of
 
 MB = 10**6
-DRIVER = 384 * MB  # the process that reads, distributes and builds, besides reading Parquet
+DRIVER = 384 * MB + PARQUET  # the process that reads, distributes and builds
 WORKER = 256 * MB  # a worker, besides its units and its database
 ENOUGH = 192 * MB  # for these
 
@@ -75,28 +75,27 @@ class Budget(NamedTuple):
     reading: int
 
     @classmethod
-    def of(cls, memory: int, workers: int, files: Sequence[Path]) -> Budget:
+    def of(cls, memory: int, workers: int) -> Budget:
         """Divides `memory` bytes between the driver and the workers.
 
         Raises:
           UserError: the memory is too little.
         """
-        least = least_memory(files, workers)
+        least = least_memory(workers)
         if memory < least:
             need = "1 worker needs" if workers == 1 else f"{workers} workers need"
-            one = f", one needs {least_memory(files, 1) // MB}MB" if workers > 1 else ""
+            one = f", one needs {least_memory(1) // MB}MB" if workers > 1 else ""
             raise UserError(
                 f"--memory {memory // MB}MB is too little: {need} {-(-least // MB)}MB{one}"
             )
         spare = memory - least  # a quarter of which is for reading
         free = ENOUGH + (spare - spare // 4) // workers
-        return cls(free // 2, spare // 4 + least_memory(files, 0) - DRIVER)
+        return cls(free // 2, PARQUET + spare // 4)
 
 
-def least_memory(files: Sequence[Path], workers: int) -> int:
-    """Returns the least memory to count files with so many workers, in bytes."""
-    parquet = any(ending(path) == ".parquet" for path in files)
-    return DRIVER + PARQUET * parquet + workers * (WORKER + ENOUGH)
+def least_memory(workers: int) -> int:
+    """Returns the least memory to count with so many workers, in bytes."""
+    return DRIVER + workers * (WORKER + ENOUGH)
 
 
 class Totals(NamedTuple):
@@ -257,7 +256,7 @@ def count_unit(
       The unit's number, the run's statistics, and what was skipped.
     """
     skipped = Skipped()
-    encoded = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
+    documents = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
     note = f"{unit.digest} {skipped.count}"
     path = runs.run_path(directory, unit.number)
-    return unit.number, runs.write_run(encoded, layout, path, memory, note), skipped
+    return unit.number, runs.write_run(documents, layout, path, memory, note), skipped

@@ -121,16 +121,16 @@ def real_rows(
     index, rope = row_index(document), drafter.config.rope
     x = drafter.fc(features)
     inputs = drafter.join(embeds, x)
-    computed = []
+    rows = []
     for layer, after in zip([drafter, *drafter.layers], [*drafter.layers, None], strict=True):
         k, v = layer.keys(inputs)
         k = rotate(k, index, rope)
-        computed.append(RealRows(inputs, x, k, v))
+        rows.append(RealRows(inputs, x, k, v))
         if after is not None:
             q = rotate(layer.queries(inputs), index, rope)
             x = layer.finish(x, [Segment(q, k, v, causal(document))])
             inputs = after.input_layernorm(x)
-    return tuple(computed)
+    return tuple(rows)
 
 
 def draft(

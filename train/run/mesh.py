@@ -54,10 +54,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         raise UserError(
             f"a mesh of data {config.data} and model {model} does not fit {count} devices"
         )
-    left = count - used
-    if left and (config.data == -1 or len({device.process_index for device in devices}) > 1):
+    rest = count - used
+    if rest and (config.data == -1 or len({device.process_index for device in devices}) > 1):
         raise UserError(
-            f"a mesh of data {data} and model {model} leaves {left} of {count} devices over"
+            f"a mesh of data {data} and model {model} leaves {rest} of {count} devices over"
         )
     return MeshShape(data, model).of(devices[:used])
 

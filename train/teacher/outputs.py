@@ -183,8 +183,8 @@ def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[
     for first in range(start, dataset.rows, size):
         rows = np.arange(first, min(first + size, dataset.rows))
         # Pad the last rows, so that one compiled program serves all.
-        computed = compiled(teacher.params, dataset.batch(np.resize(rows, size)))
-        yield rows, TeacherOutputs(*(np.asarray(part)[: len(rows)] for part in computed))
+        outputs = compiled(teacher.params, dataset.batch(np.resize(rows, size)))
+        yield rows, TeacherOutputs(*(np.asarray(part)[: len(rows)] for part in outputs))
 
 
 def _fill(cached: TeacherDataset, parts: Iterator[_Part], start: int, done: Path) -> None:
