@@ -233,6 +233,8 @@ def _figures(config: AblateConfig, settings: DrafterTraining, drafter: Path) -> 
     ).held_out
     longest = min(data.context, target.max_length - config.max_new_tokens)
     prompts = held_out_prompts(data, config.prompts, longest)
+    if not prompts:
+        raise UserError(f"no held-out prompt of {config.recipe} can be decoded; raise its held_out")
     length = AcceptanceLength(model, prompts, config.max_new_tokens, acceptance.ngram_weight)
     forward = PackedForward(target, model.drafter, model.drafter.num_positions, settings.chunk)
     frozen = Frozen(params["target"], params["draft_ids"])
