@@ -52,16 +52,21 @@ def target(tmp_path_factory):
     return directory
 
 
-@pytest.fixture
-def config(target, tmp_path):
+def settings(target, directory):
+    """The settings of a run in a directory, where the records are."""
     return RegenerateConfig(
         target=str(target),
-        data=(write(tmp_path / "data.jsonl", RECORDS),),
-        out=tmp_path / "out.jsonl",
+        data=(write(directory / "data.jsonl", RECORDS),),
+        out=directory / "out.jsonl",
         max_new_tokens=5,
         temperature=(0.0, 1.0),
         batch_size=4,
     )
+
+
+@pytest.fixture
+def config(target, tmp_path):
+    return settings(target, tmp_path)
 
 
 def write(path, records):
@@ -72,17 +77,9 @@ def write(path, records):
 @pytest.fixture(scope="module")
 def whole(target, tmp_path_factory):
     """The output of an uninterrupted run."""
-    directory = tmp_path_factory.mktemp("whole")
-    config = RegenerateConfig(
-        target=str(target),
-        data=(write(directory / "data.jsonl", RECORDS),),
-        out=directory / "out.jsonl",
-        max_new_tokens=5,
-        temperature=(0.0, 1.0),
-        batch_size=4,
-    )
+    config = settings(target, tmp_path_factory.mktemp("whole"))
     summary = run(config)
-    assert sorted(path.name for path in directory.iterdir()) == ["data.jsonl", "out.jsonl"]
+    assert {path.name for path in config.out.parent.iterdir()} == {"data.jsonl", "out.jsonl"}
     assert summary.answers == 2 * sum(ANSWERS)
     return config.out.read_bytes()
 
@@ -142,6 +139,18 @@ def ending(monkeypatch):
     return state
 
 
+@pytest.fixture(scope="module")
+def in_blocks(target, tmp_path_factory):
+    """The output of a run with a batch per block, and the number of batches."""
+    config, calls = settings(target, tmp_path_factory.mktemp("blocks")), []
+    generate = DartModel.generate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regenerate, "_BLOCK", 1)
+        patch.setattr(DartModel, "generate", lambda *a: calls.append(1) or generate(*a))
+        run(config)
+    return config.out.read_bytes(), len(calls)
+
+
 def interrupted(config, ending, batches, how=KeyboardInterrupt):
     """Runs a command that ends after some batches; returns the file, and what Ctrl-C tells."""
     ending.update(left=batches, how=how)
@@ -153,13 +162,11 @@ def interrupted(config, ending, batches, how=KeyboardInterrupt):
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
-def test_a_run_goes_on_where_it_was(config, ending, how):
+def test_a_run_goes_on_where_it_was(config, in_blocks, ending, how):
     """Wherever it was interrupted or killed, even in the middle of a line; no answer is lost, made
     twice, or missing from the file after Ctrl-C."""
-    run(config)
-    uninterrupted, all_calls = config.out.read_bytes(), ending["calls"]
-    config.out.unlink()
-    ending["calls"] = held = 0
+    uninterrupted, all_calls = in_blocks
+    held = 0
     for batches in (0, 2, 1, 2):
         made, told = interrupted(config, ending, batches, how)
         assert set(made.splitlines()) <= set(uninterrupted.splitlines())
@@ -183,11 +190,8 @@ def test_a_run_goes_on_where_it_was(config, ending, how):
     assert ending["calls"] == all_calls + 1  # for the torn line
 
 
-def test_a_time_limit(config, ending):
+def test_a_time_limit(config, in_blocks, ending):
     """Every run answers one batch at least, and the last one all that is left."""
-    run(config)
-    uninterrupted = config.out.read_bytes()
-    config.out.unlink()
     short, answers = dataclasses.replace(config, minutes=1e-9), 0
     for _ in range(3):
         summary = run(short)
@@ -196,7 +200,7 @@ def test_a_time_limit(config, ending):
         assert answers < summary.answers == len(config.out.read_bytes().splitlines())
         answers = summary.answers
     assert run(dataclasses.replace(config, minutes=5.0)).complete
-    assert config.out.read_bytes() == uninterrupted
+    assert config.out.read_bytes() == in_blocks[0]
     with pytest.raises(UserError, match="minutes must be above 0"):
         dataclasses.replace(config, minutes=0.0)
 
@@ -227,11 +231,9 @@ def test_without_answers_nothing_is_held_against_a_run(config, ending):
     assert run(config).answers == 2 * sum(ANSWERS)
 
 
-def test_data_repaired_behind_the_answers(config, ending):
+def test_data_repaired_behind_the_answers(config, in_blocks, ending):
     """A bad record ends a run with all answers before its block; repaired, the run goes on."""
-    run(config)
-    whole = config.out.read_bytes()
-    config.out.unlink()
+    whole = in_blocks[0]
     data = config.out.with_name("data.jsonl")
     write(data, [*RECORDS[:5], {"query": "a"}])
     match = r"data\.jsonl:6: .* \(12 answers are in .*out\.jsonl, and the same command goes on\)"
