@@ -455,9 +455,3 @@ def test_a_file_with_wrong_options(tmp_path, capsys, text):
     assert text.split()[0] in capsys.readouterr().err
 
 
-def test_the_demos_recipe_is_whole():
-    path = Path(__file__).parents[2] / "train" / "demo.toml"
-    config = parse(DrafterTraining, ["--config", str(path)], None)
-    assert config.teacher == "cached"
-    assert config.drafter.config(tiny_model.SHAPES.target).num_positions == 8
-    assert jnp.dtype(config.trainer.dtype) == np.float32
