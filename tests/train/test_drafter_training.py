@@ -453,5 +453,3 @@ def test_a_file_with_wrong_options(tmp_path, capsys, text):
         parse(DrafterTraining, args, None)
     assert end.value.code == 2
     assert text.split()[0] in capsys.readouterr().err
-
-

@@ -296,7 +296,7 @@ for name in sys.argv[1:]:
 """
     files = ("README.md", "data/train-0.jsonl", "data/train-1.jsonl", "test.jsonl")
     with local_hub.serve() as served:
-        served.repositories["datasets/some/chats"] = dict.fromkeys(files, b"0")
+        served.repositories["datasets/some/chats"] = {name: name.encode() for name in files}
 
         def ask(*names, endpoint=served.address):
             done = subprocess.run(
