@@ -7,7 +7,7 @@ demo and SmolLM2 need. The packages:
     objective/       a drafter's predictions and its loss
     teacher/         the target of a run, and its outputs
     run/             the training loop: steps, devices, checkpoints, progress and metrics
-    evaluation/      how well a drafter predicts and decodes, and how drafters compare
+    evaluation/      how well a drafter predicts and decodes
     counting/        from a corpus to an n-gram file
 
 May import `dart_jax`, never `eval`. Start with `drafter.py`.
