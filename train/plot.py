@@ -40,27 +40,22 @@ def read_run(directory: Path) -> Curves:
     Raises:
       UserError: the file is missing, has fewer than two steps, or is damaged.
     """
-    path = directory / "metrics.jsonl"
+    path, curves = directory / "metrics.jsonl", Curves()
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        # The last line may be incomplete: its writer was killed, or is still writing it.
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            record = json.loads(line)
+            step = record.pop("step")
+            for name, value in record.items():
+                steps, values = curves.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(float(value))
     except OSError as error:
         raise UserError(
             f"cannot read {path}: {error.strerror}; name a run's directory, as given to it by --out"
         ) from None
-    curves: Curves = {}
-    for number, line in enumerate(lines, 1):
-        if not line.endswith(b"\n"):
-            continue  # its writer was killed, or is still writing it
-        try:
-            record = json.loads(line)
-            step = record.pop("step")
-            figures = {name: float(value) for name, value in record.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}:{number}: not a record of a step ({error})") from None
-        for name, value in figures.items():
-            steps, values = curves.setdefault(name, ([], []))
-            steps.append(step)
-            values.append(value)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} holds something else than records of steps ({error})") from None
     if "loss" not in curves or len(curves["loss"][0]) < 2:
         raise UserError(f"{path} holds fewer than two steps; wait until the run has done more")
     return curves

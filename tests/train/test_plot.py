@@ -45,8 +45,8 @@ def test_curves_of_a_run(tmp_path):
         (None, "cannot read .*metrics.jsonl: No such file"),
         ("", "fewer than two steps"),
         ('{"step": 1, "loss": 2.0}\n', "fewer than two steps"),
-        ('{"step": 1, "loss": 2.0}\nnothing\n', "metrics.jsonl:2: not a record"),
-        ('{"step": 1, "loss": "low"}\n', "metrics.jsonl:1: not a record"),
+        ('{"step": 1, "loss": 2.0}\nnothing\n', "metrics.jsonl holds something else than"),
+        ('{"step": 1, "loss": "low"}\n', "metrics.jsonl holds something else than"),
     ],
 )
 def test_runs_that_cannot_be_drawn(tmp_path, content, message):
