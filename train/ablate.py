@@ -1,4 +1,4 @@
-"""Repeat the paper's experiments: train and evaluate drafters that differ in one option.
+"""Repeat three of the paper's experiments: train and evaluate drafters that differ in one option.
 
     python -m train.ablate gamma
 
