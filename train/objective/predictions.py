@@ -256,7 +256,8 @@ class PackedForward:
         if not self._all_tokens:
             config = dataclasses.replace(config, tie_word_embeddings=False)
         rows = jnp.minimum(rows, data.tokens.shape[1] - 1)
-        logits = bind(config, frozen.target).logits(take_rows(data.outputs.hidden, rows))
+        hidden = take_rows(jnp.asarray(data.outputs.hidden), rows)
+        logits = bind(config, frozen.target).logits(hidden)
         within = jax.nn.logsumexp(logits, axis=-1)
         mass = jnp.exp(within - _gather(data.outputs.log_total, rows))
         if self._all_tokens:

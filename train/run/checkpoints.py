@@ -44,11 +44,12 @@ class Checkpoints:
         # orbax raises its errors as exceptions; its log would print each a second time.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._directory, self._settings = directory, json.loads(json.dumps(settings))
+        newest: Any = ocp.training.preservation_policies.LatestN(keep)
         with writing("checkpoints", directory.parent):
             self._checkpointer = ocp.training.Checkpointer(
                 os.path.abspath(directory),
                 context=ocp.Context(async_options=ocp.options.AsyncOptions(timeout_secs=_PATIENCE)),
-                preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+                preservation_policy=newest,
                 cleanup_tmp_directories=True,
             )
 

@@ -41,6 +41,9 @@ _NOWHERE = -1  # instead of a row, if the cache cannot be used
 # Indices of rows, and the outputs for them.
 _Part = tuple[np.ndarray, TeacherOutputs]
 
+# Of each part of the outputs, which names its file.
+_Shapes = dict[str, jax.ShapeDtypeStruct]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TeacherDataset:
@@ -111,7 +114,7 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
             reason = "process 0 could not" if problem is None else problem.strerror or str(problem)
             raise UserError(
                 f"cannot cache the target's features in {directory}: {reason}; they take "
-                f"{sum(map(_bytes, shapes)) / 1e9:.1f} GB; free disk space, or train with "
+                f"{sum(map(_bytes, shapes.values())) / 1e9:.1f} GB; free disk space, or train with "
                 "--teacher online"
             ) from problem
     wait("the cache of the target's outputs is filled")
@@ -124,25 +127,25 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
         ) from None
 
 
-def _shapes(width: int, dataset: PackedDataset) -> TeacherOutputs:
+def _shapes(width: int, dataset: PackedDataset) -> _Shapes:
     """Returns the shapes and dtypes of the files for a target of this hidden size."""
     rows = dataset.rows, dataset.context
-    return TeacherOutputs(
-        features=jax.ShapeDtypeStruct((*rows, 3 * width), jnp.bfloat16),
-        hidden=jax.ShapeDtypeStruct((*rows, width), jnp.bfloat16),
-        log_total=jax.ShapeDtypeStruct(rows, jnp.float32),
-        best=jax.ShapeDtypeStruct(rows, jnp.int32),
-    )
+    return {
+        "features": jax.ShapeDtypeStruct((*rows, 3 * width), jnp.bfloat16),
+        "hidden": jax.ShapeDtypeStruct((*rows, width), jnp.bfloat16),
+        "log_total": jax.ShapeDtypeStruct(rows, jnp.float32),
+        "best": jax.ShapeDtypeStruct(rows, jnp.int32),
+    }
 
 
 def _bytes(part: jax.ShapeDtypeStruct) -> int:
     return part.size * part.dtype.itemsize
 
 
-def _prepare(directory: Path, shapes: TeacherOutputs) -> int:
+def _prepare(directory: Path, shapes: _Shapes) -> int:
     """Reserves the files that are not whole; returns how many rows are filled in all."""
     done = directory / _DONE
-    for name, part in shapes._asdict().items():
+    for name, part in shapes.items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != _bytes(part):
             done.unlink(missing_ok=True)
@@ -155,9 +158,9 @@ def _prepare(directory: Path, shapes: TeacherOutputs) -> int:
         return 0
 
 
-def _open(dataset: PackedDataset, directory: Path, shapes: TeacherOutputs) -> TeacherDataset:
-    """Maps the files of the outputs, which are named as the parts."""
-    parts = shapes._asdict().items()
+def _open(dataset: PackedDataset, directory: Path, shapes: _Shapes) -> TeacherDataset:
+    """Maps the files of the outputs."""
+    parts = shapes.items()
     return TeacherDataset(
         dataset, {n: np.memmap(directory / n, p.dtype, "r+", shape=p.shape) for n, p in parts}
     )
