@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
-import numpy as np
 import tyro
 
 from dart_jax.errors import UserError
@@ -45,45 +44,35 @@ class Experiment:
     """A comparison of values of one option of `train.drafter`.
 
     Attributes:
-      title: title of its section.
       option: the compared option.
-      axis: what the variants' names stand for.
-      variants: the values to compare, by name.
-      paper: the paper's figures, for Qwen3-4B, by figure and variant.
+      values: its values, unless others are chosen.
+      paper: the paper's figures, for Qwen3-4B, by figure and value.
       note: a note for the reader.
     """
 
-    title: str
     option: str
-    axis: str
-    variants: Mapping[str, float | bool]
-    paper: Mapping[str, Mapping[str, float]]
+    values: tuple[float, ...]
+    paper: Mapping[str, Mapping[float, float]]
     note: str = ""
 
 
 EXPERIMENTS = {
     "gamma": Experiment(
-        "Gamma",
         "gamma",
-        "gamma",
-        {f"{gamma:g}": gamma for gamma in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)},
-        {"tau": {"0.5": 3.59, "0.6": 3.63, "0.7": 3.57, "0.8": 3.54, "0.9": 3.52, "1": 3.48}},
+        (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        {"tau": {0.5: 3.59, 0.6: 3.63, 0.7: 3.57, 0.8: 3.54, 0.9: 3.52, 1.0: 3.48}},
     ),
     "shift": Experiment(
-        "Shifted or not",
         "shifted",
-        "drafter",
-        {"shifted": True, "unshifted": False},
-        {"alpha_1": {"shifted": 0.711, "unshifted": 0.577}},
+        (True, False),
+        {"alpha_1": {True: 0.711, False: 0.577}},
         "Both predict the same number of positions; the unshifted drafter needs one more mask row. "
         "After few steps the figures show how fast drafters learn, not where they end up.",
     ),
     "ngram": Experiment(
-        "N-gram weight",
         "ngram_weight",
-        "weight",
-        {f"{weight:g}": weight for weight in (0.0, 0.25, 0.5, 1.0)},
-        {"tau": {"0": 3.13, "0.5": 3.63}},
+        (0.0, 0.25, 0.5, 1.0),
+        {"tau": {0.0: 3.13, 0.5: 3.63}},
         "The paper's figures are for HumanEval.",
     ),
 }
@@ -123,23 +112,8 @@ class AblateConfig:
                 raise UserError(f"--{name} must be at least 1")
         if self.max_new_tokens < 2:
             raise UserError("--max-new-tokens must be at least 2")
-
-    @property
-    def plan(self) -> Experiment:
-        """The experiment, with the chosen values.
-
-        Raises:
-          UserError: they are not distinct numbers.
-        """
-        plan = EXPERIMENTS[self.experiment]
-        if not self.values:
-            return plan
-        if self.experiment == "shift":
+        if self.values and self.experiment == "shift":
             raise UserError("the experiment shift compares no numbers; leave --values out")
-        variants = {f"{value:g}": value for value in self.values}
-        if len(variants) != len(self.values) or not np.isfinite(self.values).all():
-            raise UserError(f"--values {' '.join(map(str, self.values))} must be distinct numbers")
-        return dataclasses.replace(plan, variants=variants)
 
 
 def run(config: AblateConfig, command: str) -> Path:
@@ -155,21 +129,22 @@ def run(config: AblateConfig, command: str) -> Path:
     Raises:
       UserError: an input cannot be used or an output cannot be written; finished runs stay.
     """
-    plan, recipe, section = config.plan, recipe_of(config), config.work / f"{config.experiment}.md"
+    plan, recipe = EXPERIMENTS[config.experiment], recipe_of(config)
     runs = {
-        name: [training(config, recipe, value, seed) for seed in range(config.seeds)]
-        for name, value in plan.variants.items()
+        value: [training(config, recipe, value, seed) for seed in range(config.seeds)]
+        for value in config.values or plan.values
     }
+    section = config.work / f"{config.experiment}.md"
     check_outputs(section)
-    figures: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
+    figures: dict[float, dict[str, list[float]]] = {value: {} for value in runs}
     with work_directory.locked(config.work):
         total, number = config.seeds * len(runs), 0
-        for name, own in runs.items():
+        for value, own in runs.items():
             for seed, each in enumerate(own):
                 number += 1
-                print(f"run {number} of {total}: {plan.axis} {name}, seed {seed}", flush=True)
-                for figure, value in _figures(config, each, train(each)).items():
-                    figures[name].setdefault(figure, []).append(value)
+                print(f"run {number} of {total}: {plan.option} {value}, seed {seed}", flush=True)
+                for name, figure in _figures(config, each, train(each)).items():
+                    figures[value].setdefault(name, []).append(figure)
                 # Compiled programs accumulate memory mappings, which are limited
                 # (vm.max_map_count).
                 jax.clear_caches()
@@ -183,7 +158,8 @@ def run(config: AblateConfig, command: str) -> Path:
         f"{config.max_new_tokens} new tokens each, trees of {nodes} nodes "
         f"(level decay {search.level_decay:g})."
     )
-    paragraphs = [f"## {plan.title}", setup, f"    {command}", table(plan, figures), plan.note]
+    title = f"## {config.experiment.capitalize()}"
+    paragraphs = [title, setup, f"    {command}", table(plan, figures), plan.note]
     write_text(section, "\n\n".join(filter(None, paragraphs)) + "\n")
     return section
 
@@ -215,14 +191,14 @@ def recipe_of(config: AblateConfig) -> DrafterTraining:
 
 
 def training(
-    config: AblateConfig, recipe: DrafterTraining, value: float | bool, seed: int
+    config: AblateConfig, recipe: DrafterTraining, value: float, seed: int
 ) -> DrafterTraining:
     """Returns the settings of a run; experiments share the runs that equal the recipe.
 
     Raises:
       UserError: the value is out of range.
     """
-    option = config.plan.option
+    option = EXPERIMENTS[config.experiment].option
     changed = config_file.replace(recipe, {option: value})
     own = option != "ngram_weight" and changed != recipe
     name = f"{option}-{value}" if own else "recipe"
@@ -256,26 +232,26 @@ def _figures(config: AblateConfig, settings: DrafterTraining, drafter: Path) -> 
     return {name: value for name, value in figures.items() if name.startswith(("tau", "alpha"))}
 
 
-def table(plan: Experiment, figures: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Returns a Markdown table with one row per variant, the paper's figures next to ours.
+def table(plan: Experiment, figures: Mapping[float, Mapping[str, Sequence[float]]]) -> str:
+    """Returns a Markdown table with one row per value, the paper's figures next to ours.
 
     Args:
       plan: what was compared.
-      figures: each variant's figures by name, with one value per seed.
+      figures: each value's figures by name, with one number per seed.
     """
     columns = {name: None for own in figures.values() for name in own}
-    names = [plan.axis]
+    names = [plan.option]
     for name in columns:
         names += [name, *["paper"] * (name in plan.paper)]
     rows = [names, ["---"] * len(names)]
-    for variant, own in figures.items():
-        cells = [variant]
+    for value, own in figures.items():
+        cells = [str(value)]
         for name in columns:
-            values = own.get(name, ())
-            mean = f"{statistics.fmean(values):.3f}" if values else "-"
-            cells.append(f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean)
+            numbers = own.get(name, ())
+            mean = f"{statistics.fmean(numbers):.3f}" if numbers else "-"
+            cells.append(f"{mean} ± {statistics.stdev(numbers):.3f}" if len(numbers) > 1 else mean)
             if name in plan.paper:
-                cells.append(str(plan.paper[name].get(variant, "-")))
+                cells.append(str(plan.paper[name].get(value, "-")))
         rows.append(cells)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
