@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -119,51 +118,45 @@ def _compare(predictions: Predictions, positions: int) -> jax.Array:
     return jnp.where(here[:, None], sums[None], 0.0)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class AcceptanceLength:
     """The acceptance length tau of greedy decoding.
 
     `tau` is measured with the n-gram model if there is one, `tau_without_ngram` without it.
+
+    Attributes:
+      model: the model; its drafter's parameters are not used.
+      prompts: token ids, int32 [n] each.
+      new_tokens: tokens to decode per prompt.
+      ngram_weight: weight of the n-gram model in the tree search.
     """
 
-    def __init__(
-        self,
-        model: DartModel,
-        prompts: Sequence[np.ndarray],
-        new_tokens: int,
-        ngram_weight: float,
-    ):
-        """Prepares the measurement.
-
-        Args:
-          model: the model; its drafter's parameters are not used.
-          prompts: token ids, int32 [n] each.
-          new_tokens: tokens to decode per prompt.
-          ngram_weight: weight of the n-gram model in the tree search.
-        """
-        self._model, self._prompts, self._new = model, list(prompts), new_tokens
-        self._ngram_weight = ngram_weight
+    model: DartModel
+    prompts: list[np.ndarray]
+    new_tokens: int
+    ngram_weight: float
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Returns the figures; none without prompts."""
-        if not self._prompts:
+        if not self.prompts:
             return {}
-        figures = {"tau": self._tau(params, self._ngram_weight)}
-        if self._model.ngram is not None:
+        figures = {"tau": self._tau(params, self.ngram_weight)}
+        if self.model.ngram is not None:
             figures["tau_without_ngram"] = self._tau(params, 0.0)
         return figures
 
     def _tau(self, params: Params, ngram_weight: float) -> float:
         """Returns tau at a weight of the n-gram model; 0 disables the model."""
-        model = dataclasses.replace(self._model, params={**self._model.params, "drafter": params})
+        model = dataclasses.replace(self.model, params={**self.model.params, "drafter": params})
         nodes, search = default_tree()
-        longest = max(map(len, self._prompts)) + self._new
+        longest = max(map(len, self.prompts)) + self.new_tokens
         decoder = model.decoder(
             nodes=nodes,
             max_length=min(length_bucket(longest), model.target.max_length),
             search=dataclasses.replace(search, ngram_weight=ngram_weight),
             use_ngram=ngram_weight > 0,
         )
-        result = decoder(self._prompts, self._new)
+        result = decoder(self.prompts, self.new_tokens)
         emitted = sum(len(tokens) - 1 for tokens in result.tokens)  # the first follows the prompt
         return emitted / max(1, int(result.steps.sum()))
 
