@@ -9,6 +9,7 @@ whatever the template does to turns (Qwen3's drops all thinking except the last 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -70,30 +71,23 @@ class _Plan(NamedTuple):
     special: bool
 
 
+@dataclasses.dataclass(eq=False)
 class Encoder:
-    """Encodes with the target's tokenizer and chat template."""
+    """Encodes with the target's tokenizer and chat template.
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        *,
-        loss_on: LossOn = "assistant",
-        template_kwargs: dict[str, Any] | None = None,
-        eos: int | None = None,
-    ):
-        """Stores the settings for all documents.
+    Attributes:
+      tokenizer: the target's tokenizer.
+      vocab_size: the target's vocabulary size.
+      loss_on: `all` supervises every token except the first, whoever wrote it.
+      template_kwargs: for the chat template.
+      eos: token that ends completions, unless None.
+    """
 
-        Args:
-          tokenizer: the target's tokenizer.
-          vocab_size: the target's vocabulary size.
-          loss_on: `all` supervises every token except the first, whoever wrote it.
-          template_kwargs: for the chat template.
-          eos: token that ends completions, unless None.
-        """
-        self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
-        self.loss_on = loss_on
-        self.template_kwargs = template_kwargs or {}
+    tokenizer: Tokenizer
+    vocab_size: int
+    loss_on: LossOn = "assistant"
+    template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    eos: int | None = None
 
     def encode(
         self, examples: Sequence[Example], *, bad: Callable[[UserError], None] = refuse
