@@ -65,10 +65,8 @@ PROGRAMS = {
     ),
     "train-demo": Program("train.demo", "rebuild the demo model"),
     "plot-training": Program("train.plot", "plot the curves of training runs"),
-    "measure-training": Program(
-        "train.measure", "compare time and memory of the training objective with its literal form"
-    ),
-    "ablate": Program("train.ablate", "repeat the paper's experiments"),
+    "measure-training": Program("train.measure", "measure the memory of the training objective"),
+    "ablate": Program("train.ablate", "repeat three of the paper's experiments"),
     "count-ngrams": Program("train.ngram", "count an n-gram model of a corpus"),
 }
 

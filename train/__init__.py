@@ -8,7 +8,6 @@ demo and SmolLM2 need. The packages:
     teacher/         the target of a run, and its outputs
     run/             the training loop: steps, devices, checkpoints, progress and metrics
     evaluation/      how well a drafter predicts and decodes
-    experiments/     the experiments of `train.ablate`
     counting/        from a corpus to an n-gram file
 
 May import `dart_jax`, never `eval`. Start with `drafter.py`.

@@ -22,7 +22,6 @@ import tokenizers
 
 from dart_jax.data.packages import package_files
 from dart_jax.data.stdlib import HELD_OUT, function_prompts, held_out_files, read, training_files
-from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import init_params
@@ -52,67 +51,43 @@ from train.run.trainer import Trainer
 # The drafter's recipes; each stage starts from the one before it.
 _RECIPES = {"drafter": "demo.toml", "pairs": "demo_pairs.toml", "joint": "demo_joint.toml"}
 
+# Qwen3 with heads that share one key/value head.
+_TARGET = TargetConfig(
+    vocab_size=4096,
+    hidden_size=320,
+    intermediate_size=896,
+    num_hidden_layers=8,
+    num_attention_heads=5,
+    num_key_value_heads=1,
+    head_dim=64,
+    rope=Rope(1e4),
+    tie_word_embeddings=True,
+    max_position_embeddings=2048,
+)
+_CONTEXT = 512  # tokens per row of the target's training
+_COPIES = 4  # of the standard library in the target's text, besides the other packages once
+
 
 @dataclasses.dataclass(frozen=True)
 class DemoConfig:
-    """Shape and training of the demo model."""
+    """The directories and the seed."""
 
     work: Path = Path("build/demo")
     """Directory where every stage writes its result."""
     export: Path | None = None
     """Directory to write the packaged model to, in bfloat16."""
-    vocab_size: int = 4096
-    """Tokens of the tokenizer."""
-    hidden_size: int = 320
-    """Hidden size of the target; a multiple of 64."""
-    intermediate_size: int = 896
-    """Intermediate size of the target's feed-forward layers."""
-    layers: int = 8
-    """Layers of the target."""
-    context: int = 512
-    """Tokens per row of the target's training."""
-    batch_size: int = 8
-    """Rows per update."""
-    library_copies: int = 4
-    """Times that the target's text holds the standard library, besides the other packages once."""
-    target_steps: int = 6000
-    """Training steps of the target, with Muon."""
-    target_lr: float = 5e-3
-    """Learning rate of the target at the end of the warm-up."""
-    max_new_tokens: int = 128
-    """Tokens that the target generates after a function's head."""
     seed: int = 0
     """Seed of everything random."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.type == "int" and field.name != "seed" and getattr(self, field.name) < 1:
-                raise UserError(f"--{field.name.replace('_', '-')} must be at least 1")
-        # Raises for the other options that are out of range.
-        TrainerConfig(lr=self.target_lr, seed=self.seed)
-
-    @property
-    def target(self) -> TargetConfig:
-        """The target's config: Qwen3 with heads of size 64 that share one key/value head."""
-        return TargetConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.hidden_size // 64,
-            num_key_value_heads=1,
-            head_dim=64,
-            rope=Rope(1e4),
-            tie_word_embeddings=True,
-            max_position_embeddings=2048,
-        )
+        TrainerConfig(seed=self.seed)  # raises if it is out of range
 
 
 def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndarray]:
     """Returns one uint16 array per file, each ending with the end-of-text token."""
     end = tokenizer.token_to_id(END_OF_TEXT)
-    encoded = tokenizer.encode_batch([read(file) for file in files])
-    return [np.array([*document.ids, end], np.uint16) for document in encoded]
+    encodings = tokenizer.encode_batch([read(file) for file in files])
+    return [np.array([*document.ids, end], np.uint16) for document in encodings]
 
 
 def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, end: int) -> None:
@@ -126,12 +101,11 @@ def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, e
     """
     if (config.work / "target" / "model.safetensors").is_file():
         return
-    shape = config.target
     recipe = TrainerConfig(
-        steps=config.target_steps,
-        batch_size=config.batch_size,
+        steps=6000,
+        batch_size=8,
         optimizer="muon",
-        lr=config.target_lr,
+        lr=5e-3,
         warmup=1 / 16,
         final_lr=1 / 20,
         clip=1.0,
@@ -143,15 +117,15 @@ def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, e
     )
     params = Trainer(
         "target",
-        params=init_params(shape, config.seed),
-        loss=lambda params, frozen, batch, key: lm_losses(shape, params, batch),
-        batches=TokenWindows(tokens, config.batch_size, config.context + 1, config.seed),
+        params=init_params(_TARGET, config.seed),
+        loss=lambda params, frozen, batch, key: lm_losses(_TARGET, params, batch),
+        batches=TokenWindows(tokens, recipe.batch_size, _CONTEXT + 1, config.seed),
         config=recipe,
         directory=config.work / "target-training",
-        evaluate=held_out_loss(shape, held_out, config.context),
-        tokens_per_step=config.batch_size * config.context,
+        evaluate=held_out_loss(_TARGET, held_out, _CONTEXT),
+        tokens_per_step=recipe.batch_size * _CONTEXT,
     ).fit()
-    save_target(config.work / "target", shape, params, eos=(end,))
+    save_target(config.work / "target", _TARGET, params, eos=(end,))
 
 
 def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
@@ -167,7 +141,7 @@ def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
                 data=(str(functions),),
                 out=path,
                 temperature=(0.0, 1.0),
-                max_new_tokens=config.max_new_tokens,
+                max_new_tokens=128,
                 batch_size=64,
                 seed=config.seed,
             )
@@ -202,7 +176,7 @@ def run(config: DemoConfig) -> None:
     with stage("tokenizing the library"):
         path = config.work / "target" / "tokenizer.json"
         if not path.is_file():
-            trained = train_tokenizer(map(read, training_files()), config.vocab_size)
+            trained = train_tokenizer(map(read, training_files()), _TARGET.vocab_size)
             write_atomically(path, trained.to_str().encode())
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
         documents = tokenize(tokenizer, training_files())
@@ -210,13 +184,13 @@ def run(config: DemoConfig) -> None:
         held_out = tokenize(tokenizer, [f for group in HELD_OUT for f in held_out_files(group)])
     all_held_out, end = np.concatenate(held_out), tokenizer.token_to_id(END_OF_TEXT)
     assert end is not None  # a special token of the tokenizer
-    text = np.concatenate(documents * config.library_copies + packages)
+    text = np.concatenate(documents * _COPIES + packages)
     train_target(config, text, all_held_out[:20_000], end)
     model, params = load_target(config.work / "target")
-    loss = held_out_loss(model, all_held_out, config.context)(params)
+    loss = held_out_loss(model, all_held_out, _CONTEXT)(params)
     print(f"target: {loss['held_out_loss']:.3f} nats per token on all held-out text")
     prompts = [prompt for file in training_files() for prompt in function_prompts(read(file))]
-    longest = config.context // 4
+    longest = _CONTEXT // 4
     lengths = map(len, tokenizer.encode_batch(prompts))
     short = [p for p, length in zip(prompts, lengths, strict=True) if length <= longest]
     answers = make_answers(config, short)

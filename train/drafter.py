@@ -5,9 +5,8 @@
 Data: chats (ShareGPT, UltraChat, `messages`), instructions (Alpaca, CodeAlpaca, GSM8K), completions
 and plain text, in files or data sets of the Hugging Face hub; and the output of `train.regenerate`.
 The run's directory receives the prepared data, checkpoints, `metrics.jsonl` and at the end the
-drafter itself, in `drafter/`, which `dart_jax` and the reference load; `best/` is the checkpoint
-that evaluated best during training, if that was not the last one. To resume an interrupted run, run
-the same command again. `--config FILE.toml`, as the first option, reads a recipe.
+drafter itself, in `drafter/`, which `dart_jax` and the reference load. To resume an interrupted
+run, run the same command again. `--config FILE.toml`, as the first option, reads a recipe.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.engine.decoder import STEPS
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
@@ -31,7 +29,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.drafters.fields import NORMS
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.pure import Params, abstract_params, init_params
+from dart_jax.models.pure import Params, init_params
 from dart_jax.models.sharding.placement import everywhere
 from dart_jax.models.target import untie
 from dart_jax.programs.command_line import RESUMABLE, program
@@ -57,17 +55,15 @@ from train.evaluation.acceptance import (
     Agreement,
     held_out_prompts,
 )
-from train.objective.draft_ids import with_draft_ids
 from train.objective.drafter_shape import DrafterShape
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 from train.run import config_file
-from train.run.checkpoints import best_params, whole_steps
 from train.run.config import TrainerConfig
 from train.run.distributed import wait
-from train.run.mesh import batch_sharding, make_mesh, replicated
+from train.run.mesh import batch_sharding, make_mesh
 from train.run.trainer import Trainer
-from train.teacher.digest import model_digest
+from train.run.work_directory import contents
 from train.teacher.outputs import cached_outputs
 from train.teacher.teacher import Teacher
 
@@ -136,7 +132,7 @@ def train(config: DrafterTraining) -> Path:
     mesh = make_mesh(trainer.mesh)
     batch_sharding(mesh, trainer.batch_size, trainer.accumulate)  # before the weights are loaded
     with stage(f"loading {config.target}"):
-        teacher = Teacher.load(directory, dtype, mesh, split_over_data=trainer.mesh.shard_target)
+        teacher = Teacher.load(directory, dtype, mesh)
     drafter, params, ids = _start(config, teacher, data.training)
     trained, rest = _divide(config.drafter, params)
     frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
@@ -162,39 +158,21 @@ def train(config: DrafterTraining) -> Path:
         directory=config.out,
         frozen=on_devices,
         evaluate=_evaluation(config, forward, on_devices, data.held_out, tokenizer, directory),
-        settings=_settings(config, teacher.digest, dtype, drafter, params),
+        settings=_settings(config, teacher.digest, dtype),
         tokens_per_step=trainer.batch_size * context,
     ).fit()
     if is_main():
         with writing("the drafter", config.out):
             save_drafter(config.out / "drafter", drafter, frozen.whole(trained), ids)
-    # All processes must take part in reading a checkpoint.
-    abstract = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=replicated(mesh)),
-        _divide(config.drafter, abstract_params(drafter))[0],
-    )
-    step, best = best_params(config.out / "checkpoints", abstract)
-    if is_main():
-        with writing("the drafter", config.out):
-            if step != whole_steps(config.out / "checkpoints")[-1]:
-                best = jax.tree.map(lambda p: p.addressable_data(0), best)
-                save_drafter(config.out / "best", drafter, frozen.whole(best), ids)
             text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
             write_atomically(config.out / "config.json", text.encode())
     wait("the drafter is written")
     return config.out / "drafter"
 
 
-def _settings(
-    config: DrafterTraining,
-    target: str,
-    dtype: np.dtype,
-    drafter: DrafterConfig | Eagle3Config,
-    params: Params,
-) -> dict[str, Any]:
+def _settings(config: DrafterTraining, target: str, dtype: np.dtype) -> dict[str, Any]:
     """Returns the settings that must not change when a run resumes, by option name."""
-    parts = (config.drafter, config.objective)
-    settings = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
+    settings = dataclasses.asdict(config.drafter) | dataclasses.asdict(config.objective)
     settings |= {
         "target": target,
         "target_dtype": str(dtype),
@@ -202,7 +180,8 @@ def _settings(
         "chunk": config.chunk,
     }
     if config.drafter.init is not None:
-        settings["init"] = model_digest(drafter, params)
+        init = hub.resolve(config.drafter.init, patterns=hub.DRAFTER)
+        settings["init"] = contents(init, hub.DRAFTER)
     if config.objective.anchors is not None:  # anchors are drawn per microbatch
         settings["accumulate"] = config.trainer.accumulate
     return settings
@@ -242,15 +221,18 @@ def _start(
             )
         if isinstance(initial, DrafterConfig):
             initial, params = _with_pairs(config, initial, params)
-        # The objective needs ascending ids.
-        order = np.argsort(ids)
-        return initial, with_draft_ids(params, order), ids[order]
+        order = np.argsort(ids)  # the objective needs ascending ids
+        head = {"kernel": jnp.take(params["lm_head"]["kernel"], order, axis=1)}
+        params = {**params, "lm_head": head}
+        if pairs := params.get("pairs"):
+            tables = {name: jnp.take(pairs[name], order, axis=0) for name in ("prev", "next")}
+            params["pairs"] = {**pairs, **tables}
+        return initial, params, ids[order]
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if (size := shape.vocabulary(target)) is not None:
         ids = draft_vocabulary(dataset, size)
     params = init_params(drafter, config.trainer.seed)
-    if shape.head == "target":
-        params["lm_head"] = {"kernel": teacher.head(ids)}
+    params["lm_head"] = {"kernel": teacher.head(ids)}
     return drafter, params, ids
 
 
@@ -312,14 +294,7 @@ def _evaluation(
     )
     longest = min(held_out.context, target.max_length - ours.eval_new_tokens)
     prompts = held_out_prompts(held_out, ours.eval_prompts, longest)
-    length = AcceptanceLength(
-        model,
-        prompts,
-        ours.eval_new_tokens,
-        ours.ngram_weight,
-        # A longer burst would join what groups share before it begins, and keep it.
-        steps=1 if config.trainer.mesh.shard_target else STEPS,
-    )
+    length = AcceptanceLength(model, prompts, ours.eval_new_tokens, ours.ngram_weight)
 
     def evaluate(params: Params) -> dict[str, float]:
         dtype = frozen.target["embed_tokens"].dtype

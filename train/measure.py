@@ -1,172 +1,109 @@
-"""Measure the time and memory of the training objective: loss and gradient of every prefix
-of a row.
+"""Measure the memory of the training objective: loss and gradient of every prefix of a row.
 
     python -m train.measure
-    python -m train.measure --compile-only --context 6400 --positions 8 --hidden-size 2560 \\
-        --intermediate-size 9728 --vocab-size 151936 --dtype bfloat16
+    python -m train.measure --target Qwen/Qwen3-4B --context 6400 --positions 8 --dtype bfloat16
 
 The target's features are computed before. Memory is the compiled program's temporary memory,
-without arguments and results. `--compile-only` reports it for shapes that do not fit this device.
+without arguments and results. Nothing is run and only the target's config is read, so that it need
+not fit this device.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from rich.console import Console
 from rich.table import Table
 
 from dart_jax.errors import UserError
+from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import Params, abstract_params
-from dart_jax.models.rope import Rope
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.outputs import check_outputs, write_json
-from dart_jax.programs.provenance import environment, report
+from dart_jax.programs.provenance import environment
 from dart_jax.progress import stage
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import read_target_config
 from train.data.batch import Batch, TeacherOutputs
 from train.objective.drafter_shape import DrafterShape
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 
-_HEAD = 64  # dimensions of an attention head
-_REPEATS = 5
-
 
 @dataclasses.dataclass(frozen=True)
 class MeasureConfig:
-    """The shapes to measure; the default is the demo model's."""
+    """The shapes to measure."""
 
+    target: str = str(DEMO / "target")
+    """Directory or hub repository of the target."""
     context: tuple[int, ...] = (128, 256, 512, 1024)
     """Tokens per row."""
     positions: tuple[int, ...] = (4, 8)
     """Numbers of drafted positions, d."""
-    hidden_size: int = 320
-    """Hidden size of target and drafter; a multiple of 64."""
-    intermediate_size: int = 896
-    """Intermediate size of their feed-forward layers."""
-    vocab_size: int = 4096
-    """Vocabulary size of both."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype in which the loss is computed."""
-    compile_only: bool = False
-    """Report only the memory, without creating arrays or running anything."""
-    json: Path | None = None
-    """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
-        for name in ("intermediate_size", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
         if not self.context or min(self.context) < 4:
             raise UserError("--context must be lengths of at least 4")
         if not self.positions or min(self.positions) < 1:
             raise UserError("--positions must be numbers of at least 1")
-        if self.hidden_size < 1 or self.hidden_size % _HEAD:
-            raise UserError(f"--hidden-size must be a multiple of {_HEAD}")
 
 
-def measure(config: MeasureConfig, context: int, positions: int) -> tuple[int, list[float]]:
-    """Returns the temporary bytes of the loss and its gradient, and the seconds of each repeat.
+def measure(target: TargetConfig, context: int, positions: int, dtype: DTypeLike) -> int:
+    """Returns the temporary bytes of the loss and its gradient, for one row.
 
     Raises:
       UserError: the device does not report the memory of a program.
     """
-    loss = _loss(config, context, positions)
-    arguments = partial(_arguments, config, context, loss.forward)
+    drafter = DrafterShape(positions=positions).config(target)
+    loss = DrafterLoss(PackedForward(target, drafter, positions), Objective())
+
+    def rows(kind: DTypeLike, *shape: int) -> Any:
+        return jax.ShapeDtypeStruct((1, context, *shape), kind)
+
+    def weights(model: Any) -> Params:
+        return jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, dtype), abstract_params(model))
+
+    outputs = TeacherOutputs(
+        features=rows(dtype, 3 * target.hidden_size),
+        hidden=rows(dtype, target.hidden_size),
+        log_total=rows(jnp.float32),
+        best=rows(jnp.int32),
+    )
+    batch = Batch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), outputs)
+    frozen = Frozen(weights(target), jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32))
 
     def mean(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
         total, number = loss(params, frozen, batch, jax.random.key(0))
         return total / number
 
-    compiled = jax.jit(jax.value_and_grad(mean)).lower(*jax.eval_shape(arguments)).compile()
+    compiled = jax.jit(jax.value_and_grad(mean)).lower(weights(drafter), frozen, batch).compile()
     analysis = compiled.memory_analysis()
     if analysis is None:
         raise UserError("this device does not report how much memory a program needs")
-    seconds: list[float] = []
-    if not config.compile_only:
-        arrays = arguments()
-        for _ in range(_REPEATS + 1):
-            began = time.perf_counter()
-            jax.block_until_ready(compiled(*arrays))
-            seconds.append(time.perf_counter() - began)
-    return int(analysis.temp_size_in_bytes), seconds[1:]  # the first is a warm-up
+    return int(analysis.temp_size_in_bytes)
 
 
-def _loss(config: MeasureConfig, context: int, positions: int) -> DrafterLoss:
-    target = TargetConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=8,
-        num_attention_heads=config.hidden_size // _HEAD,
-        num_key_value_heads=1,
-        head_dim=_HEAD,
-        rope=Rope(1e4),
-        tie_word_embeddings=True,
-        max_position_embeddings=max(2048, context),
-    )
-    drafter = DrafterShape(positions=positions).config(target)
-    return DrafterLoss(PackedForward(target, drafter, positions), Objective())
-
-
-def _arguments(
-    config: MeasureConfig, context: int, forward: PackedForward
-) -> tuple[Params, Frozen, Batch]:
-    """Returns constant models and rows, which take as long as any; may be traced."""
-    dtype = jnp.dtype(config.dtype)
-
-    def rows(kind: DTypeLike, *shape: int) -> jax.Array:
-        return jnp.ones((1, context, *shape), kind)
-
-    def weights(model: Any) -> Params:
-        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.02, dtype), abstract_params(model))
-
-    outputs = TeacherOutputs(
-        features=rows(dtype, 3 * config.hidden_size),
-        hidden=rows(dtype, config.hidden_size),
-        log_total=rows(jnp.float32),
-        best=rows(jnp.int32),
-    )
-    batch = Batch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), outputs)
-    ids = jnp.arange(config.vocab_size, dtype=jnp.int32)
-    return weights(forward.drafter), Frozen(weights(forward.target), ids), batch
-
-
-def run(config: MeasureConfig, console: Console) -> Table:
-    """Measures every case and prints a table of them, which it returns."""
-    check_outputs(config.json)
+def run(config: MeasureConfig, console: Console) -> None:
+    """Measures every case and prints a table of them."""
+    target = read_target_config(hub.resolve(config.target, patterns=("config.json",)))
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     table = Table(title="Loss and gradient of every prefix", title_justify="left")
-    table.caption = "s: median seconds per step and half the range; MB: temporary memory"
-    for name in ("T", "d", "s", "MB"):
+    table.caption = "MB: temporary memory"
+    for name in ("T", "d", "MB"):
         table.add_column(name, justify="right")
-    cases = []
     for context in config.context:
         for positions in config.positions:
             with stage(f"T {context}, d {positions}", console):
-                memory, seconds = measure(config, context, positions)
-            spread = (
-                f"{statistics.median(seconds):.3f} ±{np.ptp(seconds) / 2:.3f}" if seconds else "-"
-            )
-            cases.append(
-                {"T": context, "d": positions, "seconds": seconds, "temporary_bytes": memory}
-            )
-            table.add_row(str(context), str(positions), spread, f"{memory / 1e6:,.1f}")
+                memory = measure(target, context, positions, jnp.dtype(config.dtype))
+            table.add_row(str(context), str(positions), f"{memory / 1e6:,.1f}")
     console.print(table)
-    if config.json:
-        write_json(config.json, report(config, cases=cases))
-    return table
 
 
 def main(args: Sequence[str] | None = None) -> None:

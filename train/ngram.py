@@ -16,24 +16,24 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import duckdb
 import tyro
 
 from dart_jax.data.contents import NoFormError
-from dart_jax.data.records import PARQUET, Skipped, find_files, refuse, without
+from dart_jax.data.records import Skipped, find_files, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable
 from dart_jax.machine import available_cores, available_memory
-from dart_jax.memory import parse_memory, peak_memory
+from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
 from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import progress_bars
-from train.counting.executors import Executor, LocalExecutor, RayExecutor
-from train.counting.pipeline import MB, UNIT, Budget, Counting, Totals, least_memory, units
-from train.counting.tokenizer import Encoding, copy, eos_of, load
+from train.counting.pipeline import UNIT, Budget, Counting, least_memory, units
+from train.counting.tokenizer import Encoding, eos_of, load
+from train.counting.workers import Workers
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import read_all
 from train.run import work_directory
@@ -74,52 +74,15 @@ class NgramConfig:
     workers: int | None = None
     """Worker processes; by default one per core, as far as memory allows."""
     memory: str | None = None
-    """Memory for all processes together, such as 4GB or 800MB; by default half of the machine's,
-    and 2GB per worker with Ray."""
+    """Memory for all processes together, such as 4GB or 800MB; by default half of the machine's."""
     work: Path | None = None
-    """Directory for intermediate results; by default next to the output. With Ray on several
-    machines it must be on shared storage."""
+    """Directory for intermediate results; by default next to the output."""
     keep_work: bool = False
     """Keep the work directory at the end."""
-    ray: bool = False
-    """Run on a Ray cluster, started on this machine unless --ray-address is given."""
-    ray_address: str | None = None
-    """Address of a running Ray cluster, or `auto`."""
 
 
-class Summary(NamedTuple):
-    """Summary of a run.
-
-    Attributes:
-      totals: numbers of documents and tokens.
-      skipped: number of bad records, and why the first of this run is bad.
-      sizes: distinct n-grams of 1, 2, .. tokens in the file.
-      file_size: size of the model's file, in bytes.
-      seconds: duration of the program.
-      memory: sum of the peak memory of all processes, in bytes.
-    """
-
-    totals: Totals
-    skipped: Skipped
-    sizes: tuple[int, ...]
-    file_size: int
-    seconds: float
-    memory: int
-
-    def __str__(self) -> str:
-        sizes = " + ".join(f"{size:,}" for size in self.sizes)
-        each = self.file_size / max(1, sum(self.sizes))
-        return (
-            f"{self.totals.documents:,} documents, {self.totals.tokens:,} tokens, "
-            f"{sizes} n-grams, {self.file_size:,} bytes ({each:.2f} per n-gram), "
-            f"{self.seconds:.1f} s, {self.totals.new / self.seconds:,.0f} tokens/s, "
-            f"peak memory {self.memory / MB:,.0f} MB"
-            f"{self.skipped}"
-        )
-
-
-def run(config: NgramConfig) -> Summary:
-    """Counts and writes the file.
+def run(config: NgramConfig) -> str:
+    """Counts and writes the file; returns a summary for the user.
 
     Raises:
       UserError: a setting or the data cannot be used.
@@ -127,7 +90,6 @@ def run(config: NgramConfig) -> Summary:
     began = time.perf_counter()
     check(config)
     work = config.work or config.out.with_name(config.out.name + ".work")
-    work = work.resolve()  # workers may have another current directory
     files = without(find_files(config.data), (work, config.out))
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
     tokenizer = load(config.tokenizer)
@@ -151,24 +113,19 @@ def run(config: NgramConfig) -> Summary:
         "--order": config.order,
         "--limit": config.limit,
     }
-    with (
-        make_executor(config, files) as executor,
-        work_directory.locked(work),
-        progress_bars() as progress,
-    ):
-        memory = total_memory(config, executor.workers, files)
-        budget = Budget.of(memory, executor.workers, files)
-        examples = read_all(
-            files, config.limit, bad, field=config.field, memory=max(PARQUET, budget.reading)
-        )
+    memory = available_memory() // 2 if config.memory is None else parse_memory(config.memory)
+    number = config.workers or default_workers(memory)
+    budget = Budget.of(memory, number)
+    with Workers(number) as workers, work_directory.locked(work), progress_bars() as progress:
+        examples = read_all(files, config.limit, bad, field=config.field, memory=budget.reading)
         done = len(runs.read_stats(work))
         result = f"counts of {done:,} units" if done else ""
         work_directory.check_settings(work, settings, result=result)
         try:
-            copied = copy(tokenizer, work / "tokenizer")
-            encoding = Encoding(copied, json.dumps(template_kwargs), eos)
+            source = tokenizer.directory or Path(config.tokenizer).expanduser()
+            encoding = Encoding(source, json.dumps(template_kwargs), eos)
             counting = Counting(
-                work, layout, budget.sort, executor, progress, skipped, config.skip_bad
+                work, layout, budget.sort, workers, progress, skipped, config.skip_bad
             )
             totals = counting.count(units(examples, UNIT), size, encoding)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
@@ -189,13 +146,13 @@ def run(config: NgramConfig) -> Summary:
             ) from error
         if not config.keep_work:
             work_directory.remove(work)
-    return Summary(
-        totals=totals,
-        skipped=skipped,
-        sizes=NgramModel.load(config.out).sizes,
-        file_size=config.out.stat().st_size,
-        seconds=time.perf_counter() - began,
-        memory=peak_memory() + sum(executor.peaks.values()),
+    sizes, size = NgramModel.load(config.out).sizes, config.out.stat().st_size
+    seconds = time.perf_counter() - began
+    return (
+        f"{totals.documents:,} documents, {totals.tokens:,} tokens, "
+        f"{' + '.join(f'{each:,}' for each in sizes)} n-grams, {size:,} bytes "
+        f"({size / max(1, sum(sizes)):.2f} per n-gram), {seconds:.1f} s, "
+        f"{totals.new / seconds:,.0f} tokens/s{skipped}"
     )
 
 
@@ -212,23 +169,12 @@ def check(config: NgramConfig) -> None:
     check_writable(config.out)
 
 
-def total_memory(config: NgramConfig, workers: int, files: Sequence[Path]) -> int:
-    """Returns the memory for all processes, in bytes."""
-    if config.memory is not None:
-        return parse_memory(config.memory)
-    if config.ray or config.ray_address:
-        return least_memory(files, 0) + workers * 2000 * MB
-    return available_memory() // 2
-
-
-def make_executor(config: NgramConfig, files: Sequence[Path]) -> Executor:
-    """Returns the executor: by default one worker per core, as far as memory allows."""
-    if config.ray or config.ray_address:
-        return RayExecutor(config.ray_address, config.workers)
-    workers, memory = available_cores(), total_memory(config, 1, files)
-    while workers > 1 and least_memory(files, workers) > memory:
+def default_workers(memory: int) -> int:
+    """Returns the number of workers: one per core, as far as `memory` bytes allow."""
+    workers = available_cores()
+    while workers > 1 and least_memory(workers) > memory:
         workers -= 1
-    return LocalExecutor(config.workers or workers)
+    return workers
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -19,8 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatch
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,7 +32,6 @@ from dart_jax.model import DartModel
 from dart_jax.programs.command_line import RESUMABLE, Advice, parse, program
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
-from dart_jax.weights.gguf.tensors import gguf_files
 from train.data.answer_file import AnswerFile, lines, unfinished, work_of
 from train.data.answers import (
     AnswerGenerator,
@@ -45,7 +43,7 @@ from train.data.encoding import parse_template_kwargs
 from train.data.examples import Example, read_all
 from train.run import work_directory
 
-_VERSION = 3  # of the work directory's format
+_VERSION = 4  # of the work directory's format
 _LOG = "answers.log"
 _BLOCK = 16  # batches per block; a block is answered turn by turn before the next is read
 
@@ -124,20 +122,18 @@ class Summary(NamedTuple):
     """Summary of a run.
 
     Attributes:
+      skipped: the records that were not, or not completely, answered.
       answers: number of answers in the file.
       tokens: number of their tokens.
       unfinished: number of answers that were cut off.
-      skipped: number of records that were not, or not completely, answered.
-      first_skipped: why the first of them was skipped.
       seconds: duration of the program.
       complete: whether all records are answered.
     """
 
+    skipped: Skipped
     answers: int = 0
     tokens: int = 0
     unfinished: int = 0
-    skipped: int = 0
-    first_skipped: str = ""
     seconds: float = 0.0
     complete: bool = True
 
@@ -151,15 +147,11 @@ class Summary(NamedTuple):
         )
 
     def __str__(self) -> str:
-        words = [
-            f"{self.answers:,} answers, {self.tokens:,} tokens, {self.unfinished:,} cut off",
-            f"{self.seconds:.1f} s",
-        ]
-        if self.skipped:
-            words.append(f"skipped {self.skipped:,}, the first: {self.first_skipped}")
-        if not self.complete:
-            words.append(f"the time is over; {RESUMABLE}")
-        return ", ".join(words)
+        late = "" if self.complete else f", the time is over; {RESUMABLE}"
+        return (
+            f"{self.answers:,} answers, {self.tokens:,} tokens, {self.unfinished:,} cut off, "
+            f"{self.seconds:.1f} s{self.skipped}{late}"
+        )
 
 
 def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
@@ -206,16 +198,10 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
 
 def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
     """Returns what determines an answer besides its prompt, by option name."""
-    files = [
-        path
-        for path in target.iterdir()
-        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in hub.TARGET)
-    ]
-    files += gguf_files(target)
     names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed")
     return {
         "version": _VERSION,
-        "--target": work_directory.contents(files),
+        "--target": work_directory.contents(target, hub.TARGET),
         "--chat-template-kwargs": parse_template_kwargs(config.chat_template_kwargs),
         **{f"--{name.replace('_', '-')}": getattr(config, name) for name in names},
     }
@@ -235,9 +221,10 @@ class _Regeneration:
     ):
         self._config, self._files, self._file, self._log = config, files, file, log
         self._began, self._tokenizer = began, model.tokenizer
-        self._unreadable, self._unanswered = Skipped(), Skipped()
+        self._skipped = Skipped()
+        self._bad = self._skipped if config.skip_bad else refuse
         self._conversations: list[Conversation] = []  # of the block in progress
-        self._summary = Summary()
+        self._summary = Summary(self._skipped)
         self._new = 0  # answers of this process
         self._generator = AnswerGenerator(
             model,
@@ -245,8 +232,8 @@ class _Regeneration:
             config.batch_size,
             parse_template_kwargs(config.chat_template_kwargs),
             seed=config.seed,
-            bad=self._unanswered if config.skip_bad else refuse,
-            too_long=self._unanswered,
+            bad=self._bad,
+            too_long=self._skipped,
             late=self._late,
         )
 
@@ -262,22 +249,16 @@ class _Regeneration:
             complete = False
             self._file.keep(lines(self._conversations, self._tokenizer))
             if self._file.answers:
-                held = f"{self._file.answers:,} answers are in {self._config.out}"
-                advice.text = f"{held}; {RESUMABLE}"
+                note = f"{self._file.answers:,} answers are in {self._config.out}"
+                advice.text = f"{note}; {RESUMABLE}"
                 if isinstance(end, UserError):
-                    raise UserError(f"{end} ({held}, and the same command goes on)") from None
+                    raise UserError(f"{end} ({note}, and the same command goes on)") from None
             if not isinstance(end, OutOfTimeError):
                 raise
         summary = self._summary.plus(self._conversations)
-        first = self._unreadable.first or self._unanswered.first
         if complete and not summary.answers:
-            raise UserError(f"there is no answer to write: {first}")
-        return summary._replace(
-            skipped=self._unreadable.count + self._unanswered.count,
-            first_skipped=first,
-            seconds=time.monotonic() - self._began,
-            complete=complete,
-        )
+            raise UserError(f"there is no answer to write: {self._skipped.first}")
+        return summary._replace(seconds=time.monotonic() - self._began, complete=complete)
 
     def _late(self) -> bool:
         minutes, passed = self._config.minutes, time.monotonic() - self._began
@@ -285,50 +266,35 @@ class _Regeneration:
 
     def _answer_all(self) -> None:
         config, size = self._config, sum(path.stat().st_size for path in self._files)
-        bad = self._unreadable if config.skip_bad else refuse
-        examples = read_all(self._files, config.limit, bad)
-        place = before = 0
+        examples = read_all(self._files, config.limit, self._bad)
+        place, began = 0, time.monotonic()
         with progress_bars() as progress:
             bar = progress.add_task("regenerate", total=size, note="")
-            began = time.monotonic()
             while block := list(islice(examples, _BLOCK * config.batch_size)):
-                records, after = [example for example, _ in block], block[-1][1]
-                for part in self._answer_block(records, place):
+                for example, _ in block:
+                    self._conversations += self._opened(example)
+                for new in self._generator.run(self._conversations, place, self._log):
+                    self._new += new
                     answers = self._summary.plus(self._conversations).answers
-                    note, pace = f"{answers:,} answers", self._new / (time.monotonic() - began)
-                    note += f", {pace:.1f} a second" * bool(self._new)
-                    # Files are read in chunks, ahead of the answers.
-                    done = min(before + (after - before) * part, size - 1)
-                    progress.update(bar, completed=done, note=note)
-                before, place = after, place + len(records)
+                    pace = self._new / (time.monotonic() - began)
+                    progress.update(bar, note=f"{answers:,} answers, {pace:.1f} a second")
+                self._file.add(lines(self._conversations, self._tokenizer))
+                self._summary = self._summary.plus(self._conversations)
+                self._conversations.clear()
+                place += len(block)
+                # Files are read in chunks, ahead of the answers.
+                progress.update(bar, completed=min(block[-1][1], size - 1))
             progress.update(bar, completed=size)
 
-    def _answer_block(self, records: Sequence[Example], place: int) -> Iterator[float]:
-        """Answers a block and adds it to the file; yields after each batch what part is done."""
-        conversations = self._conversations
-        conversations += _conversations(records, self._generator)
-        turns, done = sum(len(conversation.turns) for conversation in conversations), 0
-        for count, new in self._generator.run(conversations, place, self._log):
-            done, self._new = done + count, self._new + new
-            yield done / turns
-        self._file.add(lines(conversations, self._tokenizer))
-        self._summary = self._summary.plus(conversations)
-        conversations.clear()
-
-
-def _conversations(
-    examples: Iterable[Example], generator: AnswerGenerator
-) -> Iterator[Conversation]:
-    for example in examples:
+    def _opened(self, example: Example) -> list[Conversation]:
+        """Returns a record's conversations, one for each sampling configuration."""
+        content, where = example.content, example.where
         try:
-            first = Conversation.of(
-                example.content, example.where, generator.model.tokenizer, example.digest
-            )
+            first = Conversation.of(content, where, self._tokenizer, example.digest)
         except UserError as error:
-            generator.bad(error)
-            continue
-        for sampling in range(len(generator.samplings)):
-            yield first.sampled(sampling)
+            self._bad(error)
+            return []
+        return [first.sampled(number) for number in range(len(self._config.samplings))]
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -28,7 +28,6 @@ from dart_jax.data.records import Skipped, find_files
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically, writing
 from dart_jax.named.fetched import fetch
-from dart_jax.ngram.builder import check_lossy
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import say, stage
 from dart_jax.weights import hub
@@ -73,7 +72,7 @@ _STEPS = {
 
 @dataclasses.dataclass(frozen=True)
 class SmolLM2Config:
-    """Where, for how long and on what to train."""
+    """Place, time and data of the training."""
 
     minutes: float
     """Time for answers and training together. What comes on top: compiling the training, counting
@@ -93,8 +92,6 @@ class SmolLM2Config:
     """Files of benchmarks: no question of their first 500 records is answered."""
     draft_vocab: int = 8192
     """Tokens that the drafters can draft, the most frequent ones of the answers."""
-    min_counts: tuple[int, ...] = ()
-    """Minimum counts of n-grams of 1, 2 and 3 tokens, to limit the file's size."""
     seed: int = 0
     """Seed of everything random."""
 
@@ -106,7 +103,6 @@ class SmolLM2Config:
         if self.export is not None and self.export.resolve() == self.work.resolve():
             raise UserError("--export and --work must be different directories")
         # What the last stages would refuse after hours.
-        check_lossy(3, self.min_counts, None)
         TrainerConfig(seed=self.seed)
         DrafterShape(draft_vocab=self.draft_vocab)
 
@@ -194,15 +190,8 @@ def _count(config: SmolLM2Config, answers: Path) -> None:
     path = config.work / "ngram.dng"
     if not path.is_file():
         directory = hub.resolve(config.target, patterns=hub.TOKENIZER)
-        counted = ngram.run(
-            ngram.NgramConfig(
-                data=(str(answers),),
-                tokenizer=str(directory),
-                out=path,
-                min_counts=config.min_counts,
-            )
-        )
-        say(f"n-grams: {counted}")
+        summary = ngram.run(ngram.NgramConfig((str(answers),), str(directory), path))
+        say(f"n-grams: {summary}")
     if config.export is not None:
         with writing("the n-gram model", config.export):
             config.export.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.rope import rotate
 from train.data.batch import Batch
-from train.objective.loss import DrafterLoss, num_valid_anchors
+from train.objective.loss import DrafterLoss, divergence, num_valid_anchors
 from train.objective.predictions import Frozen, Predictions, TeacherBatch, valid_predictions
 
 
@@ -52,7 +52,7 @@ def draft_logits(
     prefix = (place[column] <= last[row]) & (document[column] == document[row])
     seen = jnp.where(block[column] < 0, prefix, own & (block[row] >= 0))
 
-    hidden = drafter.fc(data.features)
+    hidden = drafter.fc(data.outputs.features)
     masks = jnp.broadcast_to(drafter.mask_rep[...], (b, a * m, 2 * config.hidden_size))
     inputs = jnp.concatenate([drafter.join(data.embeds, hidden), masks], axis=1)
     x = jnp.concatenate([hidden, masks[..., : config.hidden_size]], axis=1)
@@ -126,7 +126,7 @@ def loss(
     data = of.forward.run_target(frozen, batch)
     params = frozen.whole(params)
     draft = jax.nn.log_softmax(draft_logits(config, params, data, anchors, frozen.draft_ids))
-    teacher = jax.lax.stop_gradient(jax.nn.log_softmax(target.logits(data.hidden)))
+    teacher = jax.lax.stop_gradient(jax.nn.log_softmax(target.logits(data.outputs.hidden)))
     end = data.tokens.shape[1] - 1
     total = jnp.float32(0)
     for t in range(1, config.num_positions + 1):
@@ -137,10 +137,9 @@ def loss(
             *restrict(full, frozen.draft_ids),
             jnp.argmax(full, axis=-1).astype(jnp.int32),
             draft[:, :, t - 1],
-            jnp.take_along_axis(data.tokens, jnp.minimum(anchors + t + 1, end), axis=1),
             valid_predictions(data.document, data.run, anchors, t),
             frozen.draft_ids,
         )
-        losses = jnp.where(predictions.valid, of.losses(predictions), 0.0)
+        losses = jnp.where(predictions.valid, divergence(predictions), 0.0)
         total += of.objective.gamma ** (t - 1) * jnp.sum(losses)
     return total, num_valid_anchors(batch, anchors)

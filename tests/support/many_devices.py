@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +21,7 @@ from dart_jax.weights.checkpoint import save_target
 from train.data.batch import Batch
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
-from train.run.mesh import SMALL, MeshConfig, fsdp_shardings, make_mesh, place
+from train.run.mesh import MeshConfig, fsdp_shardings, make_mesh, place
 from train.teacher.teacher import Teacher
 
 TARGET = TargetConfig(
@@ -65,10 +63,9 @@ def random_params(config: TargetConfig | DrafterConfig, seed: int) -> Params:
     )
 
 
-def drafter_losses(directory: Path) -> dict[str, Any]:
+def drafter_losses(directory: Path) -> dict[str, list[float]]:
     """Returns the drafter's loss and gradient norm, on one device and on a mesh of 2 groups of 4
-    with target and drafter sharded; and how many of the target's weights each device then has, and
-    would have if the large ones were split evenly."""
+    with target and drafter sharded."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 128, (4, 16)).astype(np.int32)
     document = np.repeat(np.array([[1] * 9 + [2] * 7], np.int32), 4, axis=0)
@@ -78,7 +75,7 @@ def drafter_losses(directory: Path) -> dict[str, Any]:
     ids = np.sort(rng.permutation(128)[:48]).astype(np.int32)
 
     def measured(mesh: Mesh, params: Params, batch: Batch) -> tuple[Teacher, list[float]]:
-        teacher = Teacher.load(directory, np.dtype("float32"), mesh, split_over_data=True)
+        teacher = Teacher.load(directory, np.dtype("float32"), mesh)
         forward = PackedForward(teacher.config, DRAFTER, 4, max_chunk=8, mesh=teacher.mesh)
         loss = DrafterLoss(forward, Objective(anchors=8))
 
@@ -99,22 +96,13 @@ def drafter_losses(directory: Path) -> dict[str, Any]:
         jax.tree.map(lambda x: jax.device_put(x, rows), batch),
     )
     assert one.digest == many.digest
-    held: dict[str, int] = collections.Counter()
-    leaves = jax.tree.leaves(many.params)
-    for leaf in leaves:
-        for shard in leaf.addressable_shards:
-            held[str(shard.device)] += shard.data.size
-    large = (
-        sum(leaf.size for leaf in leaves if leaf.size >= SMALL) - many.params["embed_tokens"].size
-    )
-    even = sum(leaf.size for leaf in leaves) - large + large // 8
-    return {"one": single, "many": sharded, "held": list(held.values()), "even": even}
+    return {"one": single, "many": sharded}
 
 
 def main(directory: Path) -> None:
     """Writes runs of the toy, and the drafter's losses, to the directory."""
     assert jax.device_count() == 8
-    meshes = {"data": MeshConfig(), "both": MeshConfig(data=2, model=4, shard_target=True)}
+    meshes = {"data": MeshConfig(), "both": MeshConfig(data=2, model=4)}
     for name, mesh in meshes.items():
         toy_fit(directory / name, dataclasses.replace(RECIPE, mesh=mesh))
     config = dataclasses.replace(RECIPE, batch_size=16, accumulate=2)

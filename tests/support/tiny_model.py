@@ -15,21 +15,36 @@ from dart_jax.data.stdlib import function_prompts, read, stdlib
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import init_params
+from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import save_drafter, save_target
-from train.demo import DemoConfig, tokenize
+from train.demo import tokenize
 from train.language_model import train_tokenizer
 from train.objective.drafter_shape import DrafterShape
 
 
 @dataclasses.dataclass(frozen=True)
-class Shapes(DemoConfig):
-    """The demo's, but smaller."""
+class Shapes:
+    """Shapes like the demo's, but smaller."""
 
     vocab_size: int = 300
     hidden_size: int = 64
-    intermediate_size: int = 96
-    layers: int = 7
+
+    @property
+    def target(self) -> TargetConfig:
+        """A target of heads that share one key/value head."""
+        return TargetConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=96,
+            num_hidden_layers=7,
+            num_attention_heads=self.hidden_size // 64,
+            num_key_value_heads=1,
+            head_dim=64,
+            rope=Rope(1e4),
+            tie_word_embeddings=True,
+            max_position_embeddings=2048,
+        )
 
     @property
     def drafter(self) -> DrafterConfig:

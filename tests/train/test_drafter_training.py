@@ -129,10 +129,9 @@ def test_what_a_run_tells(trained):
     told = [record for record in records if "tau" in record]
     assert [record["step"] for record in told] == [3, 6]
     for record in told:
-        assert {f"{name}_{t}" for name in ("alpha", "hit10") for t in range(1, 5)} <= record.keys()
+        assert all(0 <= record[f"alpha_{t}"] <= 1 for t in range(1, 5))
         assert record["tau"] >= 1
         assert record["tau_without_ngram"] >= 1
-        assert 0 <= record["alpha_1"] <= record["hit10_1"] <= 1
     assert told[1]["held_out_loss"] < told[0]["held_out_loss"]
 
 
@@ -153,12 +152,12 @@ def test_what_is_kept_of_the_teacher(trained, tiny):
     forward = PackedForward(target, config.drafter.config(target), 4)
     data = jax.jit(forward.run_target)(Frozen(params, jnp.arange(300)), dataset.batch(numbers))
     for name in ("features", "hidden"):
-        kept = np.fromfile(directory / name, ml_dtypes.bfloat16).astype(np.float32)
-        np.testing.assert_allclose(
-            kept.reshape(getattr(data, name).shape), getattr(data, name), rtol=1e-2, atol=1e-4
-        )
+        kept, expected = np.fromfile(directory / name, ml_dtypes.bfloat16), data.outputs
+        expected = getattr(expected, name)
+        kept = kept.astype(np.float32).reshape(expected.shape)
+        np.testing.assert_allclose(kept, expected, rtol=1e-2, atol=1e-4)
     # What is kept of the logits fits the hidden states that are kept.
-    logits = bind(target, params).logits(jnp.asarray(kept.reshape(data.hidden.shape)))
+    logits = bind(target, params).logits(jnp.asarray(kept))
     total, best = (np.fromfile(directory / n, d) for n, d in (("log_total", "f4"), ("best", "i4")))
     expected = jax.nn.logsumexp(logits, axis=-1)
     np.testing.assert_allclose(total, expected.reshape(-1), rtol=0, atol=1e-5)
@@ -184,6 +183,10 @@ def test_filling_the_cache_goes_on_where_it_ended(trained, tiny, tmp_path):
     for name, kept in zip(names, whole, strict=True):
         row = len(kept) // dataset.rows
         assert (directory / name).read_bytes() == bytes(row) + kept[row:]
+    # A file that is not whole is made again, and so are the others.
+    (directory / "hidden").write_bytes(b"cut")
+    cached_outputs(teacher, dataset, tmp_path / "features")
+    assert [(directory / name).read_bytes() for name in names] == whole
 
 
 class Interrupted(Exception):
@@ -221,13 +224,11 @@ def test_an_interrupted_run_goes_on_exactly(recipe, trained, tmp_path, monkeypat
 
 
 @pytest.mark.long
-def test_pair_scores_alone(recipe, trained, tiny, tmp_path, monkeypatch):
-    """Everything else stays as it is in the drafter of --init, bit for bit; an interrupted run goes
-    on exactly, and with no other settings."""
+def test_pair_scores_alone(recipe, trained, tiny, tmp_path):
+    """Everything else stays as it is in the drafter of --init, bit for bit."""
     first = trained[1]
     options = ("--cache", trained[0].out, "--teacher", "cached", "--init", first)
     options += ("--train", "pairs", "--lr", 0.03, "--weight-decay", 0.1)
-    options += ("--loss", "cross-entropy")
     whole = train(recipe(tmp_path / "whole", *options, "--pair-rank", 4))
     found, params, ids = load_drafter(whole)
     before, known, known_ids = load_drafter(first)
@@ -236,29 +237,14 @@ def test_pair_scores_alone(recipe, trained, tiny, tmp_path, monkeypatch):
     pairs = params.pop("pairs")
     jax.tree.map(np.testing.assert_array_equal, params, known)
     assert np.asarray(pairs["next"]).any()
-    assert np.asarray(pairs["gate"]["kernel"]).any()
     prompt = list(map(int, tiny.prompts[0]))
     text, plain = (
         DartModel.from_pretrained(tiny.target, *drafter).generate(prompt, max_new_tokens=16)
         for drafter in ((whole, tiny.ngram), ())
     )
     assert text.tokens.tolist() == plain.tokens.tolist()
-
-    read = PackedBatches.__call__
-
-    def failing(batches, step, rows):
-        if step == 5:
-            raise Interrupted
-        return read(batches, step, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PackedBatches, "__call__", failing)
-        with pytest.raises(Interrupted):
-            train(recipe(tmp_path / "parts", *options, "--pair-rank", 4))
     with pytest.raises(UserError, match="made with another --pair-rank \\(4, now 3\\)"):
-        train(recipe(tmp_path / "parts", *options, "--pair-rank", 3))
-    _, params, _ = load_drafter(train(recipe(tmp_path / "parts", *options, "--pair-rank", 4)))
-    jax.tree.map(np.testing.assert_array_equal, params["pairs"], pairs)
+        train(recipe(tmp_path / "whole", *options, "--pair-rank", 3))
 
 
 @pytest.mark.long
@@ -282,28 +268,12 @@ def test_pair_scores_with_the_drafter(recipe, trained, tmp_path):
         train(recipe(tmp_path / "third", *options, "--init", drafter, "--pair-rank", 5))
 
 
-@pytest.mark.long
-def test_kept_features_that_are_not_whole_are_made_again(trained, recipe, tmp_path):
-    config, _ = trained
-    shutil.copytree(config.out, tmp_path / "cache")
-    [directory] = (tmp_path / "cache" / "features").iterdir()
-    whole = (directory / "hidden").read_bytes()
-    (directory / "hidden").write_bytes(whole[:-2])
-    options = ("--cache", tmp_path / "cache", "--teacher", "cached", "--eval-prompts", 0)
-    train(recipe(tmp_path / "run", *options, "--epochs", 0.1))
-    assert (directory / "hidden").read_bytes() == whole
-
-
-@pytest.mark.parametrize("other", ["weights", "config"])
-def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path, other):
+def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path):
     config, _ = trained
     shutil.copytree(config.out, tmp_path / "run")
     target, params = load_target(tiny.target)
     shutil.copytree(tiny.target, tmp_path / "target")
-    if other == "weights":
-        params["norm"]["scale"] *= 1.01
-    else:
-        target = dataclasses.replace(target, rope=Rope(2e4))
+    target = dataclasses.replace(target, rope=Rope(2e4))
     save_target(tmp_path / "target", target, params, eos=(0,))
     changed = dataclasses.replace(config, target=str(tmp_path / "target"), out=tmp_path / "run")
     with pytest.raises(UserError, match="made with another --target"):
@@ -316,31 +286,18 @@ def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path, other)
     "options",
     [
         ("--method", "eagle3"),
-        ("--layers", "2", "--no-shifted", "--anchors", "8", "--loss", "cross-entropy"),
+        ("--layers", "2", "--no-shifted", "--anchors", "8"),
     ],
     ids=["eagle3", "layers"],
 )
 def test_other_kinds_of_drafters(recipe, trained, tiny, tmp_path, options):
     options = ("--cache", trained[0].out, "--eval-prompts", 0, *options)
-    drafter = train(recipe(tmp_path, "--head", "random", *options))
+    drafter = train(recipe(tmp_path, *options))
     records = metrics(tmp_path)
     assert records[-1]["loss"] < records[0]["loss"]
     found, _, ids = load_drafter(drafter)
     assert isinstance(found, Eagle3Config if "eagle3" in options else DrafterConfig)
     assert ids.tolist() == [*range(300)]
-
-
-@pytest.mark.long
-def test_training_further_begins_where_it_was(trained, recipe, tmp_path):
-    first = trained[1]
-    options = ("--cache", trained[0].out, "--eval-prompts", 0, "--teacher", "cached")
-    config = recipe(tmp_path, *options, "--init", first, "--lr", 1e-12)
-    again, params, ids = load_drafter(train(config))
-    before, known, known_ids = load_drafter(first)
-    assert again == before
-    assert ids.tolist() == known_ids.tolist()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, known)
-    assert metrics(tmp_path)[0]["loss"] < metrics(trained[0].out)[0]["loss"]
 
 
 def run_program(words, processes=1, devices=1):
@@ -380,7 +337,7 @@ def mixture(tiny, tmp_path_factory):
 @pytest.mark.parametrize(
     ("devices", "options"),
     [
-        ({"devices": 8}, ["--teacher", "online", "--shard-target"]),
+        ({"devices": 8}, ["--teacher", "online"]),
         ({"processes": 2, "devices": 4}, ["--teacher", "cached"]),
     ],
     ids=["eight devices", "two processes"],
@@ -432,15 +389,9 @@ def test_epochs_instead_of_steps(recipe, trained, tmp_path):
         (("--draft-vocab", 301), "1..300 tokens, got 301"),
         (("--ngram", "nowhere.dng"), "nowhere.dng"),
         (("--ngram", "nowhere.dng", "--method", "eagle3"), "leave --ngram out"),
-        (("--epochs", 0), "--epochs must be a finite number above 0, got 0"),
-        (("--epochs", "nan"), "--epochs must be a finite number above 0, got nan"),
         (("--epochs", "inf"), "--epochs must be a finite number above 0, got inf"),
-        (("--held-out", "inf"), "--held-out must be a fraction or a number of records, got inf"),
-        (("--gamma", "nan"), "--gamma must be above 0 and at most 1, got nan"),
         (("--ngram-weight", "nan"), "--ngram-weight must be a finite number of at least 0"),
         (("--chunk", 0), "--chunk must be at least 1"),
-        (("--seed", -1), r"--seed must be in 0\.\.4294967295, got -1"),
-        (("--ngram-weight", -1), "--ngram-weight"),
         (("--init", "DRAFTER", "--draft-vocab", 20), "leave --draft-vocab out"),
     ],
 )
@@ -453,25 +404,32 @@ def test_what_cannot_be(recipe, trained, tiny, tmp_path, options, message):
 # The file of a recipe
 
 
-def test_the_command_line_comes_after_the_file(recipe, tmp_path):
-    config = recipe(tmp_path, "--steps", 3, "--gamma", "0.7")
-    assert (config.trainer.steps, config.objective.gamma) == (3, 0.7)
-    assert config.trainer.batch_size == 4  # of the file
+def test_the_command_line_comes_after_the_file(tmp_path):
+    """They are judged together."""
+    path = tmp_path / "recipe.toml"
+    path.write_text("""
+data = "a.jsonl"
+out = "here"
+train = "pairs"
+pair_rank = 4
+[trainer]
+lr = 1
+steps = 5
+[devices]
+mesh-model = 2
+""")
+    args = [f"--config={path}", "--target", "t", "--init", "i", "--steps", "3"]
+    config = parse(DrafterTraining, args, None)
+    assert config.data.data == ("a.jsonl",)
+    assert (config.out, config.drafter.train, config.drafter.init) == (Path("here"), "pairs", "i")
+    assert (config.trainer.steps, config.trainer.lr, config.trainer.mesh.model) == (3, 1.0, 2)
+    assert isinstance(config.trainer.lr, float)
     assert config.trainer.b1 == 0.9  # of neither
-
-
-def test_the_file_and_the_command_line_are_judged_together(recipe, tmp_path):
-    path = tmp_path / "pairs.toml"
-    path.write_text("train = 'pairs'\npair_rank = 4")
-    args = ["--config", str(path), "--init", "i", "--target", "t", "--out", "o", "--data", "d"]
-    assert parse(DrafterTraining, args, None).drafter.train == "pairs"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data = [1, 2]", r"recipe\.toml: data must be text in quotes, got 1"),
-        ("target = 3", r"recipe\.toml: target must be text in quotes, got 3"),
         ("train = 'pairs'", "--train pairs needs the drafter to freeze"),
         ("steps = 3\n[trainer]\nsteps = 4", "steps is given twice"),
         ("steps =", "is not TOML"),
@@ -485,9 +443,7 @@ def test_a_bad_file(tmp_path, text, message):
         parse(DrafterTraining, args, None)
 
 
-@pytest.mark.parametrize(
-    "text", ["gama = 0.6", "steps = 'many'", "steps = 1.5", "method = 'medusa'"]
-)
+@pytest.mark.parametrize("text", ["gama = 0.6", "steps = 1.5"])
 def test_a_file_with_wrong_options(tmp_path, capsys, text):
     """They end as those of the command line do."""
     path = tmp_path / "recipe.toml"
@@ -497,27 +453,3 @@ def test_a_file_with_wrong_options(tmp_path, capsys, text):
         parse(DrafterTraining, args, None)
     assert end.value.code == 2
     assert text.split()[0] in capsys.readouterr().err
-
-
-def test_kinds_that_toml_lacks(tmp_path):
-    path = tmp_path / "recipe.toml"
-    text = 'data = "a.jsonl"\nlr = 1\nout = "here"\ntarget = "t"\n[devices]\nmesh-model = 2'
-    path.write_text(text)
-    config = parse(DrafterTraining, [f"--config={path}"], None)
-    assert config.data.data == ("a.jsonl",)
-    assert isinstance(config.trainer.lr, float)
-    assert config.out == Path("here")
-    assert config.trainer.mesh.model == 2
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*nothing"):
-        parse(DrafterTraining, ["--config", str(tmp_path / "nothing")], None)
-
-
-def test_the_demos_recipe_is_whole():
-    path = Path(__file__).parents[2] / "train" / "demo.toml"
-    config = parse(DrafterTraining, ["--config", str(path)], None)
-    assert config.teacher == "cached"
-    assert config.drafter.config(tiny_model.SHAPES.target).num_positions == 8
-    assert jnp.dtype(config.trainer.dtype) == np.float32

@@ -1,30 +1,19 @@
-"""The cost of the objective."""
+"""The memory of the objective."""
 
-import dataclasses
 import io
 
-import pytest
 from rich.console import Console
+from tiny_configs import TARGET, random_params
 
-from train.measure import MeasureConfig, measure, run
+from dart_jax.weights.checkpoint import save_target
+from train.measure import MeasureConfig, run
 
 
-@pytest.mark.long
-def test_time_and_memory():
-    config = MeasureConfig(
-        context=(12,),
-        positions=(3,),
-        hidden_size=64,
-        intermediate_size=48,
-        vocab_size=50,
-    )
-    memory, seconds = measure(config, 12, 3)
-    assert len(seconds) == 5
-    assert min(seconds) > 0
-    # With --compile-only nothing is run, and the memory is the same.
-    config = dataclasses.replace(config, compile_only=True)
-    assert measure(config, 12, 3) == (memory, [])
-    assert measure(config, 24, 3)[0] > memory
+def test_memory_grows_with_the_context(tmp_path):
+    save_target(tmp_path, TARGET, random_params(TARGET, 0))
     file = io.StringIO()
-    run(config, Console(file=file))
-    assert "12 │ 3 │ - │" in file.getvalue()
+    run(MeasureConfig(str(tmp_path), context=(12, 24), positions=(3,)), Console(file=file))
+    rows = [line.split("│") for line in file.getvalue().splitlines() if "│" in line]
+    (one, two) = ([float(cell) for cell in row[1:4]] for row in rows)
+    assert one[:2] + two[:2] == [12, 3, 24, 3]
+    assert 0 < one[2] < two[2]

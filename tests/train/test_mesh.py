@@ -18,7 +18,7 @@ from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
 from dart_jax.errors import UserError
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from train.run.checkpoints import whole_steps
-from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh, split_over_groups
+from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh
 from train.run.prefetch import load
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -71,12 +71,6 @@ def test_microbatches_on_eight_devices(many, tmp_path):
 def test_a_split_target_and_drafter_compute_the_same(many):
     found = json.loads((many / "drafter.json").read_text())
     assert found["many"] == pytest.approx(found["one"], rel=1e-5)
-
-
-@pytest.mark.long
-def test_no_device_holds_more_than_its_share(many):
-    found = json.loads((many / "drafter.json").read_text())
-    assert found["held"] == [found["even"]] * 8
 
 
 @pytest.mark.long
@@ -214,16 +208,6 @@ def test_what_is_trained_is_split_along_its_largest_axis():
         "small": P(None),
         "count": P(),
     }
-
-
-def test_the_target_is_split_over_the_rows_too_if_asked():
-    split = split_over_groups(mesh_of(2, 4))
-    assert split(["lm_head", "kernel"], (64, 256), P(None, "model")) == P("data", "model")
-    assert split(["mlp", "experts", "gate_proj"], (4, 32, 64), P("model", None, None)) == P(
-        "model", None, "data"
-    )
-    assert split(["norm", "scale"], (32,), P()) == P(None)
-    assert split(["embed_tokens"], (256, 64), P()) == P()
 
 
 def test_rows_are_read_once_and_in_order():

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_jax.errors import UserError
 from train.data.batch import Batch, positions
 from train.data.batches import PackedBatches
 from train.data.encoding import Encoded
@@ -131,8 +130,3 @@ def test_the_order_is_a_function_of_seed_and_step():
     assert [again.order(step).tolist() for step in reversed(range(60))] == forward[::-1]
     assert batches_of(100, 7, 2).order(0).tolist() != forward[0]
     assert forward[0] != forward[14]
-
-
-def test_too_few_rows():
-    with pytest.raises(UserError, match=r"fill 3 rows, a batch needs 4; lower --batch-size"):
-        batches_of(3, 4)

@@ -118,7 +118,6 @@ def test_minutes_replace_the_steps_of_a_config():
         ({"minutes": 0}, "--minutes must be a finite number above 0"),
         ({"minutes": float("nan")}, "--minutes must be a finite number above 0"),
         ({"minutes": 1, "sharegpt": False}, "no questions: pass --data"),
-        ({"minutes": 1, "min_counts": (1, 2)}, "--min-counts takes 3 numbers"),
         ({"minutes": 1, "draft_vocab": -1}, "--draft-vocab must be 0"),
         ({"minutes": 1, "seed": 2**32}, "--seed must be in"),
         ({"minutes": 1, "export": Path("build/smollm2")}, "--export and --work must be different"),

@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import gc
-import io
 import itertools
 import json
 import os
@@ -11,7 +10,6 @@ import random
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -39,9 +37,9 @@ from toy_training import (
 
 from dart_jax.errors import UserError
 from dart_jax.files import writing
-from train.run.checkpoints import best_params, whole_steps
+from train.run.checkpoints import whole_steps
 from train.run.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from train.run.report import Metrics
+from train.run.report import cut
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
@@ -85,15 +83,18 @@ def half_way(uninterrupted, tmp_path):
 # What is computed
 
 
-def test_it_learns_and_tells(uninterrupted):
-    _, directory = uninterrupted
-    told = records(directory)
+def test_it_learns_and_tells(tmp_path):
+    """And the caller keeps its parameters."""
+    params, frozen = toy_params(), toy_frozen()
+    toy_fit(tmp_path, params=params, frozen=frozen)
+    assert bits(params) == bits(toy_params())
+    assert not frozen["rotation"].is_deleted()
+    told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in told] == list(range(1, 13))
     assert told[-1]["loss"] < 0.75 * told[0]["loss"]
     assert [record["step"] for record in told if "norm" in record] == [6, 12]
-    timed = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    assert all(record["seconds"] > 0 for record in timed)
-    assert timed[5]["tokens_per_second"] == pytest.approx(8 * WIDTH / timed[5]["seconds"], rel=1e-3)
+    assert all(record["seconds"] > 0 for record in told)
+    assert told[5]["tokens_per_second"] == pytest.approx(8 * WIDTH / told[5]["seconds"], rel=1e-3)
 
 
 def test_the_loss_is_the_mean_over_what_counts(tmp_path):
@@ -321,25 +322,9 @@ def test_other_settings_are_refused(half_way):
         assert (half_way / "metrics.jsonl").read_bytes() == before
 
 
-@half_read
-def test_newest_and_best_are_kept(tmp_path):
-    recipe = dataclasses.replace(RECIPE, save_every=2, eval_every=2)
-    seen = {}
-
-    def evaluate(params):
-        seen[2 * len(seen) + 2] = bits(params)
-        return {"tau": 3.0 - abs(len(seen) - 2), "held_out_loss": -float(len(seen))}
-
-    toy_fit(tmp_path, recipe, evaluate=evaluate)
-    assert whole_steps(tmp_path / "checkpoints") == [4, 10, 12]
-    step, params = best_params(tmp_path / "checkpoints", toy_params())
-    assert (step, bits(params)) == (4, seen[4])
-    for path in (tmp_path / "checkpoints" / "4").rglob("*"):
-        if path.is_file() and path.parent.name == "d":
-            os.truncate(path, path.stat().st_size // 2)
-    step, params = best_params(tmp_path / "checkpoints", toy_params())
-    assert (step, bits(params)) == (10, seen[10])
-    gc.collect()
+def test_the_newest_are_kept(tmp_path):
+    toy_fit(tmp_path, dataclasses.replace(RECIPE, save_every=2, keep=3))
+    assert whole_steps(tmp_path / "checkpoints") == [8, 10, 12]
 
 
 @pytest.mark.long(keep=1)
@@ -362,19 +347,16 @@ def test_signals_save_and_end(uninterrupted, tmp_path, capsys, number):
     assert records(tmp_path) == records(directory)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_loss_that_is_no_number_stops_the_run(tmp_path, bad):
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Bad(ToyBatches):
         def __call__(self, step, rows):
             batch = super().__call__(step, rows)
-            return batch | {"y": batch["y"] * np.float32(bad)} if step == 7 else batch
+            return batch | {"y": batch["y"] * np.float32(np.inf)} if step == 7 else batch
 
-    with pytest.raises(UserError) as stopped:
+    message = "in step 8 of toy the loss is inf and the gradient norm is nan; "
+    with pytest.raises(UserError, match=message):
         toy_fit(tmp_path, batches=Bad(8))
-    assert f"in step 8 of toy the loss is {bad} and the gradient norm is nan; " in str(
-        stopped.value
-    )
     assert whole_steps(tmp_path / "checkpoints") == [5, 6]
     assert len(records(tmp_path)) == 7
 
@@ -390,30 +372,17 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_an_infinite_clip_does_not_clip(tmp_path):
-    free = dataclasses.replace(RECIPE, clip=np.inf)
-    high = dataclasses.replace(RECIPE, clip=1e9)
-    assert bits(toy_fit(tmp_path / "a", free)) == bits(toy_fit(tmp_path / "b", high))
-
-
 def test_options_out_of_range(tmp_path):
     for change, told in [
         ({"steps": 0}, "--steps must be at least 1"),
         ({"save_every": 0}, "--save-every must be at least 1"),
         ({"warmup": 1.5}, "--warmup 1.5 must be at least 0 and below 1"),
         ({"lr": 0.0}, "--lr must be a finite number above 0, got 0"),
-        ({"lr": np.nan}, "--lr must be a finite number above 0, got nan"),
         ({"lr": np.inf}, "--lr must be a finite number above 0, got inf"),
-        ({"lr": -1e-3}, "--lr must be a finite number above 0, got -0.001"),
-        ({"clip": 0.0}, "--clip must be above 0, got 0"),
         ({"clip": np.nan}, "--clip must be above 0, got nan"),
-        ({"final_lr": np.nan}, "--final-lr must be a fraction of --lr, 0 to 1, got nan"),
         ({"final_lr": -0.1}, "--final-lr must be a fraction of --lr, 0 to 1, got -0.1"),
-        ({"weight_decay": np.nan}, "--weight-decay must be a finite number of at least 0, got nan"),
         ({"weight_decay": -1.0}, "--weight-decay must be a finite number of at least 0, got -1"),
-        ({"warmup": np.nan}, "--warmup nan must be at least 0 and below 1"),
         ({"b2": np.nan}, "--b2 nan must be at least 0 and below 1"),
-        ({"seed": -1}, r"--seed must be in 0\.\.4294967295, got -1"),
         ({"seed": 2**32}, r"--seed must be in 0\.\.4294967295, got 4294967296"),
         ({"accumulate": 3}, "a batch of 8 rows does not divide into 3 microbatches"),
     ]:
@@ -466,40 +435,5 @@ def test_metrics_are_cut_to_the_step(tmp_path_factory, kept, torn):
     directory = tmp_path_factory.mktemp("metrics")
     lines = [json.dumps({"step": n, "loss": 0.5}).encode() + b"\n" for n in range(1, 6)]
     (directory / "metrics.jsonl").write_bytes(b"".join(lines) + torn)
-    metrics = Metrics(directory, kept)
-    metrics.write({"step": kept + 1, "loss": 1.0})
-    metrics.sync()
-    metrics.close()
-    steps = [record["step"] for record in records(directory)]
-    assert steps == [*range(1, min(kept, 5) + 1), kept + 1]
-
-
-def test_tensorboard_files_are_readable(uninterrupted, half_way):
-    event = pytest.importorskip("tensorboardX.proto.event_pb2")
-    toy_fit(half_way, dataclasses.replace(RECIPE, tensorboard=True))
-    (file,) = (half_way / "tensorboard").glob("events.out.tfevents.*")
-    data, read = io.BytesIO(file.read_bytes()), {}
-    while header := data.read(12):
-        (size,) = struct.unpack("<Q", header[:8])
-        found = event.Event.FromString(data.read(size))
-        data.read(4)
-        read |= {(found.step, value.tag): value.simple_value for value in found.summary.value}
-    _, directory = uninterrupted
-    assert {step for step, _ in read} == {11, 12}
-    for record in records(directory)[10:]:
-        step = record.pop("step")
-        assert {name: read[step, name] for name in record} == pytest.approx(record)
-
-
-def test_tensorboard_without_its_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(UserError, match="--tensorboard needs a package: pip install tensorboardX"):
-        toy_fit(tmp_path, dataclasses.replace(RECIPE, tensorboard=True))
-
-
-def test_the_caller_keeps_its_parameters(tmp_path):
-    params, frozen = toy_params(), toy_frozen()
-    before = bits(params)
-    toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=2), params=params, frozen=frozen)
-    assert bits(params) == before
-    assert not frozen["rotation"].is_deleted()
+    cut(directory / "metrics.jsonl", kept)
+    assert [record["step"] for record in records(directory)] == [*range(1, min(kept, 5) + 1)]

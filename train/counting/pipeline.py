@@ -19,21 +19,21 @@ from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
-from dart_jax.data.records import PARQUET, Skipped, ending, refuse
+from dart_jax.data.records import PARQUET, Skipped, refuse
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
-from train.counting.executors import Executor
 from train.counting.tokenizer import Encoding
+from train.counting.workers import Workers
 from train.data.examples import Example, batched, digest_of
 
 MB = 10**6
-DRIVER = 384 * MB  # the process that reads, distributes and builds, besides reading Parquet
+DRIVER = 384 * MB + PARQUET  # the process that reads, distributes and builds
 WORKER = 256 * MB  # a worker, besides its units and its database
 ENOUGH = 192 * MB  # for these
 
 UNIT = 8 * MB  # characters; up to five copies may be in flight per worker
-FAN_IN = 256  # runs read at a time
+FAN_IN = 256  # runs merged at a time
 PART = 2**21  # maximum rows that the driver processes at a time
 
 
@@ -75,28 +75,27 @@ class Budget(NamedTuple):
     reading: int
 
     @classmethod
-    def of(cls, memory: int, workers: int, files: Sequence[Path]) -> Budget:
+    def of(cls, memory: int, workers: int) -> Budget:
         """Divides `memory` bytes between the driver and the workers.
 
         Raises:
           UserError: the memory is too little.
         """
-        least = least_memory(files, workers)
+        least = least_memory(workers)
         if memory < least:
             need = "1 worker needs" if workers == 1 else f"{workers} workers need"
-            one = f", one needs {least_memory(files, 1) // MB}MB" if workers > 1 else ""
+            one = f", one needs {least_memory(1) // MB}MB" if workers > 1 else ""
             raise UserError(
                 f"--memory {memory // MB}MB is too little: {need} {-(-least // MB)}MB{one}"
             )
         spare = memory - least  # a quarter of which is for reading
         free = ENOUGH + (spare - spare // 4) // workers
-        return cls(free // 2, spare // 4 + least_memory(files, 0) - DRIVER)
+        return cls(free // 2, PARQUET + spare // 4)
 
 
-def least_memory(files: Sequence[Path], workers: int) -> int:
-    """Returns the least memory to count files with so many workers, in bytes."""
-    parquet = any(ending(path) == ".parquet" for path in files)
-    return DRIVER + PARQUET * parquet + workers * (WORKER + ENOUGH)
+def least_memory(workers: int) -> int:
+    """Returns the least memory to count with so many workers, in bytes."""
+    return DRIVER + workers * (WORKER + ENOUGH)
 
 
 class Totals(NamedTuple):
@@ -125,21 +124,19 @@ class Counting:
       work: directory of all files.
       layout: layout of the windows.
       memory: bytes for grouping and sorting in one worker.
-      executor: runs the tasks.
+      workers: run the tasks.
       progress: shows the progress.
       skipped: counts the records that cannot be used.
       skip_bad: whether such records are skipped.
-      fan_in: runs merged at a time.
     """
 
     work: Path
     layout: WindowLayout
     memory: int
-    executor: Executor
+    workers: Workers
     progress: Progress
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     skip_bad: bool = False
-    fan_in: int = FAN_IN
 
     def count(self, corpus: Iterable[Unit], size: int, encoding: Encoding) -> Totals:
         """Counts the units whose runs are missing, and writes these.
@@ -179,7 +176,7 @@ class Counting:
                     settings = self.layout, self.work, self.memory, self.skip_bad
                     yield unit, encoding, *settings
 
-        for number, counted, skipped in self.executor.map(count_unit, tasks()):
+        for number, counted, skipped in self.workers.map(count_unit, tasks()):
             stats[number] = counted
             self.skipped.count += skipped.count
             self.skipped.first = self.skipped.first or skipped.first
@@ -201,9 +198,9 @@ class Counting:
             if not path.name.startswith(f"merged-{name}-"):
                 path.unlink()
         for depth in itertools.count(1):
-            if len(level) <= self.fan_in:
+            if len(level) <= FAN_IN:
                 break
-            groups = [level[i : i + self.fan_in] for i in range(0, len(level), self.fan_in)]
+            groups = [level[i : i + FAN_IN] for i in range(0, len(level), FAN_IN)]
             level = [self._merged_path(f"{name}-{depth}-{n:06d}") for n in range(len(groups))]
             whole = ((0, MAX_WORD),) * len(groups)
             for _ in self._merge(f"merge {depth}", groups, whole, level):
@@ -230,7 +227,7 @@ class Counting:
             (paths, self.layout, *bounds, path, self.memory)
             for paths, bounds, path in zip(inputs, ranges, outputs, strict=True)
         ]
-        merged = self.executor.map(runs.merge_runs, itertools.compress(tasks, missing))
+        merged = self.workers.map(runs.merge_runs, itertools.compress(tasks, missing))
         bar = self.progress.add_task(name, total=len(outputs), note="")
         for path, wanted in zip(outputs, missing, strict=True):
             yield next(merged) if wanted else path
@@ -259,7 +256,7 @@ def count_unit(
       The unit's number, the run's statistics, and what was skipped.
     """
     skipped = Skipped()
-    encoded = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
+    documents = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
     note = f"{unit.digest} {skipped.count}"
     path = runs.run_path(directory, unit.number)
-    return unit.number, runs.write_run(encoded, layout, path, memory, note), skipped
+    return unit.number, runs.write_run(documents, layout, path, memory, note), skipped

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,21 +67,6 @@ def load(source: str) -> Tokenizer:
     return Tokenizer.load(path if path.is_file() else hub.resolve(source, patterns=hub.TOKENIZER))
 
 
-def copy(tokenizer: Tokenizer, directory: Path) -> Path:
-    """Copies a tokenizer's files, for workers on other machines; returns what they load."""
-    directory.mkdir(exist_ok=True)
-    if tokenizer.directory is None:
-        path = directory / "tokenizer.json"
-        path.write_text(tokenizer.backend.to_str())
-        return path
-    for pattern in hub.TOKENIZER:
-        for path in tokenizer.directory.glob(pattern):
-            new = directory / path.relative_to(tokenizer.directory)
-            new.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, new)
-    return directory
-
-
 def eos_of(tokenizer: Tokenizer, token: str | None) -> int:
     """Returns the id of `token`, or the tokenizer's own end-of-sequence id if it is None.
 
@@ -107,7 +90,6 @@ def eos_of(tokenizer: Tokenizer, token: str | None) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _encoder(path: Path, template_kwargs: str) -> Encoder:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker per core
     tokenizer, options = Tokenizer.load(path), dict[str, Any](json.loads(template_kwargs))
     return Encoder(
         tokenizer, tokenizer.vocab_size, loss_on="all", template_kwargs=options, eos=None

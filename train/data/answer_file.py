@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zlib
@@ -52,7 +53,8 @@ class _Content(NamedTuple):
     crc: int = 0
     answers: int = 0
 
-    def __add__(self, lines: bytes) -> _Content:  # type: ignore[override]
+    def plus(self, lines: bytes) -> _Content:
+        """Returns the content with further lines."""
         crc = zlib.crc32(lines, self.crc)
         return _Content(self.size + len(lines), crc, self.answers + lines.count(b"\n"))
 
@@ -60,9 +62,9 @@ class _Content(NamedTuple):
 class AnswerFile:
     """A file of whole lines: those of finished blocks, then a tail, the block in progress so far.
 
-    The work directory records its content before that is written, so that a file that was written
-    by others, or changed, is told from one whose writer was killed. All answers are also in the
-    log of the work directory, from which a run that goes on makes the same lines again.
+    The work directory records the content of the finished blocks, so that a file that was written
+    by others, or changed, is told from one whose writer was killed. All answers are also in the log
+    of the work directory, from which a run that goes on makes the same lines again.
     """
 
     def __init__(self, path: Path, work: Path):
@@ -76,27 +78,27 @@ class AnswerFile:
           UserError: the file is not one that this work directory knows, or it was changed.
         """
         self._path, self._state = path, work / _STATE
-        self._finished = self._whole = _Content()
-        if self._state.is_file():
-            self._finished, self._whole = (
-                _Content(*each) for each in json.loads(self._state.read_text())
-            )
+        self._finished = _Content()
         self._again = 0  # bytes of finished blocks that this run has made again
-        size = self._size()
-        if size and not self._whole.size:
+        self._tail = 0  # answers after them
+        if self._state.is_file():
+            self._finished, content = _Content(*json.loads(self._state.read_text())), _Content()
+            with path.open("rb") if path.exists() else io.BytesIO() as file:
+                while part := file.read(min(_CHUNK, self._finished.size - content.size)):
+                    content = content.plus(part)
+                self._tail = file.read().count(b"\n")
+            if content != self._finished:
+                raise UserError(
+                    f"{path} is not as it was when {self._finished.answers:,} answers had been "
+                    f"written to it; put it back, or delete {work} and name another --out"
+                )
+        elif path.exists() and path.stat().st_size:
             raise UserError(f"--out {path} already exists; delete it or name another file")
-        torn = self._finished.size <= size < self._whole.size  # its writer was killed
-        if torn:
-            self._whole = self._finished
-        if (size != self._whole.size and not torn) or self._crc(
-            self._whole.size
-        ) != self._whole.crc:
-            raise UserError(self._changed())
 
     @property
     def answers(self) -> int:
         """Number of answers in the file."""
-        return self._whole.answers
+        return self._finished.answers + self._tail
 
     def add(self, lines: bytes) -> None:
         """Adds a finished block in place of the tail, or compares it with what is there.
@@ -112,20 +114,24 @@ class AnswerFile:
                     raise UserError(self._other())
         self._again += len(lines)
         if there < len(lines):
-            self._write_tail(lines[there:])
-            self._finished = self._whole
+            self._write(lines[there:])
+            self._finished, self._tail = self._finished.plus(lines[there:]), 0
             self._record()
 
     def keep(self, tail: bytes) -> None:
         """Writes what is answered of the block in progress, if that is more than there is."""
-        begun = self._again == self._finished.size
-        if begun and tail.count(b"\n") > self._whole.answers - self._finished.answers:
-            self._write_tail(tail)
+        if self._again == self._finished.size and tail.count(b"\n") > self._tail:
+            self._write(tail)
+            self._tail = tail.count(b"\n")
 
-    def _write_tail(self, lines: bytes) -> None:
-        """Writes other lines after the finished blocks."""
-        self._whole = self._finished + lines
-        self._record()
+    def check_whole(self) -> None:
+        """Raises UserError if this run has not made all finished blocks again."""
+        if self._again < self._finished.size:
+            raise UserError(self._other())
+
+    def _write(self, lines: bytes) -> None:
+        """Writes lines after the finished blocks, in place of others."""
+        self._record()  # from now on the file is known
         try:
             with self._path.open("r+b" if self._path.exists() else "wb") as file:
                 file.truncate(self._finished.size)
@@ -137,31 +143,8 @@ class AnswerFile:
             os.truncate(self._path, self._finished.size)  # no half a line
             raise
 
-    def check_whole(self) -> None:
-        """Raises UserError if this run has not made all finished blocks again."""
-        if self._again < self._finished.size:
-            raise UserError(self._other())
-
     def _record(self) -> None:
-        write_atomically(self._state, json.dumps([self._finished, self._whole]).encode())
-
-    def _size(self) -> int:
-        return self._path.stat().st_size if self._path.exists() else 0
-
-    def _crc(self, size: int) -> int:
-        """Returns the CRC-32 of the first bytes of the file."""
-        crc = 0
-        if self._path.exists():
-            with self._path.open("rb") as file:
-                while part := file.read(min(_CHUNK, size)):
-                    crc, size = zlib.crc32(part, crc), size - len(part)
-        return crc
-
-    def _changed(self) -> str:
-        return (
-            f"{self._path} is not as it was when {self.answers:,} answers had been written "
-            f"to it; put it back, or delete {self._state.parent} and name another --out"
-        )
+        write_atomically(self._state, json.dumps(self._finished).encode())
 
     def _other(self) -> str:
         return (

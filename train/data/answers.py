@@ -227,10 +227,8 @@ class AnswerGenerator:
     too_long: Callable[[UserError], None]
     late: Callable[[], bool] = lambda: False
 
-    def run(
-        self, conversations: list[Conversation], place: int, log: AnswerLog
-    ) -> Iterator[tuple[int, int]]:
-        """Answers all turns; yields after each batch its answers' number, and that of new ones.
+    def run(self, conversations: list[Conversation], place: int, log: AnswerLog) -> Iterator[int]:
+        """Answers all turns; yields after each batch the number of new answers.
 
         Args:
           conversations: the conversations of a block.
@@ -240,9 +238,7 @@ class AnswerGenerator:
         Raises:
           OutOfTimeError: the time has passed.
         """
-        for turn in range(
-            max((len(conversation.turns) for conversation in conversations), default=0)
-        ):
+        for turn in range(max((len(each.turns) for each in conversations), default=0)):
             prompts = {}
             for n, conversation in enumerate(conversations):
                 if conversation.pending and (prompt := self._prompt(conversation)) is not None:
@@ -267,7 +263,7 @@ class AnswerGenerator:
                 for n, answer in zip(chunk, answers, strict=True):
                     assert answer is not None
                     conversations[n].add_answer(answer, self.model.tokenizer)
-                yield len(chunk), len(missing)
+                yield len(missing)
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
         """Returns the prompt of the next turn; None if it cannot be answered."""

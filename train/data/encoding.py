@@ -9,6 +9,7 @@ whatever the template does to turns (Qwen3's drops all thinking except the last 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -70,30 +71,23 @@ class _Plan(NamedTuple):
     special: bool
 
 
+@dataclasses.dataclass(eq=False)
 class Encoder:
-    """Encodes with the target's tokenizer and chat template."""
+    """Encodes with the target's tokenizer and chat template.
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        *,
-        loss_on: LossOn = "assistant",
-        template_kwargs: dict[str, Any] | None = None,
-        eos: int | None = None,
-    ):
-        """Stores the settings for all documents.
+    Attributes:
+      tokenizer: the target's tokenizer.
+      vocab_size: the target's vocabulary size.
+      loss_on: `all` supervises every token except the first, whoever wrote it.
+      template_kwargs: for the chat template.
+      eos: token that ends completions, unless None.
+    """
 
-        Args:
-          tokenizer: the target's tokenizer.
-          vocab_size: the target's vocabulary size.
-          loss_on: `all` supervises every token except the first, whoever wrote it.
-          template_kwargs: for the chat template.
-          eos: token that ends completions, unless None.
-        """
-        self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
-        self.loss_on = loss_on
-        self.template_kwargs = template_kwargs or {}
+    tokenizer: Tokenizer
+    vocab_size: int
+    loss_on: LossOn = "assistant"
+    template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    eos: int | None = None
 
     def encode(
         self, examples: Sequence[Example], *, bad: Callable[[UserError], None] = refuse
@@ -152,14 +146,14 @@ class Encoder:
                 turns = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
                 if not turns:
                     raise UserError("the chat has no turn of the assistant")
-                text, marked = self._render(content)
-                if not marked:
+                text, own = self._render(content)
+                if not own:
                     learned = [n for n in turns if n not in unlearned]
                     return self._chat_plan(text, self._turns(content, learned, text))
                 others = self._turns(content, unlearned, text)
                 spans = [
                     span
-                    for span in marked
+                    for span in own
                     if all(span.end <= other.begin or other.end <= span.begin for other in others)
                 ]
                 return self._chat_plan(text, spans)
@@ -169,14 +163,14 @@ class Encoder:
 
     def _encodings(self, plans: list[_Plan]) -> Iterator[tokenizers.Encoding]:
         """Encodes all plans, in their order."""
-        found: dict[int, tokenizers.Encoding] = {}
+        encodings: dict[int, tokenizers.Encoding] = {}
         for special in (False, True):
-            chosen = [n for n, plan in enumerate(plans) if plan.special == special]
-            if chosen:
-                texts = [plans[n].text for n in chosen]
-                encoded = self.tokenizer.backend.encode_batch(texts, add_special_tokens=special)
-                found |= dict(zip(chosen, encoded, strict=True))
-        return (found[n] for n in range(len(plans)))
+            numbers = [n for n, plan in enumerate(plans) if plan.special == special]
+            if numbers:
+                texts = [plans[n].text for n in numbers]
+                batch = self.tokenizer.backend.encode_batch(texts, add_special_tokens=special)
+                encodings |= dict(zip(numbers, batch, strict=True))
+        return (encodings[n] for n in range(len(plans)))
 
     def _encoded(self, content: Content, plan: _Plan, encoding: tokenizers.Encoding) -> Encoded:
         ids = np.array(encoding.ids, np.int64)
@@ -221,7 +215,7 @@ class Encoder:
         template = self.tokenizer.template_for(options)
         marks = bool(_GENERATION.search(template))
         try:
-            texts, marked = cast(Any, render_jinja_template)(
+            texts, spans = cast(Any, render_jinja_template)(
                 [self.tokenizer.for_template(chat.messages, template)],
                 return_assistant_tokens_mask=marks,
                 **special | options | {"chat_template": template},
@@ -229,15 +223,15 @@ class Encoder:
         except Exception as error:  # a template may raise anything
             reason = str(error).strip().split("\n", 1)[0]
             raise UserError(f"the chat template rejects the messages: {reason}") from None
-        return texts[0], [Span(*span) for span in marked[0]] if marks else []
+        return texts[0], [Span(*span) for span in spans[0]] if marks else []
 
     def _turns(self, chat: Chat, turns: Sequence[int], whole: str) -> list[Span]:
         """Finds the spans of the assistant's turns with these indices in a rendering of a chat."""
         mark = next(chr(code) for code in _PRIVATE_USE if chr(code) not in whole)
-        marked = {"role": "assistant", "content": mark}
+        message = {"role": "assistant", "content": mark}
         spans = []
         for n in turns:
-            messages = [*chat.messages[:n], marked, *chat.messages[n + 1 :]]
+            messages = [*chat.messages[:n], message, *chat.messages[n + 1 :]]
             other, _ = self._render(chat._replace(messages=messages))
             if mark not in other:
                 raise UserError(

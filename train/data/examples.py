@@ -141,13 +141,13 @@ def batched(
 ) -> Iterator[tuple[list[Example], int]]:
     """Groups examples of together about `size` characters; each group comes with the bytes read."""
     batch: list[Example] = []
-    held = read = 0
+    characters = read = 0
     for example, read in examples:
         batch.append(example)
-        held += example.size + 64  # what it takes besides the text
-        if held >= size:
+        characters += example.size + 64  # what it takes besides the text
+        if characters >= size:
             yield batch, read
-            batch, held = [], 0
+            batch, characters = [], 0
     if batch:
         yield batch, read
 

@@ -63,21 +63,21 @@ class PackedDataset:
     def load(cls, directory: Path, name: str) -> PackedDataset | None:
         """Opens what a `Writer` wrote; None if it is missing or incomplete."""
         try:
-            held = json.loads((directory / f"{name}.json").read_text())
-            shape = held["statistics"]["rows"], held["context"]
-            vocab_size = held["vocab_size"]
+            metadata = json.loads((directory / f"{name}.json").read_text())
+            shape = metadata["statistics"]["rows"], metadata["context"]
+            vocab_size = metadata["vocab_size"]
             arrays = {
                 field: _map(directory / f"{name}.{field}", dtype, shape)
-                for field, dtype in _dtypes(held["context"], vocab_size).items()
+                for field, dtype in _dtypes(metadata["context"], vocab_size).items()
             }
         except (FileNotFoundError, ValueError, KeyError):
             return None
-        statistics = Statistics(**held["statistics"])
+        statistics = Statistics(**metadata["statistics"])
         return cls(
             **arrays,
             vocab_size=vocab_size,
-            made_from=held["made_from"],
-            fingerprint=held["fingerprint"],
+            made_from=metadata["made_from"],
+            fingerprint=metadata["fingerprint"],
             statistics=statistics,
         )
 
@@ -94,8 +94,8 @@ class PackedDataset:
         counts = np.zeros(self.vocab_size, np.int64)
         for begin in range(0, self.rows, _CHUNK):
             part = slice(begin, begin + _CHUNK)
-            chosen = self.tokens[part][self.supervised[part]]
-            counts += np.bincount(chosen, minlength=self.vocab_size)
+            tokens = self.tokens[part][self.supervised[part]]
+            counts += np.bincount(tokens, minlength=self.vocab_size)
         return counts
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Writer:
         """
         for row in self.packer.rest():
             self._write(row)
-        held = {
+        metadata = {
             "made_from": made_from,
             "fingerprint": self._digest.hexdigest(),
             "context": self.packer.context,
@@ -148,7 +148,7 @@ class Writer:
             "statistics": dataclasses.asdict(self.packer.statistics),
         }
         with self._base.with_name(f"{self._base.name}.json").open("wb") as file:
-            file.write(json.dumps(held, indent=2).encode())
+            file.write(json.dumps(metadata, indent=2).encode())
             for written in (*self._files.values(), file):
                 written.flush()
                 os.fsync(written.fileno())

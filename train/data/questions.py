@@ -28,11 +28,11 @@ def benchmark_questions(files: Iterable[Path]) -> set[str]:
     Raises:
       UserError: a file cannot be read; says where.
     """
-    found: set[str] = set()
+    beginnings: set[str] = set()
     for path in files:
         for record in islice(records(path), _BENCHMARK):
-            found.update(map(_beginning, _texts(record.value)))
-    return found
+            beginnings.update(map(_beginning, _texts(record.value)))
+    return beginnings
 
 
 def write_questions(

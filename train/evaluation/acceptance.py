@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dart_jax.engine.decoder import STEPS, Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
@@ -20,7 +18,7 @@ from dart_jax.models.pure import Params
 from dart_jax.models.sharding.program import ROWS
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
-from train.objective.loss import kl, total
+from train.objective.loss import divergence, total
 from train.objective.predictions import Frozen, PackedForward, Predictions
 from train.run.mesh import replicated
 
@@ -59,9 +57,8 @@ class AcceptanceConfig:
 class Agreement:
     """Compares a drafter's predictions with the target's, on fixed rows.
 
-    At each position t: `alpha_t`, how often its most likely token is the target's, and `hit10_t`,
-    how often the target's most likely token is in its top 10; and `held_out_loss`, the mean
-    divergence over positions, in nats.
+    At each position t: `alpha_t`, how often its most likely token is the target's; and
+    `held_out_loss`, the mean divergence over positions, in nats.
     """
 
     def __init__(self, forward: PackedForward, frozen: Frozen, dataset: PackedDataset, rows: int):
@@ -91,10 +88,9 @@ class Agreement:
         parts = [self._sums(params, self._frozen, batch) for batch in self._batches]
         counts = np.sum([np.asarray(part, np.float64) for part in parts], 0)
         with np.errstate(invalid="ignore"):
-            first, hit, loss = counts[:, 1:].T / counts[:, 0]
+            first, loss = counts[:, 1:].T / counts[:, 0]
         figures = {"held_out_loss": float(np.nanmean(loss))}
         figures |= {f"alpha_{t}": float(x) for t, x in enumerate(first, 1)}
-        figures |= {f"hit10_{t}": float(x) for t, x in enumerate(hit, 1)}
         # Late positions may have no valid prediction.
         return {name: value for name, value in figures.items() if math.isfinite(value)}
 
@@ -110,18 +106,11 @@ def _filled(batch: Batch, rows: int) -> Batch:
 
 
 def _compare(predictions: Predictions, positions: int) -> jax.Array:
-    """Returns float32 [d, 4], zero except in the row of the predictions' position: the number of
-    valid predictions, of top-1 matches and of top-10 matches, and the sum of the divergences."""
-    ten = min(10, predictions.draft_ids.shape[0])
-    _, best = jax.lax.top_k(predictions.draft, ten)
-    same = jnp.take(predictions.draft_ids, best) == predictions.best[..., None]
+    """Returns float32 [d, 3], zero except in the row of the predictions' position: the number of
+    valid predictions and of matches, and the sum of the divergences."""
+    same = jnp.take(predictions.draft_ids, predictions.draft.argmax(-1)) == predictions.best
     each = jnp.stack(
-        [
-            jnp.ones_like(predictions.mass),
-            same[..., 0].astype(jnp.float32),
-            same.any(-1).astype(jnp.float32),
-            predictions.mass * kl(predictions.teacher, predictions.draft),
-        ],
+        [jnp.ones_like(predictions.mass), same.astype(jnp.float32), divergence(predictions)],
         axis=-1,
     )
     sums = jnp.sum(jnp.where(predictions.valid[..., None], each, 0.0), axis=(0, 1))
@@ -129,62 +118,47 @@ def _compare(predictions: Predictions, positions: int) -> jax.Array:
     return jnp.where(here[:, None], sums[None], 0.0)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class AcceptanceLength:
     """The acceptance length tau of greedy decoding.
 
     `tau` is measured with the n-gram model if there is one, `tau_without_ngram` without it.
+
+    Attributes:
+      model: the model; its drafter's parameters are not used.
+      prompts: token ids, int32 [n] each.
+      new_tokens: tokens to decode per prompt.
+      ngram_weight: weight of the n-gram model in the tree search.
     """
 
-    def __init__(
-        self,
-        model: DartModel,
-        prompts: Sequence[np.ndarray],
-        new_tokens: int,
-        ngram_weight: float,
-        nodes: int | None = None,
-        steps: int = STEPS,
-    ):
-        """Prepares the measurement.
-
-        Args:
-          model: the model; its drafter's parameters are not used.
-          prompts: token ids, int32 [n] each.
-          new_tokens: tokens to decode per prompt.
-          ngram_weight: weight of the n-gram model in the tree search.
-          nodes: nodes of the draft trees; None for the device's default.
-          steps: of a burst of the decoder.
-        """
-        self._model, self._prompts, self._new = model, list(prompts), new_tokens
-        self._ngram_weight, self._nodes = ngram_weight, nodes
-        self._steps = steps
+    model: DartModel
+    prompts: list[np.ndarray]
+    new_tokens: int
+    ngram_weight: float
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Returns the figures; none without prompts."""
-        if not self._prompts:
+        if not self.prompts:
             return {}
-        figures = {"tau": self.tau(params, self._ngram_weight)}
-        if self._model.ngram is not None:
-            figures["tau_without_ngram"] = self.tau(params, 0.0)
+        figures = {"tau": self._tau(params, self.ngram_weight)}
+        if self.model.ngram is not None:
+            figures["tau_without_ngram"] = self._tau(params, 0.0)
         return figures
 
-    def tau(self, params: Params, ngram_weight: float) -> float:
+    def _tau(self, params: Params, ngram_weight: float) -> float:
         """Returns tau at a weight of the n-gram model; 0 disables the model."""
-        result = self.decoder(params, ngram_weight)(self._prompts, self._new)
-        emitted = sum(len(tokens) - 1 for tokens in result.tokens)  # the first follows the prompt
-        return emitted / max(1, int(result.steps.sum()))
-
-    def decoder(self, params: Params, ngram_weight: float) -> Decoder:
-        """Returns the decoder of the prompts, with a drafter's parameters."""
-        model = dataclasses.replace(self._model, params={**self._model.params, "drafter": params})
+        model = dataclasses.replace(self.model, params={**self.model.params, "drafter": params})
         nodes, search = default_tree()
-        longest = max(map(len, self._prompts)) + self._new
+        longest = max(map(len, self.prompts)) + self.new_tokens
         decoder = model.decoder(
-            nodes=self._nodes or nodes,
+            nodes=nodes,
             max_length=min(length_bucket(longest), model.target.max_length),
             search=dataclasses.replace(search, ngram_weight=ngram_weight),
             use_ngram=ngram_weight > 0,
         )
-        return dataclasses.replace(decoder, steps=self._steps)
+        result = decoder(self.prompts, self.new_tokens)
+        emitted = sum(len(tokens) - 1 for tokens in result.tokens)  # the first follows the prompt
+        return emitted / max(1, int(result.steps.sum()))
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:

@@ -121,16 +121,16 @@ def real_rows(
     index, rope = row_index(document), drafter.config.rope
     x = drafter.fc(features)
     inputs = drafter.join(embeds, x)
-    computed = []
+    rows = []
     for layer, after in zip([drafter, *drafter.layers], [*drafter.layers, None], strict=True):
         k, v = layer.keys(inputs)
         k = rotate(k, index, rope)
-        computed.append(RealRows(inputs, x, k, v))
+        rows.append(RealRows(inputs, x, k, v))
         if after is not None:
             q = rotate(layer.queries(inputs), index, rope)
             x = layer.finish(x, [Segment(q, k, v, causal(document))])
             inputs = after.input_layernorm(x)
-    return tuple(computed)
+    return tuple(rows)
 
 
 def draft(
@@ -176,8 +176,17 @@ def draft(
         else:
             at = layer.queries(take_rows(real.inputs, anchors))
             q, (k, v) = layer.queries(mask_rep[None, None]), layer.keys(mask_rep[None, None])
-            attend = _attend_shared_scores if successive else _attend_equal_masks
-            attended = attend(config.rope, m, real, at, q, k, v, document, anchors)
+            if successive:
+                attended = _attend_shared_scores(
+                    config.rope, m, real, at, q, k, v, document, anchors
+                )
+            else:
+                q, k, v = (
+                    jnp.broadcast_to(y[:, :, None], (b, y.shape[1], c, m, y.shape[3]))
+                    for y in (q, k, v)
+                )
+                q = jnp.concatenate([at[:, :, :, None], q], axis=3)
+                attended = _attend_each(config.rope, real, q, k, v, document, anchors)
         flat = attended.transpose(0, 2, 3, 1, 4).reshape(b, c * (m + 1), -1)
         x = layer.after_attention(x.reshape(b, c * (m + 1), -1), flat.astype(x.dtype))
         x = x.reshape(b, c, m + 1, -1)
@@ -221,7 +230,7 @@ def _attend_each(
     return merge(prefix, block.map(lambda y: unblock(y, b)))
 
 
-def _attend_equal_masks(
+def _attend_shared_scores(
     rope: Rope,
     masks: int,
     real: RealRows,
@@ -232,7 +241,8 @@ def _attend_equal_masks(
     document: jax.Array,
     anchors: jax.Array,
 ) -> jax.Array:
-    """`_attend_each` for the first layer, where all mask rows are equal.
+    """`_attend_each` for the first layer, where all mask rows are equal, after successive anchors:
+    mask rows at a position share their scores.
 
     Queries and keys are not yet rotated.
 
@@ -247,27 +257,6 @@ def _attend_equal_masks(
       document: int32 [B, T].
       anchors: int32 [B, C].
     """
-    b, _, c, h = at.shape
-
-    def repeat(row: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(row[:, :, None], (b, row.shape[1], c, masks, h))
-
-    queries = jnp.concatenate([at[:, :, :, None], repeat(q)], axis=3)
-    return _attend_each(rope, real, queries, repeat(k), repeat(v), document, anchors)
-
-
-def _attend_shared_scores(
-    rope: Rope,
-    masks: int,
-    real: RealRows,
-    at: jax.Array,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    document: jax.Array,
-    anchors: jax.Array,
-) -> jax.Array:
-    """`_attend_equal_masks` for successive anchors: mask rows at a position share their scores."""
     (b, c), m = anchors.shape, masks
     seen = prefix_mask(document, anchors)
     anchor = PartialAttention.to(rotate(at, anchors, rope), real.k, real.v, seen)

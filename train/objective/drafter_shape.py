@@ -30,8 +30,6 @@ class DrafterShape:
     draft_vocab: int | None = None
     """Size of the draft vocabulary, the most frequent tokens of the data; 0 for all tokens. By
     default 32,000 for targets with more than twice as many, otherwise all."""
-    head: Literal["target", "random"] = "target"
-    """Initial weights of the head: the target's head, or random."""
     pair_rank: int = 0
     """Rank of learned scores for pairs of successive tokens, which the drafter's parallel
     predictions lack; 0 for none. The reference cannot load them."""

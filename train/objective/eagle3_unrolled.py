@@ -44,20 +44,8 @@ def draft(
     steps: int,
     successive: bool,
 ) -> jax.Array:
-    """Drafts from a chunk of anchors along the true tokens.
-
-    Args:
-      drafter: bound to its parameters.
-      rows: from `real_rows`.
-      embeds: [B, T, D], embedding of the token after each row.
-      document: int32 [B, T], see `Batch`.
-      anchors: int32 [B, C], indices of any rows.
-      steps: d; static.
-      successive: has no effect here.
-
-    Returns:
-      [B, C, d, D], the hidden states that `drafter.logits` reads.
-    """
+    """Drafts from a chunk of anchors along the true tokens; arguments and result as for
+    `train.objective.dart_blocks.draft`, with any `steps`, and `successive` without effect."""
     del successive
     (b, c), rope = anchors.shape, drafter.config.rope
     prefix = prefix_mask(document, anchors)

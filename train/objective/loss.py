@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,6 @@ from train.objective.predictions import (
     PackedForward,
     Predictions,
     supervised_runs,
-    to_draft_ids,
     valid_predictions,
 )
 
@@ -46,8 +44,6 @@ class Objective:
 
     gamma: float = 0.6
     """Position t has weight gamma ** (t - 1)."""
-    loss: Literal["kl", "cross-entropy"] = "kl"
-    """Against the target's full distribution, or against the text."""
     anchors: int | None = None
     """Anchors per row, drawn at random every step; by default all rows."""
 
@@ -96,15 +92,9 @@ class DrafterLoss:
 
     def measure(self, predictions: Predictions) -> jax.Array:
         """Sums the valid losses, weighted by their position: a float32 scalar."""
-        losses = jnp.where(predictions.valid, self.losses(predictions), 0.0)
+        losses = jnp.where(predictions.valid, divergence(predictions), 0.0)
         gamma = jnp.float32(self.objective.gamma) ** (predictions.t - 1).astype(jnp.float32)
         return gamma * jnp.sum(losses)
-
-    def losses(self, predictions: Predictions) -> jax.Array:
-        """Returns the losses in nats, float32 [B, C]."""
-        if self.objective.loss == "cross-entropy":
-            return cross_entropy(predictions)
-        return predictions.mass * kl(predictions.teacher, predictions.draft)
 
 
 def total(
@@ -141,17 +131,10 @@ def total(
     return chunked_sum(of_chunk, forward.chunks(inputs)[0], inputs, trained)
 
 
-def kl(teacher: jax.Array, draft: jax.Array) -> jax.Array:
-    """Returns KL(teacher || draft) of log-probabilities [..., Vd] -> [...]."""
-    return jnp.sum(jnp.exp(teacher) * (teacher - draft), axis=-1)
-
-
-def cross_entropy(predictions: Predictions) -> jax.Array:
-    """Returns the cross-entropy against the text, float32 [B, C]; 0 where its token is not in the
-    draft vocabulary."""
-    index, draftable = to_draft_ids(predictions.token, predictions.draft_ids)
-    own = jnp.take_along_axis(predictions.draft, index[..., None], axis=-1)[..., 0]
-    return jnp.where(draftable, -own, 0.0)
+def divergence(predictions: Predictions) -> jax.Array:
+    """Returns the losses in nats, float32 [B, C]: KL(teacher || draft) times the teacher's mass."""
+    teacher, draft = predictions.teacher, predictions.draft
+    return predictions.mass * jnp.sum(jnp.exp(teacher) * (teacher - draft), axis=-1)
 
 
 def draw_anchors(key: jax.Array, batch: Batch, most: int) -> jax.Array:

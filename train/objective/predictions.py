@@ -20,7 +20,7 @@ from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
-from train.data.batch import Array, Batch
+from train.data.batch import Array, Batch, TeacherOutputs
 from train.objective import dart_blocks, eagle3_unrolled
 from train.teacher.teacher import LOGITS, forward, over_vocabulary, with_vocabulary
 
@@ -59,7 +59,6 @@ class Predictions(NamedTuple):
       mass: float32 [B, C], the probability that the target gives to that vocabulary.
       best: int32 [B, C], the target's most likely token of all.
       draft: float32 [B, C, Vd], the drafter's log-probabilities.
-      token: int32 [B, C], the text's tokens.
       valid: bool [B, C], see `valid_predictions`.
       draft_ids: int32 [Vd], see `Frozen`.
     """
@@ -69,7 +68,6 @@ class Predictions(NamedTuple):
     mass: jax.Array
     best: jax.Array
     draft: jax.Array
-    token: jax.Array
     valid: jax.Array
     draft_ids: jax.Array
 
@@ -81,20 +79,14 @@ class TeacherBatch(NamedTuple):
       tokens: int32 [B, T].
       document: int32 [B, T], see `Batch`.
       run: int32 [B, T], see `supervised_runs`.
-      features: [B, T, 3D], the target's, as are the next three.
-      hidden: [B, T, D], last hidden states, after the final norm.
-      log_total: float32 [B, T], see `TeacherOutputs`.
-      best: int32 [B, T], likewise.
+      outputs: the target's.
       embeds: [B, T, D], the target's embedding of the token after each row.
     """
 
     tokens: jax.Array
     document: jax.Array
     run: jax.Array
-    features: jax.Array
-    hidden: jax.Array
-    log_total: jax.Array
-    best: jax.Array
+    outputs: TeacherOutputs
     embeds: jax.Array
 
 
@@ -136,9 +128,7 @@ class Chunk(NamedTuple):
     Attributes:
       head: the trained parameters that are read after the drafter's layers.
       hidden: [B, C, d, D], the layers' output, which `drafter.logits` reads.
-      params: all trained parameters, without gradients.
-      frozen: see `DraftInputs`, as is the next.
-      data: the batch.
+      inputs: what they are drafted from, without gradients.
       anchors: int32 [B, C].
       real: bool [B, C], whether it is an anchor, or only fills the last chunk.
       shared: the target's side of rows anchors[:, 0] + 1, + 2, .., + C + d - 1, if the anchors are
@@ -147,9 +137,7 @@ class Chunk(NamedTuple):
 
     head: Params
     hidden: jax.Array
-    params: Params
-    frozen: Frozen
-    data: TeacherBatch
+    inputs: DraftInputs
     anchors: jax.Array
     real: jax.Array
     shared: Teaching | None
@@ -194,9 +182,9 @@ class PackedForward:
             frozen = frozen._replace(target=head)
         # Each model computes in its own dtype: `hidden`, for the target's head, keeps the target's.
         dtype = jax.tree.leaves(params)[0].dtype
-        data = data._replace(features=data.features.astype(dtype), embeds=data.embeds.astype(dtype))
-        drafter = bind(self.drafter, frozen.whole(params))
-        real = self._method.real_rows(drafter, data.features, data.embeds, data.document)
+        data = data._replace(embeds=data.embeds.astype(dtype))
+        drafter, features = bind(self.drafter, frozen.whole(params)), data.outputs.features
+        real = self._method.real_rows(drafter, features.astype(dtype), data.embeds, data.document)
         return DraftInputs(params, real, frozen, data, anchors)
 
     def chunks(self, inputs: DraftInputs) -> tuple[int, int]:
@@ -230,20 +218,21 @@ class PackedForward:
             reach = jnp.arange(1, size + self.num_positions, dtype=jnp.int32)[None]
             shared = self._teaching(frozen, data, anchors[:, :1] + reach)
         head = {name: leaf for name, leaf in params.items() if name in HEAD}
-        params = jax.lax.stop_gradient(params)
-        return Chunk(head, hidden, params, frozen, data, anchors, real, shared)
+        inputs = jax.lax.stop_gradient(inputs._replace(real=None))
+        return Chunk(head, hidden, inputs, anchors, real, shared)
 
     def predictions(self, chunk: Chunk, t: jax.Array) -> Predictions:
         """Returns a chunk's predictions at position `t`, int32 from 1."""
-        data, anchors, draft_ids = chunk.data, chunk.anchors, chunk.frozen.draft_ids
+        params, _, frozen, data, _ = chunk.inputs
+        anchors, draft_ids = chunk.anchors, frozen.draft_ids
         if chunk.shared is None:
-            teaching = self._teaching(chunk.frozen, data, anchors + t)
+            teaching = self._teaching(frozen, data, anchors + t)
         else:
             size = anchors.shape[1]
             teaching = jax.tree.map(
                 lambda x: jax.lax.dynamic_slice_in_dim(x, t - 1, size, axis=1), chunk.shared
             )
-        drafter = bind(self.drafter, chunk.frozen.whole(chunk.params | chunk.head))
+        drafter = bind(self.drafter, frozen.whole(params | chunk.head))
         hidden = jax.lax.dynamic_index_in_dim(chunk.hidden, t - 1, axis=2, keepdims=False)
         logits = drafter.logits(hidden)
         if isinstance(self.drafter, DrafterConfig) and self.drafter.pair_rank:
@@ -257,7 +246,6 @@ class PackedForward:
             teaching.mass,
             teaching.best,
             jax.nn.log_softmax(logits),
-            _gather(data.tokens, anchors + t + 1),
             chunk.real & valid_predictions(data.document, data.run, anchors, t),
             draft_ids,
         )
@@ -268,12 +256,13 @@ class PackedForward:
         if not self._all_tokens:
             config = dataclasses.replace(config, tie_word_embeddings=False)
         rows = jnp.minimum(rows, data.tokens.shape[1] - 1)
-        logits = bind(config, frozen.target).logits(take_rows(data.hidden, rows))
+        hidden = take_rows(jnp.asarray(data.outputs.hidden), rows)
+        logits = bind(config, frozen.target).logits(hidden)
         within = jax.nn.logsumexp(logits, axis=-1)
-        mass = jnp.exp(within - _gather(data.log_total, rows))
+        mass = jnp.exp(within - _gather(data.outputs.log_total, rows))
         if self._all_tokens:
             mass = jnp.ones_like(mass)
-        return Teaching(logits - within[..., None], mass, _gather(data.best, rows))
+        return Teaching(logits - within[..., None], mass, _gather(data.outputs.best, rows))
 
     def _fitting_chunk(self, batch: int, rows: int, successive: bool) -> int:
         """Returns the number of anchors per row whose logits and scores fit their limits."""
@@ -311,15 +300,15 @@ class PackedForward:
         tokens, document = jnp.asarray(batch.tokens), jnp.asarray(batch.document)
         if batch.outputs is None:
             features, hidden = forward(self.target, frozen.target, batch, self.mesh)
-            log_total, best = self._over_vocabulary(frozen, hidden, anchors)
+            over = self._over_vocabulary(frozen, hidden, anchors)
         else:
-            features, hidden, log_total, best = map(jnp.asarray, batch.outputs)
+            features, hidden, *over = map(jnp.asarray, batch.outputs)
             dtype = frozen.target["embed_tokens"].dtype
             features, hidden = features.astype(dtype), hidden.astype(dtype)
+        outputs = TeacherOutputs(features, hidden, *over)
         embeds = bind(self.target, frozen.target).embed(jnp.roll(tokens, -1, axis=1))
         run = supervised_runs(batch.supervised)
-        data = TeacherBatch(tokens, document, run, features, hidden, log_total, best, embeds)
-        return jax.lax.stop_gradient(data)
+        return jax.lax.stop_gradient(TeacherBatch(tokens, document, run, outputs, embeds))
 
     def _over_vocabulary(
         self, frozen: Frozen, hidden: jax.Array, anchors: jax.Array | None

@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from dart_jax.errors import UserError
 from dart_jax.files import writing
-from train.run.distributed import from_main
 from train.run.step import TrainState
 from train.run.work_directory import check_same
 
@@ -30,10 +26,7 @@ _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 class Checkpoints:
-    """The newest checkpoints of a run and the best one.
-
-    The best is the evaluated one with the highest acceptance length `tau`, else the lowest
-    `held_out_loss`, else the lowest training loss.
+    """The newest checkpoints of a run.
 
     Attributes:
       damaged: the checkpoints that could not be read, each with the reason.
@@ -50,17 +43,13 @@ class Checkpoints:
         self.damaged: list[str] = []
         # orbax raises its errors as exceptions; its log would print each a second time.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        policies = ocp.training.preservation_policies
-        best: Any = _rank  # returns a tuple; anything sortable works
-        kept: Any = policies.AnyPreservationPolicy(
-            [policies.LatestN(keep), policies.BestN(get_metric_fn=best, n=1)]
-        )
         self._directory, self._settings = directory, json.loads(json.dumps(settings))
+        newest: Any = ocp.training.preservation_policies.LatestN(keep)
         with writing("checkpoints", directory.parent):
             self._checkpointer = ocp.training.Checkpointer(
                 os.path.abspath(directory),
                 context=ocp.Context(async_options=ocp.options.AsyncOptions(timeout_secs=_PATIENCE)),
-                preservation_policy=kept,
+                preservation_policy=newest,
                 cleanup_tmp_directories=True,
             )
 
@@ -90,9 +79,7 @@ class Checkpoints:
             raise UserError(f"no checkpoint can be read; the last tried was {self.damaged[-1]}")
         return None
 
-    def save(
-        self, step: int, seconds: float, state: TrainState, figures: Mapping[str, float]
-    ) -> None:
+    def save(self, step: int, seconds: float, state: TrainState) -> None:
         """Starts writing the state after `step` updates; it may be donated afterwards.
 
         Waits for the previous save, and raises its error if it failed.
@@ -101,17 +88,13 @@ class Checkpoints:
           step: updates done.
           seconds: the time they took.
           state: the state to save.
-          figures: determine the best checkpoint: `loss`, and the evaluation's figures if there
-            was one. Process 0's are used.
         """
-        kind, score = from_main(np.array(_score(figures), np.float32)).tolist()
         with self._writing():
             self._checkpointer.save_checkpointables_async(
                 step,
                 state._asdict(),
                 force=True,  # orbax would skip it while the previous one is still being written
                 overwrite=True,  # a damaged checkpoint
-                metrics={"kind": kind, "score": score},
                 custom_metadata={"step": step, "seconds": seconds, "settings": self._settings},
             )
 
@@ -143,46 +126,3 @@ def whole_steps(directory: Path) -> list[int]:
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
-
-
-def best_params(directory: Path, abstract: Any) -> tuple[int, Any]:
-    """Returns the best checkpoint's step and parameters, without the optimiser's state.
-
-    Damaged checkpoints are skipped.
-
-    Args:
-      directory: holds the checkpoints.
-      abstract: shapes and dtypes of the parameters, and their shardings if there are any.
-
-    Raises:
-      UserError: no checkpoint can be read.
-    """
-    with ocp.training.Checkpointer(os.path.abspath(directory)) as checkpointer:
-        rated = [c for c in checkpointer.checkpoints if c.metrics is not None]
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        here = jax.tree.map(
-            lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.sharding or device),
-            abstract,
-        )
-        for checkpoint in sorted(rated, key=lambda c: _rank(c.metrics), reverse=True):
-            try:
-                loaded = checkpointer.load_checkpointables(checkpoint.step, {"params": here})
-            except _DAMAGED:
-                continue
-            return checkpoint.step, loaded["params"]
-    raise UserError(f"{directory} holds no checkpoint that can be read")
-
-
-def _score(figures: Mapping[str, float]) -> tuple[int, float]:
-    """Returns the figure's kind and score; higher is better, and the kind is compared first."""
-    if "tau" in figures:
-        return 2, float(figures["tau"])
-    if "held_out_loss" in figures:
-        return 1, -float(figures["held_out_loss"])
-    return 0, -float(figures["loss"])
-
-
-def _rank(metrics: Any) -> tuple[int, float]:
-    """Sort key of checkpoints; NaN ranks last."""
-    kind, score = metrics["kind"], metrics["score"]
-    return kind, -math.inf if math.isnan(score) else score

@@ -11,7 +11,7 @@ from train.run.mesh import MeshConfig
 from train.run.optimizer import OptimizerConfig
 
 # Options that may change when a run resumes; of these only `accumulate` changes random draws.
-FREE = ("accumulate", "save_every", "eval_every", "keep", "tensorboard", "mesh")
+FREE = ("accumulate", "save_every", "eval_every", "keep", "mesh")
 _STEPS = 1000  # by default
 _AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", "keep")
 
@@ -44,9 +44,7 @@ class TrainerConfig(OptimizerConfig):
     eval_every: int = 500
     """Steps between evaluations; the run always ends with one."""
     keep: int = 2
-    """Newest checkpoints to keep, besides the best."""
-    tensorboard: bool = False
-    """Also write TensorBoard files."""
+    """Newest checkpoints to keep."""
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     """The devices that share the work."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tomllib
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +22,6 @@ from dart_jax.errors import UserError
 from dart_jax.programs import command_line
 
 T = TypeVar("T")
-
-_TEXTS = (str, str | None, Path, Path | None, tuple[str, ...])
 
 
 def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> T:
@@ -51,11 +48,6 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
     if path is None:
         return command_line.parse(cls, args, description, config=config)
     values = _read(path)
-    for name, hint in _hints(cls).items():
-        value = values.get(name)
-        for each in value if isinstance(value, list) else [value]:
-            if each is not None and not isinstance(each, str) and hint in _TEXTS:
-                raise UserError(f"{path}: {name} must be text in quotes, got {each}")
     words = _words(values)  # the last one of an option counts
     try:
         return command_line.parse(cls, [*words, *args], description, config=config)
@@ -82,15 +74,6 @@ def options(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         nested = dataclasses.is_dataclass(value)
         flat |= options(value) if nested else {f"--{field.name.replace('_', '-')}": value}
-    return flat
-
-
-def _hints(cls: Any) -> dict[str, Any]:
-    """Returns the types of a dataclass's options and those of nested ones, by name."""
-    flat: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        nested = _hints(hint) if dataclasses.is_dataclass(hint) else {name: hint}
-        flat = nested | flat  # `data` is not --mesh-data
     return flat
 
 

@@ -1,8 +1,7 @@
 """The devices that share a training step: rows over "data", the target's matrices over "model".
 
 Trained parameters are sharded along "data" (FSDP) and gathered where they are used. The frozen
-target is sharded along "model" as for decoding (`dart_jax.models.sharding.rules`) and, on request,
-along "data" too.
+target is sharded along "model" as for decoding (`dart_jax.models.sharding.rules`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import MeshShape, in_order
-from dart_jax.models.sharding.placement import ParamPath, Split, put
+from dart_jax.models.sharding.placement import put
 
 # Parameters with fewer elements are not sharded: communication would cost more than it saves.
 SMALL = 2**12
@@ -33,8 +32,6 @@ class MeshConfig:
     """Groups of devices that share a batch's rows; -1 uses all devices."""
     model: Annotated[int, tyro.conf.arg(name="mesh-model")] = 1
     """Devices that share the target's matrices."""
-    shard_target: bool = False
-    """Split the target over the groups as well: more communication, and less memory."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -57,10 +54,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         raise UserError(
             f"a mesh of data {config.data} and model {model} does not fit {count} devices"
         )
-    left = count - used
-    if left and (config.data == -1 or len({device.process_index for device in devices}) > 1):
+    rest = count - used
+    if rest and (config.data == -1 or len({device.process_index for device in devices}) > 1):
         raise UserError(
-            f"a mesh of data {data} and model {model} leaves {left} of {count} devices over"
+            f"a mesh of data {data} and model {model} leaves {rest} of {count} devices over"
         )
     return MeshShape(data, model).of(devices[:used])
 
@@ -86,41 +83,24 @@ def batch_sharding(mesh: Mesh, batch: int, accumulate: int = 1) -> NamedSharding
 
 
 def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
-    """Shardings of trained parameters and optimiser state: the largest axis over "data".
+    """Shardings of trained parameters and optimiser state: over "data", the largest axis that
+    divides evenly.
 
     Depends on shapes only, so that parameters and their moments are sharded alike.
     """
 
+    groups = mesh.shape["data"]
+
     def sharding(leaf: Any) -> NamedSharding:
         spec: list[str | None] = [None] * len(leaf.shape)
-        _split_largest(spec, leaf.shape, mesh)
+        axes = [axis for axis, size in enumerate(leaf.shape) if size % groups == 0]
+        if groups > 1 and axes and int(np.prod(leaf.shape)) >= SMALL:
+            spec[max(axes, key=lambda axis: leaf.shape[axis])] = "data"
         return NamedSharding(mesh, P(*spec))
 
     return jax.tree.map(sharding, tree)
 
 
-def split_over_groups(mesh: Mesh) -> Split:
-    """Returns the rule that splits a target's large parameters over "data" as well as over "model";
-    not the table of embeddings, of which every device reads rows."""
-
-    def split(path: ParamPath, shape: tuple[int, ...], spec: P) -> P:
-        if "embed_tokens" in path:
-            return spec
-        axes = [*spec, *[None] * (len(shape) - len(spec))]
-        _split_largest(axes, shape, mesh)
-        return P(*axes)
-
-    return split
-
-
 def place(tree: Any, shardings: Any) -> Any:
     """Puts arrays onto their devices; process-local arrays must be equal in all processes."""
     return jax.tree.map(put, tree, shardings)
-
-
-def _split_largest(spec: list[str | None], shape: Sequence[int], mesh: Mesh) -> None:
-    """Assigns "data" to the largest axis that is not yet split and divides evenly."""
-    groups = mesh.shape["data"]
-    free = [i for i, name in enumerate(spec) if name is None and shape[i] % groups == 0]
-    if groups > 1 and free and int(np.prod(shape)) >= SMALL:
-        spec[max(free, key=lambda i: shape[i])] = "data"

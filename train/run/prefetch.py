@@ -67,13 +67,10 @@ def loading(
     with ThreadPoolExecutor(1, "loader") as thread:
 
         def ahead() -> Iterator[Any]:
-            following = None
-            for step in steps:
-                now = following or thread.submit(load, batches, step, sharding, accumulate)
-                following = None
-                batch = now.result()
-                if step + 1 in steps:
-                    following = thread.submit(load, batches, step + 1, sharding, accumulate)
+            loads = (thread.submit(load, batches, step, sharding, accumulate) for step in steps)
+            following = next(loads, None)
+            while following is not None:
+                batch, following = following.result(), next(loads, None)
                 yield batch
 
         yield ahead()

@@ -1,4 +1,4 @@
-"""The steps of a run: progress on stderr, figures in files."""
+"""The steps of a run: progress on stderr, figures in a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, writing
 from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars
@@ -20,69 +17,31 @@ from train.run.duration import Duration
 _RECENT = 50  # steps that the shown loss and pace are averaged over
 
 
-class Metrics:
-    """Appends to `metrics.jsonl`, one JSON object per step, and to TensorBoard files on request.
-
-    Lines of steps after the one from which a run resumes, which will run again, are removed.
-    """
-
-    def __init__(self, directory: Path, step: int, *, tensorboard: bool = False):
-        """Opens the file of a run that has done `step` updates."""
-        self._path = path = directory / "metrics.jsonl"
-        if path.is_file():
-            with path.open("rb") as old, atomic_path(path) as part, part.open("wb") as new:
-                new.writelines(line for line in old if 0 < _step(line) <= step)
-        self._board: Any = None
-        if tensorboard:
-            try:
-                from tensorboardX import SummaryWriter
-            except ImportError:
-                raise UserError("--tensorboard needs a package: pip install tensorboardX") from None
-            board = str(directory / "tensorboard")
-            self._board = SummaryWriter(board, purge_step=step + 1, flush_secs=10)
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Writes one step's figures, which include `step`."""
-        with self._path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        if self._board is not None:
-            for name, value in record.items():
-                if name != "step":
-                    self._board.add_scalar(name, value, record["step"])
-
-    def sync(self) -> None:
-        """Flushes the file to disk."""
-        with self._path.open("a") as file:
-            os.fsync(file.fileno())
-
-    def close(self) -> None:
-        """Closes the TensorBoard files."""
-        if self._board is not None:
-            self._board.close()
+def cut(path: Path, step: int) -> None:
+    """Removes the lines of a run's metrics after `step`, from which it resumes: those steps will
+    run again."""
+    if path.is_file():
+        with path.open("rb") as old, atomic_path(path) as part, part.open("wb") as new:
+            new.writelines(line for line in old if 0 < _step(line) <= step)
 
 
 class Report:
-    """Reports the steps of a run in process 0; does nothing in the others."""
+    """Reports the steps of a run in process 0; does nothing in the others.
+
+    `metrics.jsonl` receives one JSON object per step.
+    """
 
     def __init__(
-        self,
-        name: str,
-        directory: Path,
-        duration: Duration,
-        done: int,
-        *,
-        tokens: int = 0,
-        tensorboard: bool = False,
+        self, name: str, directory: Path, duration: Duration, done: int, *, tokens: int = 0
     ):
-        """Opens the files and starts the progress bar.
+        """Prepares the file and starts the progress bar.
 
         Args:
           name: name of the run.
-          directory: receives the files.
+          directory: receives the file.
           duration: says how long the run trains.
           done: steps done earlier.
           tokens: tokens per step; 0 if unknown.
-          tensorboard: whether to write TensorBoard files.
         """
         self._name, self._directory, self._tokens = name, directory, tokens
         self._duration = duration
@@ -90,21 +49,16 @@ class Report:
         self._open = contextlib.ExitStack()
         self._main = is_main()
         if self._main:
+            self._metrics = directory / "metrics.jsonl"
             with writing("metrics", directory):
-                metrics = Metrics(directory, done, tensorboard=tensorboard)
-            self._metrics = self._open.enter_context(contextlib.closing(metrics))
+                cut(self._metrics, done)
             self._bars = self._open.enter_context(progress_bars())
             self._bar = self._bars.add_task(name, total=1, completed=duration.part(done))
 
     def __enter__(self) -> Report:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def step(
@@ -125,15 +79,16 @@ class Report:
         if not self._main:
             return
         self._recent.append((figures["loss"], seconds))
-        note = f"step {self._duration.count(number)}, loss {self.recent_loss:.3f}"
+        loss = sum(loss for loss, _ in self._recent) / len(self._recent)
+        note = f"step {self._duration.count(number)}, loss {loss:.3f}"
         record = {"step": number, **figures, "seconds": round(seconds, 6)}
         if self._tokens:
             record["tokens_per_second"] = round(self._tokens / seconds, 1)
         if self._tokens and len(self._recent) > 1:  # the first step compiles
             recent = [spent for _, spent in self._recent][1:]
             note += f", {self._tokens * len(recent) / sum(recent):,.0f} tokens/s"
-        with writing("metrics", self._directory):
-            self._metrics.write({**record, **evaluated})
+        with writing("metrics", self._directory), self._metrics.open("a") as file:
+            file.write(json.dumps({**record, **evaluated}) + "\n")
         self._bars.update(self._bar, completed=self._duration.part(number), note=note)
         if evaluated:
             values = "  ".join(f"{name} {value:.4g}" for name, value in evaluated.items())
@@ -142,19 +97,14 @@ class Report:
     def sync(self) -> None:
         """Flushes the figures so far to disk."""
         if self._main:
-            with writing("metrics", self._directory):
-                self._metrics.sync()
+            with writing("metrics", self._directory), self._metrics.open("a") as file:
+                os.fsync(file.fileno())
 
     def say(self, line: str) -> None:
         """Prints a line for the user."""
         if self._main:
             text = f"{self._name}: {line}"
             self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-    @property
-    def recent_loss(self) -> float:
-        """Mean loss over recent steps; 0 except in process 0."""
-        return sum(loss for loss, _ in self._recent) / max(1, len(self._recent))
 
 
 def _step(line: bytes) -> int:

@@ -75,12 +75,11 @@ class Trainer:
             float32 scalars; jitted here.
           batches: the data; `batches.batch` must be `config.batch_size`.
           config: the recipe.
-          directory: receives `checkpoints/`, `metrics.jsonl` and `tensorboard/`.
+          directory: receives `checkpoints/` and `metrics.jsonl`.
           frozen: a tree of arrays that the loss needs, such as the target's parameters; those that
             are not on the mesh are copied to all its devices.
           evaluate: called with the parameters, whole on every device and valid during the call; its
-            figures join the metrics, and `tau` or `held_out_loss` among them selects the best
-            checkpoint.
+            figures join the metrics.
           settings: further settings that must not change when a run resumes, by name; JSON values.
           tokens_per_step: for the reported tokens per second; 0 if unknown.
 
@@ -164,7 +163,6 @@ class Trainer:
             self._duration,
             self._done,
             tokens=self._tokens,
-            tensorboard=config.tensorboard,
         )
         self._report = stack.enter_context(report)
         for line in self._checkpoints.damaged:
@@ -218,12 +216,10 @@ class Trainer:
             evaluated = self._evaluate(self._gather(self._state.params))
         self._report.step(number, seconds, figures, evaluated)
         stopped = any_process(bool(self._signals))
-        # An evaluated state is saved: it may be the best.
         if last or stopped or evaluated or number % config.save_every == 0:
             # The metrics on disk must cover every step of the checkpoint.
             self._report.sync()
-            ranked = {"loss": self._report.recent_loss, **evaluated}
-            self._checkpoints.save(number, self._duration.seconds, self._state, ranked)
+            self._checkpoints.save(number, self._duration.seconds, self._state)
         if stopped and not last:
             self._checkpoints.close()
             self._report.say(f"stopped; step {number} is saved, run the same command to resume")

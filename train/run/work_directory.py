@@ -8,11 +8,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
+from dart_jax.weights.gguf.tensors import gguf_files
 
 _LOCK = "lock"
 _SETTINGS = "settings.json"
@@ -106,14 +108,21 @@ def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any],
         )
 
 
-def contents(files: Iterable[Path]) -> str:
+def contents(directory: Path, patterns: Iterable[str]) -> str:
     """Returns a digest of a model's files by their names, sizes and contents, so that a copy is
     the same model. Of a large file it takes samples: models of one size differ in most places.
+
+    Args:
+      directory: of the model; it may name GGUF files elsewhere.
+      patterns: the names of the model's files.
 
     Raises:
       UserError: one cannot be read.
     """
-    digest = hashlib.sha256()
+    digest, files = hashlib.sha256(), gguf_files(directory)
+    for path in directory.iterdir():
+        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns):
+            files.append(path)
     for path in sorted(files, key=lambda path: path.name):
         try:
             with path.open("rb") as file:

@@ -11,12 +11,10 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,28 +41,8 @@ _NOWHERE = -1  # instead of a row, if the cache cannot be used
 # Indices of rows, and the outputs for them.
 _Part = tuple[np.ndarray, TeacherOutputs]
 
-
-class _File(NamedTuple):
-    """The file of one part of the outputs: its array's shape and dtype."""
-
-    path: Path
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def bytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def complete(self) -> bool:
-        return self.path.is_file() and self.path.stat().st_size == self.bytes
-
-    def reserve(self) -> None:
-        """Allocates the file, so that a full disk fails now, not when a mapped page is written."""
-        with self.path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, self.bytes)
-
-    def open(self) -> np.memmap:
-        return np.memmap(self.path, self.dtype, "r+", shape=self.shape)
+# Of each part of the outputs, which names its file.
+_Shapes = dict[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,16 +87,17 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
     Raises:
       UserError: the directory cannot be written, or not be read by all processes.
     """
-    rows, identity = dataset.rows, [teacher.digest, dataset.fingerprint, TeacherOutputs._fields]
+    rows, dtype = dataset.rows, str(teacher.params["embed_tokens"].dtype)
+    identity = [teacher.digest, dtype, dataset.fingerprint, TeacherOutputs._fields]
     directory /= hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    files = _files(teacher.stored.hidden_size, dataset, directory)
+    shapes = _shapes(teacher.stored.hidden_size, dataset)
     start, problem, cached = _NOWHERE, None, None
     with contextlib.ExitStack() as stack:
         if is_main():
             try:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(FileLock(directory / "lock"))
-                cached, start = _prepare(dataset, directory, files)
+                start, cached = _prepare(directory, shapes), _open(dataset, directory, shapes)
             except OSError as error:
                 problem = error
         wait("the cache of the target's outputs is open")
@@ -135,12 +114,12 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
             reason = "process 0 could not" if problem is None else problem.strerror or str(problem)
             raise UserError(
                 f"cannot cache the target's features in {directory}: {reason}; they take "
-                f"{sum(file.bytes for file in files) / 1e9:.1f} GB; free disk space, or train with "
+                f"{sum(map(_bytes, shapes.values())) / 1e9:.1f} GB; free disk space, or train with "
                 "--teacher online"
             ) from problem
     wait("the cache of the target's outputs is filled")
     try:
-        return cached or _open(dataset, files)
+        return cached or _open(dataset, directory, shapes)
     except OSError as error:
         raise UserError(
             f"process {jax.process_index()} cannot read the target's features that process 0 wrote "
@@ -148,35 +127,43 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
         ) from None
 
 
-def _files(width: int, dataset: PackedDataset, directory: Path) -> list[_File]:
-    """The files of the outputs of a target of this hidden size; their names are the parts'."""
-    rows, half = (dataset.rows, dataset.context), jnp.dtype(jnp.bfloat16)
-    return [
-        _File(directory / "features", (*rows, 3 * width), half),
-        _File(directory / "hidden", (*rows, width), half),
-        _File(directory / "log_total", rows, np.dtype(np.float32)),
-        _File(directory / "best", rows, np.dtype(np.int32)),
-    ]
+def _shapes(width: int, dataset: PackedDataset) -> _Shapes:
+    """Returns the shapes and dtypes of the files for a target of this hidden size."""
+    rows = dataset.rows, dataset.context
+    return {
+        "features": jax.ShapeDtypeStruct((*rows, 3 * width), jnp.bfloat16),
+        "hidden": jax.ShapeDtypeStruct((*rows, width), jnp.bfloat16),
+        "log_total": jax.ShapeDtypeStruct(rows, jnp.float32),
+        "best": jax.ShapeDtypeStruct(rows, jnp.int32),
+    }
 
 
-def _open(dataset: PackedDataset, files: list[_File]) -> TeacherDataset:
-    return TeacherDataset(dataset, {file.path.name: file.open() for file in files})
+def _bytes(part: jax.ShapeDtypeStruct) -> int:
+    return part.size * part.dtype.itemsize
 
 
-def _prepare(
-    dataset: PackedDataset, directory: Path, files: list[_File]
-) -> tuple[TeacherDataset, int]:
-    """Opens the files, whole or to be filled; returns them and how many rows are filled."""
+def _prepare(directory: Path, shapes: _Shapes) -> int:
+    """Reserves the files that are not whole; returns how many rows are filled in all."""
     done = directory / _DONE
-    if not all(file.complete() for file in files):
-        done.unlink(missing_ok=True)
-        for file in files:
-            file.reserve()
+    for name, part in shapes.items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != _bytes(part):
+            done.unlink(missing_ok=True)
+            # Allocated, so that a full disk fails now, not when a mapped page is written.
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, _bytes(part))
     try:
-        filled = int(json.loads(done.read_text())["rows"])
+        return int(json.loads(done.read_text())["rows"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # missing or damaged
-        filled = 0
-    return _open(dataset, files), filled
+        return 0
+
+
+def _open(dataset: PackedDataset, directory: Path, shapes: _Shapes) -> TeacherDataset:
+    """Maps the files of the outputs."""
+    parts = shapes.items()
+    return TeacherDataset(
+        dataset, {n: np.memmap(directory / n, p.dtype, "r+", shape=p.shape) for n, p in parts}
+    )
 
 
 def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[_Part]:
@@ -199,8 +186,8 @@ def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[
     for first in range(start, dataset.rows, size):
         rows = np.arange(first, min(first + size, dataset.rows))
         # Pad the last rows, so that one compiled program serves all.
-        computed = compiled(teacher.params, dataset.batch(np.resize(rows, size)))
-        yield rows, TeacherOutputs(*(np.asarray(part)[: len(rows)] for part in computed))
+        outputs = compiled(teacher.params, dataset.batch(np.resize(rows, size)))
+        yield rows, TeacherOutputs(*(np.asarray(part)[: len(rows)] for part in outputs))
 
 
 def _fill(cached: TeacherDataset, parts: Iterator[_Part], start: int, done: Path) -> None:

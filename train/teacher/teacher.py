@@ -19,10 +19,11 @@ from dart_jax.models.sharding.placement import ModelPlacement
 from dart_jax.models.sharding.program import ROWS
 from dart_jax.models.sharding.rules import model_specs, with_kv_heads
 from dart_jax.models.target import untie
+from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target
 from train.data.batch import Batch, causal, positions
-from train.run.mesh import replicated, split_over_groups
-from train.teacher.digest import model_digest
+from train.run.mesh import replicated
+from train.run.work_directory import contents
 
 LOGITS = 2**28  # byte limit of the logits that a device holds at a time
 
@@ -36,7 +37,7 @@ class Teacher:
       config: the shapes of `params`: where devices share them, with an untied head, and heads of
         keys and values for each device.
       params: the weights.
-      digest: identifies the checkpoint's config and weights, whatever the devices.
+      digest: identifies the checkpoint's files, whatever the devices.
       mesh: the devices; None for one.
     """
 
@@ -47,30 +48,24 @@ class Teacher:
     mesh: Mesh | None = None
 
     @classmethod
-    def load(
-        cls, directory: Path, dtype: np.dtype, mesh: Mesh, *, split_over_data: bool = False
-    ) -> Teacher:
+    def load(cls, directory: Path, dtype: np.dtype, mesh: Mesh) -> Teacher:
         """Loads a checkpoint; a process reads no more of it than its devices get.
 
         Args:
           directory: in the Hugging Face layout.
           dtype: of the weights.
           mesh: the devices of the run.
-          split_over_data: whether weights are split over the mesh's axis "data" too.
 
         Raises:
           UserError: as `load_target`, or the devices cannot share the target.
         """
+        digest = contents(directory, hub.TARGET)
         if mesh.size == 1:
             config, params = load_target(directory, dtype)
-            return cls(config, config, params, model_digest(config, params))
-        split = split_over_groups(mesh) if split_over_data else None
-
-        def place(config: TargetConfig) -> ModelPlacement:
-            return ModelPlacement(config, mesh, split)
-
-        stored, params = load_target(directory, dtype, place=place)
-        digest = model_digest(stored, params, place(stored).stored)
+            return cls(config, config, params, digest)
+        stored, params = load_target(
+            directory, dtype, place=lambda config: ModelPlacement(config, mesh)
+        )
         config = with_kv_heads(stored, mesh)
         if mesh.shape[MODEL] > 1:
             config, params = untie(config, params, Execution(mesh=mesh))

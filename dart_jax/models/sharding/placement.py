@@ -21,8 +21,6 @@ from dart_jax.models.sharding.rules import SplitConfig, check_divides, spec_of
 _KV = ("k_proj", "v_proj", "k_norm")
 
 ParamPath = Sequence[str | int]
-# From a parameter's path, its shape and its spec to another spec.
-Split = Callable[[ParamPath, tuple[int, ...], P], P]
 
 
 class Part(NamedTuple):
@@ -87,19 +85,18 @@ class ShardedPlacement(Placement):
 class ModelPlacement(ShardedPlacement):
     """Puts a model's parameters on the devices that share it."""
 
-    def __init__(self, config: SplitConfig, mesh: Mesh, split: Split | None = None):
+    def __init__(self, config: SplitConfig, mesh: Mesh):
         """Prepares the placement.
 
         Args:
           config: the model's, as in its files.
           mesh: the devices.
-          split: splits parameters further than the rules do; None does not.
 
         Raises:
           UserError: the model cannot be split.
         """
         check_divides(config, mesh)
-        self._config, self._mesh, self._split = config, mesh, split
+        self._config, self._mesh = config, mesh
         super().__init__(self._sharding_of)
         self._heads = config.num_key_value_heads
         self._copies = max(mesh.shape[MODEL] // self._heads, 1)
@@ -137,20 +134,8 @@ class ModelPlacement(ShardedPlacement):
             return False
         return spec_of(self._config, path, len(shape)) != P()
 
-    def stored(self, path: ParamPath, leaf: jax.Array) -> jax.Array:
-        """What the files hold of a parameter, on all devices: no head twice."""
-        if not self._repeats(path, leaf.shape):
-            return leaf
-
-        def once(leaf: jax.Array) -> jax.Array:
-            heads = leaf.reshape(*leaf.shape[:-1], self._heads, self._copies, -1)
-            return heads[..., 0, :].reshape(*leaf.shape[:-1], -1)
-
-        return jax.jit(once, out_shardings=NamedSharding(self._mesh, P()))(leaf)
-
     def _sharding_of(self, path: ParamPath, shape: tuple[int, ...]) -> NamedSharding:
-        spec = spec_of(self._config, path, len(shape))
-        return NamedSharding(self._mesh, self._split(path, shape, spec) if self._split else spec)
+        return NamedSharding(self._mesh, spec_of(self._config, path, len(shape)))
 
     def _placed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*shape[:-1], shape[-1] * self._copies)

@@ -1,0 +1,84 @@
+"""Worker processes for tasks: module-level functions that write their results to files."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dart_jax.errors import UserError
+from dart_jax.interruption import HeldBack
+
+
+class Workers:
+    """Processes that exit when this one ends, however it ends; one worker is this process itself.
+
+    Attributes:
+      number: number of tasks that run at a time.
+    """
+
+    def __init__(self, number: int):
+        self.number = number
+        self._pool: ProcessPoolExecutor | None = None
+        if number > 1:
+            context = multiprocessing.get_context("spawn")
+            # A pipe that carries no data: it closes when this process closes it or exits.
+            watched, self._alive = context.Pipe(duplex=False)
+            self._watched = watched  # kept open until the workers have inherited it
+            self._pool = ProcessPoolExecutor(
+                number, mp_context=context, initializer=_watch, initargs=(watched,)
+            )
+
+    def map(self, function: Callable, tasks: Iterable[tuple]) -> Iterator[Any]:
+        """Yields results in task order; submits lazily, at most two tasks per worker ahead.
+
+        Raises:
+          UserError: a worker was killed.
+        """
+        if self._pool is None:
+            yield from itertools.starmap(function, tasks)
+            return
+        waiting: deque[Future] = deque()
+        try:
+            for task in tasks:
+                with HeldBack():  # the first call starts the workers
+                    waiting.append(self._pool.submit(function, *task))
+                if len(waiting) == 2 * self.number:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker process was killed, perhaps for lack of memory; run again with less "
+                "--memory or fewer --workers to resume"
+            ) from None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stops everything, including running tasks."""
+        if self._pool is not None:
+            self._alive.close()
+            self._pool.shutdown(cancel_futures=True)
+            self._watched.close()
+
+
+def _watch(watched: Connection) -> None:
+    """Makes this worker exit when its parent process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker per core
+
+    def wait() -> None:
+        watched.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
