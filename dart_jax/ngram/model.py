@@ -179,17 +179,6 @@ class NgramModel:
         return self.header["fingerprint"]
 
     @property
-    def unigrams(self) -> NDArray[np.int64]:
-        """The code of each token's count, int64 [vocab_size]: 0 if it does not occur, else the
-        larger the more often it does (see docs/ngram-format.md)."""
-        bits, offset_bits = map(int, self.file[200:208].view("<u4"))
-        begin, size = map(int, self.file[240:256].view("<u8"))
-        at = np.arange(self.vocab_size, dtype=np.int64) * (bits + offset_bits)
-        entries = self.file[begin : begin + size][(at >> 3)[:, None] + np.arange(8)]
-        words = entries.view("<u8")[:, 0] >> (at & 7).astype(np.uint64)
-        return (words & np.uint64((1 << bits) - 1)).astype(np.int64)
-
-    @property
     def levels(self) -> tuple[Level, ...]:
         """All n-grams, decoded into arrays of about 12 bytes per n-gram.
 
