@@ -1,11 +1,11 @@
 """Quantised checkpoints: 8-bit numbers with scales, read as the floats that they stand for.
 
-The numbers of a weight [out, in], float8_e4m3fn or int8, have the weight's own name. Beside them
-are scales, by which they are multiplied (`.._scale_inv` or `.._scale`), and perhaps zeros, which
-are subtracted first (`.._zero_point`): one number, one for each output [out, 1], for groups of
-inputs [out, in / group], or for blocks [ceil(out / rows), ceil(in / columns)]. Experts that are
-stored in one tensor have one more axis. So store `fp8`, as of DeepSeek and Qwen3, and the 8-bit
-formats of compressed-tensors. Numbers of fewer bits, packed into words, are refused.
+The numbers of a weight [.., out, in], float8_e4m3fn or int8, have the weight's own name. Beside
+them are scales, by which they are multiplied (`.._scale_inv` or `.._scale`), and perhaps zeros,
+which are subtracted first (`.._zero_point`): one number, one for each output [.., out, 1], for
+groups of inputs [.., out, in / group], or for blocks [.., ceil(out / rows), ceil(in / columns)].
+So store `fp8`, as of DeepSeek and Qwen3, and the 8-bit formats of compressed-tensors. Numbers of
+fewer bits, packed into words, are refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from dart_jax.errors import UserError
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles
 
-_METHODS = ("fp8", "compressed-tensors")
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")  # of compressed-tensors
-_STRATEGIES = (None, "tensor", "channel", "group", "block")
 _NUMBERS = ("float8_e4m3fn", "int8")
 _SCALES = ("float32", "bfloat16", "float16")
 _BESIDE = re.compile(r"(.*(?:\.weight|_proj))(?:_scale_inv|_scale|_zero_point)")
@@ -55,52 +53,40 @@ def read_quantization(json: Mapping[str, Any]) -> Quantization | None:
         if json.get("quantization"):
             raise _refusal("MLX's quantization")
         return None
-    method = config.get("quant_method") if isinstance(config, dict) else None
-    if method == "bitsandbytes" and not (config.get("load_in_4bit") or config.get("load_in_8bit")):
-        return None
-    if method not in _METHODS:
-        raise _refusal(f"quant_method={method!r} ({' and '.join(_METHODS)} are supported)")
     try:
+        method = config.get("quant_method")
+        if method == "bitsandbytes" and not any(
+            config.get(name) for name in ("load_in_4bit", "load_in_8bit")
+        ):
+            return None
         if method == "fp8":
-            size = config.get("weight_block_size")
-            return Quantization(None if size is None else _block(size, "weight_block_size"))
-        return _compressed(config)
-    except (AttributeError, KeyError, TypeError) as error:
+            sizes = [config.get("weight_block_size")]
+        elif method == "compressed-tensors":
+            sizes = _block_structures(config)
+        else:
+            raise _refusal(f"quant_method={method!r} (fp8 and compressed-tensors are supported)")
+        numbers = [
+            size.split("x") if isinstance(size, str) else size for size in sizes if size is not None
+        ]
+        blocks = {(int(rows), int(columns)) for rows, columns in numbers}
+    except (AttributeError, TypeError, ValueError) as error:
         raise _refusal(f"damaged fields ({error})") from None
-
-
-def _compressed(config: Mapping[str, Any]) -> Quantization:
-    """Reads the config of compressed-tensors."""
-    sparse = (config.get("sparsity_config") or {}).get("format") or "dense"
-    if sparse != "dense":
-        raise _refusal(f"sparsity_config={sparse!r}")
-    if (config.get("transform_config") or {}).get("config_groups"):
-        raise _refusal("a transform_config")
-    blocks = set()
-    schemes = [each for each in (config.get("config_groups") or {}).values() if each.get("weights")]
-    for scheme in schemes:
-        form, weights = scheme.get("format") or config.get("format"), scheme["weights"]
-        if form not in _FORMATS:
-            raise _refusal(f"format={form!r} ({', '.join(_FORMATS)} are supported)")
-        if weights.get("strategy") not in _STRATEGIES:
-            raise _refusal(f"strategy={weights['strategy']!r}")
-        if weights.get("strategy") == "block":
-            blocks.add(_block(weights.get("block_structure"), "block_structure"))
-    if not schemes or len(blocks) > 1:
-        raise _refusal("no config_groups with weights" if not schemes else "several block sizes")
+    if len(blocks) > 1 or any(min(block) < 1 for block in blocks):
+        raise _refusal(f"blocks of {' and '.join(map(str, sizes))}")
     return Quantization(*blocks)
 
 
-def _block(size: object, name: str) -> tuple[int, int]:
-    """Reads the rows and columns of a block; raises UserError for anything else."""
-    numbers = size.split("x") if isinstance(size, str) else size
-    try:
-        rows, columns = map(int, numbers)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError):
-        rows = columns = 0
-    if rows < 1 or columns < 1:
-        raise _refusal(f"{name}={size!r}")
-    return rows, columns
+def _block_structures(config: Mapping[str, Any]) -> list[Any]:
+    """Reads from the config of compressed-tensors in which blocks each scheme scales weights."""
+    if (config.get("transform_config") or {}).get("config_groups"):
+        raise _refusal("a transform_config")
+    groups = (config.get("config_groups") or {}).values()
+    schemes = [scheme for scheme in groups if scheme.get("weights")]
+    for scheme in schemes:
+        form = scheme.get("format") or config.get("format")
+        if form not in _FORMATS:
+            raise _refusal(f"format={form!r} ({', '.join(_FORMATS)} are supported)")
+    return [scheme["weights"].get("block_structure") for scheme in schemes]
 
 
 def dequantized(files: TensorFiles, quantization: Quantization) -> TensorFiles:
@@ -140,26 +126,26 @@ def _floats(tensors: Mapping[str, Tensor], name: str, block: tuple[int, int] | N
     """
     values = tensors[name]
     names = [f"{name}{end}" for end in ("_scale_inv", "_scale") if f"{name}{end}" in tensors]
-    if len(names) != 1:
-        raise UserError(f"{name} has {'two tensors of' if names else 'no'} scales")
-    scales, zeros = tensors[names[0]], tensors.get(f"{name}_zero_point")
-    if scales.dtype.name not in _SCALES:
-        raise UserError(f"{names[0]} has dtype {scales.dtype}, not one of {', '.join(_SCALES)}")
+    if len(names) != 1 or tensors[names[0]].dtype.name not in _SCALES:
+        raise UserError(f"{name} has no tensor of scales in {', '.join(_SCALES)}")
     if len(values.shape) < 2 or 0 in values.shape:
         raise UserError(f"{name} has shape {values.shape}, which is no matrix")
+    scales, zeros = tensors[names[0]], tensors.get(f"{name}_zero_point")
     (rows, columns), grid = _grid(names[0], scales, values, block)
     if zeros is not None and _no_ones(zeros.shape) != _no_ones(grid):
         raise UserError(f"{name}_zero_point has shape {zeros.shape}, {names[0]} {scales.shape}")
 
+    def spread(numbers: Tensor) -> np.ndarray:
+        """One number for each of the weight's."""
+        *_, out, size = values.shape
+        by_row = numbers.read().astype(np.float32).reshape(grid).repeat(rows, axis=-2)
+        return by_row[..., :out, :].repeat(columns, axis=-1)[..., :size]
+
     def read() -> np.ndarray:
         floats = values.read().astype(np.float32)
-        factors = scales.read().astype(np.float32).reshape(grid)
-        shifts = None if zeros is None else zeros.read().astype(np.float32).reshape(grid)
-        for *expert, row in np.ndindex(grid[:-1]):  # no memory for scales of all numbers
-            part = floats[(*expert, slice(row * rows, (row + 1) * rows))]
-            if shifts is not None:
-                part -= shifts[(*expert, row)].repeat(columns)[: part.shape[1]]
-            part *= factors[(*expert, row)].repeat(columns)[: part.shape[1]]
+        if zeros is not None:
+            floats -= spread(zeros)
+        floats *= spread(scales)
         return floats
 
     return Tensor(values.shape, np.dtype(np.float32), read)

@@ -15,7 +15,6 @@ from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
 from dart_jax.weights.quantized import Quantization, dequantized, read_quantization
-from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
 
 # Buffers of old files, which the config determines.
@@ -23,7 +22,6 @@ BUFFERS = re.compile(r"(^|\.)rotary_emb\.\w+$|\.attn\.(masked_)?bias$|(^|\.)posi
 # Names of parts that predict the next token. Others are heads for further tokens, for classes and
 # for values, or states of an optimiser: those who load a language model leave them out, too.
 _OWN_PARTS = re.compile(r"(model\.(?!mtp\.)|lm_head\.)")
-_AT_ONCE = 1 << 22  # numbers compared at a time
 
 
 def target_config(directory: Path) -> tuple[TargetConfig, Quantization | None]:
@@ -97,7 +95,7 @@ def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
         if EMBEDDING not in files.lost:
             tensors[EMBEDDING] = tensors.pop(HEAD)
         return config
-    if _equal(tensors[EMBEDDING], tensors[HEAD]):
+    if np.array_equal(tensors[EMBEDDING].read(), tensors[HEAD].read()):
         del tensors[HEAD]
         return config
     warn(
@@ -105,27 +103,6 @@ def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
         "config.json ties them: set tie_word_embeddings to false there"
     )
     return dataclasses.replace(config, tie_word_embeddings=False)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Returns whether two matrices hold the same numbers; reads both."""
-    if a is b or a.shape != b.shape:
-        return a is b
-    if a.read_part is None or b.read_part is None:
-        return _same_numbers(a.read(), b.read())
-    rows, width = a.shape
-    step = max(1, _AT_ONCE // width)
-    return all(
-        _same_numbers(a.read_part(region), b.read_part(region))
-        for top in range(0, rows, step)
-        if (region := (slice(top, min(top + step, rows)), slice(0, width)))
-    )
-
-
-def _same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
-    if a.dtype != b.dtype:
-        a, b = a.astype(np.float32), b.astype(np.float32)
-    return a.tobytes() == b.tobytes()
 
 
 def _drop_unused(files: TensorFiles, config: TargetConfig) -> None:

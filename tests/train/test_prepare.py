@@ -332,8 +332,8 @@ with program():
         assert ask("hub:some/chats/data") == "train-0.jsonl train-1.jsonl"
         assert ask("hub:some/chats") == "train-0.jsonl train-1.jsonl test.jsonl"
         assert ask("hub:some/chats/x").endswith("files in hub:some/chats/x")
-        assert "the Hugging Face hub has no repository some/other" in ask("hub:some/other")
-        assert "pass hub:owner/name" in ask("hub:chats")
+        assert "some/other cannot be taken from the Hugging Face hub" in ask("hub:some/other")
+        assert "or hub:owner/name" in ask("hub:chats")
         # Without a network what was downloaded is enough.
         offline = ask("hub:some/chats/test.jsonl", endpoint="http://127.0.0.1:9")
         assert offline == "test.jsonl"
