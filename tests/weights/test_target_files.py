@@ -332,7 +332,7 @@ def test_fields_that_change_the_result_are_refused(tmp_path, fields, message):
         ({"base_model_name_or_path": ""}, "names no base_model_name_or_path"),
         (
             {"base_model_name_or_path": "./nowhere"},
-            r"base './nowhere', by .* in its adapter_config\.json: no d",
+            r"LoRA adapter of './nowhere' \(adapter_config\.json\): no directory",
         ),
     ],
 )
@@ -342,38 +342,21 @@ def test_adapters_that_cannot_be_merged_are_named(tmp_path, links, fields, messa
         load_target(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET))
 
 
-def test_an_adapter_of_an_adapter_is_refused(tmp_path, links):
-    adapter(tmp_path / "first", base=target(tmp_path / "base"))
-    adapter(tmp_path / "second", base=tmp_path / "first")
-    with pytest.raises(UserError, match=r"second is an adapter of an adapter, .*first': merge it"):
-        hub.resolve(tmp_path / "second", patterns=hub.TARGET)
-
-
 def test_where_an_adapters_base_is(tmp_path, links):
     """By a path from the adapter's own directory; the base's config may lie beside the adapter."""
     adapter(tmp_path / "adapter", base="../base-of-it")
     target(tmp_path / "base-of-it")
     joined = hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
-    expected = our_logits(joined)
     shutil.copy(tmp_path / "base-of-it" / "config.json", tmp_path / "adapter")
-    np.testing.assert_array_equal(
-        our_logits(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)), expected
-    )
-
-
-def test_an_adapter_of_a_base_that_cannot_be_read_is_named(tmp_path, links):
-    adapter(tmp_path / "adapter", base=target(tmp_path / "base"))
-    edit_config(
-        tmp_path / "base", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": 1}
-    )
-    message = "by base_model_name_or_path in its adapter_config.json: .* pass the unquantised"
-    with pytest.raises(UserError, match=message):
-        hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
-    edit_config(tmp_path / "base", quantization_config=None)  # as the message says
-    our_logits(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET))
+    assert hub.resolve(tmp_path / "adapter", patterns=hub.TARGET) == joined
+    load_target(joined)
+    adapter(tmp_path / "second", base=tmp_path / "adapter")
+    (tmp_path / "adapter" / "config.json").unlink()
     (tmp_path / "adapter" / ADAPTER).unlink()
-    with pytest.raises(UserError, match=r"adapter has an adapter_config\.json and none of"):
-        hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
+    with pytest.raises(UserError, match=r"has an adapter_config\.json and none of"):
+        load_target(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET))
+    with pytest.raises(UserError, match=r"second is an adapter of an adapter, .*adapter': merge"):
+        hub.resolve(tmp_path / "second", patterns=hub.TARGET)
 
 
 def test_adapters_of_another_base_are_named(tmp_path):
@@ -383,28 +366,6 @@ def test_adapters_of_another_base_are_named(tmp_path):
         load_target(tmp_path)
     target(tmp_path, dataclasses.replace(LLAMA, num_hidden_layers=1))
     with pytest.raises(UserError, match=r"changes model\.layers\.1\..*, which its base does not"):
-        load_target(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("model-Q4_1.gguf", "GGUF files; pass one of them to a program"),
-        ("adapter_config.json", "LoRA"),
-        ("consolidated.00.pth", "its authors' own layout"),
-        ("params.json", "its authors' own layout"),
-        ("model.onnx", "ONNX export"),
-        ("tf_model.h5", "TensorFlow weights"),
-        ("_CHECKPOINT_METADATA", "Orbax checkpoint"),
-    ],
-)
-def test_other_formats_are_named(tmp_path, file, message):
-    (tmp_path / file).write_text("{}")
-    with pytest.raises(UserError, match=message):
-        load_target(tmp_path)
-    target(tmp_path)
-    (tmp_path / WEIGHTS).unlink()
-    with pytest.raises(UserError, match=message):
         load_target(tmp_path)
 
 
