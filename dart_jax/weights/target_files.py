@@ -14,9 +14,10 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
-from dart_jax.weights.quantized import Quantization, dequantized, read_quantization
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
 
+# Fields that say how weights are quantised; the second in old files, the last in those of MLX.
+_QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 # Buffers of old files, which the config determines.
 BUFFERS = re.compile(r"(^|\.)rotary_emb\.\w+$|\.attn\.(masked_)?bias$|(^|\.)position_ids$")
 # Names of parts that predict the next token. Others are heads for further tokens, for classes and
@@ -24,8 +25,8 @@ BUFFERS = re.compile(r"(^|\.)rotary_emb\.\w+$|\.attn\.(masked_)?bias$|(^|\.)posi
 _OWN_PARTS = re.compile(r"(model\.(?!mtp\.)|lm_head\.)")
 
 
-def target_config(directory: Path) -> tuple[TargetConfig, Quantization | None]:
-    """Reads a target's config, and how its files are quantised.
+def read_target_config(directory: Path) -> TargetConfig:
+    """Reads the config of a Hugging Face directory.
 
     Raises:
       UserError: it is missing, not supported, or a drafter's.
@@ -33,7 +34,18 @@ def target_config(directory: Path) -> tuple[TargetConfig, Quantization | None]:
     json = read_json(directory / "config.json")
     if is_drafter(json):
         raise UserError(f"{directory} is a drafter; pass it as the drafter of its target")
-    return TargetConfig.from_json(json), read_quantization(json)
+    inner = json.get("text_config")
+    for fields in (json, inner if isinstance(inner, dict) else {}):
+        for name in _QUANTIZATION:
+            if method := fields.get(name):
+                method = method.get("quant_method", method) if isinstance(method, dict) else method
+                raise UserError(
+                    f"config.json has {name}={method!r}, and quantised weights are read from GGUF "
+                    "files only; pass one of this model, or the unquantised checkpoint "
+                    "(weights_dtype='int8' rounds it when it is loaded), or remove the field if "
+                    "the files hold floats"
+                )
+    return TargetConfig.from_json(json)
 
 
 def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
@@ -41,8 +53,8 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
 
     Returns:
       The config, with an untied head if the files hold one that is not the embedding, and the
-      tensors: dequantised, with the adapter in the directory merged into them, and without those
-      that are not used.
+      tensors: with the adapter in the directory merged into them, and without those that are not
+      used.
 
     Raises:
       UserError: something is missing, damaged or not supported.
@@ -50,12 +62,8 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
     Warns:
       InputWarning: tensors are not used, or the head is not tied although the config says so.
     """
-    config, quantization = target_config(directory)
-    files = open_tensors(directory)
-    if quantization is not None:
-        of_text = {n: t for n, t in files.tensors.items() if text_tensor(n) is not None}
-        files = dequantized(files._replace(tensors=of_text), quantization)
-    files = _text_part(files, config)
+    config = read_target_config(directory)
+    files = _text_part(open_tensors(directory), config)
     files = adapter.merged(files, directory, tied=config.tie_word_embeddings)
     if config.tie_word_embeddings:
         config = _tie_head(files, config)

@@ -163,12 +163,6 @@ def a_magnitude_of_nothing(directory):
     edit_config(directory, rope_scaling=scaling | {"original_max_position_embeddings": 16})
 
 
-def quantisation_switched_off(directory):
-    target(directory)
-    off = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}
-    edit_config(directory, quantization_config=off)
-
-
 def fields_of_nobody(directory):
     target(directory)
     edit_config(directory, scale_emb=12, unused_switch=False, pretraining_tp=2, max_length=7)
@@ -203,7 +197,6 @@ SITUATIONS = (
     buffers_and_zero_biases,
     unknown_rope_parameters,
     a_magnitude_of_nothing,
-    quantisation_switched_off,
     fields_of_nobody,
     another_class,
     an_old_spelling,
@@ -305,7 +298,12 @@ def test_a_missing_head_may_be_the_embedding(tmp_path):
         ({"add_cross_attention": True}, "add_cross_attention=True"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config="),
         ({"transformers_weights": "other.safetensors"}, "transformers_weights="),
-        ({"quantization": {"bits": 4, "group_size": 64}}, "MLX's quantization"),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            "quantization_config='awq', and quantised weights are read from GGUF files only; pass",
+        ),
+        ({"text_config": {"compression_config": {"quant_method": "x"}}}, "compression_config='x'"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "quantization={'bits': 4, 'group_size'"),
         (
             {"architectures": ["XverseForCausalLM"], "auto_map": {"AutoModelForCausalLM": "x.Y"}},
             r"its own code \(auto_map\) computes",
