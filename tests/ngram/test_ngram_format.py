@@ -23,7 +23,6 @@ from ngram_corpora import (
 )
 
 from dart_jax import _core
-from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel
 
 HEADER = struct.Struct("<8s4I3Q5Q5Q5Q32s2IQ3Q3QQ")
@@ -230,10 +229,7 @@ def test_another_reader_reads_long_lists():
 
 
 def load_bytes(data, *, checksums=True):
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "damaged.dng"
-        path.write_bytes(data)
-        return NgramModel.load(path, checksums=checksums)
+    return NgramModel(np.array(bytearray(data), np.uint8), checksums=checksums)
 
 
 @pytest.fixture(scope="module")
@@ -250,10 +246,9 @@ def large(order):
 
 def test_every_truncation_is_reported(small):
     for size in range(len(small)):
-        with pytest.raises(UserError, match=r"cannot read n-gram model .*damaged\.dng: "):
-            load_bytes(small[:size])
-        with pytest.raises(UserError, match=r"damaged\.dng"):  # without reading the whole file
-            load_bytes(small[:size], checksums=False)
+        for checksums in (True, False):  # without reading the whole file, too
+            with pytest.raises(ValueError, match=r"it is|its|a section"):
+                load_bytes(small[:size], checksums=checksums)
 
 
 def flip(data, bit):
@@ -265,13 +260,13 @@ def flip(data, bit):
 @settings(max_examples=300)
 @given(orders, st.floats(0, 1, exclude_max=True))
 def test_a_flipped_bit_is_reported(order, place):
-    with pytest.raises(UserError, match=r"damaged\.dng"):
+    with pytest.raises(ValueError, match=r"it is|its|a section"):
         load_bytes(flip(large(order), int(place * 8 * len(large(order)))))
 
 
 def test_a_damaged_header_is_reported_without_checksums(small):
     for bit in range(8 * HEADER.size):
-        with pytest.raises(UserError, match=r"damaged\.dng"):
+        with pytest.raises(ValueError, match=r"it is|it has|its|a section"):
             load_bytes(flip(small, bit), checksums=False)
 
 
@@ -309,7 +304,7 @@ def with_checksums(data):
 def test_impossible_headers_are_reported(small, offset, layout, value, message):
     data = bytearray(small)
     struct.pack_into(layout, data, offset, value)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         load_bytes(with_checksums(data))
 
 

@@ -196,7 +196,7 @@ def test_unusable_pair_scores_are_reported(tmp_path):
 
 def test_saving_replaces_what_was_there(tmp_path):
     directory = tmp_path / "new" / "directory"
-    for seed, shard in enumerate([10**9, 10**9, 2000, 1000, 2000, 10**9]):
+    for seed, shard in enumerate([10**9, 2000, 1000, 10**9]):
         save_target(directory, TARGET, random_params(TARGET, seed), max_shard_size=shard)
         assert_same_bits(load_target(directory)[1], random_params(TARGET, seed))
         named = {"model.safetensors"}

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from test_checkpoint import TARGET, TARGETS, assert_same_bits, random_params
+from test_checkpoint import TARGETS, assert_same_bits, random_params
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.placement import Part, Placement
