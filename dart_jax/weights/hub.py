@@ -71,8 +71,8 @@ def resolve(
       UserError: neither exists, or it cannot be downloaded; the message says why.
     """
     place = _path(name)
-    if named := models.find(name):
-        place = named.target()
+    if model := models.find(name):
+        place = model.target()
     elif not place.exists():
         place = _downloaded(name, revision, token, patterns)
     if place.is_file():

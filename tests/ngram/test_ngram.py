@@ -293,21 +293,21 @@ def test_rare_ngrams_are_dropped(directory, corpus, order, data):
     some = st.lists(st.integers(0, 12), min_size=order, max_size=order)
     min_counts = sorted(data.draw(some))
     counts = brute_force_counts(documents, order)
-    kept = {gram: count for gram, count in counts.items() if count >= min_counts[len(gram) - 1]}
+    frequent = {gram: count for gram, count in counts.items() if count >= min_counts[len(gram) - 1]}
 
     model = NgramModel.count(documents, order, vocab_size=vocab_size, fingerprint=b"f" * 32)
     model.lossy(directory / "lossy", min_counts=min_counts)
     lossy = NgramModel.load(directory / "lossy")
-    assert counts_of(lossy) == kept
+    assert counts_of(lossy) == frequent
     dropped = [
-        sum(len(gram) == n for gram in counts) - sum(len(gram) == n for gram in kept)
+        sum(len(gram) == n for gram in counts) - sum(len(gram) == n for gram in frequent)
         for n in range(1, order + 1)
     ]
     assert lossy.header["dropped"] == dropped
     assert lossy.header["min_count"] == min_counts
     assert lossy.header["tokens"] == sum(map(len, documents))
     assert lossy.fingerprint == b"f" * 32
-    assert lossy.exact == (kept == counts)
+    assert lossy.exact == (frequent == counts)
     # The builder writes the same file directly.
     windows = brute_force_windows(documents, order)
     options = {"min_counts": min_counts, "fingerprint": b"f" * 32}

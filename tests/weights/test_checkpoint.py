@@ -199,11 +199,11 @@ def test_saving_replaces_what_was_there(tmp_path):
     for seed, shard in enumerate([10**9, 2000, 1000, 10**9]):
         save_target(directory, TARGET, random_params(TARGET, seed), max_shard_size=shard)
         assert_same_bits(load_target(directory)[1], random_params(TARGET, seed))
-        named = {"model.safetensors"}
+        names = {"model.safetensors"}
         if shard < 10**9:
             index = json.loads((directory / "model.safetensors.index.json").read_text())
-            named = {"model.safetensors.index.json", *index["weight_map"].values()}
-        assert {path.name for path in directory.iterdir()} == {"config.json", *named}
+            names = {"model.safetensors.index.json", *index["weight_map"].values()}
+        assert {path.name for path in directory.iterdir()} == {"config.json", *names}
 
 
 @pytest.mark.long(keep=3)

@@ -174,8 +174,8 @@ def test_what_was_converted_comes_back(name, tmp_path):
     expected = save(tmp_path / "hf", config)
     path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra, tensors=FACTORS.get(name))
     directory = resolved(path)
-    found, params = load_target(directory)
-    assert found == config
+    ours, params = load_target(directory)
+    assert ours == config
     assert jax.tree.structure(params) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     assert load_eos(directory) == (1,)
@@ -427,10 +427,10 @@ def test_logits_are_those_of_transformers(name, tmp_path, torch):
     )
     with torch.no_grad():
         theirs = model.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
-    found, params = load_target(resolved(path))
+    ours, params = load_target(resolved(path))
     if config.query_pre_attn_scalar is not None:
-        found = dataclasses.replace(found, query_pre_attn_scalar=config.query_pre_attn_scalar)
-    np.testing.assert_allclose(prompt_logits(found, params, TOKENS), theirs, rtol=0, atol=1e-4)
+        ours = dataclasses.replace(ours, query_pre_attn_scalar=config.query_pre_attn_scalar)
+    np.testing.assert_allclose(prompt_logits(ours, params, TOKENS), theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -460,10 +460,10 @@ def test_every_type_is_dequantised_as_by_transformers(torch, tmp_path):
 def test_texts_are_split_as_by_transformers():
     """By every rule that both know."""
     theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
-    shared = [rule for rule in _SPLITS if rule in theirs.GGUF_PRE_TOKENIZER_SPLITS]
-    assert {"llama-bpe", "qwen2", "tekken", "gpt-4o"} <= {*shared}
+    rules = [rule for rule in _SPLITS if rule in theirs.GGUF_PRE_TOKENIZER_SPLITS]
+    assert {"llama-bpe", "qwen2", "tekken", "gpt-4o"} <= {*rules}
     texts = [*TEXTS, "I'LL pay 12,345 €\n\n  for\tIt'sCamelCase/x//\n/y ÀÉz 1234567\r\n \n"]
-    for rule in shared:
+    for rule in rules:
         expected = pre_tokenizers.Split(Regex(theirs.GGUF_PRE_TOKENIZER_SPLITS[rule]), "isolated")
         ours = pre_tokenizers.Split(Regex(_SPLITS[rule]), "isolated")
         for text in texts:

@@ -53,8 +53,8 @@ def served():
 @pytest.fixture
 def server(served, tmp_path, monkeypatch):
     """A hub with nothing in it, and an empty cache."""
-    for kept in (served.repositories, served.errors, served.requests, served.fetched):
-        kept.clear()
+    for record in (served.repositories, served.errors, served.requests, served.fetched):
+        record.clear()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)

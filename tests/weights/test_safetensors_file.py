@@ -21,13 +21,13 @@ from dart_jax.weights.safetensors_file import open_safetensors
 class InParts(Placement):
     """Takes parameters in so many parts along every axis, as if each were another device's."""
 
-    def __init__(self, count=2, kept=None):
-        self.count, self.kept = count, kept
+    def __init__(self, count=2, first=None):
+        self.count, self.first = count, first
 
     def parts(self, path, shape):
         cuts = [np.linspace(0, size, self.count + 1).astype(int).tolist() for size in shape]
         axes = [list(itertools.starmap(slice, itertools.pairwise(cut))) for cut in cuts]
-        return [Part(region, (), True) for region in itertools.product(*axes)][: self.kept]
+        return [Part(region, (), True) for region in itertools.product(*axes)][: self.first]
 
     def put(self, path, shape, values):
         whole = np.zeros(shape, values[0].dtype)
@@ -48,7 +48,7 @@ def test_parts_are_the_whole(tmp_path, config, monkeypatch):
 
 
 def test_no_more_is_read_than_the_parts(tmp_path, monkeypatch):
-    config, place = TARGETS["qwen3_moe"], InParts(kept=1)
+    config, place = TARGETS["qwen3_moe"], InParts(first=1)
     save_target(tmp_path, config, random_params(config))
     sizes = []
 
@@ -81,7 +81,7 @@ DTYPES = [
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the tests write."""
+    """The file that the tests write."""
     return tmp_path / "model.safetensors"
 
 

@@ -26,7 +26,7 @@ DTYPES = [
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the tests write."""
+    """The file that the tests write."""
     return tmp_path / "pytorch_model.bin"
 
 
