@@ -184,6 +184,7 @@ def test_builder_writes_what_count_counts(directory, corpus, order, batches):
         assert model.file.tobytes() == expected.file.tobytes()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_scratch_files_keep_memory_free(directory):
     """Building takes far less than the n-grams do as they lie in the scratch files, 108 MB."""

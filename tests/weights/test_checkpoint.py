@@ -315,7 +315,7 @@ def drafter(tmp_path):
 
 def change_tensors(directory, change):
     path = directory / "model.safetensors"
-    save_file(change(load_file(path)), path)
+    save_file(change(load_file(path)), path, {"format": "pt"})
 
 
 def change_config(directory, **fields):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from test_checkpoint import change_config, change_tensors
 from tiny_configs import prompt_logits
 
 from dart_jax.errors import InputWarning, UserError
@@ -48,16 +49,6 @@ def noise(*shape, seed=1):
     return np.random.default_rng(seed).normal(0, 0.5, shape).astype(np.float32)
 
 
-def edit_config(directory, **fields):
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def edit_tensors(directory, edit):
-    tensors = load_file(directory / WEIGHTS)
-    save_file(edit(dict(tensors)), directory / WEIGHTS, {"format": "pt"})
-
-
 @functools.cache
 def random_params(config):
     rng = np.random.default_rng(2)
@@ -82,24 +73,24 @@ def our_logits(directory):
 
 def head_beside_a_tied_embedding(directory):
     target(directory, TIED)
-    edit_tensors(directory, lambda t: t | {HEAD: noise(61, 16)})
+    change_tensors(directory, lambda t: t | {HEAD: noise(61, 16)})
     return "holds a head .* that is not the embedding; both are used"
 
 
 def head_equal_to_a_tied_embedding(directory):
     target(directory, TIED)
-    edit_tensors(directory, lambda t: t | {HEAD: t[EMBEDDING]})
+    change_tensors(directory, lambda t: t | {HEAD: t[EMBEDDING]})
 
 
 def tied_under_the_name_of_the_head(directory):
     target(directory, TIED)
-    edit_tensors(directory, lambda t: {HEAD: t.pop(EMBEDDING), **t})
+    change_tensors(directory, lambda t: {HEAD: t.pop(EMBEDDING), **t})
 
 
 def saved_without_a_head(directory):
     target(directory, TIED)
-    edit_config(directory, architectures=["LlamaModel"])
-    edit_tensors(directory, lambda t: {n.removeprefix("model."): a for n, a in t.items()})
+    change_config(directory, architectures=["LlamaModel"])
+    change_tensors(directory, lambda t: {n.removeprefix("model."): a for n, a in t.items()})
 
 
 def another_tensor_in_an_earlier_shard(directory):
@@ -123,12 +114,12 @@ def shards_in_a_folder(directory):
 
 def saved_inside_a_wrapper(directory):
     target(directory)
-    edit_tensors(directory, lambda t: {f"model.{n}": a for n, a in t.items()})
+    change_tensors(directory, lambda t: {f"model.{n}": a for n, a in t.items()})
 
 
 def layers_beyond_the_config(directory):
     target(directory)
-    edit_config(directory, num_hidden_layers=2)
+    change_config(directory, num_hidden_layers=2)
     return r"not used, nor by transformers: model\.layers\.2\.\* \(9\)"
 
 
@@ -136,7 +127,7 @@ def heads_for_other_ends(directory):
     target(directory)
     others = {"score.weight": noise(3, 16), "v_head.summary.weight": noise(1, 16)}
     states = {"optimizer.state.0.exp_avg": noise(3), "optimizer.state.0.step": np.array(3)}
-    edit_tensors(directory, lambda t: t | others | states)
+    change_tensors(directory, lambda t: t | others | states)
     return r"(?=.*score\.\* \(1\))(?=.*v_head\.\* \(1\)).*optimizer\.\* \(2\)"
 
 
@@ -147,38 +138,38 @@ def buffers_and_zero_biases(directory):
         "model.layers.0.self_attn.rotary_emb.cos_cached": noise(8, 4),
         Q.replace("weight", "bias"): np.zeros(16, np.float32),
     }
-    edit_tensors(directory, lambda t: t | others)
+    change_tensors(directory, lambda t: t | others)
 
 
 def unknown_rope_parameters(directory):
     target(directory)
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-    edit_config(directory, rope_scaling=scaling | {"attn_factor": 0.5, "finetuned": True})
+    change_config(directory, rope_scaling=scaling | {"attn_factor": 0.5, "finetuned": True})
     return "'yarn' has no parameters attn_factor, finetuned"
 
 
 def a_magnitude_of_nothing(directory):
     target(directory)
     scaling = {"type": "yarn", "factor": 4, "mscale": 1, "mscale_all_dim": 0.0}
-    edit_config(directory, rope_scaling=scaling | {"original_max_position_embeddings": 16})
+    change_config(directory, rope_scaling=scaling | {"original_max_position_embeddings": 16})
 
 
 def fields_of_nobody(directory):
     target(directory)
-    edit_config(directory, scale_emb=12, unused_switch=False, pretraining_tp=2, max_length=7)
+    change_config(directory, scale_emb=12, unused_switch=False, pretraining_tp=2, max_length=7)
     return "nothing reads, nor in transformers: scale_emb$"
 
 
 def another_class(directory):
     target(directory)
-    edit_config(directory, architectures=["LlamaForTokenClassification"])
+    change_config(directory, architectures=["LlamaForTokenClassification"])
     return "names the architecture .*; read as model_type 'llama' says"
 
 
 def an_old_spelling(directory):
     target(directory)
-    edit_config(directory, architectures=["LLaMAForCausalLM"], hidden_act="swish")
-    edit_config(directory, rope_theta=None, rope_scaling=None)
+    change_config(directory, architectures=["LLaMAForCausalLM"], hidden_act="swish")
+    change_config(directory, rope_theta=None, rope_scaling=None)
     text = json.loads((directory / "config.json").read_text())
     del text["rope_theta"]
     (directory / "config.json").write_text(json.dumps(text))
@@ -283,10 +274,10 @@ def test_an_adapters_tokenizer_comes_first(tmp_path, links):
 def test_a_missing_head_may_be_the_embedding(tmp_path):
     target(tmp_path, TIED)
     expected = our_logits(tmp_path)
-    edit_config(tmp_path, tie_word_embeddings=False)
+    change_config(tmp_path, tie_word_embeddings=False)
     with pytest.raises(UserError, match=r"missing lm_head\.weight \(if the embedding is the head"):
         load_target(tmp_path)
-    edit_config(tmp_path, tie_word_embeddings=True)  # as the message says
+    change_config(tmp_path, tie_word_embeddings=True)  # as the message says
     np.testing.assert_array_equal(our_logits(tmp_path), expected)
 
 
@@ -312,7 +303,7 @@ def test_a_missing_head_may_be_the_embedding(tmp_path):
 )
 def test_fields_that_change_the_result_are_refused(tmp_path, fields, message):
     target(tmp_path)
-    edit_config(tmp_path, **fields)
+    change_config(tmp_path, **fields)
     with pytest.raises(UserError, match=message):
         load_target(tmp_path)
 
