@@ -23,7 +23,6 @@ from ngram_corpora import (
 )
 from reference_trie import encode, encode_counts
 
-from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel, reference
 from dart_jax.ngram.reference import convert_reference
@@ -61,34 +60,9 @@ def test_a_trie_gives_the_file_of_its_windows(directory, corpus, order, size, se
     assert converted(data, vocab_size).file.tobytes() == expected.file.tobytes()
 
 
-def parsed(data, cuts=()):
-    """The columns that the parser makes of a trie in pieces."""
-    data = np.frombuffer(data, np.uint8)
-    parser = _core.ReferenceTrieParser(data[:16], len(data), 5)
-    columns = {}
-    for piece in np.split(data[16:], sorted(min(cut, len(data) - 16) for cut in cuts)):
-        for kind, nodes in enumerate(parser.feed(piece)):
-            for name, column in nodes.items():
-                columns.setdefault((kind, name), []).extend(column.tolist())
-    parser.finish()
-    return columns
-
-
-@given(seeds, st.lists(st.integers(0, 700)))
-def test_pieces_of_any_size_give_the_same_nodes(seed, cuts):
-    trie = encode_counts(COUNTS, 3, np.random.default_rng(seed))
-    assert parsed(trie, cuts) == parsed(trie)
-
-
 @pytest.fixture
 def trie():
     return encode_counts(COUNTS, 3, np.random.default_rng(0))
-
-
-def test_every_truncation_is_reported(trie):
-    for size in range(len(trie)):
-        with pytest.raises(ValueError, match=r"truncated at byte|has only"):
-            parsed(trie[:size])
 
 
 @pytest.mark.long
@@ -123,6 +97,7 @@ struct.pack_into("<i", OTHER_CHILD, 16 + 24, 3)
         (b"dartngm\n" * 9, "is not an n-gram trie of the reference$"),
         (struct.pack("<QQ", 3, 0), "is not an n-gram trie of the reference$"),
         (struct.pack("<QQ", 3, 2) + bytes(84), r"is an automaton \(.aca\), not a trie: convert"),
+        (nodes((1, 0, 9))[:-5], "is truncated at byte|has only"),
         (nodes((1, 0, 9)) + b"\n", "it has 77 bytes, but 2 nodes take 76"),
         (nodes((5, 0, 9)), r"node 1, at byte \d+, has token 5, .* vocabulary of 5"),
         (nodes((-1, 0, 9)), "node 1, .* has token -1"),

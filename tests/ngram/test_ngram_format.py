@@ -22,7 +22,6 @@ from ngram_corpora import (
     seeds,
 )
 
-from dart_jax import _core
 from dart_jax.ngram import NgramModel
 
 HEADER = struct.Struct("<8s4I3Q5Q5Q5Q32s2IQ3Q3QQ")
@@ -308,70 +307,6 @@ def test_impossible_headers_are_reported(small, offset, layout, value, message):
     struct.pack_into(layout, data, offset, value)
     with pytest.raises(ValueError, match=message):
         load_bytes(with_checksums(data))
-
-
-def use(data, seed=0):
-    """Reads a file in every way. Errors are fine, and so is nonsense, as long as it ends."""
-    try:
-        model = NgramModel(np.frombuffer(data, np.uint8))
-    except ValueError:
-        return None
-    try:
-        model.check()
-        checked = True
-    except ValueError:
-        checked = False
-    try:
-        return counts_of(model)
-    except ValueError:
-        assert not checked
-        return None
-    finally:
-        rng = np.random.default_rng(seed)
-        context = rng.integers(-1, 70, 4).astype(np.int32)
-        for length in range(5):
-            candidates = np.arange(-1, 70, dtype=np.int32)
-            probability = model.core.probabilities(context[:length], candidates)
-            assert probability.shape == candidates.shape
-        drafts = rng.permuted(np.tile(np.arange(60, dtype=np.int32), (2, 4, 1)), axis=-1)[..., :20]
-        logits = rng.normal(0, 1, drafts.shape).astype(np.float32)
-        trees = np.zeros((2, 3, 31), np.int32)
-        search = _core.TreeSearch(model.core, nodes=30, beam=8)
-        roots = rng.integers(0, 60, (2, 4)).astype(np.int32)
-        search.search(roots, np.ascontiguousarray(drafts), logits, trees)
-        _, parent, depth = trees.swapaxes(0, 1)
-        above = np.take_along_axis(depth, parent, axis=-1)
-        assert (depth[:, 1:] == above[:, 1:] + 1)[depth[:, 1:] > 0].all()
-
-
-@settings(max_examples=300)
-@given(orders, st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), seeds)
-def test_damage_with_valid_checksums_is_safe(order, places, seed):
-    data = large(order)
-    for place in places:
-        data = flip(data, 272 * 8 + int(place * 8 * (len(data) - 272)))
-    use(with_checksums(data), seed)
-
-
-@settings(max_examples=100)
-@given(seeds, orders, st.sampled_from([0, 1]), st.integers(1, 70))
-def test_random_bits_are_safe(seed, order, smallest, vocab_size):
-    """A right header, and what is in the sections is noise."""
-    rng = np.random.default_rng(seed)
-    lists, count_bits = rng.bytes(8 * int(rng.integers(0, 60))), int(rng.integers(0, 12))
-    offset_bits = (8 * len(lists)).bit_length()
-    table_bits = (vocab_size + 1) * (count_bits + offset_bits)
-    table = rng.bytes(-(-table_bits // 64) * 8)
-    header = HEADER.pack(
-        *(b"dartngm\n", 1, 272, order, 0, vocab_size, smallest, 0),
-        *([2**40] * 5 + [0] * 10),
-        *(bytes(32), count_bits, offset_bits, 8 * len(lists)),
-        *(272, len(lists) + 8, 0),
-        *(280 + len(lists), len(table) + 8, 0, 0),
-    )
-    data = with_checksums(header + lists + bytes(8) + table + bytes(8))
-    NgramModel(np.frombuffer(data, np.uint8))  # the header is valid
-    use(data, seed)
 
 
 def test_lists_that_overlap_are_reported():
