@@ -77,7 +77,7 @@ def convert_reference(
             "autoinstall_known_extensions": False,
         }
         try:
-            with _open(source) as file:
+            with open(source, "rb", buffering=0) as file:
                 header = np.frombuffer(file.read(_HEADER_BYTES), np.uint8)
                 size = os.fstat(file.fileno()).st_size
                 parser = _core.ReferenceTrieParser(header, size, vocab_size)
@@ -91,17 +91,17 @@ def convert_reference(
                     trie.sort_windows()
                     for words, counts in trie.windows():
                         builder.add(words, counts)
-        except duckdb.Error as error:
+        except (duckdb.Error, OSError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            if reason == "Query interrupted":  # the database's error for Ctrl-C
+                raise KeyboardInterrupt from error
             raise UserError(
                 f"cannot convert {source} with {memory // 10**6} MB of memory and temporary files "
-                f"in {out.parent}: {str(error).splitlines()[0]}"
+                f"in {out.parent}: {reason}; free some space, or run `python -m dart_jax.ngram "
+                "convert` with more --memory or its output on another disk"
             ) from error
         except ValueError as error:
             raise UserError(f"{source} {error}") from error
-        except RuntimeError as error:
-            if str(error) == "Query interrupted":  # the database's error for Ctrl-C
-                raise KeyboardInterrupt from error
-            raise
         with _stage(bar, "writing"):
             builder.write(out, fingerprint=fingerprint, min_counts=min_counts, precision=precision)
 
@@ -220,13 +220,6 @@ class _Trie:
         row = self.database.execute(query).fetchone()
         assert row is not None
         return row[0]
-
-
-def _open(source: Path) -> io.FileIO:
-    try:
-        return open(source, "rb", buffering=0)
-    except OSError as error:
-        raise UserError(f"cannot read n-gram trie {source}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def test_damage_is_described(data, message):
 
 def test_unreadable_files_are_reported(tmp_path):
     for source in [tmp_path / "missing", tmp_path]:
-        with pytest.raises(UserError, match=f"cannot read n-gram trie {re.escape(str(source))}: "):
+        with pytest.raises(UserError, match=f"cannot convert {re.escape(str(source))} with"):
             convert_reference(source, tmp_path / "out", vocab_size=5)
     assert list(tmp_path.iterdir()) == []
 
