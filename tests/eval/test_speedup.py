@@ -179,11 +179,7 @@ def test_all_methods_in_all_settings(all_methods):
     for second in ("prefill", "repeated"):
         assert len(re.findall(rf"\| method +\| {second}", tables)) == 2
     last = tables.partition("All settings: speed-up, tau")[2]
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in last.splitlines()
-        if "|" in line
-    ]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in last.splitlines() if "|" in line]
     assert [row[:3] for row in rows[2:]] == [["demo", "0", "1"], ["demo", "0", "2"]]
     assert rows[0][3:] == [METHODS[name].title for name in methods if name != "plain"]
     for row, setting in zip(rows[2:], settings, strict=True):

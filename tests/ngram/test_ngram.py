@@ -387,7 +387,10 @@ def test_other_files_are_reported(tmp_path):
         NgramModel.load(tmp_path)
 
     other = tmp_path / "other.dng"
-    for content, message in [(b"", "it is empty"), (b"{}", "it is not an n-gram file")]:
+    for content, message in [
+        (b"", "cannot mmap an empty file"),
+        (b"{}", "it is not an n-gram file"),
+    ]:
         other.write_bytes(content)
         with pytest.raises(UserError, match=rf"cannot read n-gram model .*other\.dng: {message}"):
             NgramModel.load(other)
