@@ -102,7 +102,7 @@ def with_base(
       tokenizer: patterns of the names of a tokenizer's files.
 
     Raises:
-      UserError: there is no base, or the adapter lacks its weights.
+      UserError: there is no base, or the adapter's config asks for what is not supported.
     """
     own = _entries(directory)
     # Programs that train adapters may leave the base's config.json beside them.
@@ -122,12 +122,13 @@ def with_base(
     files = _entries(base)
     if CONFIG in files:
         raise UserError(f"{directory} is an adapter of an adapter, {name!r}: {_CURE}")
-    own = {name: path for name, path in own.items() if name != "config.json"}  # the base's, if any
+    names = {CONFIG, *_WEIGHTS}
     if any(name.startswith("tokenizer") for name in own):
-        files = {name: path for name, path in files.items() if not _fits(name, tokenizer)}
-    else:
-        own = {name: path for name, path in own.items() if not _fits(name, tokenizer)}
-    links = {name: str(path.resolve()) for name, path in sorted((files | own).items())}
+        of_tokenizer = {name for name in own | files if _fits(name, tokenizer)}
+        files = {name: path for name, path in files.items() if name not in of_tokenizer}
+        names |= of_tokenizer
+    files |= {name: path for name, path in own.items() if name in names}
+    links = {name: str(path.resolve()) for name, path in sorted(files.items())}
     digest = hashlib.sha256(repr(links).encode()).hexdigest()[:24]
 
     def link(joined: Path) -> None:
