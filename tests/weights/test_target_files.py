@@ -265,7 +265,8 @@ def test_an_adapters_tokenizer_comes_first(tmp_path, links):
     assert (joined / "tokenizer.json").read_text() == "its own"
     assert not (joined / "special_tokens_map.json").exists()
     # Saving the target has removed the one that was there.
-    (tmp_path / "base" / "generation_config.json").write_text("of the base")
+    for place, text in (("base", "of the base"), ("adapter", "its own")):
+        (tmp_path / place / "generation_config.json").write_text(text)
     joined = hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
     assert (joined / "generation_config.json").read_text() == "of the base"
     assert hub.resolve(tmp_path / "adapter", patterns=hub.TARGET) == joined
