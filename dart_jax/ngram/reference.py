@@ -11,8 +11,7 @@ import contextlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import duckdb
@@ -37,125 +36,74 @@ _THREAD = 50 * 10**6
 
 
 def convert_reference(
-    source: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    source: Path,
+    out: Path,
     *,
     vocab_size: int,
     fingerprint: bytes = bytes(32),
     min_counts: Sequence[int] | None = None,
     precision: int | None = None,
     memory: int = 4 * 10**9,
-    scratch: str | os.PathLike[str] | None = None,
-    progress: bool = True,
 ) -> None:
     """Converts a trie (`small.trie`, `full.trie`) to an n-gram file.
 
     Args:
       source: the trie.
-      out: the file to write, atomically.
+      out: the file to write, atomically, in a directory that exists; beside it are temporary files
+        of up to one and a half times the size of the trie.
       vocab_size: number of tokens of the tokenizer that the trie was counted with.
       fingerprint: 32 bytes, `tokenizer_fingerprint` of that tokenizer; zeros if unknown.
       min_counts: see `NgramBuilder.write`.
       precision: see `NgramBuilder.write`.
       memory: bytes that the process may use, at least 250 MB.
-      scratch: directory for temporary files of up to one and a half times the size of the trie;
-        None: next to `out`.
-      progress: show a progress bar.
 
     Raises:
       UserError: the trie is missing, damaged or of an order other than 2 to 5, its tokens are
         outside the vocabulary, or there is too little memory or disk space.
-    """
-    scratch = Path(out).parent if scratch is None else Path(scratch)
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make directory {scratch}: {error.strerror}") from error
-    with (
-        _progress_bar(progress) as bar,
-        tempfile.TemporaryDirectory(dir=scratch, prefix=".dart-ngram-") as directory,
-    ):
-        reading = reference_windows(
-            source,
-            vocab_size=vocab_size,
-            memory=memory,
-            directory=directory,
-            bar=bar,
-            check=partial(check_lossy, min_counts=min_counts or (), precision=precision),
-        )
-        with reading as (layout, windows):
-            builder = NgramBuilder(layout, directory)
-            for words, counts in windows:
-                builder.add(words, counts)
-        with _stage(bar, "writing"):
-            builder.write(out, fingerprint=fingerprint, min_counts=min_counts, precision=precision)
-
-
-@contextlib.contextmanager
-def reference_windows(
-    source: str | os.PathLike[str],
-    *,
-    vocab_size: int,
-    memory: int,
-    directory: str | os.PathLike[str],
-    bar: Progress | None = None,
-    check: Callable[[int], None] = lambda order: None,
-) -> Iterator[tuple[WindowLayout, Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]]]:
-    """Yields the windows of a trie in ascending order, for `NgramBuilder.add`.
-
-    Args:
-      source: the trie.
-      vocab_size: number of tokens of its tokenizer.
-      memory: bytes that the process may use.
-      directory: for the database; the caller removes its content.
-      bar: shows the progress.
-      check: called with the trie's order before the work begins; may raise.
-
-    Yields:
-      The layout, and an iterator of slices: words, uint64 [n, W], and counts, int64 [n].
-
-    Raises:
-      UserError: see `convert_reference`.
     """
     if memory < _OWN + _THREAD:
         raise UserError(
             f"{memory // 10**6} MB of memory are too little to convert a trie: "
             f"give at least {(_OWN + _THREAD) // 10**6} MB"
         )
-    bar = bar or _progress_bar(False)
-    config = {
-        "memory_limit": f"{(memory - _OWN) // 1000}KB",
-        "threads": min(available_cores(), (memory - _OWN) // _THREAD),
-        "temp_directory": str(Path(directory) / "spilled"),
-        "autoinstall_known_extensions": False,
-    }
-    try:
-        with _open(source) as file:
-            parser = _parser(file, vocab_size)
-            check(parser.order)
-            layout = WindowLayout(parser.order, vocab_size)
-            with duckdb.connect(str(Path(directory) / "nodes.duckdb"), config=config) as database:
-                trie = _Trie(database, layout, bar)
-                trie.load(file, parser)
-                trie.find_paths()
-                trie.sort_windows()
-                yield layout, trie.windows()
-    except RuntimeError as error:
-        if str(error) == "Query interrupted":  # the database's error for Ctrl-C
-            raise KeyboardInterrupt from error
-        raise
-    except _Damaged as error:
-        raise UserError(f"{source} {error}") from error
-    except duckdb.Error as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"cannot convert {source} with {memory // 10**6} MB of memory and temporary files in "
-            f"{Path(directory).parent}: {reason}"
-        ) from error
-
-
-class _Damaged(Exception):
-    """A problem of a trie; the message continues the file's name."""
+    with (
+        progress_bars() as bar,
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=".dart-ngram-") as directory,
+    ):
+        config = {
+            "memory_limit": f"{(memory - _OWN) // 1000}KB",
+            "threads": min(available_cores(), (memory - _OWN) // _THREAD),
+            "temp_directory": f"{directory}/spilled",
+            "autoinstall_known_extensions": False,
+        }
+        try:
+            with open(source, "rb", buffering=0) as file:
+                header = np.frombuffer(file.read(_HEADER_BYTES), np.uint8)
+                size = os.fstat(file.fileno()).st_size
+                parser = _core.ReferenceTrieParser(header, size, vocab_size)
+                check_lossy(parser.order, min_counts or (), precision)
+                layout = WindowLayout(parser.order, vocab_size)
+                builder = NgramBuilder(layout, directory)
+                with duckdb.connect(f"{directory}/nodes.duckdb", config=config) as database:
+                    trie = _Trie(database, layout, bar)
+                    trie.load(file, parser)
+                    trie.find_paths()
+                    trie.sort_windows()
+                    for words, counts in trie.windows():
+                        builder.add(words, counts)
+        except (duckdb.Error, OSError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            if reason == "Query interrupted":  # the database's error for Ctrl-C
+                raise KeyboardInterrupt from error
+            raise UserError(
+                f"cannot convert {source} with {memory // 10**6} MB of memory and temporary files "
+                f"in {out.parent}: {reason}; free some space, or run `python -m dart_jax.ngram "
+                "convert` with more --memory or its output on another disk"
+            ) from error
+        except ValueError as error:
+            raise UserError(f"{source} {error}") from error
+        with _stage(bar, "writing"):
+            builder.write(out, fingerprint=fingerprint, min_counts=min_counts, precision=precision)
 
 
 class _Trie:
@@ -194,13 +142,12 @@ class _Trie:
         chunk = np.frombuffer(buffer, np.uint8)
         total = os.fstat(file.fileno()).st_size
         task = self.bar.add_task("reading", total=total, completed=_HEADER_BYTES)
-        with _damage_reported():
-            while size := file.readinto(buffer):
-                for table, nodes in zip(tables, parser.feed(chunk[:size]), strict=True):
-                    if len(nodes["token"]):
-                        sql(f"insert into {table} from nodes")  # the variable of that name
-                self.bar.advance(task, size)
-            parser.finish()
+        while size := file.readinto(buffer):
+            for table, nodes in zip(tables, parser.feed(chunk[:size]), strict=True):
+                if len(nodes["token"]):
+                    sql(f"insert into {table} from nodes")  # the variable of that name
+            self.bar.advance(task, size)
+        parser.finish()
         sql("commit")
         sql("set preserve_insertion_order = true")
 
@@ -229,33 +176,17 @@ class _Trie:
                     insert into paths select rests.id, {depth + 1}, {self.extended}, rests.rest
                     from rests join paths on rests.parent = paths.id where depth = {depth}
                 """)
-        self._check_paths()
-        sql("drop table rests")
-
-    def _check_paths(self) -> None:
-        lost = 1 + self._number("select count(*) from rests")
+        lost = self._number("select count(*) from rests") + 1
         lost -= self._number("select count(*) from paths")
         if lost:
-            order = self.layout.order
-            deeper = self._number(
-                "select count(*) from rests join paths on rests.parent = paths.id "
-                f"where depth = {order - 1}"
+            raise ValueError(
+                f"is damaged: its root does not reach {lost} of the nodes with children in "
+                f"{self.layout.order - 1} steps"
             )
-            raise _Damaged(
-                f"is damaged: it has n-grams of more than {order} tokens, which is its order"
-                if deeper
-                else f"is damaged: its root does not reach {lost} of the nodes with children"
-            )
-        columns = ", ".join([*self.words, "rest"])
-        negative = self.database.execute(
-            f"select {columns} from paths where rest < 0 order by all limit 1"
-        ).fetchall()
-        if negative:
-            *words, rest = negative[0]
-            ngram = self.layout.unpack(np.array([words], np.uint64))[0]
-            raise _Damaged(
-                f"is damaged: it counts the n-gram {ngram[ngram >= 0].tolist()} {-rest} times less "
-                "often than what begins with it"
+        sql("drop table rests")
+        if wrong := self._number("select count(*) from paths where rest < 0"):
+            raise ValueError(
+                f"is damaged: it counts {wrong} n-grams less often than what begins with them"
             )
 
     def sort_windows(self) -> None:
@@ -289,31 +220,6 @@ class _Trie:
         row = self.database.execute(query).fetchone()
         assert row is not None
         return row[0]
-
-
-def _open(source: str | os.PathLike[str]) -> io.FileIO:
-    try:
-        return open(source, "rb", buffering=0)
-    except OSError as error:
-        raise UserError(f"cannot read n-gram trie {source}: {error.strerror}") from error
-
-
-def _parser(file: io.FileIO, vocab_size: int) -> _core.ReferenceTrieParser:
-    header = np.frombuffer(file.read(_HEADER_BYTES), np.uint8)
-    with _damage_reported():
-        return _core.ReferenceTrieParser(header, os.fstat(file.fileno()).st_size, vocab_size)
-
-
-@contextlib.contextmanager
-def _damage_reported() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise _Damaged(str(error)) from error
-
-
-def _progress_bar(show: bool) -> Progress:
-    return progress_bars() if show else Progress(disable=True)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import make_once, user_cache
 from dart_jax.weights.layouts import EMBEDDING, HEAD, text_tensor
-from dart_jax.weights.quantized import read_quantization
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.tensor_files import ADAPTER as CONFIG
 from dart_jax.weights.tensor_files import TensorFiles, read_json, weight_files
@@ -103,13 +102,8 @@ def with_base(
       tokenizer: patterns of the names of a tokenizer's files.
 
     Raises:
-      UserError: there is no base, or it cannot be read, or the adapter lacks its weights.
+      UserError: there is no base, or the adapter's config asks for what is not supported.
     """
-
-    def belongs(name: str) -> bool:
-        """Returns whether an entry is a tokenizer's: a file, or the folder of the pattern."""
-        return any(fnmatch.fnmatch(name, pattern.partition("/")[0]) for pattern in tokenizer)
-
     own = _entries(directory)
     # Programs that train adapters may leave the base's config.json beside them.
     alone = "config.json" not in own or any(name in own for name in _WEIGHTS)
@@ -120,28 +114,22 @@ def with_base(
     name, revision = json.get("base_model_name_or_path"), json.get("revision")
     if not isinstance(name, str) or not name:
         raise UserError(f"{directory / CONFIG} names no base_model_name_or_path; add it")
+    inside = (directory / name).is_dir() and not Path(name).is_dir()
     try:
-        inside = (directory / name).is_dir() and not Path(name).is_dir()
-        place = str(directory / name) if inside else name
-        base = resolve(place, revision if isinstance(revision, str) else None)
-        files = _entries(base)
-        if "config.json" in files:
-            read_quantization(read_json(base / "config.json"))
+        base = resolve(str(directory / name) if inside else name, revision or None)
     except UserError as error:
-        raise UserError(
-            f"{directory} is a LoRA adapter of the base {name!r}, by base_model_name_or_path in "
-            f"its {CONFIG}: {error}"
-        ) from None
+        raise UserError(f"{directory} is a LoRA adapter of {name!r} ({CONFIG}): {error}") from None
+    files = _entries(base)
     if CONFIG in files:
         raise UserError(f"{directory} is an adapter of an adapter, {name!r}: {_CURE}")
-    if any(name in files for name in weight_files()):
-        _weights(directory)
+    names = {CONFIG, *_WEIGHTS}
     if any(name.startswith("tokenizer") for name in own):
-        files = {name: path for name, path in files.items() if not belongs(name)}
-        files |= {name: path for name, path in own.items() if belongs(name)}
-    files |= {name: path for name, path in own.items() if name in (CONFIG, *_WEIGHTS)}
-    links = {name: str(path.resolve()) for name, path in files.items()}
-    digest = hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:24]
+        of_tokenizer = {name for name in own | files if _fits(name, tokenizer)}
+        files = {name: path for name, path in files.items() if name not in of_tokenizer}
+        names |= of_tokenizer
+    files |= {name: path for name, path in own.items() if name in names}
+    links = {name: str(path.resolve()) for name, path in sorted(files.items())}
+    digest = hashlib.sha256(repr(links).encode()).hexdigest()[:24]
 
     def link(joined: Path) -> None:
         joined.mkdir()
@@ -155,6 +143,11 @@ def _entries(directory: Path) -> dict[str, Path]:
     """The files of a checkpoint, and its folder of chat templates, by name."""
     paths = directory.iterdir()
     return {path.name: path for path in paths if path.is_file() or path.name == _TEMPLATES}
+
+
+def _fits(name: str, tokenizer: Sequence[str]) -> bool:
+    """Returns whether an entry is a tokenizer's: a file, or the folder of a pattern."""
+    return any(fnmatch.fnmatch(name, pattern.partition("/")[0]) for pattern in tokenizer)
 
 
 def merged(files: TensorFiles, directory: Path, *, tied: bool) -> TensorFiles:

@@ -33,7 +33,8 @@ from dart_jax.weights.generation_file import load_eos as load_eos
 from dart_jax.weights.layouts import AnyConfig
 from dart_jax.weights.parameters import load_params, stored_tensors
 from dart_jax.weights.safetensors_file import Tensor
-from dart_jax.weights.target_files import open_target, target_config
+from dart_jax.weights.target_files import open_target
+from dart_jax.weights.target_files import read_target_config as read_target_config
 from dart_jax.weights.tensor_files import (
     open_pair_scores,
     open_tensors,
@@ -43,15 +44,6 @@ from dart_jax.weights.tensor_files import (
 )
 
 MAX_SHARD_SIZE = 5_000_000_000
-
-
-def read_target_config(directory: Path) -> TargetConfig:
-    """Reads the config of a Hugging Face directory.
-
-    Raises:
-      UserError: it is missing or not supported.
-    """
-    return target_config(directory)[0]
 
 
 def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
@@ -73,7 +65,7 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
     if is_drafter(json) or "model_type" not in json:
         return drafter_config(json)
     try:
-        return target_config(directory)[0]
+        return read_target_config(directory)
     except UserError as error:
         raise UserError(
             f"{directory} is neither a DART nor an EAGLE-3 drafter, nor a model that could draft "
@@ -92,8 +84,7 @@ def load_target(
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
-    Quantised weights (see `weights.quantized`) become the floats that they stand for. A LoRA
-    adapter in the same directory is merged into them (see `weights.adapter`).
+    A LoRA adapter in the same directory is merged into them (see `weights.adapter`).
 
     Args:
       directory: the checkpoint.

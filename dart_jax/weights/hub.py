@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fnmatch
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.named import models
 from dart_jax.weights.gguf import file as gguf
-from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
 
 _TOKENIZER_FILES = (
@@ -39,7 +36,12 @@ DRAFTER = ("config.json", "tokenizer.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 # Duplicates of the weights: in folders (`original/`), of which only additional_chat_templates is
 # wanted, and in the authors' own layout.
 _DUPLICATES = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
-_NGRAM_FILES = (".dng", ".trie")
+# Kind of a name -> the forms that name something on the hub.
+_ON_HUB = {
+    "directory": "owner/name or owner/name/file.gguf",
+    "file": "owner/name/file",
+    "data set": "hub:owner/name or hub:owner/name/path",
+}
 
 
 def resolve(
@@ -69,16 +71,13 @@ def resolve(
       UserError: neither exists, or it cannot be downloaded; the message says why.
     """
     place = _path(name)
-    if named := models.find(name):
-        place = named.target()
+    if model := models.find(name):
+        place = model.target()
     elif not place.exists():
         place = _downloaded(name, revision, token, patterns)
-    if place.is_file() and place.suffix != gguf.SUFFIX:
-        raise UserError(f"{name} is a file; pass the directory that contains it")
-    if place.is_dir() and not _is_whole(names := _names(place), patterns):
-        file = gguf.only_name(str(place), names)
-        place = place if file is None else place / file
     if place.is_file():
+        if place.suffix != gguf.SUFFIX:
+            raise UserError(f"{name} is a file; pass the directory that contains it")
         from dart_jax.weights.gguf.directory import target_directory  # which needs JAX
 
         return target_directory(place)
@@ -102,68 +101,42 @@ def _downloaded(
     """Downloads the files of a repository that are not in the hub's cache.
 
     Returns:
-      Their directory; or the GGUF file that is named, or the only one where there is no other
-      checkpoint.
+      Their directory; or the GGUF file that is named.
     """
-    named = os.fspath(name).endswith(gguf.SUFFIX)
-    repository = _repository(name, "GGUF file" if named else "directory")
+    repository, file = _repository(name, "directory")
+    if file and not file.endswith(gguf.SUFFIX):
+        raise _missing(name, "directory")
     import huggingface_hub
 
     def download(patterns: Sequence[str]) -> Path:
-        with _one_line(f"directory {name}", repository, revision):
-            folder = huggingface_hub.snapshot_download(
-                repository,
-                revision=revision,
-                token=token,
-                allow_patterns=list(patterns),
-                ignore_patterns=_DUPLICATES,
-            )
+        folder = huggingface_hub.snapshot_download(
+            repository,
+            revision=revision,
+            token=token,
+            allow_patterns=list(patterns),
+            ignore_patterns=_DUPLICATES,
+        )
         return Path(folder)
 
-    def download_model(file: str) -> Path:
-        with _one_line(f"file {name}", repository, revision):
-            options: Any = {"revision": revision, "token": token}
+    with _one_line(f"directory {name}", repository):
+        if file:
             paths = [
-                huggingface_hub.hf_hub_download(repository, part, **options)
+                huggingface_hub.hf_hub_download(repository, part, revision=revision, token=token)
                 for part in gguf.parts(file)
             ]
-        return Path(paths[0])
-
-    if named:
-        return download_model(os.fspath(name)[len(repository) + 1 :])
-    first = [pattern for pattern in patterns if ".bin" not in pattern]
-    directory = download(first)
-    weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
-    if len(first) < len(patterns) and not weights:
-        directory = download(patterns)
-    if _is_whole(_names(directory), patterns):
-        return directory
-    with _one_line(f"directory {name}", repository, revision):
-        names = _files(repository, revision, token)
-    if file := gguf.only_name(repository, names):
-        return download_model(file)
-    if _WEIGHTS[0] in patterns and not (directory / "config.json").is_file():
-        other = other_format(names)
-        raise UserError(f"{repository} has no config.json" + (f"; {other}" if other else ""))
+            return Path(paths[0])
+        first = [pattern for pattern in patterns if ".bin" not in pattern]
+        directory = download(first)
+        weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
+        if len(first) < len(patterns) and not weights:
+            directory = download(patterns)
+    configs = ("config.json", ADAPTER)
+    if _WEIGHTS[0] in patterns and not any((directory / name).is_file() for name in configs):
+        raise UserError(
+            f"{repository} has no config.json; pass a checkpoint in the Hugging Face layout, or a "
+            f"GGUF file as {repository}/file.gguf"
+        )
     return directory
-
-
-def _names(directory: Path) -> list[str]:
-    """The names of a directory's files; none if it cannot be read."""
-    try:
-        return [path.name for path in directory.iterdir()]
-    except OSError:
-        return []
-
-
-def _is_whole(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Returns whether a model's files are all that the patterns ask for, without a GGUF file: its
-    weights or an adapter, or else a tokenizer, or else whatever they match."""
-    if _WEIGHTS[0] in patterns:
-        weights = {name for name in names if name.endswith((".safetensors", ".bin"))}
-        return ADAPTER in names or bool(weights - {PAIR_SCORES})
-    needed = [pattern for pattern in patterns if pattern in _TOKENIZER_FILES] or list(patterns)
-    return any(_fits(name, needed) for name in names)
 
 
 def resolve_file(
@@ -175,26 +148,24 @@ def resolve_file(
     """Returns the path of an n-gram file, local or on the hub, downloaded if needed.
 
     Args:
-      name: a file; `owner/name/path/in/repository`; or a directory or `owner/name` that contains
-        exactly one `.dng` or `.trie` file.
+      name: a file, or `owner/name/path/in/repository`.
       revision: see `resolve`.
       token: see `resolve`.
 
     Raises:
-      UserError: as `resolve`, or there are several files to choose from.
+      UserError: as `resolve`.
     """
     path = _path(name)
     if path.is_file():
         return path
     if path.is_dir():
-        return path / _only(str(name), [file.name for file in path.iterdir()])
-    repository = _repository(name, "file")
+        raise UserError(f"{name} is a directory; pass an n-gram file in it")
+    repository, file = _repository(name, "file")
+    if not file:
+        raise _missing(name, "file")
     import huggingface_hub
 
-    with _one_line(f"file {name}", repository, revision):
-        file = os.fspath(name)[len(repository) + 1 :]
-        if not file:
-            file = _only(repository, _files(repository, revision, token))
+    with _one_line(f"file {name}", repository):
         path = huggingface_hub.hf_hub_download(repository, file, revision=revision, token=token)
     return Path(path)
 
@@ -206,25 +177,19 @@ def resolve_data(name: str) -> list[Path]:
       name: `owner/name`, or `owner/name/path` of a file, a directory or a glob in it.
 
     Raises:
-      UserError: there is no such data set, it does not contain the path, or it cannot be
-        downloaded; the message says why.
+      UserError: there is no such data set, or it cannot be downloaded; the message says why.
     """
-    repository = _repository(name, "data set")
+    repository, inside = _repository(name, "data set")
     import huggingface_hub
 
-    inside = name[len(repository) + 1 :].strip("/")
-    patterns = [inside, f"{inside}/*"] if inside else ["*"]
-    with _one_line(f"data set {name}", repository, None, page=f"datasets/{repository}"):
+    patterns = [inside.strip("/"), f"{inside.strip('/')}/*"] if inside else ["*"]
+    with _one_line(f"data set {name}", repository):
         folder = huggingface_hub.snapshot_download(
             repository, repo_type="dataset", allow_patterns=patterns
         )
-    paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    return [path for path, name in zip(paths, names, strict=True) if _fits(name, patterns)]
-
-
-def _fits(name: str, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    names = {path.relative_to(folder).as_posix(): path for path in sorted(Path(folder).rglob("*"))}
+    wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    return [path for name, path in names.items() if name in wanted and path.is_file()]
 
 
 def _path(name: str | os.PathLike[str]) -> Path:
@@ -233,138 +198,37 @@ def _path(name: str | os.PathLike[str]) -> Path:
     return Path(name).expanduser()
 
 
-def _repository(name: str | os.PathLike[str], kind: str) -> str:
-    """Returns the `owner/name` that a name begins with."""
+def _repository(name: str | os.PathLike[str], kind: str) -> tuple[str, str]:
+    """Returns the `owner/name` that a name begins with, and the path in that repository."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     parts = name.split("/") if isinstance(name, str) else []
     repository = "/".join(parts[:2])
-    least, most = {"directory": (2, 2), "GGUF file": (3, 99)}.get(kind, (2, 99))
-    enough = least <= len(parts) <= most
     with contextlib.suppress(HFValidationError):
-        if enough and all(parts) and parts[0] not in (".", "..", "~"):
+        if len(parts) > 1 and all(parts[:2]) and parts[0] not in (".", "..", "~"):
             validate_repo_id(repository)
-            return repository
-    on_hub = {"directory": "owner/name", "GGUF file": "owner/name/file.gguf"}.get(
-        kind, "owner/name or owner/name/file"
+            return repository, "/".join(parts[2:])
+    raise _missing(name, kind)
+
+
+def _missing(name: object, kind: str) -> UserError:
+    return UserError(
+        f"no {kind} {name}; pass one that exists, or {_ON_HUB[kind]} of a repository on the "
+        "Hugging Face hub"
     )
-    if kind == "data set":
-        raise UserError(f"no data set {name!r}; pass hub:owner/name or hub:owner/name/path")
-    raise UserError(
-        f"no {kind} {name}; pass one that exists, or {on_hub} of a repository on the Hugging Face "
-        "hub"
-    )
-
-
-def _only(where: str, files: list[str]) -> str:
-    """Returns the only n-gram file among the files."""
-    choices = sorted(file for file in files if file.endswith(_NGRAM_FILES))
-    if not choices:
-        raise UserError(f"{where} holds no n-gram file ({' or '.join(_NGRAM_FILES)}); name another")
-    if len(choices) > 1:
-        named = ", ".join(f"{where}/{file}" for file in choices)
-        raise UserError(f"{where} holds several n-gram files; name one: {named}")
-    return choices[0]
-
-
-def _files(repository: str, revision: str | None, token: str | bool | None) -> list[str]:
-    """Lists a repository's files; without a network, those that are in the cache."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        # Unlike `list_repo_files`, this does not retry for half a minute.
-        info = huggingface_hub.HfApi().model_info(repository, revision=revision, token=token)
-        return [file.rfilename for file in info.siblings or ()]
-    except HfHubHTTPError:
-        raise
-    except Exception as error:  # each HTTP library has its own exception for a missing network
-        try:
-            # A pattern that matches no file.
-            snapshot = huggingface_hub.snapshot_download(
-                repository, revision=revision, allow_patterns="/", local_files_only=True
-            )
-        except LocalEntryNotFoundError as missing:
-            raise missing from error
-        paths = Path(snapshot).rglob("*")
-        return [path.relative_to(snapshot).as_posix() for path in paths if path.is_file()]
 
 
 @contextlib.contextmanager
-def _one_line(
-    local: str, repository: str, revision: str | None, *, page: str | None = None
-) -> Iterator[None]:
-    """Reports any failed download as a UserError of one line that says what to do.
-
-    `page` is the path of the repository's page on the hub, if it is not its name.
-    """
+def _one_line(local: str, repository: str) -> Iterator[None]:
+    """Reports any failed download as a UserError of one line, in the words of the hub's client."""
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:  # from several libraries
-        raise UserError(_advice(local, repository, revision, page or repository, error)) from error
+        from huggingface_hub.errors import LocalEntryNotFoundError
 
-
-def _advice(local: str, repository: str, revision: str | None, page: str, error: Exception) -> str:
-    from huggingface_hub import constants, errors
-
-    cause = error
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        cause = error.__cause__ or error
-    log_in = "log in with `hf auth login` or pass token="
-    match cause:
-        case errors.OfflineModeIsEnabled():
-            return (
-                f"no {local}, and {repository} is not in the cache of the Hugging Face hub, which "
-                "is switched off (HF_HUB_OFFLINE); unset that or pass a local path"
-            )
-        case errors.GatedRepoError():
-            return (
-                f"{repository} is gated: accept its terms at {constants.ENDPOINT}/{page}, "
-                f"then {log_in}"
-            )
-        case errors.RepositoryNotFoundError():
-            return (
-                f"no {local}, and the Hugging Face hub has no repository {repository}; check the "
-                f"spelling, or, if it is private, {log_in}"
-            )
-        case errors.RevisionNotFoundError():
-            return f"{repository} has no revision {revision}; pass one of its branches or tags"
-        case errors.DisabledRepoError():
-            return f"the Hugging Face hub has switched {repository} off; pass another"
-        case errors.EntryNotFoundError() if not isinstance(cause, FileNotFoundError):
-            return (
-                f"no {local}, and {repository} has no such file; its files are listed at "
-                f"{constants.ENDPOINT}/{page}/tree/{revision or 'main'}"
-            )
-        case errors.HfHubHTTPError():
-            status = cause.response.status_code
-            if status == 401:
-                return f"the Hugging Face hub does not know the token; {log_in} with a valid one"
-            if status == 403:
-                return f"the token may not read {repository}; pass one that may, as token="
-            return (
-                f"cannot download {repository}: the Hugging Face hub answers {status} "
-                f"({_line(cause)}); try again later"
-            )
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG):
-            return (
-                f"cannot download {repository}: the disk of {constants.HF_HUB_CACHE} is full; free "
-                "some space, or set HF_HOME to a directory of another disk"
-            )
-        case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
-            return (
-                f"cannot download {repository}: {cause.filename or constants.HF_HUB_CACHE} cannot "
-                "be written; set HF_HOME to a directory that can"
-            )
-    return (
-        f"no {local}, and {repository} cannot be downloaded: {_line(cause)}; check the network, or "
-        "pass a local path"
-    )
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+        cause = (isinstance(error, LocalEntryNotFoundError) and error.__cause__) or error
+        raise UserError(
+            f"no {local}, and {repository} cannot be taken from the Hugging Face hub: "
+            f"{' '.join(str(cause).split()) or type(cause).__name__}"
+        ) from error

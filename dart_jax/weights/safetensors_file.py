@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +19,6 @@ DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "I16": np.dtype(np.int16),
@@ -68,63 +67,41 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
       UserError: the file is damaged or incomplete, or contains an unsupported dtype.
     """
     try:
-        # Plain reads: the pages of a mapped file would count as memory of this process, and reading
-        # a mapped file that was truncated meanwhile would kill the process.
-        file = safe_open(path, framework="numpy", backend="pread")
+        safe_open(path, framework="numpy", backend="pread")  # which checks the header
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
+    header.pop("__metadata__", None)
 
-    starts = functools.cache(lambda: _starts(path))
-
-    def tensor(name: str) -> Tensor:
-        header = file.get_slice(name)
-        dtype = header.get_dtype()
-        if dtype not in DTYPES:
+    def tensor(name: str, entry: dict[str, Any]) -> Tensor:
+        if entry["dtype"] not in DTYPES:
             raise UserError(
-                f"cannot read {path}: {name} has dtype {dtype}, not one of {', '.join(DTYPES)}"
+                f"cannot read {path}: {name} has dtype {entry['dtype']}, not one of "
+                f"{', '.join(DTYPES)}"
             )
-
-        shape = tuple(header.get_shape())
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+        start = 8 + size + entry["data_offsets"][0]
 
         def read() -> np.ndarray:
-            if dtype == "F8_E4M3":  # which the library cannot read into NumPy's arrays
-                return read_part((slice(None),) * len(shape))
-            try:
-                return file.get_tensor(name)
-            except (OSError, SafetensorError) as error:
+            try:  # a plain read: pages of a mapped file would count as memory of this process
+                return np.fromfile(path, dtype, math.prod(shape), offset=start).reshape(shape)
+            except (OSError, ValueError) as error:  # the file has become shorter
                 raise damaged(path, error) from None
 
         def read_part(region: Region) -> np.ndarray:
-            try:
-                return _read_part(path, starts()[name], DTYPES[dtype], shape, region)
+            if 0 in shape:
+                return np.empty(shape, dtype)[region]
+            try:  # a mapping that lasts no longer
+                return np.array(np.memmap(path, dtype, "r", start, shape)[region])
             except (OSError, ValueError) as error:
                 raise damaged(path, error) from None
 
-        return Tensor(shape, DTYPES[dtype], read, read_part)
+        return Tensor(shape, dtype, read, read_part)
 
-    return {name: tensor(name) for name in file.offset_keys()}
-
-
-def _starts(path: Path) -> dict[str, int]:
-    """Returns where the bytes of each tensor begin, in a file that the library has checked."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    return {
-        name: 8 + size + entry["data_offsets"][0]
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
-
-
-def _read_part(
-    path: Path, start: int, dtype: np.dtype, shape: tuple[int, ...], region: Region
-) -> np.ndarray:
-    """Copies a region of a tensor that begins at `start`, from a mapping that lasts no longer;
-    raises ValueError if the file is too short."""
-    if 0 in shape:
-        return np.empty(shape, dtype)[region]
-    return np.array(np.memmap(path, dtype, "r", start, shape)[region])
+    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    return {name: tensor(name, entry) for name, entry in entries}
 
 
 def damaged(path: Path, why: object) -> UserError:

@@ -14,20 +14,19 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
-from dart_jax.weights.quantized import Quantization, dequantized, read_quantization
-from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
 
+# Fields that say how weights are quantised; the second in old files, the last in those of MLX.
+_QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 # Buffers of old files, which the config determines.
 BUFFERS = re.compile(r"(^|\.)rotary_emb\.\w+$|\.attn\.(masked_)?bias$|(^|\.)position_ids$")
 # Names of parts that predict the next token. Others are heads for further tokens, for classes and
 # for values, or states of an optimiser: those who load a language model leave them out, too.
 _OWN_PARTS = re.compile(r"(model\.(?!mtp\.)|lm_head\.)")
-_AT_ONCE = 1 << 22  # numbers compared at a time
 
 
-def target_config(directory: Path) -> tuple[TargetConfig, Quantization | None]:
-    """Reads a target's config, and how its files are quantised.
+def read_target_config(directory: Path) -> TargetConfig:
+    """Reads the config of a Hugging Face directory.
 
     Raises:
       UserError: it is missing, not supported, or a drafter's.
@@ -35,7 +34,18 @@ def target_config(directory: Path) -> tuple[TargetConfig, Quantization | None]:
     json = read_json(directory / "config.json")
     if is_drafter(json):
         raise UserError(f"{directory} is a drafter; pass it as the drafter of its target")
-    return TargetConfig.from_json(json), read_quantization(json)
+    inner = json.get("text_config")
+    for fields in (json, inner if isinstance(inner, dict) else {}):
+        for name in _QUANTIZATION:
+            if method := fields.get(name):
+                method = method.get("quant_method", method) if isinstance(method, dict) else method
+                raise UserError(
+                    f"config.json has {name}={method!r}, and quantised weights are read from GGUF "
+                    "files only; pass one of this model, or the unquantised checkpoint "
+                    "(weights_dtype='int8' rounds it when it is loaded), or remove the field if "
+                    "the files hold floats"
+                )
+    return TargetConfig.from_json(json)
 
 
 def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
@@ -43,8 +53,8 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
 
     Returns:
       The config, with an untied head if the files hold one that is not the embedding, and the
-      tensors: dequantised, with the adapter in the directory merged into them, and without those
-      that are not used.
+      tensors: with the adapter in the directory merged into them, and without those that are not
+      used.
 
     Raises:
       UserError: something is missing, damaged or not supported.
@@ -52,12 +62,8 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
     Warns:
       InputWarning: tensors are not used, or the head is not tied although the config says so.
     """
-    config, quantization = target_config(directory)
-    files = open_tensors(directory)
-    if quantization is not None:
-        of_text = {n: t for n, t in files.tensors.items() if text_tensor(n) is not None}
-        files = dequantized(files._replace(tensors=of_text), quantization)
-    files = _text_part(files, config)
+    config = read_target_config(directory)
+    files = _text_part(open_tensors(directory), config)
     files = adapter.merged(files, directory, tied=config.tie_word_embeddings)
     if config.tie_word_embeddings:
         config = _tie_head(files, config)
@@ -97,7 +103,7 @@ def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
         if EMBEDDING not in files.lost:
             tensors[EMBEDDING] = tensors.pop(HEAD)
         return config
-    if _equal(tensors[EMBEDDING], tensors[HEAD]):
+    if np.array_equal(tensors[EMBEDDING].read(), tensors[HEAD].read()):
         del tensors[HEAD]
         return config
     warn(
@@ -105,27 +111,6 @@ def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
         "config.json ties them: set tie_word_embeddings to false there"
     )
     return dataclasses.replace(config, tie_word_embeddings=False)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Returns whether two matrices hold the same numbers; reads both."""
-    if a is b or a.shape != b.shape:
-        return a is b
-    if a.read_part is None or b.read_part is None:
-        return _same_numbers(a.read(), b.read())
-    rows, width = a.shape
-    step = max(1, _AT_ONCE // width)
-    return all(
-        _same_numbers(a.read_part(region), b.read_part(region))
-        for top in range(0, rows, step)
-        if (region := (slice(top, min(top + step, rows)), slice(0, width)))
-    )
-
-
-def _same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
-    if a.dtype != b.dtype:
-        a, b = a.astype(np.float32), b.astype(np.float32)
-    return a.tobytes() == b.tobytes()
 
 
 def _drop_unused(files: TensorFiles, config: TargetConfig) -> None:

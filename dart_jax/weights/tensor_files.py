@@ -15,7 +15,6 @@ from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, write_atomically
 from dart_jax.weights.gguf.tensors import INDEX as GGUF_INDEX
 from dart_jax.weights.gguf.tensors import open_gguf
-from dart_jax.weights.other_formats import other_format
 from dart_jax.weights.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.torch_file import open_torch
 
@@ -59,9 +58,9 @@ def open_tensors(directory: Path) -> TensorFiles:
             return TensorFiles(path, open_file(path), [], set())
         if index.is_file():
             return _open_shards(index, open_file)
+    contents = _contents(directory)
     needed = f"{WEIGHTS}, or shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
-    other = other_format(path.name for path in directory.iterdir())
-    raise UserError(f"no weights in {directory}; {other or f'it needs {needed}'}")
+    raise UserError(f"no weights in {directory}, which holds {contents}; it needs {needed}")
 
 
 def weight_files() -> list[str]:
@@ -105,24 +104,26 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
       tensors: by name; the tensors of one file are in memory together.
       max_shard_size: in bytes; a single tensor may be larger.
     """
-    sizes = {name: math.prod(t.shape) * t.dtype.itemsize for name, t in tensors.items()}
-    shards = _plan(sizes, max_shard_size)
-    old = _written_before(directory)
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: math.prod(tensor.shape) * tensor.dtype.itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_size,
+    )
     path, index = directory / WEIGHTS, _index(directory / WEIGHTS)
-    if len(shards) == 1:
-        with atomic_path(path) as part:
-            _write(part, tensors)
-        _remove({index, *old} - {path})
-        return
-    _remove({index, path, *old})  # first: new shards may have the names of old ones
-    names = {}
-    for i, shard in enumerate(shards, 1):
-        file = f"model-{i:05}-of-{len(shards):05}.safetensors"
-        names |= dict.fromkeys(shard, file)
+    old = {path, index, *_written_before(directory)}
+    if split.is_sharded:
+        _remove(old)  # first: new shards may have the names of old ones
+    for file, names in split.filename_to_tensors.items():
         with atomic_path(directory / file) as part:
-            _write(part, {name: tensors[name] for name in shard})
-    content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": names}
-    write_atomically(index, (json.dumps(content, indent=2) + "\n").encode())
+            _write(part, {name: tensors[name] for name in names})
+    if split.is_sharded:
+        content = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_atomically(index, (json.dumps(content, indent=2) + "\n").encode())
+    else:
+        _remove(old - {path})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -136,8 +137,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
         )
     if not path.is_file():
-        other = other_format(path.name for path in path.parent.iterdir())
-        raise UserError(f"no file {path}" + (f"; {other}" if other else ""))
+        raise UserError(f"no file {path}; the directory holds {_contents(path.parent)}")
     try:
         content = json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
@@ -145,6 +145,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"cannot read {path}: it holds no JSON object")
     return content
+
+
+def _contents(directory: Path) -> str:
+    """Some of the names in a directory, for those who pass one of another format."""
+    names = sorted(path.name for path in directory.iterdir())
+    return ", ".join([*names[:6], *[".."][: len(names) > 6]]) or "nothing"
 
 
 def _index(weights: Path) -> Path:
@@ -183,19 +189,6 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     # The library would write wrong values for arrays that are not contiguous.
     arrays = {name: np.ascontiguousarray(tensor.read()) for name, tensor in tensors.items()}
     save_file(arrays, path, metadata={"format": "pt"})
-
-
-def _plan(sizes: Mapping[str, int], max_shard_size: int) -> list[list[str]]:
-    """Assigns names to shards, in order."""
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, bytes_ in sizes.items():
-        if shards[-1] and size + bytes_ > max_shard_size:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += bytes_
-    return shards
 
 
 def _written_before(directory: Path) -> set[Path]:

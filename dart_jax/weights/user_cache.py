@@ -12,7 +12,6 @@ from typing import Any
 import filelock
 import jax
 
-from dart_jax.errors import UserError
 from dart_jax.files import make_once, user_cache
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel, is_ngram_file
@@ -77,13 +76,7 @@ def converted_trie(path: Path, tokenizer: Vocabulary) -> Path:
     def write(part: Path) -> None:
         print(f"converting {path.name} once, into {out}", file=sys.stderr)
         size = vocabulary_size(tokenizer)
-        try:
-            convert_reference(path, part, vocab_size=size, fingerprint=fingerprint)
-        except (OSError, RuntimeError) as error:
-            raise UserError(
-                f"cannot convert {path} in {out.parent}: {error}; free some space, or convert it "
-                "to another disk with `python -m dart_jax.ngram convert`"
-            ) from error
+        convert_reference(path, part, vocab_size=size, fingerprint=fingerprint)
 
     return make_once(out, write)
 

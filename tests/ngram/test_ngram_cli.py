@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
@@ -15,6 +16,7 @@ from dart_jax.ngram.device_table import device_table
 from dart_jax.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+RARE = ("--min-counts", 1, 2, 2)
 
 
 @pytest.fixture
@@ -83,15 +85,22 @@ def test_query_of_an_unseen_context(run, tmp_path):
     assert "'x' was never seen" in run("query", "x", tmp_path / "a.dng")
 
 
-def test_convert_a_trie(run, tmp_path):
-    golden = GOLDEN / "qwen3-tied"
-    run("convert", golden / "ngram/small.trie", tmp_path / "a.dng", "--vocab-size", 512)
-    counted = NgramModel.count(np.load(golden / "ngram_corpus.npy"), vocab_size=512)
-    assert (tmp_path / "a.dng").read_bytes() == counted.file.tobytes()
+def test_convert_a_trie(run, fails, tmp_path):
+    """The file that its corpus gives, with the tokenizer's fingerprint."""
+    golden, out = GOLDEN / "qwen3-tied", tmp_path / "a.dng"
+    vocab = tokenizers.models.BPE({f"t{n}": n for n in range(512)}, [])
+    tokenizers.Tokenizer(vocab).save(str(tmp_path / "tokenizer.json"))
+    trie = golden / "ngram/small.trie"
+    assert "takes 3 numbers" in fails("convert", trie, out, "--tokenizer", tmp_path, *RARE[:-1])
+    run("convert", trie, out, "--tokenizer", tmp_path, "--memory", "400MB")
+    fingerprint = tokenizer_fingerprint(Tokenizer.load(tmp_path))
+    corpus = np.load(golden / "ngram_corpus.npy")
+    counted = NgramModel.count(corpus, vocab_size=512, fingerprint=fingerprint)
+    assert out.read_bytes() == counted.file.tobytes()
 
 
-def test_convert_to_a_smaller_file(run, tmp_path):
-    text = run("convert", DEMO / "ngram.dng", tmp_path / "a.dng", "--min-counts", 1, 2, 2)
+def test_convert_to_a_smaller_file(run, fails, tmp_path):
+    text = run("convert", DEMO / "ngram.dng", tmp_path / "a.dng", *RARE)
     smaller, whole = NgramModel.load(tmp_path / "a.dng"), NgramModel.load(DEMO / "ngram.dng")
     assert not smaller.exact
     assert smaller.fingerprint == whole.fingerprint
@@ -100,43 +109,8 @@ def test_convert_to_a_smaller_file(run, tmp_path):
         for level, least in zip(whole.levels, (1, 2, 2), strict=True)
     )
     assert f"{sum(smaller.sizes):,} n-grams" in text
-
-
-@pytest.mark.parametrize("lossy", [False, True])
-def test_convert_to_another_tokenizer(run, fails, tmp_path, lossy):
-    """Nothing but the fingerprint and the header's checksum changes; ids that occur are checked."""
-    source, out, other = tmp_path / "a.dng", tmp_path / "b.dng", tmp_path / "other"
-    fingerprint = tokenizer_fingerprint(Tokenizer.load(DEMO / "target"))
-    documents = [[5, 6, 7, 5, 6], [5, 6]]
-    model = NgramModel.count(documents, vocab_size=4096, fingerprint=fingerprint)
-    if lossy:
-        model.lossy(source, min_counts=(1, 2, 2))
-    else:
-        model.save(source)
-    assert np.flatnonzero(NgramModel.load(source).unigrams).tolist() == [5, 6, 7]
-    content = json.loads(
-        shutil.copytree(DEMO / "target", other).joinpath("tokenizer.json").read_text()
-    )
-    vocab = content["model"]["vocab"]
-    names = {id: name for name, id in vocab.items()}
-    vocab[names[4094]], vocab[names[4095]] = 4095, 4094
-    (other / "tokenizer.json").write_text(json.dumps(content))
-    run("convert", source, out, "--tokenizer", other, "--counted-with", DEMO / "target")
-    assert "give both" in fails("convert", source, out, "--tokenizer", other)
-    before, after = source.read_bytes(), out.read_bytes()
-    assert (
-        before[:168] + before[200:264] + before[272:] == after[:168] + after[200:264] + after[272:]
-    )
-    assert NgramModel.load(out).fingerprint == tokenizer_fingerprint(Tokenizer.load(other))
-    vocab[names[5]], vocab[names[8]] = 8, 5
-    (other / "tokenizer.json").write_text(json.dumps(content))
-    error = fails("convert", source, out, "--tokenizer", other, "--counted-with", DEMO / "target")
-    assert f"the token id 5 occurs in {source}, as {names[5]!r}, but is {names[8]!r}" in error
-    error = fails("convert", out, source, "--tokenizer", other, "--counted-with", DEMO / "target")
-    assert "was not counted with the tokenizer of" in error
-    assert "--counted-with is for n-gram files" in fails(
-        "convert", GOLDEN / "qwen3-tied/ngram/small.trie", out, "--counted-with", other
-    )
+    error = fails("convert", tmp_path / "a.dng", tmp_path / "b.dng", "--precision", 2)
+    assert "lost counts already" in error
 
 
 def test_bad_input_is_one_line(fails, tmp_path):
@@ -151,18 +125,16 @@ def test_bad_input_is_one_line(fails, tmp_path):
     assert "it is not an n-gram file" in fails("info", trie)
     assert "another tokenizer" in fails("query", "x", "--tokenizer", other)
     assert "no file" in fails("query", "x", "--tokenizer", tmp_path)
-    assert "no file" in fails("convert", tmp_path / "none", out)
-    assert "give --tokenizer or --vocab-size" in fails("convert", trie, out)
-    assert "give --min-counts or --precision" in fails("convert", demo, out)
-    assert "do not descend" in fails("convert", demo, out, "--min-counts", 2, 1, 1)
-    assert "takes 3 numbers" in fails("convert", trie, out, "--vocab-size", 9, "--min-counts", 2)
-    assert "precision must be" in fails("convert", trie, out, "--vocab-size", 9, "--precision", 0)
-    assert "vocab-size must be" in fails("convert", trie, out, "--vocab-size", 10**11)
-    assert "is a directory" in fails("convert", trie, tmp_path, "--vocab-size", 512)
-    assert "precision must be 2 to 16" in fails("convert", demo, out, "--precision", 1)
-    assert "memory must be written like" in fails(
-        "convert", trie, out, "--vocab-size", 512, "--memory", "much"
-    )
+    for words, message in (
+        ((tmp_path / "none", out), "no file"),
+        ((trie, out), "give --tokenizer"),
+        ((trie, tmp_path, "--tokenizer", other), "is a directory"),
+        ((trie, out, "--tokenizer", other, "--memory", "much"), "memory must be written like"),
+        ((trie, out, "--tokenizer", other, "--precision", 0), "precision must be"),
+        ((demo, out), "give --min-counts or --precision"),
+        ((demo, out, "--min-counts", 2, 1, 1), "do not descend"),
+        ((demo, out, "--precision", 1), "precision must be 2 to 16"),
+        ((demo, out, *RARE, "--memory", "4GB"), "--tokenizer and --memory are for tries"),
+    ):
+        assert message in fails("convert", *words)
     assert not out.exists()
-    main(["convert", str(demo), str(out), "--precision", "3"])
-    assert "lost counts already" in fails("convert", out, out, "--precision", 2)

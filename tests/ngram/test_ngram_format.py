@@ -1,6 +1,7 @@
 """The n-gram file against an independent reader, written only from docs/ngram-format.md, and what
 the real reader makes of damaged files."""
 
+import functools
 import struct
 import tempfile
 from pathlib import Path
@@ -21,8 +22,6 @@ from ngram_corpora import (
     seeds,
 )
 
-from dart_jax import _core
-from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel
 
 HEADER = struct.Struct("<8s4I3Q5Q5Q5Q32s2IQ3Q3QQ")
@@ -72,16 +71,16 @@ class Reader:
 
     def counts(self) -> dict[tuple[int, ...], int]:
         """Every n-gram with its count; tokens that do not occur have count 0."""
-        self.found = {}
+        self.counted = {}
         self.followers = {}  # of every context, in order
         # Shortest contexts first: their lists are the universes of longer ones.
         pending = []
         for token, code in enumerate(self.codes):
-            self.found[(token,)] = self.count(code)
+            self.counted[(token,)] = self.count(code)
             pending.append(((token,), code, self.begins[token], self.begins[token + 1]))
         for _ in range(self.order - 1):
             pending = [child for context in pending for child in self.list(*context)]
-        return self.found
+        return self.counted
 
     def count(self, code: int) -> int:
         p = self.precision
@@ -144,7 +143,7 @@ class Reader:
                 assert at == bases[i // CHUNK]
             gram = (*context, shorter[position])
             self.followers[context].append(gram[-1])
-            self.found[gram] = self.count(code + self.smallest)
+            self.counted[gram] = self.count(code + self.smallest)
             children.append((gram, code + self.smallest, at, at + lengths[i]))
             at += lengths[i] if inner else 0
         assert at == end
@@ -156,11 +155,11 @@ def same_counts(data: bytes, model: NgramModel) -> None:
     model.check()
     reader = Reader(data)
     counts = counts_of(model)
-    found = reader.counts()
-    assert {g: c for g, c in found.items() if c or len(g) > 1} == {
+    counted = reader.counts()
+    assert {g: c for g, c in counted.items() if c or len(g) > 1} == {
         g: c for g, c in counts.items() if c or len(g) > 1
     }
-    assert found.keys() >= counts.keys()  # tokens counted 0 times that others need
+    assert counted.keys() >= counts.keys()  # tokens counted 0 times that others need
 
     header = model.header
     assert reader.magic == b"dartngm\n"
@@ -202,39 +201,36 @@ def directory():
 
 
 @settings(max_examples=60)
-@given(corpora(), orders, st.sampled_from([None, 2, 5, 16]), st.sampled_from([0, 3]))
-def test_another_reader_finds_the_same(directory, corpus, order, precision, least):
+@given(
+    corpora(),
+    orders,
+    st.sampled_from([None, 2, 5, 16]),
+    st.sampled_from([(0, 0.0), (3, 0.0), (0, 0.2), (0, 1.0)]),
+    seeds,
+)
+def test_another_reader_finds_the_same(directory, corpus, order, precision, loss, seed):
+    """In files without rare n-grams, and in those with n-grams that are there but not counted."""
     documents, vocab_size = corpus
+    least, zeros = loss
     options = {"precision": precision, "min_counts": [least] * order, "fingerprint": b"?" * 32}
-    windows = brute_force_windows(documents, order)
+    windows = forget(brute_force_windows(documents, order), seed, zeros)
     model = build(directory / "model", windows, order, vocab_size, **options)
     same_counts(model.file.tobytes(), model)
 
 
-@settings(max_examples=40)
-@given(corpora(), orders, seeds, st.sampled_from([0.2, 1.0]))
-def test_another_reader_finds_the_same_zeros(directory, corpus, order, seed, share):
-    documents, vocab_size = corpus
-    windows = forget(brute_force_windows(documents, order), seed, share)
-    model = build(directory / "zeros", windows, order, vocab_size)
-    same_counts(model.file.tobytes(), model)
-
-
-@pytest.mark.parametrize("order", [2, 3, 5])
-def test_another_reader_reads_long_lists(order):
+def test_another_reader_reads_long_lists():
     documents = random_documents(1, 3000, documents=8, length=1500)
-    model = NgramModel.count(documents, order, vocab_size=3000)
+    model = NgramModel.count(documents, 3, vocab_size=3000)
     same_counts(model.file.tobytes(), model)
 
 
 # Damage
 
+DAMAGE = r"\b(it|its|the file|a section|a list)\b"
+
 
 def load_bytes(data, *, checksums=True):
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "damaged.dng"
-        path.write_bytes(data)
-        return NgramModel.load(path, checksums=checksums)
+    return NgramModel(np.array(bytearray(data), np.uint8), checksums=checksums)
 
 
 @pytest.fixture(scope="module")
@@ -242,21 +238,18 @@ def small():
     return NgramModel.count([[1, 2, 3, 1, 2, 4], [30, 2]]).file.tobytes()
 
 
-@pytest.fixture(scope="module", params=range(1, _core.MAX_ORDER + 1))
-def large(request):
-    """With long lists, of each order."""
-    documents = random_documents(request.param, 60, documents=4, length=500)
-    return NgramModel.count(documents, request.param).file.tobytes()
+@functools.cache
+def large(order):
+    """With long lists."""
+    documents = random_documents(order, 60, documents=4, length=500)
+    return NgramModel.count(documents, order).file.tobytes()
 
 
 def test_every_truncation_is_reported(small):
     for size in range(len(small)):
-        with pytest.raises(UserError, match=r"cannot read n-gram model .*damaged\.dng: "):
-            load_bytes(small[:size])
-    # Detected without reading the whole file.
-    for size in range(len(small)):
-        with pytest.raises(UserError, match=r"damaged\.dng"):
-            load_bytes(small[:size], checksums=False)
+        for checksums in (True, False):  # without reading the whole file, too
+            with pytest.raises(ValueError, match=DAMAGE):
+                load_bytes(small[:size], checksums=checksums)
 
 
 def flip(data, bit):
@@ -266,15 +259,15 @@ def flip(data, bit):
 
 
 @settings(max_examples=300)
-@given(st.floats(0, 1, exclude_max=True))
-def test_a_flipped_bit_is_reported(large, place):
-    with pytest.raises(UserError, match=r"damaged\.dng"):
-        load_bytes(flip(large, int(place * 8 * len(large))))
+@given(orders, st.floats(0, 1, exclude_max=True))
+def test_a_flipped_bit_is_reported(order, place):
+    with pytest.raises(ValueError, match=DAMAGE):
+        load_bytes(flip(large(order), int(place * 8 * len(large(order)))))
 
 
 def test_a_damaged_header_is_reported_without_checksums(small):
     for bit in range(8 * HEADER.size):
-        with pytest.raises(UserError, match=r"damaged\.dng"):
+        with pytest.raises(ValueError, match=DAMAGE):
             load_bytes(flip(small, bit), checksums=False)
 
 
@@ -312,72 +305,8 @@ def with_checksums(data):
 def test_impossible_headers_are_reported(small, offset, layout, value, message):
     data = bytearray(small)
     struct.pack_into(layout, data, offset, value)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         load_bytes(with_checksums(data))
-
-
-def use(data, seed=0):
-    """Reads a file in every way. Errors are fine, and so is nonsense, as long as it ends."""
-    try:
-        model = NgramModel(np.frombuffer(data, np.uint8))
-    except ValueError:
-        return None
-    try:
-        model.check()
-        checked = True
-    except ValueError:
-        checked = False
-    try:
-        return counts_of(model)
-    except ValueError:
-        assert not checked
-        return None
-    finally:
-        rng = np.random.default_rng(seed)
-        context = rng.integers(-1, 70, 4).astype(np.int32)
-        for length in range(5):
-            candidates = np.arange(-1, 70, dtype=np.int32)
-            probability = model.core.probabilities(context[:length], candidates)
-            assert probability.shape == candidates.shape
-        drafts = rng.permuted(np.tile(np.arange(60, dtype=np.int32), (2, 4, 1)), axis=-1)[..., :20]
-        logits = rng.normal(0, 1, drafts.shape).astype(np.float32)
-        trees = np.zeros((2, 3, 31), np.int32)
-        search = _core.TreeSearch(model.core, nodes=30, beam=8)
-        roots = rng.integers(0, 60, (2, 4)).astype(np.int32)
-        search.search(roots, np.ascontiguousarray(drafts), logits, trees)
-        _, parent, depth = trees.swapaxes(0, 1)
-        above = np.take_along_axis(depth, parent, axis=-1)
-        assert (depth[:, 1:] == above[:, 1:] + 1)[depth[:, 1:] > 0].all()
-
-
-@settings(max_examples=300)
-@given(st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), seeds)
-def test_damage_with_valid_checksums_is_safe(large, places, seed):
-    data = large
-    for place in places:
-        data = flip(data, 272 * 8 + int(place * 8 * (len(large) - 272)))
-    use(with_checksums(data), seed)
-
-
-@settings(max_examples=100)
-@given(seeds, orders, st.sampled_from([0, 1]), st.integers(1, 70))
-def test_random_bits_are_safe(seed, order, smallest, vocab_size):
-    """A right header, and what is in the sections is noise."""
-    rng = np.random.default_rng(seed)
-    lists, count_bits = rng.bytes(8 * int(rng.integers(0, 60))), int(rng.integers(0, 12))
-    offset_bits = (8 * len(lists)).bit_length()
-    table_bits = (vocab_size + 1) * (count_bits + offset_bits)
-    table = rng.bytes(-(-table_bits // 64) * 8)
-    header = HEADER.pack(
-        *(b"dartngm\n", 1, 272, order, 0, vocab_size, smallest, 0),
-        *([2**40] * 5 + [0] * 10),
-        *(bytes(32), count_bits, offset_bits, 8 * len(lists)),
-        *(272, len(lists) + 8, 0),
-        *(280 + len(lists), len(table) + 8, 0, 0),
-    )
-    data = with_checksums(header + lists + bytes(8) + table + bytes(8))
-    NgramModel(np.frombuffer(data, np.uint8))  # the header is valid
-    use(data, seed)
 
 
 def test_lists_that_overlap_are_reported():

@@ -102,7 +102,6 @@ def test_the_second_process_finds_what_the_first_compiled(environment, tmp_path)
     entry.write_bytes(entry.read_bytes()[:100])
     Path(str(entry).replace("-cache", "-atime")).unlink()
     assert compile_slow(environment) == (expected, 0, 1, "")
-    assert compile_slow(environment) == (expected, 1, 0, "")
 
 
 @pytest.mark.long
@@ -130,19 +129,16 @@ def tokenizer():
     return Tokenizer(tokenizers.Tokenizer(models.BPE({f"t{n}": n for n in range(VOCAB)}, [])))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_trie_is_converted_once(cache, tokenizer, name, capsys):
-    trie = GOLDEN / name / "ngram" / "small.trie"
-    ngram = user_cache.load_ngram(trie, tokenizer, VOCAB + 64)
-    expected = NgramModel.count(np.load(GOLDEN / name / "ngram_corpus.npy"), order=3)
-    assert ngram.sizes == expected.sizes
-    np.testing.assert_array_equal(ngram.levels[-1].count, expected.levels[-1].count)
-    assert ngram.vocab_size == VOCAB  # the tokenizer's, though the target has more rows
-    assert ngram.fingerprint == tokenizer_fingerprint(tokenizer)
+def test_a_trie_is_converted_once(cache, tokenizer, capsys):
+    """For the tokenizer's vocabulary, though the target has more rows."""
+    ngram = user_cache.load_ngram(TRIE, tokenizer, VOCAB + 64)
+    corpus, fingerprint = np.load(TRIE.parents[1] / "ngram_corpus.npy"), tokenizer_fingerprint
+    expected = NgramModel.count(corpus, vocab_size=VOCAB, fingerprint=fingerprint(tokenizer))
+    assert ngram.file.tobytes() == expected.file.tobytes()
     assert "converting small.trie once" in capsys.readouterr().err
     [made] = (cache / "ngram").glob("*.dng")
     before = made.stat()
-    assert user_cache.converted_trie(trie, tokenizer) == made
+    assert user_cache.converted_trie(TRIE, tokenizer) == made
     assert made.stat() == before
     assert capsys.readouterr().err == ""
 
@@ -166,7 +162,7 @@ def test_two_processes_at_once(environment):
     assert sorted("converting" in err for _, err in results) == [False, True]
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3])
 def test_files_of_a_killed_process_are_ignored(environment, cache, tokenizer, seconds):
     process = start(CONVERT, environment)
@@ -174,10 +170,7 @@ def test_files_of_a_killed_process_are_ignored(environment, cache, tokenizer, se
         assert process.stdout.readline() == "begin\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
-    for made in (cache / "ngram").glob("*.dng"):
-        assert NgramModel.load(made).vocab_size == VOCAB
-    made = user_cache.converted_trie(TRIE, tokenizer)
-    assert NgramModel.load(made).fingerprint == tokenizer_fingerprint(tokenizer)
+    assert NgramModel.load(user_cache.converted_trie(TRIE, tokenizer)).vocab_size == VOCAB
     assert {path.suffix for path in (cache / "ngram").iterdir()} <= {".dng", ".lock"}
 
 

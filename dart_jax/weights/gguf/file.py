@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,21 +77,6 @@ def read(path: Path) -> GgufFiles:
             offset, kind = int(tensor.data_offset), tensor.tensor_type.name
             tensors[tensor.name] = Stored(number, offset, kind, shape)
     return GgufFiles(paths, metadata, tensors)
-
-
-def only_name(where: str, names: Iterable[str]) -> str | None:
-    """Returns the name of the one model among the files of a directory or a repository, as that of
-    its first file; None if there is no GGUF file.
-
-    Raises:
-      UserError: there are several to choose from.
-    """
-    models = [name for name in names if name.endswith(SUFFIX) and "mmproj" not in name]
-    firsts = sorted({parts(name)[0] for name in models})
-    if len(firsts) > 1:
-        named = ", ".join(f"{where}/{name}" for name in firsts)
-        raise UserError(f"{where} holds several GGUF files; name one: {named}")
-    return firsts[0] if firsts else None
 
 
 def _open(path: Path) -> Any:

@@ -109,8 +109,8 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     template = metadata.get("tokenizer.chat_template")
     names = metadata.get("tokenizer.chat_templates") or []
     if names:
-        named = {name: metadata.get(f"tokenizer.chat_template.{name}") for name in names}
-        all_templates = {"default": template, **named}
+        others = {name: metadata.get(f"tokenizer.chat_template.{name}") for name in names}
+        all_templates = {"default": template, **others}
         config["chat_template"] = [
             {"name": name, "template": text} for name, text in all_templates.items() if text
         ]
@@ -123,9 +123,9 @@ def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
     """The ids that end a text, a turn or a message: those that are named, and those whose texts are
     known to, as in llama.cpp."""
     tokens = metadata.get("tokenizer.ggml.tokens") or []
-    named = [_named_id(metadata, name) for name in ("eos", "eot", "eom")]
+    ids = [_named_id(metadata, name) for name in ("eos", "eot", "eom")]
     texts = [id for id, token in enumerate(tokens) if token in _ENDS]
-    return list(dict.fromkeys(id for id in (*named, *texts) if id is not None))
+    return list(dict.fromkeys(id for id in (*ids, *texts) if id is not None))
 
 
 def _named_id(metadata: Mapping[str, Any], name: str) -> int | None:
