@@ -22,7 +22,7 @@ def accept_packed(packed, drawn, max_depth):
 
 
 def draw_for(rng, tree):
-    """What a target might draw at every node: mostly the token of one of its children."""
+    """Draws of a target at every node: mostly the token of one of its children."""
     token, parent, depth = tree
     drawn = rng.integers(0, VOCAB, NODES + 1)
     for node in range(NODES + 1):
@@ -55,20 +55,3 @@ def test_path_is_that_of_the_literal_walk(seed):
         assert count == len(expected)
         assert path.tolist() == expected + [0] * (DEPTH + 1 - count)
         assert tokens[:count].tolist() == draws[expected].tolist()
-
-
-def test_a_chain_is_accepted_to_its_end():
-    line = np.arange(DEPTH + 1, dtype=np.int32)
-    chain = np.stack([line, np.maximum(line - 1, 0), line])
-    accepted = accept_packed(jnp.asarray(chain[None]), jnp.asarray(line[None] + 1), DEPTH)
-    assert accepted.count.tolist() == [DEPTH + 1]
-    assert accepted.path.tolist() == [line.tolist()]
-    assert accepted.tokens.tolist() == [(line + 1).tolist()]
-
-
-def test_an_accepted_node_below_a_rejected_one_does_not_count():
-    # 1 is wrong; 2, its child, is what the target draws there.
-    tree = jnp.asarray([[[9, 1, 2], [0, 0, 1], [0, 1, 2]]], jnp.int32)
-    accepted = accept_packed(tree, jnp.asarray([[5, 2, 6]], jnp.int32), 2)
-    assert accepted.count.tolist() == [1]
-    assert accepted.tokens[0, 0] == 5

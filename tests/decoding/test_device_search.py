@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
@@ -23,7 +22,7 @@ from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.ngram import NgramModel
 from dart_jax.ngram.device_table import device_table, table_bytes
-from tests.decoding.test_tree_search import EOS, GOLDEN, VOCAB, draw_drafts, ngram_model
+from tests.decoding.test_tree_search import EOS, GOLDEN, VOCAB, draw_drafts, model_of, ngram_model
 
 ROWS = 64
 
@@ -33,7 +32,7 @@ OPTIMISED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_pa
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a search is compiled for."""
+    """The shapes and options that a search is compiled for."""
 
     order: int | None = 3
     levels: int = 5
@@ -50,39 +49,29 @@ class Setting:
 
 SETTINGS = [
     Setting(),
-    Setting(order=None),
-    Setting(order=1, levels=3),
-    Setting(order=2, candidates=12, nodes=60),
-    Setting(order=4, levels=8, candidates=25, nodes=60),
-    Setting(order=5, levels=4, candidates=9, nodes=8),
-    Setting(order=5, levels=8, candidates=3, nodes=16, eos=()),
-    Setting(order=3, levels=8, candidates=25, nodes=60, eos=()),
     Setting(order=None, levels=8, candidates=25, nodes=512, eos=tuple(range(0, VOCAB, 2))),
+    Setting(order=1, levels=3, candidates=1, nodes=6),
     Setting(order=4, levels=2, candidates=11, nodes=600, eos=tuple(range(VOCAB))),
+    Setting(order=3, levels=8, candidates=25, nodes=60, eos=()),
     Setting(order=3, levels=1, candidates=25, nodes=10),
-    Setting(order=3, levels=4, candidates=1, nodes=6),
     Setting(order=3, levels=3, candidates=5, nodes=0),
-    Setting(order=3, levels=3, candidates=5, nodes=1),
-    Setting(order=3, search=SearchConfig(beam=1), nodes=12),
-    Setting(order=4, search=SearchConfig(beam=2, ngram_weight=0.0), levels=6, eos=(3,)),
+    Setting(order=4, search=SearchConfig(beam=1, ngram_weight=0.0), nodes=1, eos=(3,)),
     Setting(order=3, search=SearchConfig(7, 0.0, 0.0, 3.0), nodes=40),
     Setting(order=5, search=SearchConfig(25, 2.5, 0.5, 1e6), levels=7, candidates=31, nodes=70),
     Setting(order=2, search=SearchConfig(13, 0.5, 1.0, 1.0), levels=6, candidates=19, eos=(99,)),
-    Setting(order=3, pairs=True),
     Setting(order=None, pairs=True, levels=8, candidates=25, nodes=60),
     Setting(order=4, pairs=True, levels=6, candidates=13, nodes=40, search=SearchConfig(beam=5)),
-    Setting(order=3, pairs=True, levels=1, candidates=4),
     Setting(order=5, pairs=True, levels=4, candidates=3, nodes=30, eos=(0, 1, 2)),
 ]
 
 
-def pack(buffer, context, tokens, logits, pairs=None, draws=None):
+def pack(buffer, context, tokens, logits, pairs=None):
     """The host buffer of drafts; contexts are filled up with -1 on the left."""
     rows = len(context)
     context = np.pad(context, ((0, 0), (CONTEXT, 0)), constant_values=-1)[:, -CONTEXT:]
     parts = [np.zeros((rows, 1 + 2 * buffer.path), np.int32), context, tokens.reshape(rows, -1)]
     parts += [x.view(np.int32).reshape(rows, -1) for x in (logits, pairs) if x is not None]
-    return np.concatenate([*parts, *([] if draws is None else [draws])], axis=1).astype(np.int32)
+    return np.concatenate(parts, axis=1).astype(np.int32)
 
 
 def random_drafts(setting, seed, rows=ROWS):
@@ -110,10 +99,6 @@ def random_drafts(setting, seed, rows=ROWS):
         odd = rng.random(pairs.shape) < 0.05
         pairs[odd] = rng.choice([np.nan, np.inf, -np.inf, 3e38, -3e38], odd.sum())
     return pack(setting.buffer, context, tokens, logits, pairs)
-
-
-def model_of(order):
-    return None if order is None else ngram_model(order)
 
 
 @cache
@@ -161,11 +146,9 @@ def test_elementary_functions_have_the_bits_of_the_core():
     np.testing.assert_array_equal(_core.logarithm(positive), literal.logarithm(positive))
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize("setting", SETTINGS, ids=range(len(SETTINGS)))
 def test_trees_are_those_of_the_search_in_cpp(setting):
-    """10,000 rows and more in all."""
-
     @settings(max_examples=8, deadline=None)
     @given(st.integers(0, 2**32 - 1))
     def run(seed):
@@ -175,14 +158,7 @@ def test_trees_are_those_of_the_search_in_cpp(setting):
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("rows", [1, 7, 33])
-def test_batches(rows):
-    setting = Setting(order=4, levels=8, candidates=25, nodes=60)
-    assert check(setting, random_drafts(setting, 1, rows)) > rows * 20
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("number", [7, 21])
+@pytest.mark.parametrize("number", [4, 12])
 def test_optimised_programs(number):
     """Products are not fused with sums there either."""
     setting = SETTINGS[number]
@@ -202,30 +178,8 @@ def test_lookups_by_xla(monkeypatch):
         assert check(setting, random_drafts(setting, order)) > ROWS * 10
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-draft-vocab"])
-def test_golden_drafts(name):
-    """The drafts that the reference's trees are made of."""
-    golden = np.load(GOLDEN / name / "golden.npz")
-    draft_to_target = load_file(GOLDEN / name / "drafter" / "model.safetensors")["d2t"]
-    model = NgramModel.count(np.load(GOLDEN / name / "ngram_corpus.npy"), order=3)
-    rows = [(prompt, step) for prompt in range(4) for step in range(4)]
-    drafts = np.stack([golden[f"draft_logits_{prompt}_{step}"] for prompt, step in rows])
-    top = np.argsort(-drafts, axis=-1, kind="stable")[..., :25]
-    tokens = (top + draft_to_target[top]).astype(np.int32)
-    logits = np.take_along_axis(drafts, top, axis=-1)
-    context = np.stack([golden[f"preceding_{prompt}_{step}"][-2:] for prompt, step in rows])
-    buffer = HostBuffer(tokens.shape[1], 25, tokens.shape[1] + 1)
-    packed = pack(buffer, context.astype(np.int32), tokens, logits)
-    expected = HostSearch(buffer, 59, ngram=model, eos=(511,))(packed)
-    assert (expected[:, 2] > 0).sum() == 59 * len(rows)
-    table = jax.tree.map(jnp.asarray, device_table(model)[0])
-    np.testing.assert_array_equal(
-        DeviceSearch(buffer, 59, table=table, eos=(511,))(packed), expected
-    )
-
-
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("least", [1, 2, 3, 5, 10**9])
+@pytest.mark.parametrize("least", [1, 3, 10**9])
 def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
     """What does not fit are the least frequent n-grams: the trees are those of a model without."""
     model = ngram_model(4)
@@ -242,15 +196,6 @@ def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
     on_device = DeviceSearch(setting.buffer, 24, table=jax.tree.map(jnp.asarray, table))
     expected = HostSearch(setting.buffer, 24, ngram=smaller)(packed)
     np.testing.assert_array_equal(on_device(packed), expected)
-
-
-def test_a_table_takes_no_more_than_it_may():
-    """Where the limit cuts through n-grams of one count, the shorter ones are kept."""
-    model = ngram_model(5)
-    for limit in (0, 100, 5000, 20000, 60000):
-        table, size = device_table(model, limit)
-        assert size.nbytes == table.nbytes <= max(limit, 300) * 1.01 + 300
-        assert size.ngrams <= size.total
 
 
 def test_parameters_out_of_range():

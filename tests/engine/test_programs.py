@@ -52,8 +52,8 @@ def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
     requests, wanted = [], []
     for n, tokens in enumerate(tiny.prompts):
         options = {"temperature": n % 2 * 0.8, "seed": n, "eos_token_id": ()}
-        made = model.generate(tokens.tolist(), max_new_tokens=9, tree_nodes=0, **options)
-        wanted.append(made.tokens.tolist())
+        plain = model.generate(tokens.tolist(), max_new_tokens=9, tree_nodes=0, **options)
+        wanted.append(plain.tokens.tolist())
         sampling = Sampling(options["temperature"])
         requests.append(Request(tokens.astype(np.int32), 9, sampling, seed=n))
     answers = ask(engine, *requests)
