@@ -1,9 +1,6 @@
 """The tree search on the device gives the C++ search's trees, ties included."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from functools import cache
 
 import exact_math as literal
@@ -22,7 +19,7 @@ from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.ngram import NgramModel
 from dart_jax.ngram.device_table import device_table, table_bytes
-from tests.decoding.test_tree_search import EOS, GOLDEN, VOCAB, draw_drafts, model_of, ngram_model
+from tests.decoding.test_tree_search import EOS, VOCAB, draw_drafts, model_of, ngram_model
 
 ROWS = 64
 
@@ -203,31 +200,3 @@ def test_parameters_out_of_range():
         DeviceSearch(HostBuffer(5, 0, 6), 8)
     with pytest.raises(ValueError, match="beam must be at least 1"):
         DeviceSearch(Setting().buffer, 8, search=SearchConfig(beam=0))
-
-
-SHARDED = """
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from dart_jax.models.cpu import foreign
-from tests.decoding.test_device_search import Setting, random_drafts, searches
-
-foreign._registered = False  # what accelerators compute
-mesh = Mesh(np.array(jax.devices()), ("data",))
-rows, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
-setting = Setting(order=4, levels=4, candidates=9)
-packed = random_drafts(setting, 3)
-in_cpp, on_device = searches(setting)
-on_all = jax.tree.map(lambda x: jax.device_put(x, everywhere), on_device)
-search = jax.jit(type(on_device).in_program, out_shardings=rows)
-trees = search(on_all, jax.device_put(packed, rows))
-assert len(trees.sharding.device_set) == 4
-np.testing.assert_array_equal(trees, in_cpp(packed))
-"""
-
-
-@pytest.mark.long
-def test_a_batch_over_several_devices():
-    flags = "--xla_force_host_platform_device_count=4"
-    paths = os.pathsep.join([str(GOLDEN.parents[1]), *sys.path])
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": paths}
-    subprocess.run([sys.executable, "-c", SHARDED], check=True, env=environment, timeout=300)

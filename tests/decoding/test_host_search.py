@@ -82,35 +82,6 @@ def test_every_method_gives_the_trees_of_the_host(ngram, create, rows):
     np.testing.assert_array_equal(jitted(other), prune(np.asarray(other)))
 
 
-def test_inside_a_loop(ngram, create):
-    """Each round's trees choose the next round's roots, as in decoding."""
-    prune = create(NODES, ngram=ngram)
-    rounds = 6
-    root = LAYOUT.first - 1
-
-    def follow(packed, trees):
-        return packed.at[:, root].set(jnp.where(packed[:, root] < 0, -1, trees[:, 0, -1] % 12))
-
-    @jax.jit
-    def loop(packed):
-        def body(state):
-            i, packed, all_trees = state
-            trees = inside(prune, packed)
-            return i + 1, follow(packed, trees), all_trees.at[i].set(trees)
-
-        trees = jnp.zeros((rounds, packed.shape[0], 3, NODES + 1), jnp.int32)
-        return jax.lax.while_loop(lambda state: state[0] < rounds, body, (0, packed, trees))[2]
-
-    packed = pack(7)
-    expected = []
-    current = packed
-    for _ in range(rounds):
-        expected.append(prune(np.asarray(current)))
-        current = follow(current, jnp.asarray(expected[-1]))
-    np.testing.assert_array_equal(loop(packed), np.stack(expected))
-    assert len({trees.tobytes() for trees in expected}) > 1
-
-
 def custom_calls(program):
     """The targets of custom calls in a program as StableHLO or HLO."""
     return set(re.findall(r'(?:custom_call @|custom_call_target=")(\w+)', program))
@@ -223,7 +194,7 @@ np.testing.assert_array_equal(trees, prune(np.asarray(packed)))
 """
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 @pytest.mark.parametrize("rows", [7, 64])
 @pytest.mark.parametrize("method", ["native", "python"])

@@ -2,7 +2,6 @@
 trees."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -124,14 +123,3 @@ def test_a_loaded_model(tmp_path, tmp_path_factory):
         drafted = decoder(tiny.prompts, 12, seed=1)
         for ours, theirs in zip(drafted.tokens, expected.tokens, strict=True):
             np.testing.assert_array_equal(ours, theirs)
-
-
-def test_without_pair_scores_the_host_buffer_is_as_before(models, scored):
-    without, buffer = (
-        DecodeConfig(models.target, drafter, nodes=8).host_buffer
-        for drafter in (models.drafter, scored[0])
-    )
-    assert not without.pairs
-    assert not DecodeConfig(models.target, scored[0], nodes=1).host_buffer.pairs  # has no pairs
-    assert dataclasses.replace(buffer, pairs=False) == without
-    assert math.prod(buffer.pairs_shape) == (buffer.positions - 1) * 25**2

@@ -223,29 +223,6 @@ def test_threads_do_not_matter(seed, rows, step):
         np.testing.assert_array_equal(trees, expected)
 
 
-@given(seeds, st.integers(1, 9), st.integers(1, 5), st.integers(1, 30), st.integers(0, 5))
-def test_rows_are_read_where_they_were_packed(seed, rows, levels, candidates, gap):
-    drafts = draw_drafts(seed, rows, levels, candidates, context=4, vocab=VOCAB)
-    context, tokens, logits = (
-        array.reshape(rows, array[0].size).view(np.int32) for array in drafts
-    )
-    filler = np.full((rows, gap), -9, np.int32)
-    packed = np.concatenate([filler, context, filler, tokens, logits, filler], axis=1)
-    places = np.cumsum([0, gap, 4, gap, tokens.shape[1], logits.shape[1]])
-    strided = (
-        packed[:, places[1] : places[2]],
-        packed[:, places[3] : places[4]].reshape(drafts[1].shape),
-        packed[:, places[4] : places[5]].view(np.float32).reshape(drafts[2].shape),
-    )
-    for view, array in zip(strided, drafts, strict=True):
-        assert np.shares_memory(view, packed)
-        np.testing.assert_array_equal(view, array)
-    config = {"nodes": 30, "eos": EOS, "threads": 2}
-    np.testing.assert_array_equal(
-        search(ngram_model(3), *strided, **config), search(ngram_model(3), *drafts, **config)
-    )
-
-
 def test_timed_search_equals_search():
     drafts = draw_drafts(0, rows=9)
     tree_search = _core.TreeSearch(ngram_model(3).core, nodes=30, eos=EOS, threads=2)

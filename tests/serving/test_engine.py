@@ -13,7 +13,6 @@ from engine_requests import Answer, ask, closed_loop, tokens_of
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
-from dart_jax.engine.tree_size import State
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO, DartModel
 from dart_jax.serving.config import ServingConfig
@@ -111,30 +110,6 @@ def test_dense_attention(expected):
     answers = ask(engine, *(request_of(model, n) for n in range(6)))
     engine.close()
     assert [answer.tokens for answer in answers] == [expected(n) for n in range(6)]
-
-
-@pytest.mark.long
-def test_a_text_goes_on_without_the_drafter_and_with_it_again(model):
-    """As at a load at which drafting does not pay: it is read anew when drafting pays again."""
-    engine = Engine(model, ServingConfig(**SMALL))
-    steps = iter([4] * 6 + [0] * 6)
-    sizes = engine._runner(None).sizes
-    sizes.choose = lambda rows, mode: State(next(steps, 4), 1000, 4)
-    sizes.drafts = lambda rows, mode: True
-    tokens = tokens_of(model, case(2)[0])
-    options = {"max_new_tokens": 100, "temperature": 1.0, "seed": 4, "eos_token_id": ()}
-    wanted = model.generate(tokens.tolist(), tree_nodes=0, **options).tokens.tolist()
-    (answer,) = ask(engine, Request(tokens, 100, Sampling(1.0), seed=4))
-    assert answer.tokens == wanted
-    # The second time the pages that the drafter has written are found.
-    (again,) = ask(engine, Request(tokens, 100, Sampling(1.0), seed=4))
-    seen = engine.statistics()
-    engine.close()
-    assert again.tokens == wanted
-    assert (seen.preemptions, seen.pages_used) == (0, 0)
-    assert any(answer.drafted[:10])
-    assert any(answer.drafted[-40:])
-    assert seen.prefix_hits >= len(tokens) // 16 * 16
 
 
 def test_when_pages_run_out(model, expected):
