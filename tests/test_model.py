@@ -194,9 +194,9 @@ def test_tokens_without_embeddings_are_not_drafted_in_vain(tiny, tmp_path):
     target = with_tokens(tiny.target, tmp_path / "target", "<image>")
     size = DartModel.from_pretrained(tiny.target).target.vocab_size
     fingerprint = tokenizer_fingerprint(Tokenizer.load(target))
-    counted = [[n, size, 7, 8] for n in range(size)]
+    documents = [[n, size, 7, 8] for n in range(size)]
     path = tmp_path / "ngram"
-    NgramModel.count(counted, vocab_size=size + 1, fingerprint=fingerprint).save(path)
+    NgramModel.count(documents, vocab_size=size + 1, fingerprint=fingerprint).save(path)
     model = DartModel.from_pretrained(target, None, path)
     for options in ({}, {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 3}):
         plain = model.generate("x", tree_nodes=0, max_new_tokens=12, **options)
@@ -236,8 +236,10 @@ def test_a_generation_config_that_changes_greedy_texts(tiny, tmp_path):
     path.write_text(json.dumps(own | {"repetition_penalty": 1.0, "typical_p": 0.9}))
     DartModel.from_pretrained(target)
     path.write_text(json.dumps(own | {"repetition_penalty": 1.05, "suppress_tokens": [3]}))
-    told = r"repetition_penalty=1\.05 is used only with .*; suppress_tokens=\[3\] is not supported"
-    with pytest.warns(InputWarning, match=told):
+    message = (
+        r"repetition_penalty=1\.05 is used only with .*; suppress_tokens=\[3\] is not supported"
+    )
+    with pytest.warns(InputWarning, match=message):
         DartModel.from_pretrained(target)
 
 

@@ -85,8 +85,8 @@ def test_a_draft_of_the_targets_own_logits_is_its_draw(penalty, options, columns
     drafted = ids[jnp.argmax(coupled(inputs, logits, ids, noise), axis=-1)]
     if penalty != 1:
         full = penalize_repetition(jnp.float32(penalty), full, seen[:, None])
-    drawn = jnp.argmax(scale_and_filter(sampling, full) + noise, axis=-1)
-    np.testing.assert_array_equal(drafted, drawn)
+    tokens = jnp.argmax(scale_and_filter(sampling, full) + noise, axis=-1)
+    np.testing.assert_array_equal(drafted, tokens)
 
 
 def test_without_noise_nothing_changes():
@@ -111,21 +111,21 @@ def test_more_is_accepted(demo, demo_drafters, name):
     prompts = [prompt.tokens for prompt in demo_prompts(demo.tokenizer, 2, 64)]
     sampling = Sampling(1.0)
 
-    def tau(made):
-        return (sum(map(len, made.tokens)) - len(prompts)) / made.steps.sum()
+    def tau(generation):
+        return (sum(map(len, generation.tokens)) - len(prompts)) / generation.steps.sum()
 
     plain = demo.with_drafter(None).decoder(nodes=0, max_length=128, sampling=sampling)
     expected = plain(prompts, 48)
 
-    def made_in(bursts, with_noise):
+    def decode(bursts, with_noise):
         options = {"sampling": sampling, "coupled": with_noise}
         decoder = model.decoder(nodes=8, max_length=128, **options)
-        made = dataclasses.replace(decoder, steps=bursts)(prompts, 48)
-        for ours, theirs in zip(made.tokens, expected.tokens, strict=True):
+        generation = dataclasses.replace(decoder, steps=bursts)(prompts, 48)
+        for ours, theirs in zip(generation.tokens, expected.tokens, strict=True):
             np.testing.assert_array_equal(ours, theirs)
-        return made
+        return generation
 
-    coupled, apart = made_in(64, True), made_in(64, False)
+    coupled, apart = decode(64, True), decode(64, False)
     assert tau(coupled) > GAINS[name] * tau(apart)
     # The same trees, wherever a burst ends.
-    np.testing.assert_array_equal(made_in(1, True).steps, coupled.steps)
+    np.testing.assert_array_equal(decode(1, True).steps, coupled.steps)

@@ -136,10 +136,10 @@ def test_elementary_functions_have_the_bits_of_the_core():
         ("reciprocal", middle),
         ("sum_in_halves", exponents[:150].reshape(6, 25)),
     ):
-        found = jax.jit(getattr(exact_math, name), compiler_options=OPTIMISED)(x)
+        ours = jax.jit(getattr(exact_math, name), compiler_options=OPTIMISED)(x)
         like = getattr(literal, name)
         expected = [*map(like, x)] if x.ndim > 1 else like(x)
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(ours, expected)
     np.testing.assert_array_equal(_core.logarithm(positive), literal.logarithm(positive))
 
 
@@ -178,14 +178,14 @@ def test_lookups_by_xla(monkeypatch):
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("least", [1, 3, 10**9])
 def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
-    """What does not fit are the least frequent n-grams: the trees are those of a model without."""
+    """The least frequent n-grams do not fit: the trees are those of a model without them."""
     model = ngram_model(4)
     counts = np.concatenate([level.count for level in model.levels[1:]])
-    kept = int((counts >= least).sum())
-    table, size = device_table(model, int((kept + 0.5) * table_bytes(10**6) / 10**6))
-    assert (size.ngrams, size.total) == (kept, len(counts))
-    assert size.least == (counts[counts >= least].min() if kept else 0)
-    assert size.nbytes == pytest.approx(table_bytes(kept), rel=0.01, abs=300)
+    number = int((counts >= least).sum())
+    table, size = device_table(model, int((number + 0.5) * table_bytes(10**6) / 10**6))
+    assert (size.ngrams, size.total) == (number, len(counts))
+    assert size.least == (counts[counts >= least].min() if number else 0)
+    assert size.nbytes == pytest.approx(table_bytes(number), rel=0.01, abs=300)
     model.lossy(tmp_path / "smaller.dng", min_counts=[1, least, least, least])
     smaller = NgramModel.load(tmp_path / "smaller.dng")
     setting = Setting(order=4, levels=5, candidates=9)

@@ -214,11 +214,11 @@ def literal_tree(model, inputs, nodes, settings):
     scores = np.array([score for _, score, _ in pool])
     # Where float32 might order otherwise, equality would prove nothing.
     assert np.diff(np.sort(scores)).min() > 2e-6
-    chosen = sorted(sorted(range(len(pool)), key=lambda i: -scores[i])[:nodes])
-    place = {-1: 0} | {i: node for node, i in enumerate(chosen, start=1)}
+    best = sorted(sorted(range(len(pool)), key=lambda i: -scores[i])[:nodes])
+    place = {-1: 0} | {i: node for node, i in enumerate(best, start=1)}
     tree = np.zeros((3, nodes + 1), np.int32)
     tree[0, 0] = next_tokens[-1]
-    for i in chosen:
+    for i in best:
         path, _, parent = pool[i]
         tree[:, place[i]] = path[-1], place[parent], len(path)
     return tree

@@ -80,12 +80,12 @@ def test_draws_and_filters_are_those_of_bisection(vocab, temperature):
     for name, logits in rows(vocab).items():
         for top_k, top_p in filters:
             values = Sampling(temperature, top_k, top_p).values()
-            kept = np.asarray(bisected(values, logits))
+            expected = np.asarray(bisected(values, logits))
             about = f"{name}, top-k {top_k}, top-p {top_p}"
             ours = scale_and_filter(values, logits)
-            np.testing.assert_array_equal(ours, kept, err_msg=about)
-            drawn = draw(values, jnp.asarray(logits), jnp.uint32(3), position, levels)
-            np.testing.assert_array_equal(drawn, np.argmax(kept + noise, -1), err_msg=about)
+            np.testing.assert_array_equal(ours, expected, err_msg=about)
+            tokens = draw(values, jnp.asarray(logits), jnp.uint32(3), position, levels)
+            np.testing.assert_array_equal(tokens, np.argmax(expected + noise, -1), err_msg=about)
 
 
 def test_both_ways_to_find_the_largest_agree():

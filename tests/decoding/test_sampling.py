@@ -96,10 +96,10 @@ def test_a_very_small_temperature_draws_the_most_likely(temperature):
     logits = np.random.default_rng(0).normal(0, 5, (2, 20, VOCAB)).astype(np.float32)
     position = jnp.arange(40, dtype=jnp.int32).reshape(2, 20)
     for values in (logits, 1e30 * logits):
-        drawn = draw(
+        draws = draw(
             Sampling(temperature), jnp.asarray(values), jnp.uint32(0), position, levels_of(position)
         )
-        np.testing.assert_array_equal(drawn, np.argmax(values, axis=-1))
+        np.testing.assert_array_equal(draws, np.argmax(values, axis=-1))
 
 
 def test_a_top_k_beyond_int32_is_refused():
@@ -115,9 +115,9 @@ def test_a_top_k_beyond_int32_is_refused():
 def test_nan_draws_no_token(sampling):
     logits = jnp.asarray([[[0, 1, jnp.nan, 0], [0, 1, 0, 0], [0, jnp.inf, 0, 0]]], jnp.float32)
     zero = jnp.zeros((1, 3), jnp.int32)
-    drawn = np.asarray(draw(sampling, logits, jnp.uint32(0), zero, zero))[0]
-    assert drawn[0] == -1
-    assert drawn[1] >= 0
+    draws = np.asarray(draw(sampling, logits, jnp.uint32(0), zero, zero))[0]
+    assert draws[0] == -1
+    assert draws[1] >= 0
 
 
 def test_noise_is_the_same_under_every_generator():
@@ -144,16 +144,16 @@ def test_frequencies_are_the_probabilities(sampling, over):
     draw_one = functools.partial(draw, sampling, jnp.asarray(logits)[None, None])
     if over == "positions":
         nodes = jnp.broadcast_to(logits, (1, n, 8))
-        drawn = draw(sampling, nodes, jnp.uint32(0), index[None], index[None])
+        draws = draw(sampling, nodes, jnp.uint32(0), index[None], index[None])
     elif over == "seeds":
-        drawn = jax.vmap(lambda seed: draw_one(seed, zero, zero))(index.astype(jnp.uint32))
+        draws = jax.vmap(lambda seed: draw_one(seed, zero, zero))(index.astype(jnp.uint32))
     else:
         zeros = jnp.zeros((n, 1), jnp.int32)
         nodes = jnp.broadcast_to(logits, (n, 1, 8))
-        drawn = draw(sampling, nodes, jnp.uint32(0), zeros, zeros)
+        draws = draw(sampling, nodes, jnp.uint32(0), zeros, zeros)
     probability = softmax(literal_filter(sampling, logits / np.float32(sampling.temperature)))
     kept = probability > 0
-    counts = np.bincount(np.ravel(drawn), minlength=8)
+    counts = np.bincount(np.ravel(draws), minlength=8)
     assert not counts[~kept].any()
     assert chisquare(counts[kept], n * probability[kept]).pvalue > 1e-3
 

@@ -101,11 +101,11 @@ def test_two_processes_generate_and_the_first_prints(models, mesh):
     both = [generate(models, *together, "--process-id", number) for number in "01"]
     output = [process.communicate(timeout=300) for process in both]
     # Gloo prints how it has connected.
-    shown = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in output]
+    texts = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in output]
     status = [process.returncode for process in both]
     if mesh == "model=2":
         alone = generate(models).communicate(timeout=300)[0]
-        assert (status, shown) == ([0, 0], [alone, ""]), output
+        assert (status, texts) == ([0, 0], [alone, ""]), output
         assert "6 tokens" in output[0][1]
         assert "tokens" not in output[1][1]
     else:

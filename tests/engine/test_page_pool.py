@@ -11,9 +11,9 @@ PAGE = 4
 
 def written(pool, tokens, drafted=True):
     """Takes and writes the pages of a text, lets them be found, and returns them."""
-    found, key = pool.find(tokens, drafted=drafted)
-    pages = found + pool.take(-(-len(tokens) // PAGE) - len(found))
-    for n in range(len(found), (len(tokens) - 1) // PAGE):
+    prefix, key = pool.find(tokens, drafted=drafted)
+    pages = prefix + pool.take(-(-len(tokens) // PAGE) - len(prefix))
+    for n in range(len(prefix), (len(tokens) - 1) // PAGE):
         key = hash_page(key, tokens[n * PAGE : (n + 1) * PAGE + 1])
         pool.publish(pages[n], key, drafted=drafted)
     return pages
@@ -26,8 +26,8 @@ def text(*tokens):
 def test_a_page_is_found_with_the_token_after_it():
     pool = PagePool(8, PAGE)
     pages = written(pool, text(1, 2, 3, 4, 5, 6))
-    found, _ = pool.find(text(1, 2, 3, 4, 5, 9, 9, 9, 9), drafted=True)
-    assert found == pages[:1]
+    prefix, _ = pool.find(text(1, 2, 3, 4, 5, 9, 9, 9, 9), drafted=True)
+    assert prefix == pages[:1]
     # The drafter's row of 4 has seen that 5 follows.
     for other in (text(1, 2, 3, 4, 6), text(1, 2, 3, 4), text(0, 2, 3, 4, 5)):
         assert pool.find(other, drafted=True) == ([], EMPTY_HASH)
@@ -38,9 +38,9 @@ def test_what_nobody_holds_is_kept_until_it_is_needed():
     first = written(pool, text(*range(9)))
     pool.release(first)
     assert (pool.used, pool.free) == (0, 3)
-    found, _ = pool.find(text(*range(9)), drafted=True)
-    assert found == first[:2]
-    pool.release(found)
+    prefix, _ = pool.find(text(*range(9)), drafted=True)
+    assert prefix == first[:2]
+    pool.release(prefix)
     # The end of a text goes first: without its beginning it would be of no use.
     taken = pool.take(2)
     assert first[0] not in taken
@@ -88,18 +88,18 @@ def test_any_history(data):
         # Few tokens, so that texts begin alike.
         tokens = text(*data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=20)))
         drafted = data.draw(st.booleans())
-        found, _ = pool.find(tokens, drafted=drafted)
-        for n, page in enumerate(found):
+        prefix, _ = pool.find(tokens, drafted=drafted)
+        for n, page in enumerate(prefix):
             begins, by_drafter = contents[page]
             assert begins == tokens[: (n + 1) * PAGE + 1].tolist()
             assert by_drafter or not drafted
-        pool.release(found)
+        pool.release(prefix)
         if -(-len(tokens) // PAGE) > pool.free:
             continue
         pages = written(pool, tokens, drafted)
-        new = set(pages) - set(found)
+        new = set(pages) - set(prefix)
         assert not new & {page for held in holders for page in held}
-        for n, page in enumerate(pages[len(found) :], len(found)):
+        for n, page in enumerate(pages[len(prefix) :], len(prefix)):
             contents[page] = tokens[: (n + 1) * PAGE + 1].tolist(), drafted
         holders.append(pages)
         assert pool.used == len({page for held in holders for page in held})

@@ -1,4 +1,4 @@
-"""Who runs and who waits: in order, the youngest gives way, and everybody ends."""
+"""Requests run in order, the youngest gives way, and everybody ends."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -20,12 +20,12 @@ def sequence(prompt, new, tag=0):
 
 
 def read_next(scheduler):
-    begun = scheduler.begin_next()
-    if begun is not None:
-        begun.advance(begun.num_unread_tokens)
-        scheduler.publish_pages(begun)
-        scheduler.end_reading(begun)
-    return begun
+    first = scheduler.begin_next()
+    if first is not None:
+        first.advance(first.num_unread_tokens)
+        scheduler.publish_pages(first)
+        scheduler.end_reading(first)
+    return first
 
 
 def test_slots_are_given_in_order():
@@ -96,13 +96,13 @@ def test_all_end(requests, pages, slots, random):
     scheduler = new_scheduler(slots, pages)
     sequences = [sequence(*request) for request in requests]
     scheduler.waiting.extend(sequences)
-    begun = []
+    order = []
     for _ in range(2000):
         if not (scheduler.waiting or scheduler.active):
             break
         while (one := read_next(scheduler)) is not None:
-            if one not in begun:
-                begun.append(one)
+            if one not in order:
+                order.append(one)
         scheduler.make_room(5)
         assert scheduler.running
         assert scheduler.running[0] is min(scheduler.running, key=sequences.index)
@@ -118,7 +118,7 @@ def test_all_end(requests, pages, slots, random):
         assert scheduler.pools[0].used == len(held)
     assert not scheduler.waiting
     assert scheduler.active == []
-    assert begun == sequences
+    assert order == sequences
     assert scheduler.pools[0].used == 0
 
 

@@ -88,7 +88,7 @@ def policy(costs=None, tmp_path=None):
 def decoded(sizes, rates, costs=COSTS, tokens=80_000, noise=0.0, rows=1, limit=64):
     """Lets a policy decode on a machine with these costs, where the r-th node of a tree is accepted
     in a share rates[r - 1] of the steps; returns what it ran: (size, tokens, seconds)."""
-    ran, done, rng = [], 0, np.random.default_rng(0)
+    bursts, done, rng = [], 0, np.random.default_rng(0)
     while done < tokens:
         state = sizes.choose(rows, "greedy")
         steps = min(state.left, limit)
@@ -97,13 +97,13 @@ def decoded(sizes, rates, costs=COSTS, tokens=80_000, noise=0.0, rows=1, limit=6
         seconds = steps * costs[state.size] * np.exp(noise * rng.normal())
         sizes.learn(rows, "greedy", state.size, ranks, steps, steps, seconds)
         new = steps + len(ranks)
-        ran.append((state.size, new, steps * costs[state.size]))
+        bursts.append((state.size, new, steps * costs[state.size]))
         done += new
-    return ran
+    return bursts
 
 
-def rate(ran):
-    _, tokens, seconds = np.array(ran).sum(axis=0)
+def rate(bursts):
+    _, tokens, seconds = np.array(bursts).sum(axis=0)
     return tokens / seconds
 
 
@@ -112,29 +112,29 @@ def rate(ran):
 def test_the_size_that_pays_best_is_found(noise, limit):
     """Within 5 % of the best fixed size, in bursts of many steps or of one."""
     best = max((1 + sum(GOOD[:size])) / cost for size, cost in COSTS.items())
-    ran = decoded(policy(), GOOD, noise=noise, limit=limit)
-    assert rate(ran) > 0.95 * best
-    assert {size for size, *_ in ran[-len(ran) // 2 :]} == {0, 2, 4, 8}  # all are tried
+    bursts = decoded(policy(), GOOD, noise=noise, limit=limit)
+    assert rate(bursts) > 0.95 * best
+    assert {size for size, *_ in bursts[-len(bursts) // 2 :]} == {0, 2, 4, 8}  # all are tried
 
 
 def test_a_cost_that_was_disturbed_is_measured_again(tmp_path):
     sizes = policy(COSTS | {4: 3 * COSTS[4]}, tmp_path)
-    ran = decoded(sizes, GOOD)
-    assert 4 not in {size for size, *_ in ran[:20]}
-    assert [size for size, *_ in ran[-100:]].count(4) > 85
+    bursts = decoded(sizes, GOOD)
+    assert 4 not in {size for size, *_ in bursts[:20]}
+    assert [size for size, *_ in bursts[-100:]].count(4) > 85
 
 
 def test_where_drafts_do_not_pay_little_is_lost():
-    ran = decoded(policy(), BAD)
-    assert rate(ran) > 0.98
-    assert 0 < sum(size > 0 for size, *_ in ran[-1500:]) <= 16  # it is tried again
+    bursts = decoded(policy(), BAD)
+    assert rate(bursts) > 0.98
+    assert 0 < sum(size > 0 for size, *_ in bursts[-1500:]) <= 16  # it is tried again
 
 
 def test_what_begins_to_pay_is_found_again():
     sizes = policy()
     decoded(sizes, BAD, tokens=8_000)
-    ran = decoded(sizes, GOOD, tokens=40_000)
-    assert [size for size, *_ in ran[-100:]].count(4) > 85
+    bursts = decoded(sizes, GOOD, tokens=40_000)
+    assert [size for size, *_ in bursts[-100:]].count(4) > 85
 
 
 def test_numbers_of_rows_and_levels_are_judged_apart():
@@ -175,10 +175,10 @@ def test_a_fixed_size(nodes):
 def test_a_tour_visits_every_size():
     sizes = policy()
     sizes.tour(1)
-    ran = []
+    bursts = []
     while sizes.touring:
-        ran += decoded(sizes, GOOD, tokens=1)
-    assert {size for size, *_ in ran} == set(SIZES)
+        bursts += decoded(sizes, GOOD, tokens=1)
+    assert {size for size, *_ in bursts} == set(SIZES)
     decoded(sizes, GOOD, tokens=200)
     known = sizes._kinds[1, "greedy"].costs.known
     assert {size: known[size] / known[0] for size in SIZES} == pytest.approx(COSTS)

@@ -112,7 +112,7 @@ def chain(tokens, logits, length):
 
 
 def test_a_processor_sees_the_sequence(model):
-    """What it makes the target write is computed here, token by token, in another way."""
+    """The text it makes the target write is computed here, token by token, in another way."""
     prompt = model.tokenizer.encode(PROMPTS[0])
     for options in ({"tree_nodes": 0}, {"tree_nodes": 8}, {"stop": "no such text"}):
         written = list(prompt)

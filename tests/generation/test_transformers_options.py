@@ -96,10 +96,10 @@ def test_a_config_of_transformers_decodes_like_ours(model):
 
 
 def test_options_on_top_of_a_config():
-    """What it says about sampling is kept when only the call asks to sample."""
-    given = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-    config = GenerationConfig.of(transformers.GenerationConfig(**given), {"do_sample": True})
-    assert config == GenerationConfig(do_sample=True, **given)
+    """Keeps what it says about sampling when only the call asks to sample."""
+    options = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    config = GenerationConfig.of(transformers.GenerationConfig(**options), {"do_sample": True})
+    assert config == GenerationConfig(do_sample=True, **options)
     ids = GenerationConfig(eos_token_id=(token for token in (1, 2)))
     assert ids.eos_token_id == (1, 2)
 

@@ -62,16 +62,16 @@ def request_of(model, n, **others):
 @pytest.fixture(scope="module")
 def expected(model):
     """The tokens of `generate`, by case, alone and without drafting."""
-    known = {}
+    texts = {}
 
     def of(n):
-        if n not in known:
+        if n not in texts:
             text, options, seed, budget = case(n)
             generated = model.generate(
                 text, max_new_tokens=budget, seed=seed, tree_nodes=0, **options
             )
-            known[n] = generated.tokens.tolist()
-        return known[n]
+            texts[n] = generated.tokens.tolist()
+        return texts[n]
 
     return of
 
@@ -82,11 +82,11 @@ def test_every_text_is_that_of_generate(model, engine, expected):
     for _ in range(2):
         answers = ask(engine, *(request_of(model, n) for n in cases))
         assert [answer.tokens for answer in answers] == [expected(n) for n in cases]
-    seen = engine.statistics()
-    assert (seen.running, seen.waiting, seen.pages_used) == (0, 0, 0)
-    assert seen.prefix_hits > 0
-    assert seen.accepted_tokens == sum(seen.accepted_per_position) > 0
-    assert seen.generation_tokens == 2 * sum(len(expected(n)) for n in cases)
+    statistics = engine.statistics()
+    assert (statistics.running, statistics.waiting, statistics.pages_used) == (0, 0, 0)
+    assert statistics.prefix_hits > 0
+    assert statistics.accepted_tokens == sum(statistics.accepted_per_position) > 0
+    assert statistics.generation_tokens == 2 * sum(len(expected(n)) for n in cases)
 
 
 @pytest.mark.long
@@ -120,25 +120,25 @@ def test_when_pages_run_out(model, expected):
     assert pages < 2 * 320 / 16
     text = case(1)[0]
     options = {"max_new_tokens": 240, "temperature": 1.0, "eos_token_id": ()}
-    wanted = [
+    alone = [
         model.generate(text, seed=n, tree_nodes=0, **options).tokens.tolist() for n in range(3)
     ]
     requests = [Request(tokens_of(model, text), 240, Sampling(1.0), seed=n) for n in range(3)]
-    assert [answer.tokens for answer in ask(engine, *requests)] == wanted
-    seen = engine.statistics()
+    assert [answer.tokens for answer in ask(engine, *requests)] == alone
+    statistics = engine.statistics()
     engine.close()
-    assert seen.preemptions > 0
-    assert seen.pages_used == 0
-    assert seen.prompt_tokens == 3 * len(requests[0].tokens)
+    assert statistics.preemptions > 0
+    assert statistics.pages_used == 0
+    assert statistics.prompt_tokens == 3 * len(requests[0].tokens)
 
 
 @pytest.mark.long
 def test_no_program_is_compiled_after_the_warm_up(model):
     options = {"tree_nodes": 2, "chunk": 32, "compile_first": True}
     config = ServingConfig(slots=1, page=16, max_length=128, **options)
-    told = []
-    engine = Engine(model, config, told.append)
-    assert re.fullmatch(r"compiled (\d+) of \1 programs", told[-1])
+    messages = []
+    engine = Engine(model, config, messages.append)
+    assert re.fullmatch(r"compiled (\d+) of \1 programs", messages[-1])
     requests = [
         Request(
             tokens_of(model, TEXT[: 40 * n + 1]),
@@ -173,7 +173,7 @@ def test_penalties_and_bias_of_logits(model, engine):
 
     for temperature in (0.0, 0.9):
         options = {"max_new_tokens": 40, "temperature": temperature, "seed": 8}
-        wanted = model.generate(
+        alone = model.generate(
             text, logits_processor=[penalize], tree_nodes=0, eos_token_id=(), **options
         )
         request = Request(
@@ -186,7 +186,7 @@ def test_penalties_and_bias_of_logits(model, engine):
             logit_bias=bias,
         )
         (answer, _) = ask(engine, request, request_of(model, 0))
-        assert answer.tokens == wanted.tokens.tolist()
+        assert answer.tokens == alone.tokens.tolist()
 
 
 def test_ends(model, engine, expected):
@@ -258,10 +258,10 @@ def test_cancel_frees_the_slot(model, engine):
 
 def test_a_full_queue(model):
     engine = Engine(model, ServingConfig(**SMALL | {"slots": 1, "queue": 1}))
-    held, gate = Answer(), threading.Event()
+    first, gate = Answer(), threading.Event()
 
     def hold(update):
-        held(update)
+        first(update)
         gate.wait(60)
 
     engine.submit(Request(np.zeros(1, np.int32), 2), hold)

@@ -58,8 +58,8 @@ def begin(
     **fields,
 ) -> BatchDecoding:
     """A batch whose rows have budgets of their own; `fields`: of the decoder."""
-    given = prompts.max_length, options.sampling, options.stop
-    decoder = Decoder(config, params, search, *given, chunk=prompts.chunk, **fields)
+    arguments = prompts.max_length, options.sampling, options.stop
+    decoder = Decoder(config, params, search, *arguments, chunk=prompts.chunk, **fields)
     shapes = decoder._shapes(len(prompts.length))
     requests = [
         Request(
@@ -119,8 +119,8 @@ def _first(config, params, tokens, length, capacity, budget, stop, seed, samplin
     context = jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1)
     seen = None
     if sampling.repetition_penalty is not None:
-        known = jnp.where(place < length[:, None], tokens, -1)
-        seen = mark_seen(jnp.zeros((len(length), config.target.vocab_size), bool), known)
+        prompt = jnp.where(place < length[:, None], tokens, -1)
+        seen = mark_seen(jnp.zeros((len(length), config.target.vocab_size), bool), prompt)
     state = DecodeState(
         target_cache=caches.target,
         draft_state=caches.draft,
