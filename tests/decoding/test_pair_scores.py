@@ -2,6 +2,7 @@
 trees."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_model
 from conftest import RANK, SEED
-from decoding import Options, start, step
+from decoding import Options, stream
 from literal_search import paths, transcribe
 from tiny_configs import DART, copied, random_params
 
@@ -59,9 +60,11 @@ def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling,
     kernel = params["drafter"]["pairs"]["gate"]["kernel"]
     params = with_pairs(params, gate={"kernel": jnp.zeros_like(kernel)})
     config = DecodeConfig(models.target, drafter, nodes=20, coupled=coupled)
-    _, packed = start(config, params, prompts, Options(sampling, seed=SEED))
-    packed = np.asarray(packed)
-    _, ids, logits = config.host_buffer.candidates_of(packed)
+    search = HostSearch(config.host_buffer, 20)
+    bursts = stream(config, params, search, prompts, Options(sampling, seed=SEED), drafts=True)
+    first, second = itertools.islice(bursts, 2)
+    drafts = [second[row].draft for row in first]
+    ids, logits, pairs = (np.stack([draft[place] for draft in drafts]) for place in (2, 3, 4))
     draft_ids = np.asarray(params["draft_ids"])
     draft_id = np.zeros(models.target.vocab_size, int)
     draft_id[draft_ids] = np.arange(len(draft_ids))
@@ -73,7 +76,6 @@ def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling,
     if divided:
         expected /= sampling.temperature
         assert np.isinf(logits).any()  # left out by the filters
-    pairs = config.host_buffer.pairs_of(packed)
     assert pairs.shape == (4, drafter.num_positions - 1, 25, 25)
     np.testing.assert_allclose(pairs, expected, rtol=1e-4, atol=1e-4)
 
@@ -81,24 +83,20 @@ def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling,
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 3), (GREEDY, 20), (FILTERED, 8)])
 def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes):
-    """From the same host buffers, step by step; pair scores change some of the trees."""
+    """From the same candidates, step by step; pair scores change some of the trees."""
     drafter, params = scored
     config = DecodeConfig(models.target, drafter, nodes=nodes)
-    pruner = HostSearch(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
+    search = HostSearch(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
     assert config.max_depth == min(nodes, drafter.num_positions)
-    state, packed = start(config, params, prompts, Options(sampling, seed=SEED))
+    bursts = stream(config, params, search, prompts, Options(sampling, seed=SEED), drafts=True)
     changed = 0
-    for _ in range(STEPS):
-        packed = np.asarray(packed)
-        trees, scores = pruner.scored(packed)
-        drafts = [*config.host_buffer.candidates_of(packed), config.host_buffer.pairs_of(packed)]
-        for tree, of_nodes, *row in zip(trees, scores, *drafts, strict=True):
-            expected, expected_scores = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
-            assert paths(tree) == expected
-            assert of_nodes[: len(expected)].tolist() == expected_scores
-            without, _ = transcribe(models.ngram, *row[:3], nodes=nodes, eos=EOS)
+    for new in itertools.islice(bursts, 1, STEPS + 1):
+        for draft in (each.draft for each in new.values()):
+            row = draft.context, draft.ids, draft.logits
+            expected, _ = transcribe(models.ngram, *row, draft.pairs, nodes=nodes, eos=EOS)
+            assert paths(draft.tree) == expected
+            without, _ = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
             changed += without != expected
-        state, packed = step(config, params, state, trees)
     assert changed
 
 
