@@ -88,7 +88,7 @@ def test_two_processes_decode_as_one_device(models):
 
 def generate(models, *words) -> subprocess.Popen:
     """Starts the program."""
-    command = [sys.executable, "-m", "dart_jax.generate", "def", "--target", str(models / "target")]
+    command = [sys.executable, "-m", "dart_jax.generate", "def", "--target", str(models / "qwen3")]
     command += ["--max-new-tokens", "6", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **pipes)

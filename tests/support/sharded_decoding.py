@@ -169,31 +169,37 @@ def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
 
 
 class Models:
-    """A target with its drafters, and the n-gram model of some text."""
+    """The files of a target with its drafters, and of the n-gram model of some text."""
 
     def __init__(self, directory: Path, name: str):
-        files = tiny_model._FILES
-        tokenizer = tiny_model.train_tokenizer(map(tiny_model.read, files), QWEN3.vocab_size)
-        self.ngram = directory / "ngram.dng"
-        tiny_model.NgramModel.count(tiny_model.tokenize(tokenizer, files)).save(self.ngram)
-        self.target = directory / name
-        tiny_model.write_target(self.target, TARGETS[name], tokenizer)
+        self.name, self.target, self.ngram = name, directory / name, directory / "ngram.dng"
         self.weights: WeightsDtype = "int8" if name == "int8" else "stored"
         self.drafters = {"draft model": self.target}
         for method in ("dart", "eagle3"):
             self.drafters[method] = directory / f"{name}_{method}"
-            config = DrafterShape(method=method, positions=4).config(TARGETS[name])
+
+    def write(self) -> None:
+        """Writes the files."""
+        files = tiny_model._FILES
+        tokenizer = tiny_model.train_tokenizer(map(tiny_model.read, files), QWEN3.vocab_size)
+        tiny_model.NgramModel.count(tiny_model.tokenize(tokenizer, files)).save(self.ngram)
+        tiny_model.write_target(self.target, TARGETS[self.name], tokenizer)
+        for method in ("dart", "eagle3"):
+            config = DrafterShape(method=method, positions=4).config(TARGETS[self.name])
             tiny_model.write_drafter(self.drafters[method], config)
 
     def load(self, method: str, mesh: str | None = None) -> DartModel:
         """The model that decodes by a method."""
-        name = method.removesuffix(", changing sizes")
-        ngram = self.ngram if name in ("dart", "ngram") else None
-        drafter = self.drafters.get(name)
+        name, _, how = method.partition(", ")
         model = DartModel.from_pretrained(
-            self.target, drafter, ngram, weights_dtype=self.weights, mesh=mesh
+            self.target,
+            self.drafters.get(name),
+            self.ngram if name in ("dart", "ngram") else None,
+            weights_dtype=self.weights,
+            mesh=mesh,
+            search="device" if how == "device" else "auto",
         )
-        return model.with_drafter(PromptLookupConfig()) if method == "prompt lookup" else model
+        return model.with_drafter(PromptLookupConfig()) if name == "prompt lookup" else model
 
 
 def main(directory: Path, targets: list[str]) -> None:
@@ -201,6 +207,7 @@ def main(directory: Path, targets: list[str]) -> None:
     report: dict[str, Any] = {name: {} for name in names}
     for target in targets:
         models = Models(directory, target)
+        models.write()
         alone: dict[tuple[str, ...], list[list[int]]] = {}  # texts of one device
         for (mesh, method), some in itertools.groupby(
             cases(target), key=lambda case: (case.mesh, case.method)
