@@ -84,7 +84,7 @@ def both(config, params, tokens, batch):
     return alone, caches, forward
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_alone_and_in_a_tree(name, batch):

@@ -14,7 +14,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import Engine
+from dart_jax.serving.engine import Engine, EngineClosed
 from dart_jax.serving.interface import QueueFull
 
 TEXT = (DEMO.parent / "errors.py").read_text()
@@ -255,8 +255,9 @@ def test_the_place_in_the_queue(models):
     request = Request(np.zeros(1, np.int32), 3, method="plain")
     second, third = (engine.submit(request, answer) for answer in answers)
     assert (first.ahead, second.ahead, third.ahead) == (None, 0, 1)
-    with pytest.raises(QueueFull, match="2 requests are waiting"):
+    with pytest.raises(QueueFull, match="2 requests are waiting") as full:
         engine.submit(request, Answer())
+    assert full.value.retry_after >= 1
     other = Answer()
     engine.submit(Request(np.zeros(1, np.int32), 3), other)  # there is room for another method
     second.cancel()
@@ -267,6 +268,8 @@ def test_the_place_in_the_queue(models):
     assert [len(answer.wait().tokens) for answer in (*answers[1:], other)] == [3, 3, 3]
     assert engine.drain(60)
     assert third.ahead is None
+    with pytest.raises(EngineClosed):
+        engine.submit(request, Answer())
     engine.close()
 
 
