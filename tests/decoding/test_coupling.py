@@ -69,8 +69,10 @@ def inputs_with(sampling, seen, noise):
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2}])
-@pytest.mark.parametrize("penalty", [1.0, 1.7])
+@pytest.mark.parametrize(
+    ("penalty", "options"),
+    [(1, {}), (1, {"top_k": 4}), (1.7, {"top_p": 0.6}), (1.7, {"min_p": 0.2})],
+)
 def test_a_draft_of_the_targets_own_logits_is_its_draw(penalty, options, columns):
     """With every filter, with a draft vocabulary, at one level or at several."""
     vocab, ids = 30, jnp.asarray([3, 29, 8, 0, 17, 11, 25, 6, 14, 2], jnp.int32)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -138,11 +138,11 @@ def test_every_matrix_is_split(config, fused):
 
 
 def test_what_does_not_divide():
-    mesh = Mock(shape={"data": 1, "model": 3})
+    mesh = SimpleNamespace(shape={"data": 1, "model": 3})
     with pytest.raises(UserError, match="3 devices of a mesh cannot share 2 attention heads"):
         check_divides(TARGET, mesh)
     # A drafter that cannot be split stays whole.
-    execution = Execution(mesh=Mock(shape={"data": 1, "model": 4}))
+    execution = Execution(mesh=SimpleNamespace(shape={"data": 1, "model": 4}))
     assert not execution.with_drafter(DART).split_drafter
     even = dataclasses.replace(DART, draft_vocab_size=60)
     assert execution.with_drafter(even).split_drafter
