@@ -62,8 +62,8 @@ def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling,
     config = DecodeConfig(models.target, drafter, nodes=20, coupled=coupled)
     search = HostSearch(config.host_buffer, 20)
     bursts = stream(config, params, search, prompts, Options(sampling, seed=SEED), drafts=True)
-    first, second = itertools.islice(bursts, 2)
-    drafts = [second[row].draft for row in first]
+    _, second = itertools.islice(bursts, 2)
+    drafts = [new.draft for new in second.values() if new.draft is not None]
     ids, logits, pairs = (np.stack([draft[place] for draft in drafts]) for place in (2, 3, 4))
     draft_ids = np.asarray(params["draft_ids"])
     draft_id = np.zeros(models.target.vocab_size, int)
@@ -76,7 +76,7 @@ def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling,
     if divided:
         expected /= sampling.temperature
         assert np.isinf(logits).any()  # left out by the filters
-    assert pairs.shape == (4, drafter.num_positions - 1, 25, 25)
+    assert pairs.shape[1:] == (drafter.num_positions - 1, 25, 25)
     np.testing.assert_allclose(pairs, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -91,7 +91,7 @@ def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes
     bursts = stream(config, params, search, prompts, Options(sampling, seed=SEED), drafts=True)
     changed = 0
     for new in itertools.islice(bursts, 1, STEPS + 1):
-        for draft in (each.draft for each in new.values()):
+        for draft in (each.draft for each in new.values() if each.draft is not None):
             row = draft.context, draft.ids, draft.logits
             expected, _ = transcribe(models.ngram, *row, draft.pairs, nodes=nodes, eos=EOS)
             assert paths(draft.tree) == expected
