@@ -49,8 +49,8 @@ def test_nothing_but_sources_is_kept(path):
 @by_name
 def test_the_first_cell_configures(path):
     configuration = cells(path, "code")[0]
-    chosen = 'MODEL = "smollm2"' if path.stem == "quickstart" else "DEMO = True"
-    assert f"\n{chosen}\n" in configuration
+    choice = 'MODEL = "smollm2"' if path.stem == "quickstart" else "DEMO = True"
+    assert f"\n{choice}\n" in configuration
     # The only place of the repository's address, which nobody but its owner knows.
     assert configuration.endswith('\nREPOSITORY = ""')
     assert "OWNER" not in path.read_text()
@@ -68,14 +68,14 @@ def test_one_way_to_install_and_to_look_at_the_device():
 
 
 def installed_from(monkeypatch, repository, modules, *, gpu=False, answer=""):
-    """What the second cell installs where the package is missing; `modules` are there."""
-    ran = []
+    """The packages that the second cell installs where this one is missing; `modules` are there."""
+    commands = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in modules or None)
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/nvidia-smi" if gpu else None)
-    monkeypatch.setattr(subprocess, "run", lambda words, **_: ran.append(words))
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: commands.append(words))
     monkeypatch.setattr(builtins, "input", lambda question: answer)
     exec(cells(NOTEBOOKS[0], "code")[1], {"REPOSITORY": repository})
-    return [word for words in ran for word in words[words.index("--quiet") + 1 :]]
+    return [word for words in commands for word in words[words.index("--quiet") + 1 :]]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_the_package_and_the_plugin_of_the_device_are_installed(monkeypatch, mod
     package = f"dart-jax[plot] @ git+{address}"
     assert installed_from(monkeypatch, address, modules, gpu=gpu) == [package, *plugin]
     # Where it is not set, it is asked for.
-    asked = installed_from(monkeypatch, "", modules, gpu=gpu, answer=f" {address}\n")
-    assert asked == [package, *plugin]
+    packages = installed_from(monkeypatch, "", modules, gpu=gpu, answer=f" {address}\n")
+    assert packages == [package, *plugin]
 
 
 def test_without_an_address_the_message_names_it(monkeypatch):
@@ -163,7 +163,7 @@ def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
 
 
 def check(name, printed, drawings, directory):
-    """What the reader is told to see is there."""
+    """Finds all that the reader is told to see."""
     match name:
         case "quickstart":
             assert "as plain decoding: True" in printed

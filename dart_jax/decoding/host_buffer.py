@@ -53,11 +53,6 @@ class HostBuffer:
         return self._bounds[-1] + (DRAWS if self.draws else 0)
 
     @property
-    def root(self) -> int:
-        """Column of the newest token, the tree's root; -1 in a finished row."""
-        return self.first - 1
-
-    @property
     def _bounds(self) -> tuple[int, int, int, int]:
         """The columns where ids, logits and pair scores begin, and where these end."""
         size = self.positions * self.candidates
@@ -120,22 +115,6 @@ class HostBuffer:
             assert draws is not None
             parts.append(draws)
         return jnp.concatenate(parts, axis=1)
-
-    def emitted(self, packed: np.ndarray) -> list[np.ndarray]:
-        """The tokens that each row emitted."""
-        return [row[1 : 1 + row[0]] for row in packed]
-
-    def ranks(self, packed: Array) -> Array:
-        """Nodes that drafted the emitted tokens, int32 [B, P]; 0 for the target's own."""
-        return packed[:, 1 + self.path : 1 + 2 * self.path]
-
-    def tokens(self, packed: Array) -> Array:
-        """The tokens of the paths, int32 [B, P], of which as many as column 0 says are emitted."""
-        return packed[:, 1 : 1 + self.path]
-
-    def active(self, packed: np.ndarray) -> bool:
-        """True if any row is unfinished."""
-        return bool((packed[:, self.root] >= 0).any())
 
     def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Views of the context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k]."""

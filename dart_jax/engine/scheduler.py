@@ -266,11 +266,6 @@ class Scheduler:
         """The sequences with a slot, the oldest first."""
         return [*self.running, *self.reading]
 
-    @property
-    def pages_free(self) -> int:
-        """Pages that can be taken, of all groups."""
-        return sum(pool.free for pool in self.pools)
-
     def group(self, sequence: Sequence) -> int:
         """The group of devices that has a sequence's slot."""
         assert sequence.slot is not None

@@ -69,8 +69,10 @@ def inputs_with(sampling, seen, noise):
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2}])
-@pytest.mark.parametrize("penalty", [1.0, 1.7])
+@pytest.mark.parametrize(
+    ("penalty", "options"),
+    [(1, {}), (1, {"top_k": 4}), (1.7, {"top_p": 0.6}), (1.7, {"min_p": 0.2})],
+)
 def test_a_draft_of_the_targets_own_logits_is_its_draw(penalty, options, columns):
     """With every filter, with a draft vocabulary, at one level or at several."""
     vocab, ids = 30, jnp.asarray([3, 29, 8, 0, 17, 11, 25, 6, 14, 2], jnp.int32)
@@ -85,8 +87,8 @@ def test_a_draft_of_the_targets_own_logits_is_its_draw(penalty, options, columns
     drafted = ids[jnp.argmax(coupled(inputs, logits, ids, noise), axis=-1)]
     if penalty != 1:
         full = penalize_repetition(jnp.float32(penalty), full, seen[:, None])
-    drawn = jnp.argmax(scale_and_filter(sampling, full) + noise, axis=-1)
-    np.testing.assert_array_equal(drafted, drawn)
+    tokens = jnp.argmax(scale_and_filter(sampling, full) + noise, axis=-1)
+    np.testing.assert_array_equal(drafted, tokens)
 
 
 def test_without_noise_nothing_changes():
@@ -111,21 +113,21 @@ def test_more_is_accepted(demo, demo_drafters, name):
     prompts = [prompt.tokens for prompt in demo_prompts(demo.tokenizer, 2, 64)]
     sampling = Sampling(1.0)
 
-    def tau(made):
-        return (sum(map(len, made.tokens)) - len(prompts)) / made.steps.sum()
+    def tau(generation):
+        return (sum(map(len, generation.tokens)) - len(prompts)) / generation.steps.sum()
 
     plain = demo.with_drafter(None).decoder(nodes=0, max_length=128, sampling=sampling)
     expected = plain(prompts, 48)
 
-    def made_in(bursts, with_noise):
+    def decode(bursts, with_noise):
         options = {"sampling": sampling, "coupled": with_noise}
         decoder = model.decoder(nodes=8, max_length=128, **options)
-        made = dataclasses.replace(decoder, steps=bursts)(prompts, 48)
-        for ours, theirs in zip(made.tokens, expected.tokens, strict=True):
+        generation = dataclasses.replace(decoder, steps=bursts)(prompts, 48)
+        for ours, theirs in zip(generation.tokens, expected.tokens, strict=True):
             np.testing.assert_array_equal(ours, theirs)
-        return made
+        return generation
 
-    coupled, apart = made_in(64, True), made_in(64, False)
+    coupled, apart = decode(64, True), decode(64, False)
     assert tau(coupled) > GAINS[name] * tau(apart)
     # The same trees, wherever a burst ends.
-    np.testing.assert_array_equal(made_in(1, True).steps, coupled.steps)
+    np.testing.assert_array_equal(decode(1, True).steps, coupled.steps)

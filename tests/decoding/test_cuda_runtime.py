@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from dart_jax import _core
 from dart_jax.decoding.search import cuda_runtime
 from dart_jax.decoding.search.cuda_runtime import find_cuda_runtime
 
@@ -39,7 +40,7 @@ def add_plugin(packages, version):
 
 
 @pytest.mark.parametrize(
-    ("plugins", "libraries", "found"),
+    ("plugins", "libraries", "chosen"),
     [
         ([13], [CUDA_13], CUDA_13),
         ([12], [CUDA_12], CUDA_12),
@@ -54,11 +55,11 @@ def add_plugin(packages, version):
         ([], [], None),
     ],
 )
-def test_wheels(packages, plugins, libraries, found):
+def test_wheels(packages, plugins, libraries, chosen):
     for version in plugins:
         add_plugin(packages, version)
     add(packages, *libraries)
-    assert find_cuda_runtime() == (found and str(packages / found))
+    assert find_cuda_runtime() == (chosen and str(packages / chosen))
 
 
 def test_cuda_home(packages, tmp_path, monkeypatch):
@@ -87,3 +88,11 @@ def test_loaded_libraries(tmp_path):
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
         assert str(library) in cuda_runtime._loaded()
     assert str(library) not in cuda_runtime._loaded()
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere/libcudart.so.13"])
+def test_a_runtime_that_cannot_be_loaded(path):
+    with pytest.raises(RuntimeError, match=r"^no CUDA runtime: .+$"):
+        _core.load_cuda_runtime(path)
+    assert _core.take_search_error(-1) is None
+    assert (_core.cuda_ffi_handler is None) == (_core.ffi_handler is None)

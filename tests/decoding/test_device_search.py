@@ -1,9 +1,6 @@
 """The tree search on the device gives the C++ search's trees, ties included."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from functools import cache
 
 import exact_math as literal
@@ -13,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
@@ -23,7 +19,7 @@ from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.ngram import NgramModel
 from dart_jax.ngram.device_table import device_table, table_bytes
-from tests.decoding.test_tree_search import EOS, GOLDEN, VOCAB, draw_drafts, ngram_model
+from tests.decoding.test_tree_search import EOS, VOCAB, draw_drafts, model_of, ngram_model
 
 ROWS = 64
 
@@ -33,7 +29,7 @@ OPTIMISED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_pa
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a search is compiled for."""
+    """The shapes and options that a search is compiled for."""
 
     order: int | None = 3
     levels: int = 5
@@ -50,39 +46,29 @@ class Setting:
 
 SETTINGS = [
     Setting(),
-    Setting(order=None),
-    Setting(order=1, levels=3),
-    Setting(order=2, candidates=12, nodes=60),
-    Setting(order=4, levels=8, candidates=25, nodes=60),
-    Setting(order=5, levels=4, candidates=9, nodes=8),
-    Setting(order=5, levels=8, candidates=3, nodes=16, eos=()),
-    Setting(order=3, levels=8, candidates=25, nodes=60, eos=()),
     Setting(order=None, levels=8, candidates=25, nodes=512, eos=tuple(range(0, VOCAB, 2))),
+    Setting(order=1, levels=3, candidates=1, nodes=6),
     Setting(order=4, levels=2, candidates=11, nodes=600, eos=tuple(range(VOCAB))),
+    Setting(order=3, levels=8, candidates=25, nodes=60, eos=()),
     Setting(order=3, levels=1, candidates=25, nodes=10),
-    Setting(order=3, levels=4, candidates=1, nodes=6),
     Setting(order=3, levels=3, candidates=5, nodes=0),
-    Setting(order=3, levels=3, candidates=5, nodes=1),
-    Setting(order=3, search=SearchConfig(beam=1), nodes=12),
-    Setting(order=4, search=SearchConfig(beam=2, ngram_weight=0.0), levels=6, eos=(3,)),
+    Setting(order=4, search=SearchConfig(beam=1, ngram_weight=0.0), nodes=1, eos=(3,)),
     Setting(order=3, search=SearchConfig(7, 0.0, 0.0, 3.0), nodes=40),
     Setting(order=5, search=SearchConfig(25, 2.5, 0.5, 1e6), levels=7, candidates=31, nodes=70),
     Setting(order=2, search=SearchConfig(13, 0.5, 1.0, 1.0), levels=6, candidates=19, eos=(99,)),
-    Setting(order=3, pairs=True),
     Setting(order=None, pairs=True, levels=8, candidates=25, nodes=60),
     Setting(order=4, pairs=True, levels=6, candidates=13, nodes=40, search=SearchConfig(beam=5)),
-    Setting(order=3, pairs=True, levels=1, candidates=4),
     Setting(order=5, pairs=True, levels=4, candidates=3, nodes=30, eos=(0, 1, 2)),
 ]
 
 
-def pack(buffer, context, tokens, logits, pairs=None, draws=None):
+def pack(buffer, context, tokens, logits, pairs=None):
     """The host buffer of drafts; contexts are filled up with -1 on the left."""
     rows = len(context)
     context = np.pad(context, ((0, 0), (CONTEXT, 0)), constant_values=-1)[:, -CONTEXT:]
     parts = [np.zeros((rows, 1 + 2 * buffer.path), np.int32), context, tokens.reshape(rows, -1)]
     parts += [x.view(np.int32).reshape(rows, -1) for x in (logits, pairs) if x is not None]
-    return np.concatenate([*parts, *([] if draws is None else [draws])], axis=1).astype(np.int32)
+    return np.concatenate(parts, axis=1).astype(np.int32)
 
 
 def random_drafts(setting, seed, rows=ROWS):
@@ -110,10 +96,6 @@ def random_drafts(setting, seed, rows=ROWS):
         odd = rng.random(pairs.shape) < 0.05
         pairs[odd] = rng.choice([np.nan, np.inf, -np.inf, 3e38, -3e38], odd.sum())
     return pack(setting.buffer, context, tokens, logits, pairs)
-
-
-def model_of(order):
-    return None if order is None else ngram_model(order)
 
 
 @cache
@@ -154,18 +136,16 @@ def test_elementary_functions_have_the_bits_of_the_core():
         ("reciprocal", middle),
         ("sum_in_halves", exponents[:150].reshape(6, 25)),
     ):
-        found = jax.jit(getattr(exact_math, name), compiler_options=OPTIMISED)(x)
+        ours = jax.jit(getattr(exact_math, name), compiler_options=OPTIMISED)(x)
         like = getattr(literal, name)
         expected = [*map(like, x)] if x.ndim > 1 else like(x)
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(ours, expected)
     np.testing.assert_array_equal(_core.logarithm(positive), literal.logarithm(positive))
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize("setting", SETTINGS, ids=range(len(SETTINGS)))
 def test_trees_are_those_of_the_search_in_cpp(setting):
-    """10,000 rows and more in all."""
-
     @settings(max_examples=8, deadline=None)
     @given(st.integers(0, 2**32 - 1))
     def run(seed):
@@ -175,14 +155,7 @@ def test_trees_are_those_of_the_search_in_cpp(setting):
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("rows", [1, 7, 33])
-def test_batches(rows):
-    setting = Setting(order=4, levels=8, candidates=25, nodes=60)
-    assert check(setting, random_drafts(setting, 1, rows)) > rows * 20
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("number", [7, 21])
+@pytest.mark.parametrize("number", [4, 12])
 def test_optimised_programs(number):
     """Products are not fused with sums there either."""
     setting = SETTINGS[number]
@@ -202,39 +175,17 @@ def test_lookups_by_xla(monkeypatch):
         assert check(setting, random_drafts(setting, order)) > ROWS * 10
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-draft-vocab"])
-def test_golden_drafts(name):
-    """The drafts that the reference's trees are made of."""
-    golden = np.load(GOLDEN / name / "golden.npz")
-    draft_to_target = load_file(GOLDEN / name / "drafter" / "model.safetensors")["d2t"]
-    model = NgramModel.count(np.load(GOLDEN / name / "ngram_corpus.npy"), order=3)
-    rows = [(prompt, step) for prompt in range(4) for step in range(4)]
-    drafts = np.stack([golden[f"draft_logits_{prompt}_{step}"] for prompt, step in rows])
-    top = np.argsort(-drafts, axis=-1, kind="stable")[..., :25]
-    tokens = (top + draft_to_target[top]).astype(np.int32)
-    logits = np.take_along_axis(drafts, top, axis=-1)
-    context = np.stack([golden[f"preceding_{prompt}_{step}"][-2:] for prompt, step in rows])
-    buffer = HostBuffer(tokens.shape[1], 25, tokens.shape[1] + 1)
-    packed = pack(buffer, context.astype(np.int32), tokens, logits)
-    expected = HostSearch(buffer, 59, ngram=model, eos=(511,))(packed)
-    assert (expected[:, 2] > 0).sum() == 59 * len(rows)
-    table = jax.tree.map(jnp.asarray, device_table(model)[0])
-    np.testing.assert_array_equal(
-        DeviceSearch(buffer, 59, table=table, eos=(511,))(packed), expected
-    )
-
-
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("least", [1, 2, 3, 5, 10**9])
+@pytest.mark.parametrize("least", [1, 3, 10**9])
 def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
-    """What does not fit are the least frequent n-grams: the trees are those of a model without."""
+    """The least frequent n-grams do not fit: the trees are those of a model without them."""
     model = ngram_model(4)
     counts = np.concatenate([level.count for level in model.levels[1:]])
-    kept = int((counts >= least).sum())
-    table, size = device_table(model, int((kept + 0.5) * table_bytes(10**6) / 10**6))
-    assert (size.ngrams, size.total) == (kept, len(counts))
-    assert size.least == (counts[counts >= least].min() if kept else 0)
-    assert size.nbytes == pytest.approx(table_bytes(kept), rel=0.01, abs=300)
+    number = int((counts >= least).sum())
+    table, size = device_table(model, int((number + 0.5) * table_bytes(10**6) / 10**6))
+    assert (size.ngrams, size.total) == (number, len(counts))
+    assert size.least == (counts[counts >= least].min() if number else 0)
+    assert size.nbytes == pytest.approx(table_bytes(number), rel=0.01, abs=300)
     model.lossy(tmp_path / "smaller.dng", min_counts=[1, least, least, least])
     smaller = NgramModel.load(tmp_path / "smaller.dng")
     setting = Setting(order=4, levels=5, candidates=9)
@@ -244,45 +195,8 @@ def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
     np.testing.assert_array_equal(on_device(packed), expected)
 
 
-def test_a_table_takes_no_more_than_it_may():
-    """Where the limit cuts through n-grams of one count, the shorter ones are kept."""
-    model = ngram_model(5)
-    for limit in (0, 100, 5000, 20000, 60000):
-        table, size = device_table(model, limit)
-        assert size.nbytes == table.nbytes <= max(limit, 300) * 1.01 + 300
-        assert size.ngrams <= size.total
-
-
 def test_parameters_out_of_range():
     with pytest.raises(ValueError, match="needs the candidates of a drafter"):
         DeviceSearch(HostBuffer(5, 0, 6), 8)
     with pytest.raises(ValueError, match="beam must be at least 1"):
         DeviceSearch(Setting().buffer, 8, search=SearchConfig(beam=0))
-
-
-SHARDED = """
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from dart_jax.models.cpu import foreign
-from tests.decoding.test_device_search import Setting, random_drafts, searches
-
-foreign._registered = False  # what accelerators compute
-mesh = Mesh(np.array(jax.devices()), ("data",))
-rows, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
-setting = Setting(order=4, levels=4, candidates=9)
-packed = random_drafts(setting, 3)
-in_cpp, on_device = searches(setting)
-on_all = jax.tree.map(lambda x: jax.device_put(x, everywhere), on_device)
-search = jax.jit(type(on_device).in_program, out_shardings=rows)
-trees = search(on_all, jax.device_put(packed, rows))
-assert len(trees.sharding.device_set) == 4
-np.testing.assert_array_equal(trees, in_cpp(packed))
-"""
-
-
-@pytest.mark.long
-def test_a_batch_over_several_devices():
-    flags = "--xla_force_host_platform_device_count=4"
-    paths = os.pathsep.join([str(GOLDEN.parents[1]), *sys.path])
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": paths}
-    subprocess.run([sys.executable, "-c", SHARDED], check=True, env=environment, timeout=300)

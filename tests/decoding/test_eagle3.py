@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN, NAMES
+from conftest import GOLDEN, NAMES, load_golden
 from safetensors.numpy import load_file
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
@@ -107,40 +106,15 @@ def draft(model, inputs, nodes, settings=REFERENCE, cache=None, length=None):
 # The reference
 
 
-@functools.cache
-def golden_model(name):
-    directory = GOLDEN / name / "eagle3"
-    config = Eagle3Config.from_json(json.loads((directory / "config.json").read_text()))
-    tensors = load_file(directory / "model.safetensors")
-
-    def read(path, shape):
-        *names, kind = [key.key for key in path]
-        outside = {("fc",), ("norm",), ("lm_head",)}
-        attention = ["self_attn"] if names[0][1:] == "_proj" else []
-        middle = [] if tuple(names) in outside else ["midlayer", *attention]
-        tensor = tensors[".".join([*middle, *names, "weight"])]
-        tensor = tensor.T if kind == "kernel" else tensor
-        assert tensor.shape == shape.shape
-        return jnp.asarray(tensor)
-
-    params = jax.tree_util.tree_map_with_path(read, abstract_params(config))
-    ids = np.arange(config.draft_vocab_size) + tensors["d2t"]
-    target = load_file(GOLDEN / name / "target" / "model.safetensors")
-    embedding = jnp.asarray(target["model.embed_tokens.weight"])
-    return Model(config, params, embedding, jnp.asarray(ids, jnp.int32))
-
-
-@functools.cache
-def golden_inputs(name):
-    run = np.load(GOLDEN / name / "golden.npz")
-    return DraftInput.pad(
-        [run[f"aux_{i}"] for i in range(4)], [run[f"preceding_{i}_0"][1:] for i in range(4)]
-    )
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_reference_drafts_the_same_trees(name):
-    trees, _ = draft(golden_model(name), golden_inputs(name), nodes=59)
+    golden, directory = load_golden(name), GOLDEN / name
+    params = golden.eagle_params
+    embedding = load_file(directory / "target" / "model.safetensors")["model.embed_tokens.weight"]
+    model = Model(golden.eagle, params["drafter"], jnp.asarray(embedding), params["draft_ids"])
+    preceding = [tokens[1:] for tokens in golden.of_prompts("preceding", 0)]
+    inputs = DraftInput.pad(golden.of_prompts("aux"), preceding)
+    trees, _ = draft(model, inputs, nodes=59)
     masks = ancestor_mask(unpack(jnp.asarray(trees)), REFERENCE.levels)
     reference = np.load(GOLDEN / name / "eagle3" / "golden.npz")
     for i, ((tokens, _, depth), mask) in enumerate(zip(trees, masks, strict=True)):
@@ -240,11 +214,11 @@ def literal_tree(model, inputs, nodes, settings):
     scores = np.array([score for _, score, _ in pool])
     # Where float32 might order otherwise, equality would prove nothing.
     assert np.diff(np.sort(scores)).min() > 2e-6
-    chosen = sorted(sorted(range(len(pool)), key=lambda i: -scores[i])[:nodes])
-    place = {-1: 0} | {i: node for node, i in enumerate(chosen, start=1)}
+    best = sorted(sorted(range(len(pool)), key=lambda i: -scores[i])[:nodes])
+    place = {-1: 0} | {i: node for node, i in enumerate(best, start=1)}
     tree = np.zeros((3, nodes + 1), np.int32)
     tree[0, 0] = next_tokens[-1]
-    for i in chosen:
+    for i in best:
         path, _, parent = pool[i]
         tree[:, place[i]] = path[-1], place[parent], len(path)
     return tree
@@ -293,9 +267,11 @@ def random_inputs(seed, lengths, config=CONFIG):
         (Eagle3Tree(depth=1, top_k=5), 13),
         (Eagle3Tree(depth=6, top_k=3), 3),  # fewer than there are levels
         (Eagle3Tree(depth=4, top_k=1), 5),
+        (Eagle3Tree(depth=2, top_k=3), 0),
     ],
 )
 def test_trees_are_the_literal_ones(settings, nodes):
+    """In a batch, whose rows are padded with garbage."""
     for seed in range(4):
         model, inputs = random_model(seed), random_inputs(seed, [6, 1, 3])
         trees, _ = draft(model, inputs, nodes, settings)
@@ -306,12 +282,8 @@ def test_trees_are_the_literal_ones(settings, nodes):
 @pytest.mark.parametrize(
     "options",
     [
-        {"norm_before_residual": True},
-        {"norm_output": True},
-        {"norm_before_fc": True},
-        {"qk_norm": True},
-        {"feature_layers": (1, 2, 5, 9)},
         {"norm_before_residual": True, "norm_output": True, "fc_norm": True, "qk_norm": True},
+        {"norm_before_fc": True, "feature_layers": (1, 2, 5, 9)},
     ],
     ids=lambda options: "-".join(options),
 )
@@ -322,21 +294,8 @@ def test_newer_drafters_draft_the_literal_trees(options):
     for seed in range(2):
         model, inputs = random_model(seed, config), random_inputs(seed, [6, 1, 3], config)
         trees, _ = draft(model, inputs, 20, settings)
-        plain = dataclasses.replace(CONFIG, feature_layers=config.feature_layers)
-        others, _ = draft(
-            dataclasses.replace(model, config=plain, params=known(model, plain)),
-            inputs,
-            20,
-            settings,
-        )
-        assert (trees != others).any() or "feature_layers" in options
         for i, tree in enumerate(trees):
             np.testing.assert_array_equal(tree, literal_tree(model, inputs.of(i), 20, settings))
-
-
-def known(model, config):
-    """Of a model's parameters those that another config has."""
-    return {name: model.params[name] for name in abstract_params(config)}
 
 
 def test_a_drafters_own_embedding():
@@ -349,14 +308,6 @@ def test_a_drafters_own_embedding():
     np.testing.assert_array_equal(embed(tokens), table[[0, 60, 60, 60]][None])
     plain = bind(CONFIG, random_model(0).params)
     assert plain.embedding(len) is len
-
-
-def test_a_draft_vocabulary_smaller_than_top_k():
-    model = random_model(0, dataclasses.replace(CONFIG, draft_vocab_size=3))
-    inputs, settings = random_inputs(0, [4]), Eagle3Tree(depth=2, top_k=10)
-    (tree,), _ = draft(model, inputs, 25, settings)
-    np.testing.assert_array_equal(tree, literal_tree(model, inputs, 25, settings))
-    assert np.count_nonzero(tree[2]) == 3 + 2 * 9
 
 
 def test_the_first_of_equal_nodes_wins():
@@ -373,41 +324,8 @@ def test_the_first_of_equal_nodes_wins():
     ]
 
 
-# Batches, padding, caches
-
-
-def batch(name):
-    if name == "random":
-        return random_model(1), random_inputs(1, [9, 1, 12])
-    return golden_model(name), golden_inputs(name)
-
-
-@pytest.mark.long
-def test_a_batch_is_its_sequences():
-    model, inputs = batch("random")
-    trees, rows = draft(model, inputs, 59)
-    for i, tree in enumerate(trees):
-        (alone,), rows_alone = draft(model, inputs.of(i), 59)
-        np.testing.assert_array_equal(tree, alone)
-        for ours, theirs in zip(rows[0], rows_alone[0], strict=True):
-            np.testing.assert_allclose(ours[i, :, : theirs.shape[2]], theirs[0], atol=1e-5)
-
-
-def test_padding_is_never_seen():
-    model = random_model(2)
-    rng = np.random.default_rng(2)
-    features = [rng.normal(size=(n, 72)) for n in (7, 2, 5)]
-    next_tokens = [rng.integers(0, 61, n) for n in (7, 2, 5)]
-    one, other = (
-        draft(model, DraftInput.pad(features, next_tokens, seed), 59)[0] for seed in (0, 1)
-    )
-    np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("name", [*NAMES, "random"])
-def test_drafting_with_a_cache(name):
-    model, inputs = batch(name)
+def test_drafting_with_a_cache():
+    model, inputs = random_model(1), random_inputs(1, [9, 1, 12])
     expected, _ = draft(model, inputs, 59)
     config, b = model.config, len(inputs.last)
     cache = init_cache(1, b, config.num_key_value_heads, 40, config.head_dim, jnp.float32)
@@ -436,29 +354,15 @@ def test_drafting_with_a_cache(name):
     np.testing.assert_array_equal(trees, expected)
 
 
-# Properties of every tree
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize(
-    ("nodes", "dtype"),
-    [(0, jnp.float32), (1, jnp.float32), (1000, jnp.float32), (59, jnp.bfloat16)],
-)
-def test_trees_are_well_formed(nodes, dtype):
-    model = random_model(3, dtype=dtype)
-    inputs = random_inputs(3, [5, 8])
-    inputs = dataclasses.replace(inputs, features=inputs.features.astype(dtype))
-    trees, _ = draft(model, inputs, nodes)
+def test_drafts_in_bfloat16():
+    model, inputs = random_model(3, dtype=jnp.bfloat16), random_inputs(3, [5, 8])
+    inputs = dataclasses.replace(inputs, features=inputs.features.astype(jnp.bfloat16))
+    trees, _ = draft(model, inputs, 59)
     for (tokens, parents, depth), root in zip(trees, inputs.root, strict=True):
-        size = min(nodes, 10 + 7 * 100)
-        assert (tokens[0], parents[0], depth[0]) == (root, 0, 0)
-        child = np.arange(1, size + 1)
-        assert (parents[child] < child).all()
-        assert (depth[child] == depth[parents[child]] + 1).all()
-        assert np.isin(tokens[child], model.draft_ids).all()
-        siblings = {*zip(parents[child].tolist(), tokens[child].tolist(), strict=True)}
-        assert len(siblings) == size
-        assert not trees[:, :, size + 1 :].any()
+        assert (tokens[0], depth[0]) == (root, 0)
+        assert (depth[1:] == depth[parents[1:]] + 1).all()
+        assert np.isin(tokens[1:], model.draft_ids).all()
+        assert len({*zip(parents[1:].tolist(), tokens[1:].tolist(), strict=True)}) == 59
 
 
 def test_parameters_are_a_dart_drafters_without_the_mask():

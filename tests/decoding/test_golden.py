@@ -1,16 +1,17 @@
 """The whole pipeline against what the reference implementation printed (tests/golden)."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding import Options, Prompts, generate, generate_stepwise, start, step
+from decoding import Options, Prompts, generate, stream
+from literal_search import paths
 
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.tree import ancestor_mask, unpack
 from dart_jax.models.pure import bind
 
 EOS = (511,)
@@ -35,15 +36,14 @@ def prompts(golden):
 
 
 @pytest.fixture(scope="module")
-def drafts(golden, config, pruner, prompts):
-    """The host buffers of the prefill and the steps after it, and the trees drafted from them."""
-    drafts = []
-    state, packed = start(config, golden.params, prompts, OPTIONS)
-    for _ in range(STEPS):
-        packed = np.asarray(packed)
-        drafts.append((packed, pruner(packed)))
-        state, packed = step(config, golden.params, state, drafts[-1][1])
-    return drafts
+def steps(golden, config, pruner, prompts):
+    """The tokens of the first steps, by row, and the drafts that the steps after them verified."""
+    bursts = stream(config, golden.params, pruner, prompts, OPTIONS, drafts=True)
+    bursts = [*itertools.islice(bursts, STEPS + 1)]
+    return [
+        [(now[row].tokens, after[row].draft) for row in range(len(prompts.length))]
+        for now, after in itertools.pairwise(bursts)
+    ]
 
 
 def test_logits_and_features(golden, prompts):
@@ -62,55 +62,38 @@ def test_logits_and_features(golden, prompts):
             np.testing.assert_allclose(ours[i, :n], expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.long(keep=1)
-def test_draft_logits_of_every_step(golden, config, prompts, drafts):
-    # With this many candidates the host buffer holds every draft logit.
-    vocab = golden.drafter.draft_vocab_size
-    config = dataclasses.replace(config, candidates=vocab)
-    state, packed = start(config, golden.params, prompts, OPTIONS)
-    for j, (_, trees) in enumerate(drafts):
-        _, ids, logits = config.host_buffer.candidates_of(np.asarray(packed))
-        by_target_id = np.full((*ids.shape[:2], golden.target.vocab_size), np.nan, np.float32)
-        np.put_along_axis(by_target_id, ids, logits, axis=-1)
-        draft_logits = by_target_id[..., golden.params["draft_ids"]]
-        expected = golden.of_prompts("draft_logits", j)
-        np.testing.assert_allclose(draft_logits, expected, rtol=0, atol=1e-4)
-        state, packed = step(config, golden.params, state, trees)
-
-
 @pytest.mark.parametrize("j", range(STEPS))
-def test_emitted_tokens_of_every_step(golden, config, drafts, j):
-    packed, _ = drafts[j]
-    for newest, expected in zip(
-        config.host_buffer.emitted(packed), golden.of_prompts("preceding", j), strict=True
-    ):
+def test_tokens_and_draft_logits_of_every_step(golden, steps, j):
+    names = ("preceding", "draft_logits")
+    reference = zip(*(golden.of_prompts(name, j) for name in names), strict=True)
+    draft_ids = np.asarray(golden.params["draft_ids"])
+    for (tokens, draft), (preceding, logits) in zip(steps[j], reference, strict=True):
         # The reference's first step includes the prompt, the later ones the old root.
-        assert newest.tolist() == expected[-1 if j == 0 else 1 :].tolist()
+        assert tokens.tolist() == preceding[-1 if j == 0 else 1 :].tolist()
+        # The candidates are the likeliest ones, the best first.
+        best = np.sort(logits, axis=-1)[:, : -draft.ids.shape[1] - 1 : -1]
+        np.testing.assert_allclose(draft.logits, best, rtol=0, atol=1e-4)
+        at = np.searchsorted(draft_ids, draft.ids)
+        of_ids = np.take_along_axis(logits, at, axis=-1)
+        np.testing.assert_allclose(draft.logits, of_ids, rtol=0, atol=1e-4)
 
 
-def paths(tokens, mask, depth):
+def paths_of(tokens, mask, depth):
     """The token paths from the root to every node."""
-    return {
-        tuple(tokens[seen][np.argsort(depth[seen])].tolist())
-        for seen in np.asarray(mask)[(depth > 0) | (np.arange(len(depth)) == 0)]
-    }
+    return {tuple(tokens[seen][np.argsort(depth[seen])].tolist()) for seen in np.asarray(mask)}
 
 
 @pytest.mark.parametrize("j", range(STEPS))
-def test_trees_of_every_step(golden, config, drafts, j):
-    _, trees = drafts[j]
-    mask = ancestor_mask(unpack(jnp.asarray(trees)), config.max_depth)
+def test_trees_of_every_step(golden, steps, j):
     names = ("draft_tokens", "tree_mask", "tree_position_ids")
     reference = zip(*(golden.of_prompts(name, j) for name in names), strict=True)
-    for (tokens, _, depth), seen, expected in zip(trees, mask, reference, strict=True):
-        assert len(paths(*expected)) == NODES + 1
-        assert paths(tokens, seen, depth) == paths(*expected)
+    for (_, draft), expected in zip(steps[j], reference, strict=True):
+        assert len(paths_of(*expected)) == NODES + 1
+        assert {*paths(draft.tree)} == paths_of(*expected)
 
 
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("generate", [generate_stepwise, generate])
 @pytest.mark.parametrize("name", ["ar_out", "dart_out"])
-def test_generated_tokens(golden, config, pruner, prompts, generate, name):
+def test_generated_tokens(golden, config, pruner, prompts, name):
     outputs = zip(golden.of_prompts(name), prompts.length, strict=True)
     expected = [output[length:].tolist() for output, length in outputs]
     budget = np.array([len(output) for output in expected], np.int32)

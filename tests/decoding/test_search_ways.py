@@ -2,10 +2,8 @@
 to the host."""
 
 import logging
-import pickle
 import subprocess
 import sys
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 import tiny_model
 from conftest import SEED, sequences
-from decoding import Options, begin, generate, generate_stepwise
-from jax import export
+from decoding import Options, generate, generate_stepwise
 
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.decoding.sampling import Sampling
@@ -23,11 +20,8 @@ from dart_jax.decoding.search.choice import check_way, make_search, way_here
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.engine.programs import burst
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.models.cpu import foreign
-from dart_jax.models.platform.execution import Execution
 from dart_jax.ngram import NgramModel
 
 GREEDY, SAMPLED = Sampling(), Sampling(0.9, top_k=30)
@@ -62,7 +56,7 @@ def make(config, ngram, way):
     )
 
 
-@pytest.mark.long
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 12), (SAMPLED, 5)])
 def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sampling, nodes):
     drafter, params = method
@@ -75,16 +69,16 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
         search = make(config, ngram, way)
         assert search.way == way
         for decode in (generate, generate_stepwise):
-            made = decode(config, params, search, prompts, options)
-            for row, expected in zip(made.tokens, plain(sampling).tokens, strict=True):
+            generation = decode(config, params, search, prompts, options)
+            for row, expected in zip(generation.tokens, plain(sampling).tokens, strict=True):
                 np.testing.assert_array_equal(row, expected)
-            steps.append(made.steps)
+            steps.append(generation.steps)
     np.testing.assert_array_equal(steps, np.broadcast_to(steps[0], np.shape(steps)))
     share = 0.8 if drafter == NgramConfig() else 1  # the others' weights are random
     assert steps[0].sum() < share * plain(sampling).steps.sum()
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_searches_where_it_is_told(tiny, way):
     """With trees whose sizes change, too."""
@@ -92,77 +86,11 @@ def test_a_model_searches_where_it_is_told(tiny, way):
     prompt = tiny.prompts[0]
     expected = model.generate(prompt, tree_nodes=0, max_new_tokens=24).tokens
     for nodes in (6, None):
-        made = model.generate(prompt, tree_nodes=nodes, max_new_tokens=24)
-        np.testing.assert_array_equal(made.tokens, expected)
+        completion = model.generate(prompt, tree_nodes=nodes, max_new_tokens=24)
+        np.testing.assert_array_equal(completion.tokens, expected)
     decoder = model.decoder(nodes=6, max_length=64)
     assert decoder.search is not None
     assert decoder.search.way == way
-
-
-def burst_of(config, params, search, prompts):
-    """A function that decodes prompts, which have been read, to their ends; and its arguments."""
-    batch = begin(config, params, search, prompts, Options())
-    runner = batch._runner
-    while runner.scheduler.waiting or runner.scheduler.reading:
-        runner.read()
-    device, running = runner.batch, runner.scheduler.running
-    for sequence in running:
-        device._update(sequence, config.nodes)
-    rows = device._table.rows([sequence.slot for sequence in running], 1)
-    trees = device._trees(running, range(len(running)), len(running), config.nodes)
-    program = device.program(config.nodes, "greedy")
-    rows = jax.tree.map(jnp.asarray, rows)
-    arrays = params, device._pools, None, rows, jnp.asarray(trees), search
-    return partial(burst.__wrapped__, program), (*arrays, jnp.int32(64), jnp.int32(1))
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_a_burst_is_lowered_for_accelerators(models, prompts, ngram, platform):
-    """Without a device of that kind; nothing in it calls the host."""
-    config = DecodeConfig(models.target, models.drafter, 8, execution=Execution())
-    program, arrays = burst_of(config, models.params, make(config, ngram, "device"), prompts)
-    exported = export.export(jax.jit(program), platforms=[platform])(*arrays)
-    text = exported.mlir_module()
-    assert "callback" not in text
-    assert "@dart_" not in text
-    assert len(exported.mlir_module_serialized) > 10_000
-
-
-RUN_AGAIN = """
-import pickle, sys
-import numpy as np
-from jax import export
-with open(sys.argv[1], "rb") as file:
-    program, leaves, expected = pickle.load(file)
-made = export.deserialize(bytearray(program)).call(*leaves)
-for one, other in zip(made, expected, strict=True):
-    np.testing.assert_array_equal(one, other)
-"""
-
-
-@pytest.mark.long
-def test_an_exported_burst_runs_again_from_its_file(
-    models, prompts, plain, ngram, tmp_path, monkeypatch
-):
-    """In a process that has not imported this package, and so without its C++ core."""
-    monkeypatch.setattr(foreign, "_registered", False)
-    config = DecodeConfig(models.target, models.drafter, 9, execution=Execution())
-    program, arrays = burst_of(config, models.params, make(config, ngram, "device"), prompts)
-    leaves, structure = jax.tree.flatten(arrays)
-
-    def loop(*leaves):
-        _, _, result = program(*jax.tree.unflatten(structure, leaves))
-        return result.tokens, result.counts
-
-    exported = export.export(jax.jit(loop), platforms=["cpu", "cuda", "tpu"])(*leaves)
-    expected = [np.asarray(x) for x in jax.jit(loop)(*leaves)]
-    for row, (count, *_), text in zip(*expected, plain(GREEDY).tokens, strict=True):
-        np.testing.assert_array_equal(row[:count], text)
-    contents = bytes(exported.serialize()), [np.asarray(leaf) for leaf in leaves], expected
-    file = tmp_path / "loop"
-    file.write_bytes(pickle.dumps(contents))
-    subprocess.run([sys.executable, "-c", RUN_AGAIN, str(file)], check=True, timeout=300)
 
 
 CACHED = """
@@ -186,11 +114,11 @@ def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     command = [sys.executable, "-c", CACHED, *map(str, (tiny.target, tiny.drafter, tiny.ngram))]
-    found = []
+    counts = []
     for _ in range(2):
         done = subprocess.run([*command, way], check=True, capture_output=True, text=True)
-        found.append([*map(int, done.stdout.split()[-2:])])
-    (_, first_misses), (hits, misses) = found
+        counts.append([*map(int, done.stdout.split()[-2:])])
+    (_, first_misses), (hits, misses) = counts
     assert first_misses > 3
     assert (hits > 3, misses) == (True, 0)
 
@@ -267,6 +195,6 @@ def test_a_table_that_does_not_fit_is_cut_and_told(models, prompts, plain, ngram
     search = make_search(config.host_buffer, 8, **options, way="device", memory=3000)
     [record] = caplog.records
     assert "n-grams are on the device, those seen" in record.getMessage()
-    made = generate(config, models.params, search, prompts, Options(seed=SEED))
-    for row, expected in zip(made.tokens, plain(GREEDY).tokens, strict=True):
+    generation = generate(config, models.params, search, prompts, Options(seed=SEED))
+    for row, expected in zip(generation.tokens, plain(GREEDY).tokens, strict=True):
         np.testing.assert_array_equal(row, expected)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -28,7 +28,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("targets", "cases"),
-    [("qwen3", 23), ("qwen3_moe llama int8", 6), ("qwen2_moe olmo2 gemma2", 6)],
+    [("qwen3", 15), ("qwen3_moe llama int8", 6), ("qwen2_moe olmo2 gemma2", 6)],
 )
 def test_eight_devices_decode_as_one(tmp_path, targets, cases):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
@@ -80,7 +80,7 @@ def test_two_processes_decode_as_one_device(models):
     assert [process.wait(timeout=500) for process in both] == [0, 0]
     for number in range(2):
         report = json.loads((models / f"report{number}.json").read_text())
-        assert len(report["same"]) == 11
+        assert len(report["same"]) == 9
         assert not [case for case, same in report["same"].items() if not same]
         # A group of four devices is one process; of eight, both.
         assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": EIGHT[number]}
@@ -88,7 +88,7 @@ def test_two_processes_decode_as_one_device(models):
 
 def generate(models, *words) -> subprocess.Popen:
     """Starts the program."""
-    command = [sys.executable, "-m", "dart_jax.generate", "def", "--target", str(models / "target")]
+    command = [sys.executable, "-m", "dart_jax.generate", "def", "--target", str(models / "qwen3")]
     command += ["--max-new-tokens", "6", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **pipes)
@@ -99,19 +99,19 @@ def generate(models, *words) -> subprocess.Popen:
 def test_two_processes_generate_and_the_first_prints(models, mesh):
     together = ("--mesh", mesh, "--coordinator", free_address(), "--processes", "2")
     both = [generate(models, *together, "--process-id", number) for number in "01"]
-    told = [process.communicate(timeout=300) for process in both]
+    output = [process.communicate(timeout=300) for process in both]
     # Gloo prints how it has connected.
-    shown = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in told]
+    texts = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in output]
     status = [process.returncode for process in both]
     if mesh == "model=2":
         alone = generate(models).communicate(timeout=300)[0]
-        assert (status, shown) == ([0, 0], [alone, ""]), told
-        assert "6 tokens" in told[0][1]
-        assert "tokens" not in told[1][1]
+        assert (status, texts) == ([0, 0], [alone, ""]), output
+        assert "6 tokens" in output[0][1]
+        assert "tokens" not in output[1][1]
     else:
         why = "needs 3 devices; there are 2" if mesh == "model=3" else "leaves processes without"
-        assert status == [2, 2], told
-        assert all(err.startswith("error: ") and why in err for _, err in told)
+        assert status == [2, 2], output
+        assert all(err.startswith("error: ") and why in err for _, err in output)
 
 
 @pytest.mark.parametrize("text", ["model", "model=0", "rows=2", "model=2,model=2", ""])
@@ -138,11 +138,11 @@ def test_every_matrix_is_split(config, fused):
 
 
 def test_what_does_not_divide():
-    mesh = Mock(shape={"data": 1, "model": 3})
+    mesh = SimpleNamespace(shape={"data": 1, "model": 3})
     with pytest.raises(UserError, match="3 devices of a mesh cannot share 2 attention heads"):
         check_divides(TARGET, mesh)
     # A drafter that cannot be split stays whole.
-    execution = Execution(mesh=Mock(shape={"data": 1, "model": 4}))
+    execution = Execution(mesh=SimpleNamespace(shape={"data": 1, "model": 4}))
     assert not execution.with_drafter(DART).split_drafter
     even = dataclasses.replace(DART, draft_vocab_size=60)
     assert execution.with_drafter(even).split_drafter

@@ -49,16 +49,16 @@ def load(tiny, execution, monkeypatch, **options):
 def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
     model = load(tiny, KERNELS[name], monkeypatch)
     engine = Engine(model, dataclasses.replace(CONFIG, chunk=64))
-    requests, wanted = [], []
+    requests, expected = [], []
     for n, tokens in enumerate(tiny.prompts):
         options = {"temperature": n % 2 * 0.8, "seed": n, "eos_token_id": ()}
-        made = model.generate(tokens.tolist(), max_new_tokens=9, tree_nodes=0, **options)
-        wanted.append(made.tokens.tolist())
+        plain = model.generate(tokens.tolist(), max_new_tokens=9, tree_nodes=0, **options)
+        expected.append(plain.tokens.tolist())
         sampling = Sampling(options["temperature"])
         requests.append(Request(tokens.astype(np.int32), 9, sampling, seed=n))
     answers = ask(engine, *requests)
     engine.close()
-    assert [answer.tokens for answer in answers] == wanted
+    assert [answer.tokens for answer in answers] == expected
 
 
 def lowered(batch, mode, platform):
@@ -112,5 +112,5 @@ def test_pools_are_updated_in_place(mode):
     copies = [line for line in compiled.as_text().splitlines() if "copy(" in line and shape in line]
     assert copies == []
     memory = compiled.memory_analysis()
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves((batch._pools, history)))
-    assert memory.alias_size_in_bytes >= held
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves((batch._pools, history)))
+    assert memory.alias_size_in_bytes >= size

@@ -58,12 +58,12 @@ def lists(rows):
     return [row.tolist() for row in rows]
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("target", [WINDOWS, TARGET], ids=["windows", "full"])
 @pytest.mark.parametrize("together", [False, True])
 def test_texts_and_drafts_are_those_of_whole_prompts(name, target, together, monkeypatch):
-    """What was drafted depends on all rows of the drafter's cache."""
+    """Drafts depend on all rows of the drafter's cache."""
     if together:  # as on accelerators: several prompts at a time
         monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     config, params, search = setting(name, target)

@@ -1,4 +1,4 @@
-"""Who runs and who waits: in order, the youngest gives way, and everybody ends."""
+"""Requests run in order, the youngest gives way, and everybody ends."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from dart_jax.engine.scheduler import PagePool, Scheduler, Sequence
 PAGE, LONGEST = 4, 40
 
 
-def made(slots=3, pages=30):
+def new_scheduler(slots=3, pages=30):
     return Scheduler(slots, [PagePool(pages, PAGE)], LONGEST)
 
 
@@ -20,16 +20,16 @@ def sequence(prompt, new, tag=0):
 
 
 def read_next(scheduler):
-    begun = scheduler.begin_next()
-    if begun is not None:
-        begun.advance(begun.num_unread_tokens)
-        scheduler.publish_pages(begun)
-        scheduler.end_reading(begun)
-    return begun
+    first = scheduler.begin_next()
+    if first is not None:
+        first.advance(first.num_unread_tokens)
+        scheduler.publish_pages(first)
+        scheduler.end_reading(first)
+    return first
 
 
 def test_slots_are_given_in_order():
-    scheduler, all_of_them = made(slots=2), [sequence(5, 9) for _ in range(3)]
+    scheduler, all_of_them = new_scheduler(slots=2), [sequence(5, 9) for _ in range(3)]
     scheduler.waiting.extend(all_of_them)
     assert read_next(scheduler) is all_of_them[0]
     assert read_next(scheduler) is all_of_them[1]
@@ -40,7 +40,7 @@ def test_slots_are_given_in_order():
 
 
 def test_the_youngest_gives_way_and_is_the_next():
-    scheduler = made(pages=12)
+    scheduler = new_scheduler(pages=12)
     old, young, waits = (sequence(14, 20, tag) for tag in range(3))
     scheduler.waiting.extend([old, young, waits])
     assert [read_next(scheduler), read_next(scheduler)] == [old, young]
@@ -62,7 +62,7 @@ def test_the_youngest_gives_way_and_is_the_next():
 
 
 def test_one_that_waits_or_is_read_can_end():
-    scheduler = made()
+    scheduler = new_scheduler()
     first, second = sequence(9, 4), sequence(9, 4)
     scheduler.waiting.extend([first, second])
     scheduler.end(second)
@@ -74,7 +74,7 @@ def test_one_that_waits_or_is_read_can_end():
 
 
 def test_texts_that_begin_alike_share_pages():
-    scheduler = made()
+    scheduler = new_scheduler()
     scheduler.waiting.extend([sequence(10, 4), sequence(10, 4), sequence(10, 4, tag=1)])
     first, second, other = (read_next(scheduler) for _ in range(3))
     assert second.pages[:2] == first.pages[:2]
@@ -93,16 +93,16 @@ def test_texts_that_begin_alike_share_pages():
 def test_all_end(requests, pages, slots, random):
     """However few pages there are, as long as one text fits: every request ends, a waiting one is
     overtaken by no later one, and nothing is held at the end."""
-    scheduler = made(slots, pages)
+    scheduler = new_scheduler(slots, pages)
     sequences = [sequence(*request) for request in requests]
     scheduler.waiting.extend(sequences)
-    begun = []
+    order = []
     for _ in range(2000):
         if not (scheduler.waiting or scheduler.active):
             break
         while (one := read_next(scheduler)) is not None:
-            if one not in begun:
-                begun.append(one)
+            if one not in order:
+                order.append(one)
         scheduler.make_room(5)
         assert scheduler.running
         assert scheduler.running[0] is min(scheduler.running, key=sequences.index)
@@ -118,7 +118,7 @@ def test_all_end(requests, pages, slots, random):
         assert scheduler.pools[0].used == len(held)
     assert not scheduler.waiting
     assert scheduler.active == []
-    assert begun == sequences
+    assert order == sequences
     assert scheduler.pools[0].used == 0
 
 

@@ -1,27 +1,17 @@
 """Trees are as large as pays, by what steps cost and what is accepted."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SEED
-from decoding import Options, begin, generate
 
-from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
-from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.host import HostSearch
-from dart_jax.decoding.state import DecodeConfig
-from dart_jax.engine.decoder import TreeMemory
+from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.engine.tree_size import (
     BURST,
-    PAUSES,
     TRIAL,
     AcceptanceRates,
     CostFiles,
-    State,
     StepCosts,
     TreeSizes,
     on_lines,
@@ -29,153 +19,8 @@ from dart_jax.engine.tree_size import (
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import adaptive_tree, default_tree
 from dart_jax.model import DartModel
-from dart_jax.ngram import NgramModel
 
-GREEDY = Sampling()
-PENALIZED = Sampling(0.8, top_k=20, top_p=0.9, repetition_penalty=1.3)
 SIZES = (0, 2, 4, 8)
-
-
-# Whatever is chosen, the output is the target's.
-
-
-class Scripted(TreeSizes):
-    """Takes bursts of random sizes and lengths."""
-
-    def __init__(self, sizes, seed):
-        super().__init__(sizes)
-        self._rng, self._state = np.random.default_rng(seed), State(0, 0, 0)
-        self.chosen = []
-
-    def choose(self, rows, mode):
-        if self._state.left <= 0:
-            size = int(self._rng.choice(self.sizes[rows]))
-            rest = size == 0 and self._rng.random() < 0.2  # the drafter does not follow
-            self._state = State(size, PAUSES[1] if rest else int(self._rng.integers(1, 6)), size)
-            self.chosen.append((size, rest))
-        return self._state
-
-    def drafts(self, rows, mode):
-        return True
-
-    def learn(self, rows, mode, size, ranks, texts, steps, seconds):
-        self._state = self._state._replace(left=self._state.left - steps)
-        if self._state.left > 10 and self._rng.random() < 0.2:  # drafts are tried again
-            self._state = self._state._replace(left=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class ScriptedMemory(TreeMemory):
-    seed: int = 0
-
-    def policy(self, program, kind, shapes, first):
-        return Scripted(shapes.sizes, self.seed)
-
-
-def lists(tokens):
-    return [row.tolist() for row in tokens]
-
-
-@pytest.fixture(scope="module")
-def methods(models, scored, plain):
-    """Method -> its drafter, parameters and n-grams."""
-    target = {"target": models.params["target"], "drafter": models.params["target"]}
-    ngram = NgramModel.count(plain(GREEDY).tokens)
-    return {
-        "dart": (models.drafter, models.params, ngram),
-        "dart with pair scores": (*scored, ngram),
-        "eagle3": (models.eagle, models.eagle_params, None),
-        "draft model": (models.target, target, None),
-        "prompt lookup": (PromptLookupConfig(), models.params, None),
-        "n-gram": (NgramConfig(), models.params, ngram),
-    }
-
-
-def setting(models, methods, name):
-    drafter, params, ngram = methods[name]
-    config = DecodeConfig(models.target, drafter, nodes=SIZES[-1])
-    search = None
-    if config.searches:
-        search = HostSearch(config.host_buffer, config.nodes, ngram=ngram)
-    return config, params, search
-
-
-@pytest.mark.long(keep=3)
-@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED])
-@pytest.mark.parametrize(
-    "name", ["dart", "dart with pair scores", "eagle3", "draft model", "prompt lookup", "n-gram"]
-)
-def test_whatever_is_chosen_the_tokens_are_plain_decodings(
-    models, prompts, plain, methods, sampling, name
-):
-    setting_ = setting(models, methods, name)
-    for seed in (1, 2):
-        options = Options(sampling, seed=SEED)
-        memory = ScriptedMemory(seed=seed)
-        generation = generate(*setting_, prompts, options, sizes=SIZES, memory=memory)
-        assert lists(generation.tokens) == lists(plain(sampling).tokens)
-        if name == "draft model" and sampling == GREEDY:  # the target drafts for itself
-            assert generation.tau.min() > 1
-
-
-@pytest.mark.parametrize("name", ["eagle3", "dart"])
-def test_the_drafter_follows_plain_decoding(models, prompts, methods, name):
-    """After plain steps its drafts are those of a text in which it took part all along."""
-    config, params, search = setting(models, methods, name)
-    trees = []
-    for plain_steps in (0, 6):
-        batch = begin(
-            config, params, search, prompts, Options(seed=SEED), sizes=SIZES, drafts=True,
-            memory=Always(plain_steps),
-        )  # fmt: skip
-        drafts = {}
-        for new in batch:
-            for each in new:
-                if each.draft is not None:
-                    place = sum(len(part.tokens) for part in batch._parts[each.row][:-1])
-                    drafts[each.row, place] = each.draft.tree[0].tolist()
-        trees.append(drafts)
-    common = trees[0].keys() & trees[1].keys()
-    assert len(common) > 8
-    assert all(trees[0][key] == trees[1][key] for key in common)
-
-
-@dataclasses.dataclass(frozen=True)
-class Always(TreeMemory):
-    """Drafts with the largest trees, after so many plain steps."""
-
-    plain_steps: int = 0
-
-    def __init__(self, plain_steps):
-        super().__init__()
-        object.__setattr__(self, "plain_steps", plain_steps)
-
-    def policy(self, program, kind, shapes, first):
-        sizes, left = TreeSizes(shapes.sizes), [self.plain_steps]
-
-        def choose(rows, mode):
-            return State(SIZES[-1] if left[0] <= 0 else 0, left[0] if left[0] > 0 else 99, 8)
-
-        def learn(rows, mode, size, ranks, texts, steps, seconds):
-            left[0] -= steps
-
-        sizes.choose, sizes.learn = choose, learn
-        sizes.drafts = lambda rows, mode: True
-        return sizes
-
-
-@pytest.mark.long
-def test_reported_scores_are_plain_decodings(models, prompts):
-    logits = LogitsConfig(logprobs=3)
-    plain = DecodeConfig(models.target, logits=logits)
-    dart = DecodeConfig(models.target, models.drafter, nodes=8, logits=logits)
-    search, options = HostSearch(dart.host_buffer, 8), Options(PENALIZED, seed=SEED)
-    expected = generate(plain, models.params, None, prompts, options)
-    memory = ScriptedMemory(seed=3)
-    made = generate(dart, models.params, search, prompts, options, sizes=SIZES, memory=memory)
-    for one, other in zip(made.scores, expected.scores, strict=True):
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
-        np.testing.assert_allclose(one.top_logprobs, other.top_logprobs, atol=1e-4)
 
 
 # Knowledge.
@@ -243,7 +88,7 @@ def policy(costs=None, tmp_path=None):
 def decoded(sizes, rates, costs=COSTS, tokens=80_000, noise=0.0, rows=1, limit=64):
     """Lets a policy decode on a machine with these costs, where the r-th node of a tree is accepted
     in a share rates[r - 1] of the steps; returns what it ran: (size, tokens, seconds)."""
-    ran, done, rng = [], 0, np.random.default_rng(0)
+    bursts, done, rng = [], 0, np.random.default_rng(0)
     while done < tokens:
         state = sizes.choose(rows, "greedy")
         steps = min(state.left, limit)
@@ -252,13 +97,13 @@ def decoded(sizes, rates, costs=COSTS, tokens=80_000, noise=0.0, rows=1, limit=6
         seconds = steps * costs[state.size] * np.exp(noise * rng.normal())
         sizes.learn(rows, "greedy", state.size, ranks, steps, steps, seconds)
         new = steps + len(ranks)
-        ran.append((state.size, new, steps * costs[state.size]))
+        bursts.append((state.size, new, steps * costs[state.size]))
         done += new
-    return ran
+    return bursts
 
 
-def rate(ran):
-    _, tokens, seconds = np.array(ran).sum(axis=0)
+def rate(bursts):
+    _, tokens, seconds = np.array(bursts).sum(axis=0)
     return tokens / seconds
 
 
@@ -267,29 +112,29 @@ def rate(ran):
 def test_the_size_that_pays_best_is_found(noise, limit):
     """Within 5 % of the best fixed size, in bursts of many steps or of one."""
     best = max((1 + sum(GOOD[:size])) / cost for size, cost in COSTS.items())
-    ran = decoded(policy(), GOOD, noise=noise, limit=limit)
-    assert rate(ran) > 0.95 * best
-    assert {size for size, *_ in ran[-len(ran) // 2 :]} == {0, 2, 4, 8}  # all are tried
+    bursts = decoded(policy(), GOOD, noise=noise, limit=limit)
+    assert rate(bursts) > 0.95 * best
+    assert {size for size, *_ in bursts[-len(bursts) // 2 :]} == {0, 2, 4, 8}  # all are tried
 
 
 def test_a_cost_that_was_disturbed_is_measured_again(tmp_path):
     sizes = policy(COSTS | {4: 3 * COSTS[4]}, tmp_path)
-    ran = decoded(sizes, GOOD)
-    assert 4 not in {size for size, *_ in ran[:20]}
-    assert [size for size, *_ in ran[-100:]].count(4) > 85
+    bursts = decoded(sizes, GOOD)
+    assert 4 not in {size for size, *_ in bursts[:20]}
+    assert [size for size, *_ in bursts[-100:]].count(4) > 85
 
 
 def test_where_drafts_do_not_pay_little_is_lost():
-    ran = decoded(policy(), BAD)
-    assert rate(ran) > 0.98
-    assert 0 < sum(size > 0 for size, *_ in ran[-1500:]) <= 16  # it is tried again
+    bursts = decoded(policy(), BAD)
+    assert rate(bursts) > 0.98
+    assert 0 < sum(size > 0 for size, *_ in bursts[-1500:]) <= 16  # it is tried again
 
 
 def test_what_begins_to_pay_is_found_again():
     sizes = policy()
     decoded(sizes, BAD, tokens=8_000)
-    ran = decoded(sizes, GOOD, tokens=40_000)
-    assert [size for size, *_ in ran[-100:]].count(4) > 85
+    bursts = decoded(sizes, GOOD, tokens=40_000)
+    assert [size for size, *_ in bursts[-100:]].count(4) > 85
 
 
 def test_numbers_of_rows_and_levels_are_judged_apart():
@@ -330,10 +175,10 @@ def test_a_fixed_size(nodes):
 def test_a_tour_visits_every_size():
     sizes = policy()
     sizes.tour(1)
-    ran = []
+    bursts = []
     while sizes.touring:
-        ran += decoded(sizes, GOOD, tokens=1)
-    assert {size for size, *_ in ran} == set(SIZES)
+        bursts += decoded(sizes, GOOD, tokens=1)
+    assert {size for size, *_ in bursts} == set(SIZES)
     decoded(sizes, GOOD, tokens=200)
     known = sizes._kinds[1, "greedy"].costs.known
     assert {size: known[size] / known[0] for size in SIZES} == pytest.approx(COSTS)

@@ -30,14 +30,6 @@ def test_a_batch_is_streamed(model):
     assert [one.finish for one in stream.completions] == ["length"] * 3
 
 
-@pytest.mark.long
-def test_rows_of_several_sequences(model):
-    stream = model.stream("x", num_return_sequences=2, do_sample=True, **OPTIONS)
-    assert {piece.row for piece in stream} == {0, 1}
-    first, second = stream.completions
-    assert first.text != second.text
-
-
 def test_async(model):
     """Two streams run at once, and the event loop is not blocked meanwhile."""
     expected = [model.generate(prompt, **OPTIONS).text for prompt in PROMPTS[:2]]
@@ -105,10 +97,9 @@ def test_closing_waits_for_the_step_that_is_running(model):
     assert stream.completion.finish is None or len(stream.completion.tokens) == 200
 
 
-@pytest.mark.parametrize("stop", [(), ("no such text",)], ids=["fused", "host"])
-def test_nothing_is_generated_twice(model, stop):
-    expected = model.generate(PROMPTS[0], stop=stop, **OPTIONS)
-    stream = model.stream(PROMPTS[0], stop=stop, **OPTIONS)
+def test_nothing_is_generated_twice(model):
+    expected = model.generate(PROMPTS[0], **OPTIONS)
+    stream = model.stream(PROMPTS[0], **OPTIONS)
     next(stream)
     for _ in range(2):
         stream.run()
@@ -116,7 +107,7 @@ def test_nothing_is_generated_twice(model, stop):
     assert list(stream) == []
     with pytest.raises(UserError, match="already generated"):
         next(stream.steps())
-    fresh = model.stream(PROMPTS[0], stop=stop, **OPTIONS)
+    fresh = model.stream(PROMPTS[0], **OPTIONS)
     fresh.run()
     assert list(fresh) == []
     assert fresh.completion.text == expected.text

@@ -47,7 +47,7 @@ def model():
         ({"pad_token_id": 0, "use_cache": False, "num_assistant_tokens": 4}, {"do_sample": False}),
     ],
 )
-def test_what_is_honoured(theirs, ours):
+def test_options_that_are_honoured(theirs, ours):
     expected = GenerationConfig(**ours)
     assert GenerationConfig.from_transformers(transformers.GenerationConfig(**theirs)) == expected
     assert GenerationConfig.from_transformers(theirs) == expected
@@ -70,7 +70,7 @@ def test_what_is_honoured(theirs, ours):
         ("invented_option", 1),
     ],
 )
-def test_what_cannot_be_honoured_is_named(model, name, value):
+def test_options_that_cannot_be_honoured_are_named(model, name, value):
     config = transformers.GenerationConfig(**{name: value})
     for given in (config, {name: value}):
         with pytest.raises(UserError, match=f"generation config has {name}=") as error:
@@ -96,10 +96,10 @@ def test_a_config_of_transformers_decodes_like_ours(model):
 
 
 def test_options_on_top_of_a_config():
-    """What it says about sampling is kept when only the call asks to sample."""
-    given = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-    made = GenerationConfig.of(transformers.GenerationConfig(**given), {"do_sample": True})
-    assert made == GenerationConfig(do_sample=True, **given)
+    """Keeps what it says about sampling when only the call asks to sample."""
+    options = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    config = GenerationConfig.of(transformers.GenerationConfig(**options), {"do_sample": True})
+    assert config == GenerationConfig(do_sample=True, **options)
     ids = GenerationConfig(eos_token_id=(token for token in (1, 2)))
     assert ids.eos_token_id == (1, 2)
 

@@ -1,4 +1,4 @@
-"""Which tests a run takes: the long ones, and a sample of each grid of slow cases.
+"""The choice of tests that a run takes: the long ones, and a sample of each grid of slow cases.
 
 A pytest plugin, which `conftest.py` loads. Samples follow from the commit, so that another commit
 tests other cases, and every worker and every repetition of a run the same.
@@ -89,7 +89,7 @@ def _values(case: pytest.Item) -> set[tuple[str, int]]:
 
 
 def _is_named(item: pytest.Item, arguments: Sequence[str]) -> bool:
-    """Whether the command line names the test, as in `FILE::TEST`."""
+    """Returns True if the command line names the test, as in `FILE::TEST`."""
     own = item.nodeid.partition("::")[2]
     named = (argument.partition("::") for argument in arguments)
     return any(

@@ -9,10 +9,10 @@ f32 = np.float32
 def paths(tree):
     """The token path from the root to each node, in the tree's order."""
     token, parent, depth = tree
-    found = [(int(token[0]),)]
+    result = [(int(token[0]),)]
     for i in range(1, np.count_nonzero(depth) + 1):
-        found.append((*found[parent[i]], int(token[i])))
-    return found
+        result.append((*result[parent[i]], int(token[i])))
+    return result
 
 
 def softmax(logits):
@@ -73,8 +73,8 @@ def transcribe(
                 children.append((score + level_weight * increment, (*path, token), place))
         pool += children
         entries = sorted(children, key=lambda child: (child[1][-1] in eos, -child[0]))[:beam]
-    chosen = sorted(pool, key=lambda child: -child[0])[:nodes]
-    return [root, *(path for _, path, _ in chosen)], [f32(0), *(score for score, _, _ in chosen)]
+    best = sorted(pool, key=lambda child: -child[0])[:nodes]
+    return [root, *(path for _, path, _ in best)], [f32(0), *(score for score, _, _ in best)]
 
 
 def with_pair(logit, pair):

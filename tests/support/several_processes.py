@@ -9,112 +9,60 @@ device; and which parts of a matrix its devices hold.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-import tiny_model
-from sharded_decoding import QWEN3
+from sharded_decoding import SAMPLINGS, Models, texts
 
-from dart_jax import DartModel
-from dart_jax.decoding.drafting import PromptLookupConfig
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.programs.processes import DistributedConfig, initialize
-from train.objective.drafter_shape import DrafterShape
 
-TARGET = dataclasses.replace(QWEN3, tie_word_embeddings=False)
-MESHES = ("data=2,model=4", "model=8")
-PROMPTS = [np.arange(3, 20), np.arange(7, 50)]
-Load = Callable[[], DartModel]
-SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0)}
-
-
-def models(directory: Path, **options: Any) -> dict[str, tuple[Load, tuple[int, ...]]]:
-    """The ways of drafting: what loads each, and the sizes of trees between which it changes."""
-    load = functools.partial(DartModel.from_pretrained, directory / "target", **options)
-    plain = functools.cache(load)
-    ngram = directory / "ngram.dng"
-    dart = functools.partial(load, directory / "dart", ngram)
-    alone = functools.partial(load, None, ngram)
-    return {
-        "plain": (plain, ()),
-        "prompt lookup": (lambda: plain().with_drafter(PromptLookupConfig()), ()),
-        "dart": (dart, ()),
-        "eagle3": (lambda: plain().with_drafter(directory / "eagle3"), ()),
-        "draft model": (lambda: plain().with_drafter(directory / "target"), ()),
-        "n-gram only": (alone, ()),
-        "n-gram only, changing sizes": (alone, (0, 4, 8)),
-        "dart, device": (functools.partial(dart, search="device"), ()),
-    }
-
-
-# The loops and ways to sample that are run on each mesh, by method.
-CASES: dict[str, dict[str, list[tuple[str, str]]]] = {
+# The methods on each mesh, and how they sample.
+CASES = {
     "data=2,model=4": {
-        "dart": [("fused", "greedy"), ("host", "sampled")],
-        "n-gram only, changing sizes": [("fused", "greedy")],
-        "dart, device": [("fused", "greedy")],
+        "dart": "greedy",
+        "ngram, changing sizes": "greedy",
+        "dart, device": "greedy",
     },
     "model=8": {
-        "plain": [("fused", "sampled")],
-        "prompt lookup": [("fused", "greedy")],
-        "dart": [("fused", "sampled"), ("host", "greedy")],
-        "eagle3": [("fused", "sampled")],
-        "draft model": [("fused", "greedy")],
-        "n-gram only": [("host", "sampled")],
+        "plain": "sampled",
+        "prompt lookup": "greedy",
+        "dart": "sampled",
+        "eagle3": "sampled",
+        "draft model": "greedy",
+        "ngram": "sampled",
     },
 }
 
 
-def texts(directory: Path, mesh: str | None) -> Iterator[tuple[str, list[list[int]]]]:
+def decoded(
+    models: Models, cases: dict[str, str], mesh: str | None = None
+) -> Iterator[tuple[str, list[list[int]]]]:
     """New tokens of all prompts, for each way of decoding."""
-    for method, (load, sizes) in models(directory, mesh=mesh).items():
-        meshes = CASES.values() if mesh is None else [CASES[mesh]]
-        wanted = [case for each in meshes for case in each.get(method, [])]
-        model = load() if wanted else None
-        for loop, how in wanted:
-            assert model is not None
-            nodes = 0 if model.drafter is None else 8
-            decoder = model.decoder(
-                nodes=nodes, max_length=80, sizes=sizes, sampling=SAMPLINGS[how]
-            )
-            decoder = dataclasses.replace(decoder, steps=1 if loop == "host" else 64)
-            made = decoder(PROMPTS, 12, seed=3)
-            yield f"{method} {loop} {how}", [row.tolist() for row in made.tokens]
+    for method, how in cases.items():
+        yield f"{method} {how}", texts(models.load(method, mesh), method, SAMPLINGS[how])
 
 
-def prepare(directory: Path) -> None:
-    """Writes the models, and what one device decodes."""
-    tokenizer = tiny_model.train_tokenizer(
-        map(tiny_model.read, tiny_model._FILES), TARGET.vocab_size
-    )
-    tiny_model.write_target(directory / "target", TARGET, tokenizer)
-    for method, shape in (
-        ("dart", DrafterShape(positions=4)),
-        ("eagle3", DrafterShape(method="eagle3", positions=4)),
-    ):
-        tiny_model.write_drafter(directory / method, shape.config(TARGET))
-    tokens = tiny_model.tokenize(tokenizer, tiny_model._FILES)
-    tiny_model.NgramModel.count(tokens).save(directory / "ngram.dng")
-    (directory / "expected.json").write_text(json.dumps(dict(texts(directory, None))))
+def prepare(models: Models, directory: Path) -> None:
+    """Writes the models, and the tokens that one device decodes."""
+    models.write()
+    expected = {name: rows for cases in CASES.values() for name, rows in decoded(models, cases)}
+    (directory / "expected.json").write_text(json.dumps(expected))
 
 
-def decode(directory: Path) -> None:
-    """Compares what the devices of all processes decode."""
+def compare(models: Models, directory: Path) -> None:
+    """Compares the tokens that the devices of all processes decode."""
     assert (jax.device_count(), jax.local_device_count()) == (8, 4)
     expected = json.loads((directory / "expected.json").read_text())
     report: dict[str, Any] = {"same": {}, "parts": {}}
-    for mesh in MESHES:
-        for case, rows in texts(directory, mesh):
+    for mesh, cases in CASES.items():
+        for case, rows in decoded(models, cases, mesh):
             report["same"][f"{mesh} {case}"] = rows == expected[case]
             print(mesh, case, rows == expected[case], file=sys.stderr, flush=True)
-        params = DartModel.from_pretrained(directory / "target", mesh=mesh).params["target"]
+        params = models.load("plain", mesh).params["target"]
         leaf = params["layers"][0]["mlp"]["down_proj"]["kernel"]
         size = leaf.shape[0] // int(mesh[-1])
         report["parts"][mesh] = sorted(s.index[0].start // size for s in leaf.addressable_shards)
@@ -123,8 +71,9 @@ def decode(directory: Path) -> None:
 
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
+    models = Models(directory, "qwen3")
     if sys.argv[2:]:
         initialize(DistributedConfig(False, sys.argv[2], 2, int(sys.argv[3])))
-        decode(directory)
+        compare(models, directory)
     else:
-        prepare(directory)
+        prepare(models, directory)

@@ -67,9 +67,15 @@ SAMPLINGS = {
     "sampled": Sampling(temperature=1.0),
     "filtered": Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1),
 }
-# Steps of a burst.
-LOOPS = {"fused": 64, "host": 1, "changing sizes": 64}
-METHODS = ("plain", "dart", "eagle3", "ngram", "draft model", "prompt lookup")
+METHODS = (
+    "plain",
+    "dart",
+    "dart, changing sizes",
+    "eagle3",
+    "ngram",
+    "draft model",
+    "prompt lookup",
+)
 
 
 class Case(NamedTuple):
@@ -77,39 +83,34 @@ class Case(NamedTuple):
 
     target: str
     mesh: str
-    method: str = "dart"
-    loop: str = "fused"
-    sampling: str = "greedy"
+    method: str
+    sampling: str
 
     def __str__(self) -> str:
         return ", ".join(self)
 
 
 def cases(target: str) -> list[Case]:
-    """With Qwen3 every method in both loops, greedy and sampled, and two methods in every pair of
-    these; elsewhere what may differ."""
-    few = ("plain", "fused", "greedy"), ("dart", "fused", "sampled")
+    """With Qwen3 every method and every way to sample; elsewhere what may differ."""
+    few = ("plain", "greedy"), ("dart", "sampled")
     if target != "qwen3":
         return [Case(target, "data=2,model=4", *how) for how in few]
-    every = set(itertools.product(("plain", "dart"), ("fused", "host"), ("greedy", "sampled")))
-    every |= {(method, "fused", "greedy") for method in METHODS}
-    every |= {(method, "host", "sampled") for method in METHODS}
-    every |= {("dart", "fused", "filtered"), ("dart", "changing sizes", "sampled")}
+    every = {(method, "greedy") for method in METHODS}
+    every |= {("plain", "sampled"), ("dart", "sampled"), ("dart", "filtered")}
     most = [Case(target, "data=2,model=4", *how) for how in sorted(every)]
     return most + [Case(target, mesh, *how) for mesh in ("model=2", "model=8") for how in few]
 
 
-def texts(model: DartModel, loop: str, sampling: Sampling) -> list[list[int]]:
+def texts(model: DartModel, method: str, sampling: Sampling) -> list[list[int]]:
     """New tokens of all prompts."""
     nodes = 0 if model.drafter is None else 8
-    sizes = (0, 4, 8) if loop == "changing sizes" else ()
+    sizes = (0, 4, 8) if method.endswith("changing sizes") else ()
     decoder = model.decoder(nodes=nodes, max_length=80, sizes=sizes, sampling=sampling)
-    decoder = dataclasses.replace(decoder, steps=LOOPS[loop])
     return [row.tolist() for row in decoder(PROMPTS, 24, seed=3).tokens]
 
 
 def served(model: DartModel) -> list[list[int]]:
-    """What a server's engine answers, to requests with different options."""
+    """Answers of a server's engine, to requests with different options."""
     options = ServingConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
     engine = Engine(model, options)
     samplings = [*SAMPLINGS.values(), Sampling()]
@@ -143,7 +144,7 @@ def apart(one: DartModel, many: DartModel) -> float:
 
 
 def reported(model: DartModel) -> list[Any]:
-    """What is reported about the first new tokens of each prompt."""
+    """Reports about the first new tokens of each prompt."""
     decoder = model.decoder(max_length=64, nodes=0, logits=LogitsConfig(logprobs=5))
     return list(decoder(PROMPTS, 4).scores or [])
 
@@ -160,38 +161,45 @@ def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     pools, one = batch._pools_for(nodes > 0), np.int32(1)
     arrays = batch._params, pools, None, rows, trees, None, one, one
     text = burst.lower(program, *arrays).compile().as_text()
-    found: dict[str, list[list[int]]] = collections.defaultdict(list)
+    shapes_of: dict[str, list[list[int]]] = collections.defaultdict(list)
     for shapes, kind in re.findall(r"= (.+?) (all-[a-z]+|collective-\w+)(?:-start)?\(", text):
         for shape in re.findall(r"\[([\d,]*)\]", shapes):
-            found[kind].append([int(n) for n in shape.split(",") if n])
-    return found
+            shapes_of[kind].append([int(n) for n in shape.split(",") if n])
+    return shapes_of
 
 
 class Models:
-    """A target with its drafters, and the n-gram model of some text."""
+    """The files of a target with its drafters, and of the n-gram model of some text."""
 
     def __init__(self, directory: Path, name: str):
-        files = tiny_model._FILES
-        tokenizer = tiny_model.train_tokenizer(map(tiny_model.read, files), QWEN3.vocab_size)
-        self.ngram = directory / "ngram.dng"
-        tiny_model.NgramModel.count(tiny_model.tokenize(tokenizer, files)).save(self.ngram)
-        self.target = directory / name
-        tiny_model.write_target(self.target, TARGETS[name], tokenizer)
+        self.name, self.target, self.ngram = name, directory / name, directory / "ngram.dng"
         self.weights: WeightsDtype = "int8" if name == "int8" else "stored"
         self.drafters = {"draft model": self.target}
         for method in ("dart", "eagle3"):
             self.drafters[method] = directory / f"{name}_{method}"
-            config = DrafterShape(method=method, positions=4).config(TARGETS[name])
+
+    def write(self) -> None:
+        """Writes the files."""
+        files = tiny_model._FILES
+        tokenizer = tiny_model.train_tokenizer(map(tiny_model.read, files), QWEN3.vocab_size)
+        tiny_model.NgramModel.count(tiny_model.tokenize(tokenizer, files)).save(self.ngram)
+        tiny_model.write_target(self.target, TARGETS[self.name], tokenizer)
+        for method in ("dart", "eagle3"):
+            config = DrafterShape(method=method, positions=4).config(TARGETS[self.name])
             tiny_model.write_drafter(self.drafters[method], config)
 
     def load(self, method: str, mesh: str | None = None) -> DartModel:
         """The model that decodes by a method."""
-        ngram = self.ngram if method in ("dart", "ngram") else None
-        drafter = self.drafters.get(method)
+        name, _, how = method.partition(", ")
         model = DartModel.from_pretrained(
-            self.target, drafter, ngram, weights_dtype=self.weights, mesh=mesh
+            self.target,
+            self.drafters.get(name),
+            self.ngram if name in ("dart", "ngram") else None,
+            weights_dtype=self.weights,
+            mesh=mesh,
+            search="device" if how == "device" else "auto",
         )
-        return model.with_drafter(PromptLookupConfig()) if method == "prompt lookup" else model
+        return model.with_drafter(PromptLookupConfig()) if name == "prompt lookup" else model
 
 
 def main(directory: Path, targets: list[str]) -> None:
@@ -199,6 +207,7 @@ def main(directory: Path, targets: list[str]) -> None:
     report: dict[str, Any] = {name: {} for name in names}
     for target in targets:
         models = Models(directory, target)
+        models.write()
         alone: dict[tuple[str, ...], list[list[int]]] = {}  # texts of one device
         for (mesh, method), some in itertools.groupby(
             cases(target), key=lambda case: (case.mesh, case.method)
@@ -218,8 +227,8 @@ def main(directory: Path, targets: list[str]) -> None:
             for case in some:
                 how, sampling = case[2:], SAMPLINGS[case.sampling]
                 if how not in alone:
-                    alone[how] = texts(one, case.loop, sampling)
-                same = alone[how] == texts(several, case.loop, sampling)
+                    alone[how] = texts(one, method, sampling)
+                same = alone[how] == texts(several, method, sampling)
                 report["same"][str(case)] = same
                 print(case, same, file=sys.stderr, flush=True)
             if target == "qwen3" and mesh == "model=2" and method == "dart":

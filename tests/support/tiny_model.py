@@ -71,15 +71,15 @@ class TinyModel(NamedTuple):
 def make(base: Path) -> TinyModel:
     """Writes the model into `base`, once per test session."""
     directory = base / "tiny"
-    made = TinyModel(directory / "target", directory / "drafter", directory / "ngram", [])
+    model = TinyModel(directory / "target", directory / "drafter", directory / "ngram", [])
     tokenizer = train_tokenizer(map(read, _FILES), SHAPES.vocab_size)
-    write_target(made.target, SHAPES.target, tokenizer)
-    write_drafter(made.drafter, SHAPES.drafter)
-    NgramModel.count(tokenize(tokenizer, _FILES)).save(made.ngram)
+    write_target(model.target, SHAPES.target, tokenizer)
+    write_drafter(model.drafter, SHAPES.drafter)
+    NgramModel.count(tokenize(tokenizer, _FILES)).save(model.ngram)
     texts = function_prompts(read(_FILES[0]))
-    made.prompts.extend(np.array(tokenizer.encode(text).ids[:40]) for text in texts[:2])
-    made.prompts.append(made.prompts[0][:7])
-    return made
+    model.prompts.extend(np.array(tokenizer.encode(text).ids[:40]) for text in texts[:2])
+    model.prompts.append(model.prompts[0][:7])
+    return model
 
 
 def write_target(directory: Path, config: TargetConfig, tokenizer: tokenizers.Tokenizer) -> None:
