@@ -371,7 +371,7 @@ def test_turns_that_are_not_to_be_learned(encoder, template):
     [
         ("gsm8k_test.jsonl", 1319, []),
         ("code_alpaca.json", 4535, []),
-        ("mbpp.jsonl", 974, ["code, test_list", "challenge_test_list", "test_setup_code"]),
+        ("mbpp.jsonl", 974, ["code, task_id, test_list", "challenge_test_list", "test_setup_code"]),
     ],
 )
 def test_published_data(name, count, unused, thinking):

@@ -381,7 +381,7 @@ def test_the_end_of_an_array_that_is_cut_off(config, tmp_path):
     assert (summary.answers, summary.skipped) == (8, 1)
     assert summary.first_skipped.startswith(f"{data}:")
     one.out.unlink()
-    with pytest.raises(UserError, match="the file ends inside of this record; --skip-bad skips"):
+    with pytest.raises(UserError, match="nothing behind it is read; --skip-bad skips"):
         run(dataclasses.replace(one, skip_bad=False))
 
 
