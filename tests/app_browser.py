@@ -100,7 +100,7 @@ class Visitor:
 
     def finished(self) -> str:
         """Waits for the answer's end; its line."""
-        self.page.wait_for_selector("#current .cursor", state="detached")
+        self.page.wait_for_selector("#current .busy", state="detached")
         self.page.wait_for_selector("#send:not([disabled])")
         return self.page.inner_text("#current .line")
 

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, and those of vLLM and SGLang that tools rely on."""
+"""The routes: OpenAI's, and those of vLLM that tools rely on."""
 
 from __future__ import annotations
 
@@ -55,8 +55,6 @@ def make_app(service: Service) -> Starlette:
             Route("/health", routes.health),
             Route("/version", routes.version),
             Route("/metrics", routes.metrics),
-            Route("/server_info", routes.server_info),
-            Route("/get_server_info", routes.server_info),
         ],
         middleware=[Middleware(_Key, key=service.limits.api_key)],
         exception_handlers={
@@ -176,26 +174,6 @@ class Routes:
     async def metrics(self, _: Request) -> Response:
         """Returns everything for Prometheus."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    async def server_info(self, _: Request) -> Response:
-        """Returns limits, and tau where SGLang's tools look for it."""
-        statistics, config = self._service.engine.statistics(), self._service.engine.config
-        # Of each verified tree all accepted nodes and the target's own token are emitted.
-        emitted = statistics.drafts + statistics.accepted_tokens
-        length = emitted / statistics.drafts if statistics.drafts else None
-        return json_response(
-            {
-                "version": dart_jax.__version__,
-                "model_path": self._service.root,
-                "served_model_name": self._service.names[0],
-                "max_model_len": self._service.engine.max_length,
-                "max_running_requests": config.slots,
-                "max_queued_requests": config.queue,
-                "tree_nodes": statistics.tree_nodes,
-                "avg_spec_accept_length": length,
-                "internal_states": [{"avg_spec_accept_length": length}],
-            }
-        )
 
     def _clock(self) -> tuple[float, float | None]:
         """Returns the time, for measurements, and when the answer must be complete."""

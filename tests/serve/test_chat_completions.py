@@ -177,7 +177,7 @@ def test_only_with_the_key(served):
         with pytest.raises(openai.AuthenticationError, match="needs its API key"):
             chat(served.client(api_key=key))
     with pytest.raises(urllib.error.HTTPError) as caught:
-        served.read("/server_info")
+        served.read("/v1/models")
     caught.value.close()
     assert caught.value.code == 401
     assert caught.value.headers["WWW-Authenticate"] == "Bearer"

@@ -134,19 +134,6 @@ def test_a_token_that_only_the_tokenizer_has(engine, fields, param):
     assert param in response.json()["error"]["message"]
 
 
-def test_a_stop_string_with_the_name_of_a_special_token(engine):
-    async def ask():
-        body = {"prompt": "Hello", "stop": "<|im_start|>us", "max_tokens": 20}
-        async with client_of(service_of(engine)) as client:
-            answer = asyncio.ensure_future(client.post("/v1/completions", json=body))
-            await until(lambda: engine.accepted)
-            engine.give("well<|im_start|>user: and", finish="length")
-            return (await answer).json()["choices"][0]
-
-    choice = asyncio.run(ask())
-    assert (choice["text"], choice["finish_reason"]) == ("well", "stop")
-
-
 def test_a_body_that_comes_too_slowly(engine):
     async def ask():
         async def never():
@@ -214,16 +201,6 @@ def test_what_came_together_is_sent_together(engine):
     [choice] = json.loads(event.removeprefix("data: "))["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("one two three four", "length")
     assert (done, end) == ("data: [DONE]", "")
-
-
-def test_log_of_acceptance_without_drafts(engine):
-    async def ask():
-        async with client_of(service_of(engine)) as client:
-            return (await client.get("/get_server_info")).json()
-
-    assert asyncio.run(ask())["avg_spec_accept_length"] is None
-    engine.counts = Statistics(drafts=4, accepted_tokens=6)
-    assert asyncio.run(ask())["avg_spec_accept_length"] == 2.5
 
 
 # Parts.
