@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 import time
@@ -78,38 +77,25 @@ class Routes:
 
     async def completions(self, request: Request) -> Response:
         """Continues texts or tokens."""
-        arrived, end = self._clock()
+        arrived = time.monotonic()
         fields = await self._fields(CompletionFields, request)
-        if fields.echo and fields.logprobs is not None:
-            message = "echo with logprobs is not supported: prompts have no log-probabilities here"
-            raise bad(message, "echo", "unsupported_parameter")
         size = self._model.target.vocab_size
         prompts = [
             await encode(self._tokenizer, prompt, size, fields.add_special_tokens)
             for prompt in fields.prompt
         ]
-        echo = [
-            "" if not fields.echo
-            else prompt if isinstance(prompt, str)
-            else self._tokenizer.decode(prompt)
-            for prompt in fields.prompt
-            for _ in range(fields.n)
-        ]  # fmt: skip
-        # Without new tokens, only the prompts are wanted back.
-        empty = fields.echo and fields.max_tokens == 0
-        texts = self._service.generate(fields, prompts, arrived, empty=empty)
-        count = sum(map(len, prompts))
-        return CompletionAnswer(self._service, fields, texts, count, end, echo=echo)
+        texts = self._service.generate(fields, prompts, arrived)
+        return CompletionAnswer(self._service, fields, texts, sum(map(len, prompts)))
 
     async def chat(self, request: Request) -> Response:
         """Answers a chat."""
-        arrived, end = self._clock()
+        arrived = time.monotonic()
         fields = await self._fields(ChatFields, request)
         if fields.top_logprobs is not None and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
         prompt = await encode_chat(self._tokenizer, fields, self._model.target.vocab_size)
         texts = self._service.generate(fields, [prompt], arrived)
-        return ChatAnswer(self._service, fields, texts, len(prompt), end)
+        return ChatAnswer(self._service, fields, texts, len(prompt))
 
     async def tokenize(self, request: Request) -> Response:
         """Returns the tokens of a text or a chat."""
@@ -175,16 +161,9 @@ class Routes:
         """Returns everything for Prometheus."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    def _clock(self) -> tuple[float, float | None]:
-        """Returns the time, for measurements, and when the answer must be complete."""
-        timeout = self._service.limits.timeout
-        end = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        return time.monotonic(), end
-
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
         self._service.check_accepting()
-        limits = self._service.limits
-        fields = await receive(kind, request, limits.max_body, limits.timeout)
+        fields = await receive(kind, request, self._service.limits.max_body)
         self._service.check_model(fields.model)
         return fields
 
