@@ -93,7 +93,7 @@ class GenerationFields(RequestFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(1, ge=1)
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=1)
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -128,7 +128,7 @@ class CompletionFields(GenerationFields):
     """The body of /v1/completions."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(16, ge=0)
+    max_tokens: int | None = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     add_special_tokens: bool = True
 
@@ -142,7 +142,7 @@ class ChatFields(GenerationFields):
     """The body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     add_generation_prompt: bool = True

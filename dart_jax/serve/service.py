@@ -145,8 +145,6 @@ class Service:
         longest, count = self.engine.max_length, len(tokens)
         if count < 1:
             raise bad("the prompt is empty; give it at least one token", "prompt")
-        if most == 0:
-            raise bad("max_tokens must be at least 1", "max_tokens")
         if count >= longest or count + (most or 0) > longest:
             wish = "" if most is None else f" and {most} new tokens were asked for"
             raise bad(
