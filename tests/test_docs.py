@@ -30,37 +30,8 @@ COMMANDS = [command for path in documents() for command in commands(path)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Our programs, whose options stand between backticks in the documents.
-PROGRAMS = (
-    "dart_jax.app",
-    "dart_jax.generate",
-    "dart_jax.serve",
-    *(f"dart_jax.ngram {name}" for name in ("info", "query", "convert")),
-    *(
-        f"eval.{name}"
-        for name in (
-            "campaign",
-            "compare",
-            "compile",
-            "latency",
-            "loading",
-            "lossless",
-            "memory",
-            "ngram",
-            "peers",
-            "products",
-            "quantization",
-            "search",
-            "serving",
-            "speedup",
-            "startup",
-        )
-    ),
-    *(
-        f"train.{name}"
-        for name in ("ablate", "demo", "drafter", "measure", "ngram", "plot", "smollm2")
-    ),
-    "train.regenerate",
-)
+PROGRAMS = {program.module for program in NAMED.values()} - {"dart_jax.ngram"}
+PROGRAMS |= {f"dart_jax.ngram {name}" for name in ("info", "query", "convert")}
 
 # Modules of others that are run with `python -m`.
 OTHERS = ("build", "cibuildwheel", "venv")

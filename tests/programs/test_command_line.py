@@ -54,15 +54,10 @@ def interrupting(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("name", programs.PROGRAMS)
-def test_ctrl_c_during_imports(name, interrupting):
-    process = start("-m", programs.PROGRAMS[name].module, path=[interrupting])
-    assert process.communicate(timeout=60) == ("", "interrupted\n")
-    assert process.returncode == 130
-
-
-def test_ctrl_c_during_imports_of_the_dispatcher(interrupting):
-    process = start("-m", "dart_jax", "speedup", path=[interrupting])
+@pytest.mark.parametrize("words", ["dart_jax speedup", "dart_jax.app", "eval.ngram", "train.plot"])
+def test_ctrl_c_during_imports(words, interrupting):
+    """Of the dispatcher, and of a program of each package."""
+    process = start("-m", *words.split(), path=[interrupting])
     assert process.communicate(timeout=60) == ("", "interrupted\n")
     assert process.returncode == 130
 

@@ -36,6 +36,7 @@ def unlisted():
     return type(made).from_str(json.dumps(content))
 
 
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize(
     ("kind", "config", "files"),
     [
