@@ -92,13 +92,13 @@ class Bars(Progress):
 def _state(task: Task) -> str:
     """Describes the progress of a task: its part, note, time, and the time left at its pace."""
     part = f"{100 * task.completed / task.total:.0f} %" if task.total else ""
-    elapsed, done = task.elapsed or 0.0, task.completed - task.fields["before"]
+    elapsed, new = task.elapsed or 0.0, task.completed - task.fields["before"]
     if task.finished:
         times = f"in {_clock(task.finished_time or 0.0)}"
     else:
         times = f"{_clock(elapsed)} so far"
-        if task.total and done > 0:
-            times += f", {_clock((task.total - task.completed) / done * elapsed)} left"
+        if task.total and new > 0:
+            times += f", {_clock((task.total - task.completed) / new * elapsed)} left"
     return f"{task.description}: {', '.join(filter(None, [part, task.fields['note'], times]))}"
 
 

@@ -1,4 +1,4 @@
-"""What XLA prints to stderr."""
+"""Messages of XLA on stderr."""
 
 from __future__ import annotations
 

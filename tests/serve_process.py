@@ -60,7 +60,7 @@ class Served(NamedTuple):
         return found
 
     def idle(self) -> bool:
-        """Whether no request runs or waits."""
+        """Tells whether no request runs or waits."""
         metrics = self.metrics()
         return not (metrics["num_requests_running"] or metrics["num_requests_waiting"])
 

@@ -62,7 +62,7 @@ IMPORTS = {
 
 
 def fault(importer, imported):
-    """What is wrong with an import, or None."""
+    """Describes the fault of an import; None if there is none."""
     if {importer.split(".")[0], imported.split(".")[0]} == {"train", "eval"}:
         return f"{importer} imports {imported}: train and eval do not know each other"
     one, other = box_of(importer), box_of(imported)

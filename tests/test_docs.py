@@ -1,4 +1,4 @@
-"""What the documents say is so: commands parse, names exist, links lead somewhere."""
+"""Documents tell the truth: commands parse, names exist, links lead somewhere."""
 
 import ast
 import contextlib
@@ -206,7 +206,7 @@ def test_commands(command, request, monkeypatch):
 
 
 def known_variable(name: str) -> bool:
-    """Whether something reads it."""
+    """Tells whether something reads a variable."""
     if name in VARIABLES:
         return True
     sources = [*ROOT.glob("tests/*.py"), ROOT / ".ci/run"]
@@ -255,7 +255,7 @@ def test_links(path):
 
 
 def resolve(name: str):
-    """What a dotted name stands for; a dataclass's field is there without a value."""
+    """Resolves a dotted name; a dataclass's field is there without a value."""
     parts = name.split(".")
     thing = importlib.import_module(parts[0])
     for n, part in enumerate(parts[1:], 2):

@@ -1,4 +1,4 @@
-"""What computes, with fusions as users' programs have them; other tests compile without them."""
+"""Computations with fusions as users' programs have them; other tests compile without them."""
 
 import os
 import subprocess

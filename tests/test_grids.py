@@ -1,4 +1,4 @@
-"""Which tests run every day, which in CI, and which cases of a grid."""
+"""Choice of the tests that run every day and in CI, and of the cases of a grid."""
 
 import re
 
@@ -49,7 +49,7 @@ def collect(pytester):
 
 
 def number(names):
-    """How many cases of each test."""
+    """Counts the cases of each test."""
     tests = [name.partition("[")[0] for name in names]
     return {test: tests.count(test) for test in dict.fromkeys(tests)}
 

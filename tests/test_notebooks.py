@@ -68,7 +68,7 @@ def test_one_way_to_install_and_to_look_at_the_device():
 
 
 def installed_from(monkeypatch, repository, modules, *, gpu=False, answer=""):
-    """What the second cell installs where the package is missing; `modules` are there."""
+    """Packages that the second cell installs without the package; `modules` are there."""
     ran = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in modules or None)
     monkeypatch.setattr(shutil, "which", lambda name: "/bin/nvidia-smi" if gpu else None)
@@ -163,7 +163,7 @@ def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
 
 
 def check(name, printed, drawings, directory):
-    """What the reader is told to see is there."""
+    """Looks for what the reader is told to see."""
     match name:
         case "quickstart":
             assert "as plain decoding: True" in printed

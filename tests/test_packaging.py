@@ -1,4 +1,4 @@
-"""What a package says of itself: versions, stubs, and what there is to run."""
+"""The package's own description: versions, stubs, and programs."""
 
 import ast
 import math

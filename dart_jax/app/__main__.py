@@ -68,8 +68,7 @@ def run(config: AppConfig) -> None:
     )
     name = config.named.title if config.named else str(config.target)
     host = "0.0.0.0" if config.listen else "127.0.0.1"
-    demo = config.named is not None and config.named.name == "demo"
-    serve(service, name, demo=demo, host=host, port=config.port)
+    serve(service, name, host=host, port=config.port)
 
 
 def main(args: Sequence[str] | None = None) -> None:

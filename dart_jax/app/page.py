@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from pathlib import Path
@@ -57,12 +56,12 @@ class Page:
       blocks: the Gradio app.
     """
 
-    def __init__(self, service: Service, name: str, demo: bool):
-        """Builds the page; `name` is the model's, `demo` whether it is the demo model."""
+    def __init__(self, service: Service, name: str):
+        """Builds the page; `name` is the model's."""
         self._service = service
         self._visitors: dict[str, Visitor] = {}
         with gr.Blocks(title="dart_jax", analytics_enabled=False) as self.blocks:
-            gr.HTML(_head(service, name, demo))
+            gr.HTML(_head(service, name))
             with gr.Row(elem_id="layout"):
                 with gr.Column(elem_id="main"):
                     with gr.Tabs(selected="answer") as self._tabs:
@@ -326,27 +325,22 @@ def _errors() -> Iterator[None]:
         raise gr.Error(sentence, print_exception=False) from None
 
 
-def _head(service: Service, name: str, demo: bool) -> str:
-    what = "It answers in a chat." if service.chat else "It continues your text; it does not chat."
-    if demo:
-        what = "It is tiny and completes Python code."
+def _head(service: Service, name: str) -> str:
+    task = "It answers in a chat." if service.chat else "It continues your text; it does not chat."
     return (
         f'<div id="head"><h1>dart_jax</h1><p>Speculative decoding with {escape(name)}. '
-        f"{escape(what)}</p>{LEGEND}</div>"
+        f"{task}</p>{LEGEND}</div>"
     )
 
 
-def serve(service: Service, name: str, *, demo: bool, host: str, port: int) -> None:
+def serve(service: Service, name: str, *, host: str, port: int) -> None:
     """Serves the page, prints its address, and closes it and the service with Ctrl-C.
 
     Raises:
       UserError: the port is taken.
     """
-    blocks = Page(service, name, demo).blocks
+    blocks = Page(service, name).blocks
     blocks.queue(max_size=None, api_open=False)
-    if port == 0:
-        with socket.create_server((host, 0)) as free:
-            port = free.getsockname()[1]
     # Enough contrast for white on green and for small grey text.
     theme = gr.themes.Default(primary_hue="green", font=_FONT, font_mono=_MONO).set(
         color_accent="*primary_700",
@@ -360,7 +354,7 @@ def serve(service: Service, name: str, *, demo: bool, host: str, port: int) -> N
     try:
         _, address, _ = blocks.launch(
             server_name=host,
-            server_port=port,
+            server_port=port or None,  # the first free one from 7860 on
             quiet=True,
             prevent_thread_lock=True,
             footer_links=[],

@@ -259,8 +259,8 @@ def _rows(path: Path, columns: Columns, memory: int) -> Iterator[Record]:
         described = database.execute("describe select * from read_parquet($1)", [source])
         names = columns([name for name, *_ in described.fetchall()])
         quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        counted = database.execute("select count(*) from read_parquet($1)", [source])
-        rows = cast(tuple, counted.fetchone())[0]
+        count = database.execute("select count(*) from read_parquet($1)", [source])
+        rows = cast(tuple, count.fetchone())[0]
         database.execute(f"select {quoted} from read_parquet($1)", [source])
         row = 0
         while batch := database.fetchmany(64):

@@ -92,8 +92,8 @@ class ModelChoice:
     @property
     def target_path(self) -> str | Path:
         """The target, for `hub.resolve`."""
-        named = self.named or models.find(str(self.target))
-        return str(self.target) if named is None else named.target()
+        model = self.named or models.find(str(self.target))
+        return str(self.target) if model is None else model.target()
 
     @property
     def main_drafter(self) -> str | None:

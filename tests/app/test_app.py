@@ -1,4 +1,4 @@
-"""The web app's parts: what is escaped, drawn and counted, and what visitors get."""
+"""The web app's parts: escaped text, pictures, counts, and answers to visitors."""
 
 import asyncio
 import subprocess
@@ -396,7 +396,7 @@ def test_bad_prompts(served, text, message):
 
 
 def test_a_chat(tmp_path, monkeypatch):
-    """Where the target has a template it reads the whole chat."""
+    """A target with a template reads the whole chat."""
     tiny = make_tiny(tmp_path)
     (tiny.target / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

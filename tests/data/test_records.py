@@ -43,7 +43,7 @@ def read(path):
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("values", [CHATS, TEXTS, [chat["conversations"] for chat in CHATS]])
 def test_arrays_whole_cut_off_and_broken(tmp_path, values, indent):
-    """What comes before the damage is read, whose line is named."""
+    """Reading ends at the damage, whose line is named."""
     path = tmp_path / "a.json"
 
     def dump(value):
@@ -91,7 +91,7 @@ def test_unusual_values(tmp_path):
 
 @pytest.mark.parametrize("compression", COMPRESS)
 def test_compressed_files_whole_and_cut_off(tmp_path, compression):
-    """What was read before counts; the rest is one bad record, whatever its text ends with."""
+    """Records before the damage count; the rest is one bad record, whatever its text ends with."""
     # Random ids, so that much of a file is many of its records.
     chats = [chat | {"id": f"{hash(('id', n)):x}"} for n, chat in enumerate(CHATS * 300)]
     whole = COMPRESS[compression]("\n".join(map(json.dumps, chats)).encode())

@@ -45,7 +45,7 @@ def test_held_out_modules_exist(group):
 
 @pytest.fixture(scope="module")
 def files():
-    """What is trained on."""
+    """Files that the demo is trained on."""
     return training_files()
 
 

@@ -1,4 +1,4 @@
-"""Which model a program takes: a name stands for all parts, a target has only those given."""
+"""Models that programs take: a name stands for all parts, a target has only those given."""
 
 import dataclasses
 

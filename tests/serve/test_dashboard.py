@@ -1,5 +1,5 @@
-"""What stands in docs/serving/: the dashboard asks for metrics that there are, and the services of
-the compose file start programs that there are."""
+"""Files of docs/serving/: the dashboard asks for metrics that there are, and the services of the
+compose file start programs that there are."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What clients and operators do to a server: over raw connections, with the demo model."""
+"""Faults of clients and signals of operators: over raw connections, with the demo model."""
 
 import contextlib
 import json
@@ -113,7 +113,7 @@ def test_a_client_cut_before_its_request_is_complete(served):
 
 
 def accepted(served):
-    """How many requests run or wait."""
+    """Number of requests that run or wait."""
     metrics = served.metrics()
     return metrics["num_requests_running"] + metrics["num_requests_waiting"]
 

@@ -100,7 +100,7 @@ def certain(kind, ids):
 @each_kind
 @given(data=st.data())
 def test_stop_strings(kind, data):
-    """Where no token is special, they are those of the text."""
+    """Without special tokens, they are those of the text."""
     made = tokenizer(kind)
     ids = data.draw(ids_of(kind).map(lambda ids: [id for id in ids if id not in made.special_ids]))
     whole = made.decode(ids)
@@ -175,7 +175,7 @@ def test_the_cost_of_a_token_does_not_grow(kind, text):
     invalid = [single[0x80]] if text == "\x80" else made.encode(text)
 
     def decoded(repeats):
-        """How many ids are handed to the decoder."""
+        """Counts the ids that are handed to the decoder."""
         handed = []
         counting = Tokenizer(KINDS[kind]())
         counting.decode = lambda ids: handed.append(len(ids)) or made.decode(ids)
