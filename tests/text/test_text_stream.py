@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import time
 
 import pytest
 from hypothesis import given
@@ -66,18 +65,6 @@ def test_pieces_joined_are_the_text(kind, data):
         given_out += piece
         assert whole.startswith(given_out)
     assert given_out == whole
-
-
-@pytest.mark.long(keep=1)
-@each_kind
-@given(data=st.data())
-def test_returned_pieces_are_final(kind, data):
-    """So no piece ends in a part of a character, or is taken back."""
-    made, ids = tokenizer(kind), data.draw(ids_of(kind))
-    stream = TextStream(made)
-    given_out = "".join(map(stream.push, ids))
-    for more in ([], alphabet(kind)[4:5], alphabet(kind)[5:7], ids[:3]):
-        assert made.decode(ids + more).startswith(given_out)
 
 
 def certain(kind, ids):
@@ -167,25 +154,20 @@ def test_empty_stop_strings_are_refused():
         TextStream(tokenizer("byte level"), "\ud83d")
 
 
-@each_kind
 @pytest.mark.parametrize("text", ["plain words ", "\x80"])
-def test_the_cost_of_a_token_does_not_grow(kind, text):
-    made = tokenizer(kind)
-    single = byte_tokens(made.backend)
-    invalid = [single[0x80]] if text == "\x80" else made.encode(text)
+def test_the_cost_of_a_token_does_not_grow(text):
+    made = tokenizer("byte fallback")
+    ids = [byte_tokens(made.backend)[0x80]] if text == "\x80" else made.encode(text)
 
     def decoded(repeats):
         """Counts the ids that are handed to the decoder."""
-        handed = []
-        counting = Tokenizer(KINDS[kind]())
-        counting.decode = lambda ids: handed.append(len(ids)) or made.decode(ids)
+        counts = []
+        counting = Tokenizer(KINDS["byte fallback"]())
+        counting.decode = lambda ids: counts.append(len(ids)) or made.decode(ids)
         stream = TextStream(counting)
-        for id in invalid * repeats:
+        for id in ids * repeats:
             stream.push(id)
         stream.finish()
-        return sum(handed)
+        return sum(counts)
 
     assert decoded(2000) < 2.2 * decoded(1000)
-    began = time.perf_counter()
-    decoded(2000)
-    assert time.perf_counter() - began < 20

@@ -175,18 +175,15 @@ def test_several_templates(tmp_path):
     (folder / "tool_use.jinja").write_text(TOOLS)
     (folder / "rag.jinja").write_text("rag {{ messages[0].content }}")
     made = Tokenizer.load(tmp_path)
-    with pytest.raises(
-        UserError, match=r"templates rag, tool_use, and none is the default"
-    ) as none:
+    with pytest.raises(UserError, match=r"no default .* names are \['rag', 'tool_use'\]"):
         made.render_chat(CHAT)
-    options = json.loads(str(none.value).rsplit("such as ", 1)[1])
-    assert made.render_chat(CHAT, **options) == "rag how?"
+    assert made.render_chat(CHAT, chat_template="rag") == "rag how?"
     (tmp_path / "chat_template.jinja").write_text(PLAIN)
     made, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     for options in ({}, {"tools": [{"name": "look"}]}, {"tools": []}, {"chat_template": "rag"}):
         expected = theirs.apply_chat_template(CHAT, add_generation_prompt=True, **options)
         assert made.encode_chat(CHAT, **options) == expected["input_ids"]
-    with pytest.raises(UserError, match="no chat template 'tools'; choose one of default, rag"):
+    with pytest.raises(UserError, match="no chat template .tools.; there is default, rag"):
         made.render_chat(CHAT, chat_template="tools")
 
 
