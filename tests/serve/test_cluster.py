@@ -177,7 +177,6 @@ def test_no_ray(monkeypatch):
         ({"replicas": 0}, "--replicas must be at least 1, got 0"),
         ({"replicas": 3, "max_replicas": 2}, "--max-replicas must be at least 3, got 2"),
         ({"ray_address": "auto"}, "--ray-address needs --replicas"),
-        ({"replicas": 1, "target_requests": 0}, "--target-requests must be at least 0.1, got 0"),
         ({"replicas": 1, "replica_gpus": -1}, "--replica-gpus must be at least 0, got -1"),
     ],
 )

@@ -183,7 +183,7 @@ def test_several_templates(tmp_path):
     for options in ({}, {"tools": [{"name": "look"}]}, {"tools": []}, {"chat_template": "rag"}):
         expected = theirs.apply_chat_template(CHAT, add_generation_prompt=True, **options)
         assert made.encode_chat(CHAT, **options) == expected["input_ids"]
-    with pytest.raises(UserError, match="no chat template .tools.; there is default, rag"):
+    with pytest.raises(UserError, match="no chat template 'tools'; there is default, rag"):
         made.render_chat(CHAT, chat_template="tools")
 
 
