@@ -133,15 +133,6 @@ def check_file(words, parser):
     assert (ROOT / words[0]).is_file()
 
 
-def one_of(*lines):
-    """For programs of others: the ways in which they are called here."""
-
-    def check(words, parser):
-        assert " ".join(words) in lines
-
-    return check
-
-
 def check_docker(words, parser):
     """Built targets and programs that are run exist."""
     stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.M)
@@ -168,39 +159,28 @@ def check_client(words, parser):
     assert set(options) <= routes
 
 
-def check_git(words, parser):
-    assert words[0] in ("clone", "tag", "push")
-
-
 CHECKS = {
     "python": check_python,
     "pip": check_pip,
     "dart-jax": check_program,
     "docker": check_docker,
-    "ray": one_of("start --head", "start --address FIRST:6379"),
-    "curl": check_client,
-    "vllm": check_client,
-    "guidellm": check_client,
-    "aiperf": check_client,
+    **dict.fromkeys(("curl", "vllm", "guidellm", "aiperf"), check_client),
     "pytest": check_pytest,
     "cmake": check_cmake,
-    "ctest": lambda words, parser: check_cmake([], parser),
     "bash": check_file,
-    "git": check_git,
-    "cd": lambda words, parser: None,
-    ".": one_of(".venv/bin/activate"),
-    "mkdocs": one_of("build --strict", "serve"),
-    "ruff": one_of("check", "format", "format --check"),
-    "pyright": one_of(""),
 }
+
+# Programs of others, whose options nobody checks here.
+UNCHECKED = ("ray", "ctest", "git", "cd", ".", "mkdocs", "ruff", "pyright")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_commands(command, request, monkeypatch):
     monkeypatch.chdir(ROOT)
     program, *words = command.words
-    assert program in CHECKS, f"a command that no test knows: {command}"
-    CHECKS[program](words, request.config._parser)
+    if program not in UNCHECKED:
+        assert program in CHECKS, f"a command that no test knows: {command}"
+        CHECKS[program](words, request.config._parser)
     for variable in command.variables:
         assert known_variable(variable.split("=")[0])
 

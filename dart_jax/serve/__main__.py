@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -127,12 +126,8 @@ def _engine(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
     from dart_jax.serving.engine import Engine
 
     model = config.load()
-    # Whether there is one is known only to transformers, which takes a second to import.
-    template = threading.Thread(target=lambda: model.tokenizer.chat_template)
-    template.start()
-    engine = Engine(model, config.serving, progress)
-    template.join()
-    return engine
+    _ = model.tokenizer.chat_template  # imports transformers, for which no request should wait
+    return Engine(model, config.serving, progress)
 
 
 def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
