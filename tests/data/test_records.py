@@ -50,7 +50,7 @@ def test_arrays_whole_cut_off_and_broken(tmp_path, values, indent):
         return json.dumps(value, indent=indent, ensure_ascii=bool(indent))
 
     text = dump(values)
-    last = text.rindex(dump(values[-1]).split("\n", 1)[0])
+    last = len(dump(values[:-1])[:-1].rstrip()) + (2 if indent is None else 4)
     sequence = "\n".join(map(dump, values)) if isinstance(values[0], dict) else text
     for whole in (text, "\ufeff\n" + text.replace("\n", "\r\n") + "\n", sequence):
         path.write_bytes(whole.encode())
@@ -59,7 +59,8 @@ def test_arrays_whole_cut_off_and_broken(tmp_path, values, indent):
         path.write_text(text[:cut])
         found, [error] = read(path)
         assert found == values[:-1], cut
-        assert error.startswith(f"{path}:{1 + text.count(chr(10), 0, last)}: broken JSON: ")
+        line = 1 + text[:last].rstrip().count("\n") + (cut > last and indent is not None)
+        assert error.startswith(f"{path}:{line}: broken JSON: ")
     path.write_text(text.removesuffix("]"))
     found, [error] = read(path)
     assert found == values
