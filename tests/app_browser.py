@@ -58,11 +58,11 @@ def browser() -> Iterator[Any]:
         message = "needs Playwright and Chromium (apt-get install chromium)"
         pytest.fail(message) if REQUIRED else pytest.skip(message)
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        instance = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:
-            yield launched
+            yield instance
         finally:
-            launched.close()
+            instance.close()
 
 
 class Visitor:

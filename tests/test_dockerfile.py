@@ -36,8 +36,8 @@ def test_the_linter_finds_nothing():
     program = str(beside) if beside.exists() else shutil.which("hadolint")
     if program is None:
         pytest.fail("hadolint is missing; install it with pip install -e '.[test]'")
-    done = subprocess.run([program, "--no-color", "-"], input=TEXT, capture_output=True, text=True)
-    assert done.stdout + done.stderr == ""
+    child = subprocess.run([program, "--no-color", "-"], input=TEXT, capture_output=True, text=True)
+    assert child.stdout + child.stderr == ""
 
 
 def test_images_are_pinned():

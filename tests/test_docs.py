@@ -56,8 +56,7 @@ def parse(module: str, args: list[str]) -> None:
     real, read = tyro.cli, config_file._read
 
     def cli(*given, **options):
-        made = real(*given, **options)
-        raise Parsed(made)
+        raise Parsed(real(*given, **options))
 
     def recipe(path):
         there = (ROOT / path).is_file()

@@ -40,9 +40,9 @@ def collect(pytester):
     pytester.makepyfile(test_marked=SOURCE)
 
     def collect(*options):
-        done = pytester.runpytest("-p", "no:xdist", "-p", "grids", "--collect-only", *options)
-        printed = done.stdout.str()
-        assert done.ret == 0, printed + done.stderr.str()
+        result = pytester.runpytest("-p", "no:xdist", "-p", "grids", "--collect-only", *options)
+        printed = result.stdout.str()
+        assert result.ret == 0, printed + result.stderr.str()
         return re.findall(r"<Function test_(\S+)>", printed), printed
 
     return collect

@@ -245,8 +245,8 @@ def test_a_generation_config_that_changes_greedy_texts(tiny, tmp_path):
     path.write_text(json.dumps(own | {"repetition_penalty": 1.0, "typical_p": 0.9}))
     DartModel.from_pretrained(target)
     path.write_text(json.dumps(own | {"repetition_penalty": 1.05, "suppress_tokens": [3]}))
-    told = r"repetition_penalty=1\.05 is used only with .*; suppress_tokens=\[3\] is not supported"
-    with pytest.warns(InputWarning, match=told):
+    line = r"repetition_penalty=1\.05 is used only with .*; suppress_tokens=\[3\] is not supported"
+    with pytest.warns(InputWarning, match=line):
         DartModel.from_pretrained(target)
 
 

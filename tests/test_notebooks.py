@@ -49,8 +49,8 @@ def test_nothing_but_sources_is_kept(path):
 @by_name
 def test_the_first_cell_configures(path):
     configuration = cells(path, "code")[0]
-    chosen = 'MODEL = "smollm2"' if path.stem == "quickstart" else "DEMO = True"
-    assert f"\n{chosen}\n" in configuration
+    choice = 'MODEL = "smollm2"' if path.stem == "quickstart" else "DEMO = True"
+    assert f"\n{choice}\n" in configuration
     # The only place of the repository's address, which nobody but its owner knows.
     assert configuration.endswith('\nREPOSITORY = ""')
     assert "OWNER" not in path.read_text()
@@ -92,8 +92,8 @@ def test_the_package_and_the_plugin_of_the_device_are_installed(monkeypatch, mod
     package = f"dart-jax[plot] @ git+{address}"
     assert installed_from(monkeypatch, address, modules, gpu=gpu) == [package, *plugin]
     # Where it is not set, it is asked for.
-    asked = installed_from(monkeypatch, "", modules, gpu=gpu, answer=f" {address}\n")
-    assert asked == [package, *plugin]
+    packages = installed_from(monkeypatch, "", modules, gpu=gpu, answer=f" {address}\n")
+    assert packages == [package, *plugin]
 
 
 def test_without_an_address_the_message_names_it(monkeypatch):

@@ -20,19 +20,19 @@ def _work(console):
 
 
 def test_a_log_tells_each_description_once(capsys):
-    shown = io.StringIO()
-    _work(Console(file=shown))
-    told = capsys.readouterr()
-    lines = told.err.splitlines()
+    screen = io.StringIO()
+    _work(Console(file=screen))
+    output = capsys.readouterr()
+    lines = output.err.splitlines()
     assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == ["first", "second"]
     assert lines[0] != "first"  # each has its time
-    assert told.out == shown.getvalue() == ""  # reports hold results alone
+    assert output.out == screen.getvalue() == ""  # reports hold results alone
 
 
 def test_a_terminal_shows_a_bar_instead(capsys):
-    shown = io.StringIO()
-    _work(Console(file=shown, force_terminal=True))
-    assert "second" in shown.getvalue()
+    screen = io.StringIO()
+    _work(Console(file=screen, force_terminal=True))
+    assert "second" in screen.getvalue()
     assert capsys.readouterr().err == ""
 
 

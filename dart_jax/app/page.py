@@ -160,7 +160,9 @@ class Page:
             options = {"label": label, "info": hint, "elem_id": name, "step": step}
             options["precision"] = 0 if step >= 1 else None
             self._controls.append(gr.Slider(*bounds, getattr(default, name), **options))
-        seed = gr.Number(0, precision=0, label="Seed", info="for sampling", elem_id="seed")
+        seed = gr.Number(
+            0, precision=0, label="Seed", info="for sampling; 0 to 4,294,967,295", elem_id="seed"
+        )
         self._controls.append(seed)
 
     @property

@@ -205,10 +205,10 @@ def test_scores_are_the_searchs(served, watched, key):
     """By depth and then by score, as the search sorts nodes."""
     ngram = served.methods[key].model.ngram
     for step in watched[key].steps:
-        found = scores(step.draft, watched[key].search, ngram)
+        ranks = scores(step.draft, watched[key].search, ngram)
         depths = step.draft.tree[2]
-        assert found[0] is None
-        nodes = [(depth, score) for depth, score in zip(depths, found, strict=True) if score]
+        assert ranks[0] is None
+        nodes = [(depth, score) for depth, score in zip(depths, ranks, strict=True) if score]
         assert len(nodes) == np.count_nonzero(depths) > 0
         totals = [(depth, -round(score.total, 3)) for depth, score in nodes]
         assert totals == sorted(totals)
@@ -221,9 +221,9 @@ def test_pair_scores_make_a_probability_depend_on_the_parent():
     pairs = np.array([[[0.0, 2.0], [3.0, 0.0]]])
     tree = np.array([[9, 1, 2, 3, 3], [0, 0, 0, 1, 2], [0, 1, 1, 2, 2]])
     draft = Draft(tree, np.full(4, 9), ids, logits, pairs)
-    found = [score.drafter for score in scores(draft, SearchConfig(), None)[1:]]
+    ranks = [score.drafter for score in scores(draft, SearchConfig(), None)[1:]]
     differences = np.array([-1, 1, 2 - 0.5, -3.5])  # the other candidate's logit minus its own
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(differences)))
+    np.testing.assert_allclose(ranks, 1 / (1 + np.exp(differences)))
 
 
 def test_pictures_of_steps(served, watched):

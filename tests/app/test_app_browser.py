@@ -131,8 +131,8 @@ def test_text_is_text(visit):
     visitor.set("max_new_tokens", 16)
     visitor.write(WICKED)
     visitor.finished()
-    shown = visitor.page.inner_text("#current .prompt")
-    assert shown == WICKED.replace("\x1b", "\ufffd")
+    prompt = visitor.page.inner_text("#current .prompt")
+    assert prompt == WICKED.replace("\x1b", "\ufffd")
     assert visitor.page.evaluate("window.hacked === undefined")
     assert visitor.page.locator("#current img, #current script").count() == 0
 

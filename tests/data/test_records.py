@@ -57,16 +57,16 @@ def test_arrays_whole_cut_off_and_broken(tmp_path, values, indent):
         assert read(path) == (values, [])
     for cut in (last, last + 1, last + 9, len(text) - 10, len(text) - 3):
         path.write_text(text[:cut])
-        found, [error] = read(path)
-        assert found == values[:-1], cut
+        records_read, [error] = read(path)
+        assert records_read == values[:-1], cut
         line = 1 + text[:last].rstrip().count("\n") + (cut > last and indent is not None)
         assert error.startswith(f"{path}:{line}: broken JSON: ")
     path.write_text(text.removesuffix("]"))
-    found, [error] = read(path)
-    assert found == values
+    records_read, [error] = read(path)
+    assert records_read == values
     path.write_text(text.replace('"', "", 1))
-    found, [error] = read(path)
-    assert found == []
+    records_read, [error] = read(path)
+    assert records_read == []
     assert error.endswith("; nothing behind it is read")
 
 
@@ -76,8 +76,8 @@ def test_broken_lines_cost_themselves(tmp_path):
     lines[2:3] = [b'{"id": "\xff"}', lines[2][:-5], b"", b"  ", b"null", b'{"n": ' + b"9" * 5000]
     lines[-2] = b"[" * 5000
     path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(lines) + b"\r\n")
-    found, errors = read(path)
-    assert found == [*CHATS[:2], *CHATS[3:7], CHATS[8]]
+    records_read, errors = read(path)
+    assert records_read == [*CHATS[:2], *CHATS[3:7], CHATS[8]]
     assert [error.split(": ")[0] for error in errors] == [f"{path}:{n}" for n in (3, 4, 8, 13)]
 
 
@@ -100,9 +100,9 @@ def test_compressed_files_whole_and_cut_off(tmp_path, compression):
     path.write_bytes(whole)
     assert read(path) == (chats, [])
     path.write_bytes(whole[: len(whole) * 2 // 3])
-    found, [error] = read(path)
-    assert found == chats[: len(found)]
-    assert len(found) > 1200
+    records_read, [error] = read(path)
+    assert records_read == chats[: len(records_read)]
+    assert len(records_read) > 1200
     assert error.startswith(f"cannot read all of {path}: ")
 
 
@@ -110,6 +110,6 @@ def test_compressed_files_whole_and_cut_off(tmp_path, compression):
 def test_a_damaged_table(tmp_path, text):
     path = tmp_path / "a.parquet"
     path.write_bytes(text)
-    found, [error] = read(path)
-    assert not found
+    records_read, [error] = read(path)
+    assert not records_read
     assert error.startswith(f"cannot read all of {path}: ")

@@ -165,11 +165,11 @@ def test_one_line_and_nothing_lost(case, place, capfd):
     before = contents(place)
     with pytest.raises(SystemExit) as end:
         programs.find_main(programs.PROGRAMS[name])(words)
-    shown, error = capfd.readouterr()
+    out, error = capfd.readouterr()
     assert end.value.code == 2
     assert re.fullmatch(r"error: .+\n", error), error
     assert CASES[case] in error
-    assert "Traceback" not in shown
+    assert "Traceback" not in out
     assert contents(place) == before
 
 

@@ -134,8 +134,8 @@ def test_log_probabilities(client, tokenizer):
     assert [token.token for token in tokens] == expected.logprobs.tokens
     assert [token.logprob for token in tokens] == expected.logprobs.token_logprobs
     for token, top in zip(tokens, expected.logprobs.top_logprobs, strict=True):
-        found = {one.token: one.logprob for one in token.top_logprobs}
-        assert found == dict(list(top.items())[:2])
+        alternatives = {one.token: one.logprob for one in token.top_logprobs}
+        assert alternatives == dict(list(top.items())[:2])
     [choice] = chat(client, logprobs=True).choices
     assert {len(token.top_logprobs) for token in choice.logprobs.content} == {0}
 

@@ -79,8 +79,8 @@ def test_a_failure_shows_nothing_of_its_inside(engine, stream, caplog):
     assert "secret" in caplog.text
     if stream:
         assert response.status_code == 200
-        *_, error, done, end = response.text.split("\n\n")
-        assert (done, end) == ("data: [DONE]", "")
+        *_, error, last, end = response.text.split("\n\n")
+        assert (last, end) == ("data: [DONE]", "")
     else:
         assert response.status_code == 500
         error = response.text
@@ -175,10 +175,10 @@ def test_what_came_together_is_sent_together(engine):
         engine.give(" four", "length")
 
     response, _ = asking(engine, give, stream=True)
-    event, done, end = response.text.split("\n\n")
+    event, last, end = response.text.split("\n\n")
     [choice] = json.loads(event.removeprefix("data: "))["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("one two three four", "length")
-    assert (done, end) == ("data: [DONE]", "")
+    assert (last, end) == ("data: [DONE]", "")
 
 
 # Parts.

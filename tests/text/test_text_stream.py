@@ -23,12 +23,12 @@ def tokenizer(kind):
 @functools.cache
 def alphabet(kind):
     """Ids of many sorts, so chosen that they meet often."""
-    made = tokenizer(kind)
-    single = byte_tokens(made.backend)
-    chosen = [single[n] for n in (*b"\n <a", 0x80, 0xAC, 0x82, 0xE2, 0xC3, 0xA9, 0xF0, 0x9F, 0xFF)]
-    spaces = [id for token, id in made.get_vocab().items() if set(token) <= {"▁", "Ġ"}]
-    added = list(made.backend.get_added_tokens_decoder())
-    return [*chosen, *spaces, *added, *range(270, made.vocab_size), made.vocab_size + 5]
+    coder = tokenizer(kind)
+    single = byte_tokens(coder.backend)
+    members = [single[n] for n in (*b"\n <a", 0x80, 0xAC, 0x82, 0xE2, 0xC3, 0xA9, 0xF0, 0x9F, 0xFF)]
+    spaces = [id for token, id in coder.get_vocab().items() if set(token) <= {"▁", "Ġ"}]
+    added = list(coder.backend.get_added_tokens_decoder())
+    return [*members, *spaces, *added, *range(270, coder.vocab_size), coder.vocab_size + 5]
 
 
 def ids_of(kind):
@@ -58,29 +58,29 @@ def stopped_at(text, stops):
 @each_kind
 @given(data=st.data())
 def test_pieces_joined_are_the_text(kind, data):
-    made, ids = tokenizer(kind), data.draw(ids_of(kind))
-    whole = made.decode(ids)
-    given_out = ""
-    for piece in pieces(TextStream(made), ids):
-        given_out += piece
-        assert whole.startswith(given_out)
-    assert given_out == whole
+    coder, ids = tokenizer(kind), data.draw(ids_of(kind))
+    whole = coder.decode(ids)
+    output = ""
+    for piece in pieces(TextStream(coder), ids):
+        output += piece
+        assert whole.startswith(output)
+    assert output == whole
 
 
 def certain(kind, ids):
     """The text of ids, without what is only a part of a character."""
-    made, single = tokenizer(kind), byte_tokens(tokenizer(kind).backend)
+    coder, single = tokenizer(kind), byte_tokens(tokenizer(kind).backend)
     if kind == "byte level":
-        text = made.decode(ids)
+        text = coder.decode(ids)
         return text[:-1] if text.endswith("\ufffd") else text
     values = {id: value for value, id in enumerate(single)}
-    shown = [id for id in ids if id not in made.special_ids and made.backend.id_to_token(id)]
-    run = [*itertools.takewhile(values.__contains__, reversed(shown))][::-1]
+    visible = [id for id in ids if id not in coder.special_ids and coder.backend.id_to_token(id)]
+    run = [*itertools.takewhile(values.__contains__, reversed(visible))][::-1]
     try:
         bytes(values[id] for id in run).decode()
     except UnicodeDecodeError:
-        shown = shown[: len(shown) - len(run)]
-    return made.decode(shown)
+        visible = visible[: len(visible) - len(run)]
+    return coder.decode(visible)
 
 
 @pytest.mark.long(keep=1)
@@ -88,9 +88,9 @@ def certain(kind, ids):
 @given(data=st.data())
 def test_stop_strings(kind, data):
     """Without special tokens, they are those of the text."""
-    made = tokenizer(kind)
-    ids = data.draw(ids_of(kind).map(lambda ids: [id for id in ids if id not in made.special_ids]))
-    whole = made.decode(ids)
+    coder = tokenizer(kind)
+    ids = data.draw(ids_of(kind).map(lambda ids: [id for id in ids if id not in coder.special_ids]))
+    whole = coder.decode(ids)
     cuts = st.tuples(st.integers(0, len(whole)), st.integers(1, 4))
     # Some decoders drop the space of a first word.
     inside = cuts.map(lambda cut: whole[cut[0] : cut[0] + cut[1]].lstrip(" ") or "a")
@@ -98,52 +98,52 @@ def test_stop_strings(kind, data):
     texts = [*(certain(kind, ids[:n]) for n in range(1, len(ids) + 1)), whole]
     ends = (stopped_at(text, stops) for text in texts)
     expected, stopped = next((end for end in ends if end[1]), (whole, False))
-    stream = TextStream(made, stops)
-    given_out = ""
+    stream = TextStream(coder, stops)
+    output = ""
     for piece in pieces(stream, ids):
-        given_out += piece
-        assert expected.startswith(given_out)
-    assert (given_out, stream.stopped) == (expected, stopped)
+        output += piece
+        assert expected.startswith(output)
+    assert (output, stream.stopped) == (expected, stopped)
     assert stream.push(ids[0] if ids else 0) == "" or not stopped
 
 
 @each_kind
 def test_names_of_special_tokens_as_stops(kind):
     """They end a text at their token; no text has them among other characters."""
-    made = tokenizer(kind)
-    start, word = made.backend.token_to_id("<s>"), made.encode("Hello", add_special_tokens=False)
-    stream = TextStream(made, ["<s>", "never"])
-    assert "".join(map(stream.push, [*word, start, *word])) == made.decode(word)
+    coder = tokenizer(kind)
+    start, word = coder.backend.token_to_id("<s>"), coder.encode("Hello", add_special_tokens=False)
+    stream = TextStream(coder, ["<s>", "never"])
+    assert "".join(map(stream.push, [*word, start, *word])) == coder.decode(word)
     assert stream.stopped
     with pytest.raises(UserError, match="'<s>user' holds the special token '<s>', which no text"):
-        TextStream(made, "<s>user")
+        TextStream(coder, "<s>user")
 
 
 @each_kind
 @pytest.mark.parametrize("text", TEXTS)
 def test_plain_text_is_not_held_back(kind, text):
     """At most one character (or run of byte tokens) of a well-formed text waits."""
-    made = tokenizer(kind)
-    stream, given_out = TextStream(made), ""
-    ids = made.backend.encode(text, add_special_tokens=False).ids
-    byte = set(byte_tokens(made.backend)) if kind != "byte level" else set()
+    coder = tokenizer(kind)
+    stream, output = TextStream(coder), ""
+    ids = coder.backend.encode(text, add_special_tokens=False).ids
+    byte = set(byte_tokens(coder.backend)) if kind != "byte level" else set()
     for n, id in enumerate(ids, 1):
-        given_out += stream.push(id)
-        so_far = made.decode(ids[:n])
+        output += stream.push(id)
+        so_far = coder.decode(ids[:n])
         if id not in byte and not so_far.endswith("\ufffd"):
-            assert given_out == so_far
+            assert output == so_far
 
 
 def test_the_beginning_of_a_stop_string_waits():
-    made = tokenizer("byte level")
-    single = byte_tokens(made.backend)
-    stream = TextStream(made, ["END", "\n\n"])
-    found = [stream.push(single[n]) for n in b"a\nEN\nENE"]
-    assert found == ["a", "", "\n", "", "EN", "\n", "", "EN"]
+    coder = tokenizer("byte level")
+    single = byte_tokens(coder.backend)
+    stream = TextStream(coder, ["END", "\n\n"])
+    parts_of_text = [stream.push(single[n]) for n in b"a\nEN\nENE"]
+    assert parts_of_text == ["a", "", "\n", "", "EN", "\n", "", "EN"]
     assert [stream.push(single[n]) for n in b"ND!"] == ["", "", ""]
     assert stream.stopped
     assert stream.finish() == ""
-    one = TextStream(made, "ab")  # a string is one stop string, not its letters
+    one = TextStream(coder, "ab")  # a string is one stop string, not its letters
     assert "".join(pieces(one, [single[n] for n in b"ba!"])) == "ba!"
 
 
@@ -156,14 +156,14 @@ def test_empty_stop_strings_are_refused():
 
 @pytest.mark.parametrize("text", ["plain words ", "\x80"])
 def test_the_cost_of_a_token_does_not_grow(text):
-    made = tokenizer("byte fallback")
-    ids = [byte_tokens(made.backend)[0x80]] if text == "\x80" else made.encode(text)
+    coder = tokenizer("byte fallback")
+    ids = [byte_tokens(coder.backend)[0x80]] if text == "\x80" else coder.encode(text)
 
     def decoded(repeats):
         """Counts the ids that are handed to the decoder."""
         counts = []
         counting = Tokenizer(KINDS["byte fallback"]())
-        counting.decode = lambda ids: counts.append(len(ids)) or made.decode(ids)
+        counting.decode = lambda ids: counts.append(len(ids)) or coder.decode(ids)
         stream = TextStream(counting)
         for id in ids * repeats:
             stream.push(id)
