@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.themes import Default
+from gradio.themes.utils.colors import red
 
 from dart_jax.app import markup, step_view
 from dart_jax.app.markup import LEGEND, NO_ANSWER, escape
@@ -150,16 +152,16 @@ class Page:
         self._controls: list[Any] = [
             gr.Radio(self._choices, value=default.method, label="Method", elem_id="method")
         ]
-        for name, label, hint, *bounds, step in (
+        for name, label, hint, least, most, step in (
             ("temperature", "Temperature", "0 is greedy decoding", 0, 2, 0.05),
             ("top_p", "Top-p", "1 for all", 0.05, 1, 0.05),
             ("top_k", "Top-k", "0 for all", 0, 200, 1),
             ("tree_nodes", "Tree nodes", "0 for as many as pay", 0, 64, 4),
             ("max_new_tokens", "Maximum new tokens", "", LEAST, self._service.most, LEAST),
         ):
-            options = {"label": label, "info": hint, "elem_id": name, "step": step}
-            options["precision"] = 0 if step >= 1 else None
-            self._controls.append(gr.Slider(*bounds, getattr(default, name), **options))
+            options: dict[str, Any] = {"label": label, "info": hint, "elem_id": name, "step": step}
+            options |= {"value": getattr(default, name), "precision": 0 if step >= 1 else None}
+            self._controls.append(gr.Slider(least, most, **options))
         seed = gr.Number(
             0, precision=0, label="Seed", info="for sampling; 0 to 4,294,967,295", elem_id="seed"
         )
@@ -240,12 +242,12 @@ class Page:
     ) -> AsyncGenerator[Update, None]:
         """Runs two methods on the same prompt, side by side."""
         service, visitor = self._service, self._visitor(request)
-        *values, left, right = values
+        *controls, left, right = values
         before = list(visitor.entries)
         if service.chat and not prompt.strip() and before:
             prompt = before.pop().prompt  # the box is empty after an answer
         with _errors():
-            settings = _settings(values)
+            settings = _settings(controls)
             answers = [
                 service.prepare(before, prompt, settings._replace(method=method))
                 for method in (left, right)
@@ -344,13 +346,13 @@ def serve(service: Service, name: str, *, host: str, port: int) -> None:
     blocks = Page(service, name).blocks
     blocks.queue(max_size=None, api_open=False)
     # Enough contrast for white on green and for small grey text.
-    theme = gr.themes.Default(primary_hue="green", font=_FONT, font_mono=_MONO).set(
+    theme = Default(primary_hue="green", font=_FONT, font_mono=_MONO).set(
         color_accent="*primary_700",
         slider_color="*primary_700",
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
-        button_cancel_background_fill=gr.themes.colors.red.c700,
-        button_cancel_background_fill_hover=gr.themes.colors.red.c800,
+        button_cancel_background_fill=red.c700,
+        button_cancel_background_fill_hover=red.c800,
         body_text_color_subdued="*neutral_600",
     )
     try:
