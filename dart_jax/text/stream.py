@@ -86,11 +86,9 @@ class TextStream:
         self._run.append(token_id)
         if not _is_byte(token):
             return self._until_stop(self._decode(final=False))
-        if self._stops:
+        if self._stops and self._is_valid_run():
             new = self._tokenizer.decode(self._context + self._run)[self._returned :]
-            # Otherwise the run may still become other characters.
-            valid = _REPLACEMENT not in new
-            if valid and any(stop in self._held + new for stop in self._stops):
+            if any(stop in self._held + new for stop in self._stops):
                 return self._until_stop(self._decode(final=True))
         return ""
 
@@ -101,6 +99,15 @@ class TextStream:
         text = self._until_stop(self._decode(final=True))
         held, self._held = self._held, ""
         return text if self.stopped else text + held
+
+    def _is_valid_run(self) -> bool:
+        """Tells whether the bytes of the run are whole characters."""
+        names = [self._tokenizer.backend.id_to_token(id) or "" for id in self._run]
+        try:
+            bytes.fromhex("".join(name[3:5] for name in names)).decode()
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def _decode(self, final: bool) -> str:
         """Moves the run into the context; returns what was not returned yet."""
