@@ -70,7 +70,7 @@ def test_a_report_that_cannot_be_written_is_kept_elsewhere(tmp_path, monkeypatch
     with pytest.raises(UserError) as raised:
         outputs.write_json(path, {"tau": 4.5})
     [kept] = (tmp_path / "temporary").iterdir()
-    message = f"cannot write {path}: Not a directory; what it would hold is in {kept}"
+    message = f"cannot write {path}: File exists; what it would hold is in {kept}"
     assert str(raised.value) == message
     assert json.loads(kept.read_text()) == {"tau": 4.5}
 
