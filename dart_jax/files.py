@@ -1,10 +1,8 @@
-"""Output files: whether they can be written, atomic writes, one-line errors when writing fails; and
-the directory of the user's cache."""
+"""Output files: a try before the work, atomic writes, one-line errors; and the user's cache."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -15,8 +13,6 @@ from pathlib import Path
 import platformdirs
 
 from dart_jax.errors import UserError
-
-_FULL = {errno.ENOSPC: "is full", errno.EDQUOT: "has no quota left"}
 
 
 def user_cache() -> Path:
@@ -152,29 +148,15 @@ def writing(what: str, directory: Path, remains: Callable[[], str] = lambda: "")
         number = _number(error)
         if number is None:
             raise
-        if number in _FULL:
-            mount = _mount(directory)
-            reason = f"the file system at {mount} {_FULL[number]}"
-            free = shutil.disk_usage(mount).free
-            advice = f"({free / 1e6:,.0f} MB free; make room, then run the same command again)"
-        else:
-            reason, advice = os.strerror(number), "(fix this, then run the same command again)"
         raise UserError(
-            f"cannot write {what} in {directory}: {reason} {advice}{remains()}"
+            f"cannot write {what} in {directory}: {os.strerror(number)} (fix this, then run the "
+            f"same command again){remains()}"
         ) from None
 
 
 def _number(error: BaseException) -> int | None:
-    """The system's error number; tensorstore reports it only in the message."""
+    """Returns the system's error number; tensorstore reports it only in the message."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"os_error_code='(\d+)'", str(error))
     return int(match[1]) if match else None
-
-
-def _mount(path: Path) -> Path:
-    """The mount point of the path's file system."""
-    path = path.resolve()
-    while not path.is_mount():
-        path = path.parent
-    return path

@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use: of the machine, and of its control groups."""
+"""Cores and memory that this process may use: the machine's, within its control groups' limits."""
 
 from __future__ import annotations
 
@@ -20,15 +20,10 @@ def available_cores(root: Path = Path("/")) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    for group in _groups(root, "cpu"):
-        quota, period = _numbers(group, "cpu.max") or (None, None)  # version 2: "max" or both
-        if quota is None:
-            quota, period = (
-                next(iter(_numbers(group, f"cpu.cfs_{name}_us")), None)
-                for name in ("quota", "period")
-            )
-        if quota and period and quota > 0:  # -1 is none
-            cores = min(cores, math.ceil(quota / period))
+    for group in _groups(root):
+        quota = _numbers(group, "cpu.max")  # "max", or a number of microseconds, and a period
+        if len(quota) == 2:
+            cores = min(cores, math.ceil(quota[0] / quota[1]))
     return max(1, cores)
 
 
@@ -39,28 +34,23 @@ def available_memory(root: Path = Path("/")) -> int:
       root: where `proc` and `sys` are.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for group in _groups(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            memory = min([memory, *_numbers(group, name)])
+    for group in _groups(root):
+        memory = min([memory, *_numbers(group, "memory.max")])
     return memory
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yields the directories of this process's control groups and of the groups around them."""
+def _groups(root: Path) -> Iterator[Path]:
+    """Yields the directories of this process's control group (version 2) and of those around it."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return  # not Linux
+    top = root / "sys/fs/cgroup"
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        top = root / "sys/fs/cgroup"
-        if controllers:  # version 1: a hierarchy per controller
-            if controller not in controllers.split(","):
-                continue
-            top /= controller
-        group = top / path.lstrip("/")
-        # In a container the path may be the host's, and the container's own group the top.
-        yield from (each for each in (group, *group.parents) if each.is_relative_to(top))
+        if line.startswith("0::/"):
+            group = top / line.removeprefix("0::/")
+            # In a container the path may be the host's, and the container's own group the top.
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(top))
 
 
 def _numbers(group: Path, name: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import sys
-import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
@@ -33,23 +33,16 @@ class Bars(Progress):
     """Progress bars where the console is a terminal; otherwise lines on stderr.
 
     A line shows each new description at once, then the progress of its task: every `INTERVAL`
-    seconds, and at the end.
+    seconds while it advances, and at the end.
     """
 
-    def __init__(
-        self,
-        *columns: ProgressColumn,
-        console: Console,
-        transient: bool = False,
-        at_once: bool = True,
-    ):
+    def __init__(self, *columns: ProgressColumn, console: Console, transient: bool = False):
         """Sets up the bars; `start`, or a `with` statement, shows them.
 
         Args:
           columns: of each bar.
           console: where bars are drawn, if it is a terminal.
           transient: whether bars disappear at the end; then no line shows the end either.
-          at_once: whether lines show descriptions at once, or only that a task goes on.
         """
         super().__init__(
             *columns,
@@ -58,70 +51,54 @@ class Bars(Progress):
             speed_estimate_period=_PACE,
             disable=not console.is_terminal,
         )
-        self._transient, self._at_once = transient, at_once
-        self._last: dict[TaskID, str] = {}  # line of each task
-        self._ended = threading.Event()
-
-    def start(self) -> None:
-        """See `Progress`."""
-        super().start()
-        if self.disable:
-            self._ended.clear()
-            threading.Thread(target=self._print_now_and_then, daemon=True).start()
-
-    def stop(self) -> None:
-        """See `Progress`."""
-        self._ended.set()
-        super().stop()
+        self._transient = transient
+        self._lines: dict[TaskID, tuple[str, float]] = {}  # description and time of the last one
 
     def add_task(self, description: str, *args: Any, completed: float = 0, **kwargs: Any) -> TaskID:
         """See `Progress`; the task's note is empty if none is given."""
         fields: dict[str, Any] = {"note": "", "before": completed, "completed": completed, **kwargs}
         task = super().add_task(description, *args, **fields)
-        self._report(task, description)
+        self._report(task)
         return task
 
-    def update(self, task_id: TaskID, *, description: str | None = None, **kwargs: Any) -> None:
+    def update(self, task_id: TaskID, **kwargs: Any) -> None:
         """See `Progress`."""
-        super().update(task_id, description=description, **kwargs)
-        self._report(task_id, description)
+        before = self._tasks[task_id].finished
+        super().update(task_id, **kwargs)
+        self._report(task_id, before)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         """See `Progress`."""
+        before = self._tasks[task_id].finished
         super().advance(task_id, advance)
-        self._report(task_id)
+        self._report(task_id, before)
 
-    def _report(self, task_id: TaskID, description: str | None = None) -> None:
-        """Prints a new description, and the end of a task."""
-        if self._at_once and description is not None:
-            self._print(task_id, description)
-        if self._tasks[task_id].finished and not self._transient:
-            self._print(task_id, _state(self._tasks[task_id]))
-
-    def _print_now_and_then(self) -> None:
-        while not self._ended.wait(INTERVAL):
-            with self._lock:
-                for task_id, task in self._tasks.items():
-                    if task.description and not task.finished:
-                        self._print(task_id, _state(task))
-
-    def _print(self, task_id: TaskID, line: str) -> None:
-        """Prints a line of a log, unless it is empty or the task's last one."""
-        if self.disable and line and self._last.get(task_id) != line:
-            self._last[task_id] = line
-            say(line)
+    def _report(self, task_id: TaskID, finished: bool = False) -> None:
+        """Prints a line where one is due; `finished`: whether the task was before."""
+        task = self._tasks[task_id]
+        if not self.disable or not task.description:
+            return
+        description, printed = self._lines.get(task_id, ("", 0.0))
+        ends = task.finished and not finished and not self._transient
+        if task.description != description:
+            say(task.description)
+        elif not ends and time.monotonic() < printed + INTERVAL:
+            return
+        if ends or task.description == description:
+            say(_state(task))
+        self._lines[task_id] = task.description, time.monotonic()
 
 
 def _state(task: Task) -> str:
     """Describes the progress of a task: its part, note, time, and the time left at its pace."""
     part = f"{100 * task.completed / task.total:.0f} %" if task.total else ""
-    elapsed, done = task.elapsed or 0.0, task.completed - task.fields["before"]
+    elapsed, new = task.elapsed or 0.0, task.completed - task.fields["before"]
     if task.finished:
         times = f"in {_clock(task.finished_time or 0.0)}"
     else:
         times = f"{_clock(elapsed)} so far"
-        if task.total and done > 0:
-            times += f", {_clock((task.total - task.completed) / done * elapsed)} left"
+        if task.total and new > 0:
+            times += f", {_clock((task.total - task.completed) / new * elapsed)} left"
     return f"{task.description}: {', '.join(filter(None, [part, task.fields['note'], times]))}"
 
 
@@ -136,23 +113,16 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def stage(
-    description: str, console: Console | None = None, *, short: bool = False
-) -> Iterator[Callable[[str], None]]:
+def stage(description: str, console: Console | None = None) -> Iterator[Callable[[str], None]]:
     """Shows that work of unknown length is going on; yields a function that describes it anew.
 
     Args:
       description: the work, in words.
       console: see `Bars`; None for stderr.
-      short: whether the work is so short, as a rule, that only a log tells it, and only that it
-        goes on.
     """
     console = console or Console(stderr=True)
-    if short and console.is_terminal:
-        yield lambda text: None
-        return
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Bars(*columns, console=console, transient=True, at_once=not short) as bars:
+    with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task(description, total=None)
         yield lambda text: bars.update(task, description=text)
 

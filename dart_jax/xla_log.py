@@ -1,4 +1,4 @@
-"""XLA's own output on stderr."""
+"""Messages of XLA on stderr."""
 
 from __future__ import annotations
 

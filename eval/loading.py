@@ -36,7 +36,6 @@ from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from dart_jax.programs.tables import table
-from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.tensor_files import open_tensors
 from eval.latency.shapes import weight_bytes
@@ -149,10 +148,8 @@ def run(config: LoadingConfig, console: Console) -> list[Loading]:
     with tempfile.TemporaryDirectory(prefix="dart_jax-") as name:
         directory = config.target or Path(name)
         if config.target is None:
-            with stage("writing a checkpoint", short=True):
-                write_checkpoint(directory, parse_memory(config.size), config.experts)
-        with stage("loading", short=True):
-            measurements = in_processes(directory, config.dtype, config.processes)
+            write_checkpoint(directory, parse_memory(config.size), config.experts)
+        measurements = in_processes(directory, config.dtype, config.processes)
     rows = []
     for number, each in enumerate(measurements):
         beyond = each.peak - each.before - each.share - each.tensor

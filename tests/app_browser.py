@@ -58,11 +58,11 @@ def browser() -> Iterator[Any]:
         message = "needs Playwright and Chromium (apt-get install chromium)"
         pytest.fail(message) if REQUIRED else pytest.skip(message)
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        instance = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:
-            yield launched
+            yield instance
         finally:
-            launched.close()
+            instance.close()
 
 
 class Visitor:
@@ -100,7 +100,7 @@ class Visitor:
 
     def finished(self) -> str:
         """Waits for the answer's end; its line."""
-        self.page.wait_for_selector("#current .cursor", state="detached")
+        self.page.wait_for_selector("#current .busy", state="detached")
         self.page.wait_for_selector("#send:not([disabled])")
         return self.page.inner_text("#current .line")
 

@@ -51,25 +51,25 @@ class Served(NamedTuple):
 
     def metrics(self) -> dict[str, float]:
         """All samples, by name and further labels, without the prefix."""
-        found = {}
+        metrics_by_name = {}
         for family in text_string_to_metric_families(self.read("/metrics")):
             for sample in family.samples:
                 labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
                 key = ",".join([sample.name.partition(":")[2], *labels.values()])
-                found[key] = sample.value
-        return found
+                metrics_by_name[key] = sample.value
+        return metrics_by_name
 
     def idle(self) -> bool:
-        """Whether no request runs or waits."""
+        """Tells whether no request runs or waits."""
         metrics = self.metrics()
         return not (metrics["num_requests_running"] or metrics["num_requests_waiting"])
 
     def connect(self, sent: bytes) -> socket.socket:
         """A connection over which something has been sent."""
         host, _, port = self.address.removeprefix("http://").partition(":")
-        made = socket.create_connection((host, int(port)), timeout=240)
-        made.sendall(sent)
-        return made
+        link = socket.create_connection((host, int(port)), timeout=240)
+        link.sendall(sent)
+        return link
 
     def ask(self, sent: bytes) -> tuple[int, dict[str, str], bytes]:
         """Sends something and reads up to the end of the connection, which it closes: status,

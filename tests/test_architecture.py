@@ -43,16 +43,16 @@ def box_of(module):
 
 def imports(path):
     """The modules of this repository that a file imports, inside functions as well."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in MODULES else node.module)
-    return found & MODULES
+                modules.add(full if full in MODULES else node.module)
+    return modules & MODULES
 
 
 # What `from dart_jax import DartModel` loads is loaded lazily, and so are the exports of packages.
@@ -62,7 +62,7 @@ IMPORTS = {
 
 
 def fault(importer, imported):
-    """What is wrong with an import, or None."""
+    """Describes the fault of an import; None if there is none."""
     if {importer.split(".")[0], imported.split(".")[0]} == {"train", "eval"}:
         return f"{importer} imports {imported}: train and eval do not know each other"
     one, other = box_of(importer), box_of(imported)
@@ -136,8 +136,8 @@ def test_the_package_loads_its_exports_lazily():
     for name in dart_jax.__all__:
         assert getattr(dart_jax, name) is not None
     code = "import sys, dart_jax; print(sorted({'jax', 'numpy', 'flax'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "[]\n"
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = dart_jax.Nothing
     with pytest.raises(ImportError):

@@ -99,8 +99,8 @@ def test_an_answer_can_be_stopped(model):
     config = GenerationConfig(max_new_tokens=20)
     first, second = person.talk(model, config=config)
     assert "stopped" in person.notices
-    kept = model.generate(said("heap?"), config).text
-    assert kept.startswith(first)
+    start = model.generate(said("heap?"), config).text
+    assert start.startswith(first)
     assert second  # the conversation goes on
 
 
@@ -134,8 +134,8 @@ def test_options_on_top_of_the_targets_own(directory):
         ({"temperature": 0.2}, {"temperature": 0.2, "do_sample": None}),
     ):
         config = GenerateConfig(use_generation_config=True, generation=GenerationConfig(**given))
-        made = generate.options(config, model)
-        assert made == GenerationConfig(top_k=20, eos_token_id=0, **expected)
+        union = generate.options(config, model)
+        assert union == GenerationConfig(top_k=20, eos_token_id=0, **expected)
 
 
 @pytest.mark.long
@@ -151,16 +151,16 @@ def test_in_a_terminal(directory):
         env=os.environ | {"TERM": "dumb", "COLUMNS": "200"},
     )
     os.close(other)
-    shown = ""
+    screen = ""
 
     def wait(words, seconds=120):
-        nonlocal shown
+        nonlocal screen
         end = time.monotonic() + seconds
-        while words not in shown:
-            assert time.monotonic() < end, (words, shown)
+        while words not in screen:
+            assert time.monotonic() < end, (words, screen)
             if select.select([own], [], [], 1)[0]:
-                shown += os.read(own, 4096).decode()
-        before, _, shown = shown.partition(words)
+                screen += os.read(own, 4096).decode()
+        before, _, screen = screen.partition(words)
         return before
 
     try:

@@ -31,23 +31,13 @@ def copied():
     return {source for sources in words for source in sources[:-1]}
 
 
-def lint(text):
-    """What hadolint says of a Dockerfile."""
+def test_the_linter_finds_nothing():
     beside = Path(sys.executable).with_name("hadolint")
     program = str(beside) if beside.exists() else shutil.which("hadolint")
     if program is None:
         pytest.fail("hadolint is missing; install it with pip install -e '.[test]'")
-    done = subprocess.run([program, "--no-color", "-"], input=text, capture_output=True, text=True)
-    return done.stdout + done.stderr
-
-
-def test_the_linter_finds_nothing():
-    assert lint(TEXT) == ""
-
-
-def test_the_linter_would_find_faults():
-    assert "DL3006" in lint("FROM python\n")
-    assert "SC2" in lint("FROM python:3.13\nRUN for x in $(ls); do rm $x; done\n")
+    child = subprocess.run([program, "--no-color", "-"], input=TEXT, capture_output=True, text=True)
+    assert child.stdout + child.stderr == ""
 
 
 def test_images_are_pinned():

@@ -1,4 +1,4 @@
-"""Which tests run every day, which in CI, and which cases of a grid."""
+"""Choice of the tests that run every day and in CI, and of the cases of a grid."""
 
 import re
 
@@ -40,45 +40,37 @@ def collect(pytester):
     pytester.makepyfile(test_marked=SOURCE)
 
     def collect(*options):
-        done = pytester.runpytest("-p", "no:xdist", "-p", "grids", "--collect-only", *options)
-        printed = done.stdout.str()
-        assert done.ret == 0, printed + done.stderr.str()
+        result = pytester.runpytest("-p", "no:xdist", "-p", "grids", "--collect-only", *options)
+        printed = result.stdout.str()
+        assert result.ret == 0, printed + result.stderr.str()
         return re.findall(r"<Function test_(\S+)>", printed), printed
 
     return collect
 
 
 def number(names):
-    """How many cases of each test."""
+    """Counts the cases of each test."""
     tests = [name.partition("[")[0] for name in names]
     return {test: tests.count(test) for test in dict.fromkeys(tests)}
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_what_runs(collect):
+    """Samples hold every value, and change with the seed."""
+    for options, expected in (
         ((), EVERYDAY),
-        (("--long",), CI),
         (("--whole",), WHOLE),
         (("test_marked.py::test_grid", "test_marked.py::test_long"), {"grid": 15, "long": 1}),
         (("test_marked.py::test_grid[b-3]",), {"grid": 1}),
-    ],
-    ids=["everyday", "ci", "whole", "by name", "one case by name"],
-)
-def test_what_runs(collect, options, expected):
-    names, _ = collect(*options)
-    assert number(names) == expected
-
-
-def test_samples_hold_every_value_and_change_with_the_seed(collect):
+    ):
+        assert number(collect(*options)[0]) == expected
     samples = {}
     for seed in ("one", "two"):
         names, printed = collect("--long", "--grid-seed", seed)
         assert f"--grid-seed {seed};" in printed
+        assert number(names) == CI
         samples[seed] = [name for name in names if name.startswith(("grid", "few"))]
         cases = re.findall(r"grid\[(.)-(.)\]", " ".join(names))
         assert {column for column, _ in cases} == set("abc")
         assert {row for _, row in cases} == set("01234")
-        everyday, _ = collect("--grid-seed", seed)
-        assert set(everyday) < set(names)
+        assert set(collect("--grid-seed", seed)[0]) < set(names)
     assert samples["one"] != samples["two"]

@@ -24,9 +24,6 @@ def tree(tmp_path):
     return write
 
 
-V1 = "4:memory:/a/b\n3:cpu,cpuacct:/a/b\n1:name=systemd:/a\n0::/\n"
-
-
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
@@ -48,23 +45,7 @@ V1 = "4:memory:/a/b\n3:cpu,cpuacct:/a/b\n1:name=systemd:/a\n0::/\n"
         ),
         # The host's path is not there in the container.
         ({"proc/self/cgroup": "0::/x/y\n", "sys/fs/cgroup/cpu.max": "1 1\n"}, 1),
-        (
-            {
-                "proc/self/cgroup": V1,
-                "sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/a/b/cpu.cfs_period_us": "100000\n",
-            },
-            CORES,
-        ),
-        (
-            {
-                "proc/self/cgroup": V1,
-                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "60000\n",
-                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
-            },
-            1,
-        ),
-        ({"proc/self/cgroup": V1, "sys/fs/cgroup/cpu.max": "broken"}, CORES),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "broken"}, CORES),
     ],
 )
 def test_cores(tree, files, cores):
@@ -95,15 +76,6 @@ def test_affinity(tmp_path):
                 "sys/fs/cgroup/memory.max": "6000\n",
             },
             6000,
-        ),
-        ({"proc/self/cgroup": V1, "sys/fs/cgroup/memory/memory.limit_in_bytes": "8000\n"}, 8000),
-        # No limit, as version 1 writes it.
-        (
-            {
-                "proc/self/cgroup": V1,
-                "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "9223372036854771712\n",
-            },
-            MEMORY,
         ),
     ],
 )

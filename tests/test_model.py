@@ -235,16 +235,3 @@ def test_a_generation_config_that_changes_greedy_texts(tiny, tmp_path):
     )
     with pytest.warns(InputWarning, match=message):
         DartModel.from_pretrained(target)
-
-
-@pytest.mark.parametrize("damage", ["missing", "cut off"])
-def test_a_damaged_tokenizer(tiny, tmp_path, damage):
-    target = shutil.copytree(tiny.target, tmp_path / "target")
-    path = target / "tokenizer.json"
-    text = path.read_text()
-    path.unlink()
-    if damage == "cut off":
-        path.write_text(text[: len(text) // 2])
-    with pytest.raises(UserError, match=r"tokenizer\.json") as error:
-        DartModel.from_pretrained(target, None, None)
-    assert "\n" not in str(error.value)

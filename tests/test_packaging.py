@@ -1,4 +1,4 @@
-"""What a package says of itself: versions, stubs, and what there is to run."""
+"""The package's own description: versions, stubs, and programs."""
 
 import ast
 import math
@@ -82,14 +82,14 @@ def test_the_dispatcher_finds_the_programs(installed, tmp_path, monkeypatch):
 
 def members(body: list[ast.stmt]) -> dict[str, ast.stmt]:
     """Public names of a module's or a class's stubs, and `__init__`."""
-    found = {}
+    nodes = {}
     for node in body:
         match node:
             case ast.FunctionDef() | ast.ClassDef():
-                found[node.name] = node
+                nodes[node.name] = node
             case ast.AnnAssign(target=ast.Name(id=name)):
-                found[name] = node
-    return {name: node for name, node in found.items() if name[0] != "_" or name == "__init__"}
+                nodes[name] = node
+    return {name: node for name, node in nodes.items() if name[0] != "_" or name == "__init__"}
 
 
 def compiled(thing) -> dict:

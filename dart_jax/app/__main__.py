@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dart_jax.app.methods import methods
 from dart_jax.app.service import Service
 from dart_jax.errors import UserError
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
 
 
@@ -44,6 +44,7 @@ class AppConfig(ModelChoice):
         super().__post_init__()
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be in 0..65535, got {self.port}")
+        check_least(self, visitors=1, queue=0)
 
 
 def run(config: AppConfig) -> None:
@@ -67,8 +68,7 @@ def run(config: AppConfig) -> None:
     )
     name = config.named.title if config.named else str(config.target)
     host = "0.0.0.0" if config.listen else "127.0.0.1"
-    demo = config.named is not None and config.named.name == "demo"
-    serve(service, name, demo=demo, host=host, port=config.port)
+    serve(service, name, host=host, port=config.port)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 from dart_jax.app.answer import Answer
-from dart_jax.app.service import Entry
 from dart_jax.generation import Piece
 
 # Characters that a template of the page would interpret, besides those of HTML.
@@ -34,17 +33,11 @@ def escape(text: str) -> str:
     return html.escape(visible).translate(_TEMPLATE)
 
 
-def runs(pieces: Iterable[Piece]) -> list[tuple[str, bool]]:
-    """Joins neighbouring pieces of the same origin: texts, and whether they were drafted."""
-    groups = itertools.groupby(pieces, key=lambda piece: piece.drafted)
-    return [("".join(group), drafted) for drafted, group in groups]
-
-
-def _coloured(text: Sequence[tuple[str, bool]]) -> str:
-    """Colours runs of text by their origin."""
+def coloured(pieces: Iterable[Piece]) -> str:
+    """Colours a text by who wrote it; neighbouring pieces of the same origin are one run."""
     return "".join(
-        f'<span class="{"drafted" if drafted else "own"}">{escape(run)}</span>'
-        for run, drafted in text
+        f'<span class="{"drafted" if drafted else "own"}">{escape("".join(run))}</span>'
+        for drafted, run in itertools.groupby(pieces, key=lambda piece: piece.drafted)
     )
 
 
@@ -54,7 +47,7 @@ def statistics(answer: Answer, *, with_limit: bool = False) -> str:
         return ""
     limit = f" of {answer.limit}" if with_limit else ""
     words = [f"{answer.tokens}{limit} tokens", f"{answer.tokens_per_second:,.0f} tokens/s"]
-    if any(step.nodes for step in answer.verified):
+    if any(step.draft is not None for step in answer.steps):
         words.append(f"tau {answer.tau:.2f}")
     if answer.ended:
         ends = {"stop": "finished", "length": "cut at the maximum length", None: "stopped"}
@@ -63,22 +56,19 @@ def statistics(answer: Answer, *, with_limit: bool = False) -> str:
     return " · ".join(words)
 
 
-def entry(pair: Entry, *, chat: bool, busy: bool = False) -> str:
+def entry(prompt: str, answer: Answer, *, chat: bool) -> str:
     """Draws a prompt and its answer: two chat messages, or one continuous text."""
-    cursor = '<span class="cursor"></span>' if busy else ""
-    body = f'<span class="answer">{_coloured(pair.text)}{cursor}</span>'
-    prompt = escape(pair.prompt)
+    body = f'<span class="answer">{coloured(answer.pieces)}</span>'
     if chat:
-        text = f'<div class="text said">{prompt}</div><div class="text">{body}</div>'
+        text = f'<div class="text said">{escape(prompt)}</div><div class="text">{body}</div>'
     else:
-        text = f'<div class="text"><span class="prompt">{prompt}</span>{body}</div>'
-    return f'<div class="entry">{text}<p class="line">{escape(pair.line)}</p></div>'
+        text = f'<div class="text"><span class="prompt">{escape(prompt)}</span>{body}</div>'
+    return f'<div class="entry">{text}<p class="line">{escape(statistics(answer))}</p></div>'
 
 
 def note(text: str, kind: str = "note") -> str:
-    """Draws a message to the visitor; `kind` is note, error or winner."""
-    role = "alert" if kind == "error" else "status"
-    return f'<p class="{kind}" role="{role}">{escape(text)}</p>' if text else ""
+    """Draws a message to the visitor; `kind` is note, line or winner."""
+    return f'<p class="{kind}" role="status">{escape(text)}</p>' if text else ""
 
 
 def lane(answer: Answer, prompt: str) -> str:
@@ -86,7 +76,7 @@ def lane(answer: Answer, prompt: str) -> str:
     return (
         f'<div class="lane"><h2>{escape(answer.title)}</h2>'
         f'<div class="text"><span class="prompt">{escape(prompt)}</span>'
-        f'<span class="answer">{_coloured(runs(answer.pieces))}</span></div></div>'
+        f'<span class="answer">{coloured(answer.pieces)}</span></div></div>'
     )
 
 
@@ -119,9 +109,4 @@ def verdict(left: Answer, right: Answer) -> str:
     )
     if left.text == right.text:
         return f"{won} Both texts are the same."
-    pairs = enumerate(itertools.zip_longest(left.text, right.text))
-    place = next(place for place, (one, other) in pairs if one != other)
-    return (
-        f"{won} The texts differ from character {place + 1} on: two tokens were almost equally "
-        "likely there, and rounding decided."
-    )
+    return f"{won} The texts differ: two tokens were almost equally likely, and rounding decided."

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import socket
+import contextlib
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,9 @@ from gradio.themes import Default
 from gradio.themes.utils.colors import red
 
 from dart_jax.app import markup, step_view
-from dart_jax.app.answer import Answer
 from dart_jax.app.markup import LEGEND, NO_ANSWER, escape
 from dart_jax.app.methods import PLAIN
-from dart_jax.app.service import Entry, Service, Visitor
-from dart_jax.app.settings import fields
+from dart_jax.app.service import LEAST, Entry, Service, Settings, Visitor
 from dart_jax.app.tree_picture import STYLE as TREE_STYLE
 from dart_jax.errors import UserError
 
@@ -56,19 +52,18 @@ Update = dict[Any, Any]
 class Page:
     """The page of a service, and the conversations of its visitors.
 
-    A visitor is a browser tab, identified by Gradio's session. All values come unchecked from a
-    browser.
+    A visitor is a browser tab, identified by Gradio's session.
 
     Attributes:
       blocks: the Gradio app.
     """
 
-    def __init__(self, service: Service, name: str, demo: bool):
-        """Builds the page; `name` is the model's, `demo` whether it is the demo model."""
+    def __init__(self, service: Service, name: str):
+        """Builds the page; `name` is the model's."""
         self._service = service
         self._visitors: dict[str, Visitor] = {}
         with gr.Blocks(title="dart_jax", analytics_enabled=False) as self.blocks:
-            gr.HTML(_head(service, name, demo))
+            gr.HTML(_head(service, name))
             with gr.Row(elem_id="layout"):
                 with gr.Column(elem_id="main"):
                     with gr.Tabs(selected="answer") as self._tabs:
@@ -79,7 +74,7 @@ class Page:
                         with gr.Tab("Draft tree", id="tree", elem_id="tab-tree"):
                             label = "Step of the last answer"
                             self._step = gr.Slider(
-                                1, 2, value=1, step=1, label=label, elem_id="step"
+                                1, 2, 1, step=1, precision=0, label=label, elem_id="step"
                             )
                             self._tree = gr.HTML(step_view.NOTHING, elem_id="tree")
                     with gr.Column(elem_id="composer"):
@@ -153,18 +148,24 @@ class Page:
 
     def _add_controls(self) -> None:
         """Adds the controls, in the order of the fields of `Settings`."""
-        default = dataclasses.asdict(self._service.default)
+        default = self._service.default
         self._controls: list[Any] = [
-            gr.Radio(self._choices, value=default["method"], label="Method", elem_id="method")
+            gr.Radio(self._choices, value=default.method, label="Method", elem_id="method")
         ]
-        for name, field in fields(self._service.most).items():
-            options: dict[str, Any] = {"label": field.label, "info": field.hint}
-            options |= {"value": default[name], "elem_id": name}
-            if name == "seed":  # too many values for a slider
-                self._controls.append(gr.Number(**options))
-            else:
-                slider = gr.Slider(field.least, field.most, step=field.step, **options)
-                self._controls.append(slider)
+        for name, label, hint, least, most, step in (
+            ("temperature", "Temperature", "0 is greedy decoding", 0, 2, 0.05),
+            ("top_p", "Top-p", "1 for all", 0.05, 1, 0.05),
+            ("top_k", "Top-k", "0 for all", 0, 200, 1),
+            ("tree_nodes", "Tree nodes", "0 for as many as pay", 0, 64, 4),
+            ("max_new_tokens", "Maximum new tokens", "", LEAST, self._service.most, LEAST),
+        ):
+            options: dict[str, Any] = {"label": label, "info": hint, "elem_id": name, "step": step}
+            options |= {"value": getattr(default, name), "precision": 0 if step >= 1 else None}
+            self._controls.append(gr.Slider(least, most, **options))
+        seed = gr.Number(
+            0, precision=0, label="Seed", info="for sampling; 0 to 4,294,967,295", elem_id="seed"
+        )
+        self._controls.append(seed)
 
     @property
     def _choices(self) -> list[tuple[str, str]]:
@@ -173,13 +174,10 @@ class Page:
     def _connect(self) -> None:
         """Connects the buttons to their handlers."""
         # No concurrency limit: handlers share only the engine, which has its own. None is an API.
-        # They check values themselves: Gradio's messages do not name the field, and it logs their
-        # tracebacks.
         quiet: dict[str, Any] = {
             "show_progress": "hidden",
             "concurrency_limit": None,
             "api_visibility": "private",
-            "preprocess": False,
         }
         outputs = [
             self._history, self._current, self._message, self._prompt, self._send, self._run,
@@ -187,9 +185,12 @@ class Page:
             *self._lanes, self._controls[-1],
         ]  # fmt: skip
         inputs = [self._prompt, *self._controls]
-        self._send.click(self._write, inputs, outputs, **quiet)
-        self._again.click(self._write_again, inputs, outputs, **quiet)
-        self._run.click(self._race, [*inputs, *self._racers], outputs, **quiet)
+        for start in (
+            self._send.click(self._write, inputs, outputs, **quiet),
+            self._again.click(self._write_again, inputs[1:], outputs, **quiet),
+            self._run.click(self._race, [*inputs, *self._racers], outputs, **quiet),
+        ):
+            start.then(self._rest, None, outputs, **quiet)  # after an error too
         self._clear.click(self._forget, None, outputs, **quiet)
         self._stop.click(self._end, None, None, queue=False, **quiet)
         self._prompt.submit(None, None, None, js=_SUBMIT, api_visibility="private")
@@ -197,97 +198,91 @@ class Page:
         gr.on(changes, self._show, self._step, self._tree, trigger_mode="always_last", **quiet)
         self.blocks.unload(self._leave)
 
-    # What the buttons do.
-
     async def _write(
-        self, request: gr.Request, prompt: Any, *values: Any
+        self, request: gr.Request, prompt: str, *values: Any
     ) -> AsyncGenerator[Update, None]:
         """Answers a prompt."""
         visitor = self._visitor(request)
-        async for update in self._answer(visitor, list(visitor.entries), str(prompt or ""), values):
+        async for update in self._answer(visitor, list(visitor.entries), prompt, values):
             yield update
 
-    async def _write_again(
-        self, request: gr.Request, _: Any, *values: Any
-    ) -> AsyncGenerator[Update, None]:
+    async def _write_again(self, request: gr.Request, *values: Any) -> AsyncGenerator[Update, None]:
         """Answers the last prompt again and replaces its answer, with the current settings and,
         when sampling, another seed."""
-        visitor = self._visitor(request)
-        if not visitor.entries:
-            yield {self._message: markup.note("There is no answer yet to regenerate.", "error")}
-            return
+        visitor, settings = self._visitor(request), _settings(values)
+        with _errors():
+            if not visitor.entries:
+                raise UserError("there is no answer yet to regenerate")
+        if settings.temperature:
+            settings = settings._replace(seed=(settings.seed + 1) % 2**32)
         *before, last = visitor.entries
-        temperature, seed = values[1], values[-1]
-        if temperature and seed in range(2**32):
-            seed = (seed + 1) % 2**32
-        values = *values[:-1], seed
-        async for update in self._answer(visitor, before, last.prompt, values):
-            yield {self._controls[-1]: seed} | update
+        async for update in self._answer(visitor, before, last.prompt, settings):
+            yield {self._controls[-1]: settings.seed} | update
 
     async def _answer(
         self, visitor: Visitor, before: list[Entry], prompt: str, values: tuple[Any, ...]
     ) -> AsyncGenerator[Update, None]:
         service = self._service
         new = self._buttons(busy=True) | {
-            self._history: "".join(map(self._draw, before)),
+            self._history: "".join(entry.html for entry in before),
             self._prompt: "" if service.chat else gr.skip(),
             self._tabs: gr.Tabs(selected="answer"),
         }
-        message = ""
-        try:
-            settings = service.settings(values)
-            prepared = service.prepare(service.prompt(before, prompt), settings)
-            answer = prepared.answer
-            async for line in service.serve(visitor, [prepared]):
-                entry = Entry(prompt, markup.runs(answer.pieces), markup.statistics(answer))
-                visitor.entries, visitor.last = [*before, entry], (answer, settings.method)
-                current = self._draw(entry, busy=not answer.ended)
-                yield new | {self._current: current, self._message: markup.note(line)}
+        with _errors():
+            answer = service.prepare(before, prompt, _settings(values))
+            async for line in service.serve(visitor, [answer]):
+                html = markup.entry(prompt, answer, chat=service.chat)
+                visitor.entries, visitor.last = [*before, Entry(prompt, answer.text, html)], answer
+                busy = f'<div class="busy">{html}</div>'
+                yield new | {self._current: busy, self._message: markup.note(line)}
                 new = {}
-        except UserError as error:
-            message = _sentence(error)
-        if visitor.tickets:  # of another answer
-            yield {self._message: message}
-            return
-        current = self._draw(visitor.entries[-1]) if visitor.entries else NO_ANSWER
-        end = {self._current: current, self._message: message}
-        yield self._buttons(busy=False) | self._first_step(visitor) | end
 
     async def _race(
-        self, request: gr.Request, prompt: Any, *values: Any
+        self, request: gr.Request, prompt: str, *values: Any
     ) -> AsyncGenerator[Update, None]:
         """Runs two methods on the same prompt, side by side."""
         service, visitor = self._service, self._visitor(request)
-        _, *numbers, left, right = values
-        before, text, verdict, message = list(visitor.entries), str(prompt or ""), "", ""
-        try:
-            if service.chat and not text.strip() and before:
-                text = before.pop().prompt  # the box is empty after an answer
-            words = service.prompt(before, text)
-            both = [
-                service.prepare(words, service.settings((method, *numbers)))
+        *controls, left, right = values
+        before = list(visitor.entries)
+        if service.chat and not prompt.strip() and before:
+            prompt = before.pop().prompt  # the box is empty after an answer
+        with _errors():
+            settings = _settings(controls)
+            answers = [
+                service.prepare(before, prompt, settings._replace(method=method))
                 for method in (left, right)
             ]
-            answers, prefix = [each.answer for each in both], "" if service.chat else text
-            async for line in service.serve(visitor, both):
-                if all(answer.ended for answer in answers):
-                    verdict = markup.note(markup.verdict(*answers), "winner")
-                yield (
-                    self._buttons(busy=True)
-                    | self._progress(answers, prefix, verdict)
-                    | {self._message: markup.note(line)}
-                )
-        except UserError as error:
-            message = _sentence(error)
-        buttons = {} if visitor.tickets else self._buttons(busy=False)
-        yield buttons | {self._message: message}
+            async for line in service.serve(visitor, answers):
+                over = all(answer.ended for answer in answers)
+                verdict = markup.note(markup.verdict(*answers), "winner") if over else ""
+                text = "" if service.chat else prompt
+                lanes = (markup.lane(answer, text) for answer in answers)
+                yield {
+                    **self._buttons(busy=True),
+                    **dict(zip(self._lanes, lanes, strict=True)),
+                    self._board: markup.board(answers) + verdict,
+                    self._message: markup.note(line),
+                }
+
+    def _rest(self, request: gr.Request) -> Update:
+        """Shows what an answer or a race has left, unless another one is running."""
+        visitor = self._visitor(request)
+        if visitor.tickets:
+            return self._buttons(busy=True)
+        current = visitor.entries[-1].html if visitor.entries else NO_ANSWER
+        steps = len(visitor.last.steps) if visitor.last else 0
+        return self._buttons(busy=False) | {
+            self._current: current,
+            self._message: "",
+            self._step: gr.Slider(maximum=max(steps, 2), value=1),
+            self._tree: self._show(request, 1),
+        }
 
     def _forget(self, request: gr.Request) -> Update:
         """Clears the conversation; a typed prompt stays."""
         visitor = self._visitor(request)
         visitor.entries, visitor.last = [], None
-        empty = (self._history, self._message, self._board, *self._lanes)
-        return dict.fromkeys(empty, "") | {self._current: NO_ANSWER} | self._first_step(visitor)
+        return dict.fromkeys((self._history, self._board, *self._lanes), "") | self._rest(request)
 
     def _end(self, request: gr.Request) -> None:
         """Stops the visitor's running answer and keeps its text."""
@@ -298,30 +293,16 @@ class Page:
         self._visitor(request).stop()
         self._visitors.pop(request.session_hash or "", None)
 
-    def _show(self, request: gr.Request, number: Any) -> str:
+    def _show(self, request: gr.Request, number: int) -> str:
         """Draws the draft tree of a step of the visitor's last answer, the nearest if there is no
         such step."""
-        valid = isinstance(number, int | float) and math.isfinite(number)
-        return self._picture(self._visitor(request), int(number) if valid else 1)
-
-    # What is drawn.
+        answer = self._visitor(request).last
+        if answer is None:
+            return step_view.NOTHING
+        return step_view.picture(answer, self._service.model_of(answer), number)
 
     def _visitor(self, request: gr.Request) -> Visitor:
         return self._visitors.setdefault(request.session_hash or "", Visitor())
-
-    def _first_step(self, visitor: Visitor) -> Update:
-        """Shows the first tree of the visitor's last answer."""
-        steps = 0 if visitor.last is None else len(visitor.last[0].verified)
-        return {
-            self._step: gr.Slider(maximum=max(steps, 2), value=1),
-            self._tree: self._picture(visitor, 1),
-        }
-
-    def _picture(self, visitor: Visitor, number: int) -> str:
-        if visitor.last is None:
-            return step_view.NOTHING
-        answer, method = visitor.last
-        return step_view.picture(answer, self._service.methods[method].model, number)
 
     def _buttons(self, *, busy: bool) -> Update:
         """Puts Stop in the place of the button that started the answer, or takes it away."""
@@ -331,41 +312,39 @@ class Page:
         buttons = (self._send, self._run, self._again, self._clear, self._stop)
         return dict(zip(buttons, (start, start, other, other, stop), strict=True))
 
-    def _draw(self, entry: Entry, busy: bool = False) -> str:
-        return markup.entry(entry, chat=self._service.chat, busy=busy)
 
-    def _progress(self, answers: list[Answer], prompt: str, verdict: str) -> Update:
-        texts = (markup.lane(answer, prompt) for answer in answers)
-        board = {self._board: markup.board(answers) + verdict}
-        return board | dict(zip(self._lanes, texts, strict=True))
+def _settings(values: Iterable[Any]) -> Settings:
+    """Reads the controls, whose values Gradio has checked; an empty seed is 0."""
+    settings = Settings(*values)
+    return settings._replace(seed=(settings.seed or 0) % 2**32)
 
 
-def _head(service: Service, name: str, demo: bool) -> str:
-    what = "It answers in a chat." if service.chat else "It continues your text; it does not chat."
-    if demo:
-        what = "It is tiny and completes Python code."
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Shows a UserError to the visitor, and not in the log."""
+    try:
+        yield
+    except UserError as error:
+        sentence = escape(f"{str(error)[:1].upper()}{str(error)[1:]}.")
+        raise gr.Error(sentence, print_exception=False) from None
+
+
+def _head(service: Service, name: str) -> str:
+    task = "It answers in a chat." if service.chat else "It continues your text; it does not chat."
     return (
         f'<div id="head"><h1>dart_jax</h1><p>Speculative decoding with {escape(name)}. '
-        f"{escape(what)}</p>{LEGEND}</div>"
+        f"{task}</p>{LEGEND}</div>"
     )
 
 
-def _sentence(error: UserError) -> str:
-    text = str(error)
-    return markup.note(text[:1].upper() + text[1:] + ".", "error")
-
-
-def serve(service: Service, name: str, *, demo: bool, host: str, port: int) -> None:
+def serve(service: Service, name: str, *, host: str, port: int) -> None:
     """Serves the page, prints its address, and closes it and the service with Ctrl-C.
 
     Raises:
       UserError: the port is taken.
     """
-    blocks = Page(service, name, demo).blocks
+    blocks = Page(service, name).blocks
     blocks.queue(max_size=None, api_open=False)
-    if port == 0:
-        with socket.create_server((host, 0)) as free:
-            port = free.getsockname()[1]
     # Enough contrast for white on green and for small grey text.
     theme = Default(primary_hue="green", font=_FONT, font_mono=_MONO).set(
         color_accent="*primary_700",
@@ -379,7 +358,7 @@ def serve(service: Service, name: str, *, demo: bool, host: str, port: int) -> N
     try:
         _, address, _ = blocks.launch(
             server_name=host,
-            server_port=port,
+            server_port=port or None,  # the first free one from 7860 on
             quiet=True,
             prevent_thread_lock=True,
             footer_links=[],

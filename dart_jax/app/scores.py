@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dart_jax.app.answer import Verified
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.engine.request import Draft
 from dart_jax.ngram import NgramModel
@@ -28,10 +27,9 @@ class Score(NamedTuple):
     total: float
 
 
-def scores(step: Verified, search: SearchConfig, ngram: NgramModel | None) -> list[Score | None]:
-    """Returns the scores of a step's nodes; None for the root, unused places and nodes of levels
+def scores(draft: Draft, search: SearchConfig, ngram: NgramModel | None) -> list[Score | None]:
+    """Returns the scores of a draft's nodes; None for the root, unused places and nodes of levels
     without candidates on the host."""
-    draft = step.draft
     tokens, parents, depths = draft.tree.tolist()
     totals: list[Score | None] = [None] * len(tokens)
     paths = {0: [int(token) for token in draft.context]}

@@ -7,55 +7,70 @@ import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple
 
-from dart_jax.app.answer import Answer, Prompt, encode
+import numpy as np
+
+from dart_jax.app.answer import Answer
 from dart_jax.app.methods import Method
-from dart_jax.app.settings import LEAST, Settings
+from dart_jax.data.messages import alternating
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
+from dart_jax.generation.prompts import encode_prompt
+from dart_jax.model import DartModel
 from dart_jax.serving.config import ServingConfig, Warmup
 from dart_jax.serving.engine import Engine, EngineFailed, Ticket
 from dart_jax.serving.interface import QueueFull
 
-# Seconds between updates of a page with new text.
-_REFRESH = 0.08
-
 COMPILING = "Compiling; takes some seconds, only the first time."
+LEAST = 8  # new tokens
+
+_REFRESH = 0.08  # seconds between updates of a page
+_CHARACTERS_PER_TOKEN = 32  # seldom more: longer texts are refused without encoding
 
 
-class Prepared(NamedTuple):
-    """An answer that is ready to start, and the request that asks the engine for it."""
+class Settings(NamedTuple):
+    """The page's controls, in their order.
 
-    answer: Answer
-    request: Request
+    Attributes:
+      method: its key in `Service.methods`.
+      temperature: 0 always picks the most likely token.
+      top_p: as in `GenerationConfig`.
+      top_k: as in `GenerationConfig`.
+      tree_nodes: nodes of the draft trees; 0 for trees whose size changes.
+      max_new_tokens: maximum tokens of an answer.
+      seed: seed for sampling, in 0..2**32 - 1.
+    """
+
+    method: str
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    tree_nodes: int = 0
+    max_new_tokens: int = 128
+    seed: int = 0
 
 
 class Entry(NamedTuple):
-    """A prompt and its answer.
-
-    Attributes:
-      prompt: the visitor's text.
-      text: runs of the answer's text, and whether each was drafted.
-      line: the answer's statistics.
-    """
+    """A prompt and its answer, as texts and as HTML."""
 
     prompt: str
-    text: Sequence[tuple[str, bool]] = ()
-    line: str = ""
+    text: str
+    html: str = ""
 
 
 @dataclasses.dataclass
 class Visitor:
-    """One tab of a browser: its conversation, and at most one request at a time.
+    """One tab of a browser: its conversation, and at most one running answer or race.
 
     Attributes:
       entries: the conversation.
-      last: the last answer, for its trees, and the key of its method.
+      last: the last answer, for its trees.
       tickets: of the answers that are running.
       stopped: whether these are to end.
     """
 
     entries: list[Entry] = dataclasses.field(default_factory=list)
-    last: tuple[Answer, str] | None = None
+    last: Answer | None = None
     tickets: list[Ticket] = dataclasses.field(default_factory=list)
     stopped: bool = False
 
@@ -105,17 +120,13 @@ class Service:
         default, base = next((key, method.model) for key, method in methods.items())
         self.methods, self.most = methods, most
         self.longest = min(longest, base.target.max_length)
-        if most < LEAST:
-            raise UserError(f"--max-new-tokens must be at least {LEAST}, got {most}")
-        if most >= self.longest:
+        if not LEAST <= most < self.longest:
             raise UserError(
-                f"answers of {most} tokens do not fit into {self.longest}, prompt included; lower "
-                "--max-new-tokens"
+                f"--max-new-tokens must be from {LEAST} to {self.longest - 1}, so that a prompt "
+                f"fits beside the answer, got {most}"
             )
-        if together < 1 or waiting < 0:
-            raise UserError(f"{together} visitors at once with {waiting} waiting serves nobody")
         self.chat = bool(base.tokenizer.chat_template)
-        self.default = Settings(default, max_new_tokens=min(Settings.max_new_tokens, most))
+        self.default = Settings(default, max_new_tokens=min(128, most))
         self.engine = Engine(
             {name: method.model for name, method in methods.items()},
             ServingConfig(slots=together, queue=waiting, max_length=self.longest, warmup=warmup),
@@ -126,59 +137,74 @@ class Service:
         """Stops all work and waits until it has ended."""
         self.engine.close()
 
-    def settings(self, values: object) -> Settings:
-        """See `Settings.of`."""
-        return Settings.of(values, self.methods, self.most)
+    def model_of(self, answer: Answer) -> DartModel:
+        """Returns the model that writes an answer."""
+        return self.methods[answer.request.method or self.default.method].model
 
-    def prompt(self, before: Sequence[Entry], text: str) -> Prompt:
-        """Returns the model's input: the whole chat with its newest message, or only the text."""
-        if not self.chat:
-            return text
-        messages: list[dict[str, str]] = []
-        for entry in before:
-            answer = "".join(run for run, _ in entry.text)
-            messages.append({"role": "user", "content": entry.prompt})
-            messages.append({"role": "assistant", "content": answer})
-        return [*messages, {"role": "user", "content": text}]
+    def prepare(self, before: Sequence[Entry], text: str, settings: Settings) -> Answer:
+        """Returns an answer that `serve` can start.
 
-    def prepare(self, prompt: Prompt, settings: Settings) -> Prepared:
-        """Encodes a prompt; raises UserError if it is empty or too long."""
+        Args:
+          before: the conversation so far, which a target without chat template does not read.
+          text: the visitor's message, or the text to continue.
+          settings: how to answer.
+
+        Raises:
+          UserError: the prompt is empty, too long, or holds characters that cannot be encoded.
+        """
+        if not text.strip():
+            raise UserError("the prompt is empty; write some text or choose an example")
         title, model = self.methods[settings.method]
-        limit, search = settings.max_new_tokens, self.engine.search(settings.method)
-        tokens = encode(model, prompt, self.longest - limit)
-        answer = Answer(title, limit, model.tokenizer, tokens, model.eos, search)
-        return Prepared(answer, settings.request(tokens, model.eos))
+        room = self.longest - settings.max_new_tokens
+        prompt, size = text, len(text)
+        if self.chat:
+            turns = [turn for entry in before for turn in (entry.prompt, entry.text)]
+            prompt = alternating([*turns, text])
+            size += sum(map(len, turns))
+        tokens = np.zeros(room + 1)
+        if size <= room * _CHARACTERS_PER_TOKEN:
+            tokens = encode_prompt(model.tokenizer, prompt, {}, model.target.vocab_size)
+        if len(tokens) > room:
+            raise UserError(
+                f"the prompt is too long: {room:,} tokens fit beside the answer; shorten it, clear "
+                "the chat, or lower Maximum new tokens"
+            )
+        request = Request(
+            tokens.astype(np.int32),
+            settings.max_new_tokens,
+            Sampling(settings.temperature, settings.top_k, settings.top_p),
+            seed=settings.seed,
+            stop_ids=model.eos,
+            method=settings.method,
+            tree_nodes=settings.tree_nodes or None,
+            drafts=True,
+        )
+        return Answer(title, request, model.tokenizer, self.engine.search(settings.method))
 
-    async def serve(
-        self, visitor: Visitor, prepared: Sequence[Prepared]
-    ) -> AsyncGenerator[str, None]:
-        """Generates the prepared answers; yields at every update the reason why the visitor waits,
-        if there is one. They are stopped when the iterator is closed.
+    async def serve(self, visitor: Visitor, answers: Sequence[Answer]) -> AsyncGenerator[str, None]:
+        """Generates prepared answers; yields at intervals the reason why the visitor waits, if
+        there is one. They are stopped when the iterator is closed.
 
         Raises:
           UserError: too many visitors, another answer is running, or an answer failed.
         """
         if visitor.tickets:
             raise UserError("an answer is being written; stop it first")
-        visitor.stopped, answers = False, [each.answer for each in prepared]
+        visitor.stopped = False
         try:
-            for answer, request in prepared:
-                visitor.tickets.append(self.engine.submit(request, answer.receive))
-            before, over = None, False
-            while not over:
+            for answer in answers:
+                visitor.tickets.append(self.engine.submit(answer.request, answer.receive))
+            while True:
                 stopped = visitor.stopped  # read first: what has come until then is shown
                 for answer in answers:
                     answer.take_in()
                 over = stopped or all(answer.ended for answer in answers)
                 for answer in answers if over else ():
                     answer.ended = True
-                line = "" if over else _waiting(visitor.tickets)
-                now = [line, *(answer.tokens for answer in answers)]
-                if now != before or over:
-                    before = now
-                    yield line
-                if not over:
-                    await asyncio.sleep(_REFRESH)
+                yield "" if over else _waiting(visitor.tickets)
+                if over:
+                    return
+                await asyncio.sleep(_REFRESH)
         except QueueFull:
             config = self.engine.config
             raise UserError(

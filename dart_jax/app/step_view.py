@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 
-from dart_jax.app.answer import Answer, Verified
-from dart_jax.app.markup import escape
+import numpy as np
+
+from dart_jax.app.answer import Answer
+from dart_jax.app.markup import note
 from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.engine.request import Draft
 from dart_jax.errors import UserError
 from dart_jax.generation import Step, adaptive_tree
 from dart_jax.model import DartModel
@@ -18,14 +21,12 @@ from dart_jax.text.tokenizer import Tokenizer
 NOTHING = '<p class="note">The draft trees of the next answer will be shown here.</p>'
 
 
-def nodes_of(step: Verified, model: DartModel, search: SearchConfig | None = None) -> list[Node]:
-    """Returns the nodes of a step's tree, with the bonus token after the accepted path; `search` is
-    the search config that was used, None for the default of trees whose size changes."""
-    tokens, parents, depths = step.draft.tree.tolist()
-    ranks: list[Score | None] = [None] * len(tokens)
-    if _scored(model):
-        ranks = scores(step, search or adaptive_tree(model.drafter)[1], model.ngram)
-    accepted, text = accepted_path(step), functools.partial(_text, model.tokenizer)
+def nodes_of(step: Step, draft: Draft, model: DartModel, search: SearchConfig) -> list[Node]:
+    """Returns the nodes of a step's draft, with the bonus token after the accepted path."""
+    tokens, parents, depths = draft.tree.tolist()
+    scored = isinstance(model.drafter, DrafterConfig)  # by the search on the host
+    ranks = scores(draft, search, model.ngram) if scored else [None] * len(tokens)
+    accepted, text = accepted_path(step, draft), functools.partial(_text, model.tokenizer)
     nodes = [Node(text(tokens[0]), None, "root", details="the newest token of the text")]
     place = {0: 0}  # tree index -> index among the drawn nodes; unused places are not drawn
     for index in range(1, len(tokens)):
@@ -43,10 +44,10 @@ def nodes_of(step: Verified, model: DartModel, search: SearchConfig | None = Non
     return nodes
 
 
-def accepted_path(step: Verified) -> list[int]:
+def accepted_path(step: Step, draft: Draft) -> list[int]:
     """Returns the accepted nodes, from the root down."""
     path = [0]
-    tokens, parents, depths = step.draft.tree.tolist()
+    tokens, parents, depths = draft.tree.tolist()
     for token in step.tokens[: step.drafted].tolist():
         followers = (
             node
@@ -59,24 +60,20 @@ def accepted_path(step: Verified) -> list[int]:
 
 def picture(answer: Answer, model: DartModel, number: int) -> str:
     """Returns the HTML of an answer's step, counted from 1."""
-    if not answer.verified:
+    if not answer.steps:
         return NOTHING
-    number = min(max(number, 1), len(answer.verified))
-    step = answer.verified[number - 1]
-    nodes = nodes_of(step, model, answer.search)
-    caption = f"Step {number} of {len(answer.verified)}: {_counts(step)}."
-    legend = ""
+    number = min(max(number, 1), len(answer.steps))
+    step, caption = answer.steps[number - 1], f"Step {number} of {len(answer.steps)}: "
+    if step.draft is None:
+        return note(f"{caption}nothing is drafted; the target emits one token.", "line")
+    caption += f"{_counts(step, step.draft)}."
+    nodes, legend = nodes_of(step, step.draft, model, answer.search), ""
     if any(node.score for node in nodes if node.kind != "bonus"):
         legend = (
             " Below a token: the search's score of its path, and the drafter's probability. "
             "Point at a node for more."
         )
-    elif not step.nodes:
-        legend = " Nothing is drafted here: the target emits one token per step."
-    elif not _scored(model):
-        legend = " This method keeps its scores on the device."
-    svg = draw(nodes, caption)
-    return f'<p class="line">{escape(caption + legend)}</p><div class="wide">{svg}</div>'
+    return f'{note(caption + legend, "line")}<div class="wide">{draw(nodes, caption)}</div>'
 
 
 def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) -> str:
@@ -90,20 +87,15 @@ def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) ->
     Raises:
       UserError: the step has no drafts.
     """
-    verified = Verified.of(step)
-    if verified is None:
+    if step.draft is None:
         raise UserError("this step has no drafts: use steps(with_drafts=True) and skip the prefill")
-    style = STYLE.read_text()
-    return draw(nodes_of(verified, model, search), f"{_counts(verified)}.", style)
+    nodes = nodes_of(step, step.draft, model, search or adaptive_tree(model.drafter)[1])
+    return draw(nodes, f"{_counts(step, step.draft)}.", STYLE.read_text())
 
 
-def _scored(model: DartModel) -> bool:
-    """Tells whether the search on the host scored the nodes."""
-    return isinstance(model.drafter, DrafterConfig)
-
-
-def _counts(step: Verified) -> str:
-    return f"{step.nodes} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
+def _counts(step: Step, draft: Draft) -> str:
+    drafted = np.count_nonzero(draft.tree[2])
+    return f"{drafted} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:

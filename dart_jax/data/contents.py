@@ -24,8 +24,7 @@ A record is read as the first of these forms that matches its fields:
     history                                 [["question", "answer"], ..] before the last question
 
 A field that would change the content and is not read is refused by name. Other fields are not used,
-as in other programs; those that belong to no form and do not only describe the record are named in
-a warning (see `fields`).
+as in other programs; those that belong to no form are named in a warning.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from typing import Any, NamedTuple
 
 from dart_jax.data.fields import (
     FIELDS,
-    METADATA,
     MORE,
     REFUSED,
     SYSTEM,
@@ -133,7 +131,7 @@ def read_contents(
             return [name for name in names if name in (field, *SYSTEM, "tools", *REFUSED)]
         if not (read := [name for name in names if name in FIELDS]):
             return names
-        say_unused(str(path), [name for name in names if name not in (*read, *METADATA)])
+        say_unused(str(path), [name for name in names if name not in read])
         return read
 
     for record in records(path, columns=columns, memory=memory, bad=bad):

@@ -31,26 +31,13 @@ REFUSED = {
     "chat_template_kwargs": "leave them out; options of the template hold for all records",
 } | dict.fromkeys(MEDIA, "only text is read; leave these records out")
 
-# Describes a record, or its making; does not change what is to be learned.
-METADATA = frozenset(
-    (
-        *("category", "conversation_hash", "conversation_id", "created", "created_at"),
-        *("custom_id", "data_source", "dataset", "date", "difficulty", "domain", "finish"),
-        *("finish_reason", "generator", "hash", "id", "idx", "index", "lang", "language"),
-        *("length", "license", "meta", "metadata", "model", "model_name", "num_tokens"),
-        *("num_turns", "openai_moderation", "origin", "parallel_tool_calls", "prompt_id"),
-        *("provider", "quality", "question_id", "redacted", "score", "scores", "source"),
-        *("source_id", "split", "subset", "tag", "tags", "task", "task_id", "task_name"),
-        *("time", "timestamp", "title", "token_count", "tokens", "topic", "toxic", "turn"),
-        *("type", "uid", "url", "uuid", "version", "views"),
-    )
-)
 # The fields that a content can depend on.
 FIELDS = tuple(
     dict.fromkeys(
         (
             *("tokens", "prompt_length", *TURNS, *sum(PAIRS, ()), *MORE, "text"),
-            *("data", "source", *SYSTEM, "tools", "history", "weight"),
+            *("data", *SYSTEM, "tools", "history", "weight"),
+            *("id", "source", "finish"),  # where a record is from
             *(*_MASKS, *_PREFERENCES, *_UNWANTED, *REFUSED),
         )
     )
@@ -124,7 +111,7 @@ def unused_fields(record: dict[str, Any]) -> list[str]:
     return [
         name
         for name, value in record.items()
-        if value not in (None, "", [], {}) and name not in FIELDS and name not in METADATA
+        if value not in (None, "", [], {}) and name not in FIELDS
     ]
 
 

@@ -73,9 +73,9 @@ def read_messages(turns: Any, name: str) -> Messages:
         raise UserError(f"`{name}` must be a list of messages, not {what}")
     if all(isinstance(turn, str) for turn in turns):
         return Messages(alternating(turns))
-    read = [_message(turn, f"`{name}`, message {n}") for n, turn in enumerate(turns, 1)]
-    unlearned = tuple(n for n, (_, learned) in enumerate(read) if not learned)
-    return Messages([message for message, _ in read], unlearned)
+    pairs = [_message(turn, f"`{name}`, message {n}") for n, turn in enumerate(turns, 1)]
+    unlearned = tuple(n for n, (_, learned) in enumerate(pairs) if not learned)
+    return Messages([message for message, _ in pairs], unlearned)
 
 
 def is_messages(value: Any) -> bool:

@@ -2,13 +2,13 @@
 
 The suffix, after removing that of a compression (.gz, .bz2, .xz, .zst), decides what a file holds:
 
-    .jsonl .ndjson   one JSON record per line; or as .json, if the first line shows it
-    .json            an array of records, or a sequence of records
+    .jsonl .ndjson   one JSON record per line
+    .json            an array of records, or one record after the other; read as a whole
     .parquet         one record per row
     anything else    plain text
 
-A record that cannot be read costs itself alone (see `json_values`), and so does the end of a
-compressed file that is cut off or damaged.
+A line that cannot be read costs itself alone. What is broken in an array, in a table or in a
+compressed file costs the rest of the file, as one bad record.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import io
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,7 +29,6 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, cast
 
 import duckdb
 
-from dart_jax.data import json_values
 from dart_jax.data.compression import COMPRESSIONS, decompressed
 from dart_jax.errors import UserError
 from dart_jax.weights import hub
@@ -39,8 +39,7 @@ HUB = "hub:"
 _JSON_LINES = (".jsonl", ".ndjson")
 _STRUCTURED = (*_JSON_LINES, ".json", ".parquet")
 _IN_DIRECTORIES = (*_STRUCTURED, ".txt")
-_CHUNK = 2**16  # bytes read at a time
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its first bytes
+_BETWEEN = re.compile(r"[\s,]*")  # values of an array
 
 
 class Record(NamedTuple):
@@ -132,7 +131,8 @@ def records(
             return
         with path.open("rb") as raw, decompressed(raw, path) as stream:
             try:
-                for line, value in _values(io.BufferedReader(_Reads(stream), _CHUNK), path, bad):
+                values = _lines if ending(path) in _JSON_LINES else _elements
+                for line, value in values(stream, path, bad):
                     yield Record(f"{path}:{line}", value, raw.tell())
             except _DAMAGES as error:
                 if getattr(error, "errno", None) is not None:
@@ -259,8 +259,8 @@ def _rows(path: Path, columns: Columns, memory: int) -> Iterator[Record]:
         described = database.execute("describe select * from read_parquet($1)", [source])
         names = columns([name for name, *_ in described.fetchall()])
         quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        counted = database.execute("select count(*) from read_parquet($1)", [source])
-        rows = cast(tuple, counted.fetchone())[0]
+        count = database.execute("select count(*) from read_parquet($1)", [source])
+        rows = cast(tuple, count.fetchone())[0]
         database.execute(f"select {quoted} from read_parquet($1)", [source])
         row = 0
         while batch := database.fetchmany(64):
@@ -277,28 +277,42 @@ def _without_none(value: Any) -> Any:
     return [_without_none(each) for each in value] if isinstance(value, list) else value
 
 
-class _Reads(io.RawIOBase):
-    """A stream whose reads return what is there, before damage behind it is found."""
-
-    def __init__(self, stream: BinaryIO):
-        self._stream = cast(io.BufferedReader, stream)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = self._stream.read1(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _values(
-    stream: io.BufferedReader, path: Path, bad: Callable[[UserError], None]
+def _lines(
+    stream: BinaryIO, path: Path, bad: Callable[[UserError], None]
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the line number and value of every record of a JSON file."""
-    head = stream.peek(_CHUNK)
-    if head.startswith(_UTF_16):
-        raise UserError(f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 {path}")
-    if ending(path) in _JSON_LINES and json_values.in_lines(head):
-        return json_values.lines(stream, path, bad)
-    return json_values.elements(stream, path, bad)
+    """Yields the line number and value of every line that is neither blank nor null."""
+    for number, line in enumerate(stream, 1):
+        if line.isspace():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            bad(UserError(f"{path}:{number}: broken JSON: {error}"))
+            continue
+        if value is not None:
+            yield number, value
+
+
+def _elements(
+    stream: BinaryIO, path: Path, bad: Callable[[UserError], None]
+) -> Iterator[tuple[int, Any]]:
+    """Yields the line number and value of every element of an array, or of a sequence of values,
+    up to one that is broken or cut off."""
+    text = stream.read().decode("utf-8-sig").strip()
+    array = text.startswith("[")
+    decode, place, line = json.JSONDecoder().raw_decode, int(array), 1
+    while True:
+        blank = _BETWEEN.match(text, place)
+        begin = blank.end() if blank else place
+        line += text.count("\n", place, begin)
+        if text[begin : begin + 2] == "]" * array:
+            return
+        try:
+            value, place = decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+            bad(UserError(f"{path}:{line}: broken JSON: {reason}; nothing behind it is read"))
+            return
+        if value is not None:
+            yield line, value
+        line += text.count("\n", begin, place)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,22 +28,6 @@ class Spread(NamedTuple):
     def range(cls, values: Sequence[float]) -> Spread | None:
         """From the least to the greatest of several values; None for a single one."""
         return cls(min(values), max(values)) if len(values) > 1 else None
-
-    @classmethod
-    def quartiles(cls, values: Sequence[float]) -> Spread | None:
-        """From the lower to the upper quartile of several values; None for a single one."""
-        if len(values) < 2:
-            return None
-        lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(lower, upper)
-
-    @classmethod
-    def deviation(cls, values: Sequence[float]) -> Spread | None:
-        """Mean ± standard deviation of several values; None for a single one."""
-        if len(values) < 2:
-            return None
-        mean, deviation = statistics.fmean(values), statistics.stdev(values)
-        return cls(mean - deviation, mean + deviation)
 
 
 def new_figure(width: float, height: float) -> Any:

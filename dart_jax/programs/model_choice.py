@@ -13,7 +13,6 @@ from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import AttentionChoice, WeightsDtype
 from dart_jax.named import models
 from dart_jax.named.models import NamedModel
-from dart_jax.progress import stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +92,8 @@ class ModelChoice:
     @property
     def target_path(self) -> str | Path:
         """The target, for `hub.resolve`."""
-        named = self.named or models.find(str(self.target))
-        return str(self.target) if named is None else named.target()
+        model = self.named or models.find(str(self.target))
+        return str(self.target) if model is None else model.target()
 
     @property
     def main_drafter(self) -> str | None:
@@ -109,17 +108,15 @@ class ModelChoice:
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
         memory = parse_memory(self.ngram_device_memory)
-        target = self.target_path  # which may be fetched, with a progress of its own
-        with stage("loading the model", short=True):
-            return DartModel.from_pretrained(
-                target,
-                self.main_drafter,
-                self.ngram_model,
-                dtype=self.dtype,
-                attention=self.attention,
-                weights_dtype=self.weights,
-                search=self.search,
-                ngram_device_memory=memory,
-                mesh=self.mesh,
-                revision=self.revision,
-            )
+        return DartModel.from_pretrained(
+            self.target_path,
+            self.main_drafter,
+            self.ngram_model,
+            dtype=self.dtype,
+            attention=self.attention,
+            weights_dtype=self.weights,
+            search=self.search,
+            ngram_device_memory=memory,
+            mesh=self.mesh,
+            revision=self.revision,
+        )

@@ -84,7 +84,7 @@ def revision() -> str | None:
     modified; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
     try:
-        done = subprocess.run([*command, "--dirty"], capture_output=True, text=True, timeout=10)
+        process = subprocess.run([*command, "--dirty"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return process.stdout.strip() or None if process.returncode == 0 else None

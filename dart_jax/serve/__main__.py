@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -49,8 +48,6 @@ class ServeConfig(ModelChoice):
     --model or --target says."""
     max_body: str = "8MB"
     """Maximum size of a request's body."""
-    timeout: float | None = None
-    """Maximum seconds for a request, from its beginning to the end of its answer."""
     stream_interval: float = 0.02
     """Seconds between events of a stream, at least, which then hold all tokens since the last one;
     its first and its last event do not wait."""
@@ -67,8 +64,6 @@ class ServeConfig(ModelChoice):
         super().__post_init__()
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be in 0..65535, got {self.port}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise UserError(f"--timeout must be more than 0, got {self.timeout}")
         for name in ("drain", "stream_interval"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
@@ -117,9 +112,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
         engine = (
             _cluster(config, progress) if config.cluster.replicas else _engine(config, progress)
         )
-    limits = Limits(
-        parse_memory(config.max_body), config.timeout, config.stream_interval, config.key
-    )
+    limits = Limits(parse_memory(config.max_body), config.stream_interval, config.key)
     service = Service(engine, config.names, config.title, limits, config.metrics_names)
 
     def ready() -> None:
@@ -133,12 +126,8 @@ def _engine(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
     from dart_jax.serving.engine import Engine
 
     model = config.load()
-    # Whether there is one is known only to transformers, which takes a second to import.
-    template = threading.Thread(target=lambda: model.tokenizer.chat_template)
-    template.start()
-    engine = Engine(model, config.serving, progress)
-    template.join()
-    return engine
+    _ = model.tokenizer.chat_template  # imports transformers, for which no request should wait
+    return Engine(model, config.serving, progress)
 
 
 def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:

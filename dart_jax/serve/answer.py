@@ -1,4 +1,4 @@
-"""Sends an answer: whole or in pieces, until it is complete, too late, or nobody waits for it."""
+"""Sends an answer: whole or in pieces, until it is complete or nobody waits for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 from starlette.responses import Response
@@ -51,7 +51,6 @@ class Answer(Response):
         fields: GenerationFields,
         texts: Texts,
         prompt_tokens: int,
-        end: float | None,
     ):
         """Prepares the answer; nothing is sent yet.
 
@@ -60,10 +59,9 @@ class Answer(Response):
           fields: the client's.
           texts: the texts to send.
           prompt_tokens: of all prompts.
-          end: when it must be complete, in seconds of the loop's clock; None for any time.
         """
         super().__init__()
-        self._service, self._texts, self._end = service, texts, end
+        self._service, self._texts = service, texts
         self._stream, self._options = fields.stream, fields.stream_options
         self._prompt_tokens = prompt_tokens
         self._scored = fields.top is not None
@@ -88,9 +86,8 @@ class Answer(Response):
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout_at(self._end):
-                while self._texts.running:
-                    await self._texts.more()
+            while self._texts.running:
+                await self._texts.more()
             choices = [self._choice(index, news) for index, news in self._news()]
             response = json_response(self._head | {"choices": choices, "usage": self._usage})
         except Exception as error:
@@ -100,18 +97,17 @@ class Answer(Response):
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         try:
-            async with asyncio.timeout_at(self._end):
-                while True:
-                    events = b"".join(self._event(index, news) for index, news in self._news())
-                    if events:
-                        await send(_body(events, more=True))
-                    if not self._texts.running:
-                        break
-                    await self._texts.more()
-                last = b""
-                if self._options.include_usage:
-                    last = _event(self._head | {"choices": [], "usage": self._usage})
-                await send(_body(last + _DONE))
+            while True:
+                events = b"".join(self._event(index, news) for index, news in self._news())
+                if events:
+                    await send(_body(events, more=True))
+                if not self._texts.running:
+                    break
+                await self._texts.more()
+            last = b""
+            if self._options.include_usage:
+                last = _event(self._head | {"choices": [], "usage": self._usage})
+            await send(_body(last + _DONE))
         except Exception as error:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_CHANCE):
@@ -140,9 +136,6 @@ class Answer(Response):
             if error.status == 500:
                 _logger.error("an answer failed: %s", error.__cause__)
             return error
-        if isinstance(error, TimeoutError):
-            seconds = f"{self._service.limits.timeout:g} s"
-            return ApiError(504, f"the answer was not complete after {seconds}", code="timeout")
         _logger.error("an answer failed", exc_info=error)
         return internal()
 
@@ -153,16 +146,11 @@ class CompletionAnswer(Answer):
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
 
-    def __init__(self, *args: Any, echo: Sequence[str]):
-        """`echo`: what is repeated in front of each text."""
-        super().__init__(*args)
-        self._echo = echo
-
     def _choice(self, index: int, news: News) -> dict[str, Any]:
         scores = completion_scores(news.scores, self._service.token_texts) if self._scored else None
         return {
             "index": index,
-            "text": self._echo[index] * news.first + news.text,
+            "text": news.text,
             "logprobs": scores,
             "finish_reason": news.finish,
         }

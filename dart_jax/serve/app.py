@@ -1,8 +1,7 @@
-"""The routes: OpenAI's, and those of vLLM and SGLang that tools rely on."""
+"""The routes: OpenAI's, and those of vLLM that tools rely on."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 import time
@@ -55,8 +54,6 @@ def make_app(service: Service) -> Starlette:
             Route("/health", routes.health),
             Route("/version", routes.version),
             Route("/metrics", routes.metrics),
-            Route("/server_info", routes.server_info),
-            Route("/get_server_info", routes.server_info),
         ],
         middleware=[Middleware(_Key, key=service.limits.api_key)],
         exception_handlers={
@@ -80,38 +77,25 @@ class Routes:
 
     async def completions(self, request: Request) -> Response:
         """Continues texts or tokens."""
-        arrived, end = self._clock()
+        arrived = time.monotonic()
         fields = await self._fields(CompletionFields, request)
-        if fields.echo and fields.logprobs is not None:
-            message = "echo with logprobs is not supported: prompts have no log-probabilities here"
-            raise bad(message, "echo", "unsupported_parameter")
         size = self._model.target.vocab_size
         prompts = [
             await encode(self._tokenizer, prompt, size, fields.add_special_tokens)
             for prompt in fields.prompt
         ]
-        echo = [
-            "" if not fields.echo
-            else prompt if isinstance(prompt, str)
-            else self._tokenizer.decode(prompt)
-            for prompt in fields.prompt
-            for _ in range(fields.n)
-        ]  # fmt: skip
-        # Without new tokens, only the prompts are wanted back.
-        empty = fields.echo and fields.max_tokens == 0
-        texts = self._service.generate(fields, prompts, arrived, empty=empty)
-        count = sum(map(len, prompts))
-        return CompletionAnswer(self._service, fields, texts, count, end, echo=echo)
+        texts = self._service.generate(fields, prompts, arrived)
+        return CompletionAnswer(self._service, fields, texts, sum(map(len, prompts)))
 
     async def chat(self, request: Request) -> Response:
         """Answers a chat."""
-        arrived, end = self._clock()
+        arrived = time.monotonic()
         fields = await self._fields(ChatFields, request)
         if fields.top_logprobs is not None and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
         prompt = await encode_chat(self._tokenizer, fields, self._model.target.vocab_size)
         texts = self._service.generate(fields, [prompt], arrived)
-        return ChatAnswer(self._service, fields, texts, len(prompt), end)
+        return ChatAnswer(self._service, fields, texts, len(prompt))
 
     async def tokenize(self, request: Request) -> Response:
         """Returns the tokens of a text or a chat."""
@@ -177,36 +161,9 @@ class Routes:
         """Returns everything for Prometheus."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def server_info(self, _: Request) -> Response:
-        """Returns limits, and tau where SGLang's tools look for it."""
-        statistics, config = self._service.engine.statistics(), self._service.engine.config
-        # Of each verified tree all accepted nodes and the target's own token are emitted.
-        emitted = statistics.drafts + statistics.accepted_tokens
-        length = emitted / statistics.drafts if statistics.drafts else None
-        return json_response(
-            {
-                "version": dart_jax.__version__,
-                "model_path": self._service.root,
-                "served_model_name": self._service.names[0],
-                "max_model_len": self._service.engine.max_length,
-                "max_running_requests": config.slots,
-                "max_queued_requests": config.queue,
-                "tree_nodes": statistics.tree_nodes,
-                "avg_spec_accept_length": length,
-                "internal_states": [{"avg_spec_accept_length": length}],
-            }
-        )
-
-    def _clock(self) -> tuple[float, float | None]:
-        """Returns the time, for measurements, and when the answer must be complete."""
-        timeout = self._service.limits.timeout
-        end = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        return time.monotonic(), end
-
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
         self._service.check_accepting()
-        limits = self._service.limits
-        fields = await receive(kind, request, limits.max_body, limits.timeout)
+        fields = await receive(kind, request, self._service.limits.max_body)
         self._service.check_model(fields.model)
         return fields
 

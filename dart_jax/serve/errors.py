@@ -12,12 +12,7 @@ from starlette.responses import Response
 # With what remains of a body unread, nothing can follow on its connection.
 CLOSE = {"Connection": "close"}
 
-_TYPES = {
-    401: "authentication_error",
-    408: "timeout_error",
-    429: "rate_limit_error",
-    504: "timeout_error",
-}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):

@@ -7,7 +7,6 @@ are in `REFUSED`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -94,7 +93,7 @@ class GenerationFields(RequestFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(1, ge=1)
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=1)
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -129,8 +128,7 @@ class CompletionFields(GenerationFields):
     """The body of /v1/completions."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(16, ge=0)
-    echo: bool = False
+    max_tokens: int | None = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     add_special_tokens: bool = True
 
@@ -144,7 +142,7 @@ class ChatFields(GenerationFields):
     """The body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     add_generation_prompt: bool = True
@@ -188,6 +186,7 @@ REFUSED: Mapping[str, Sequence[Any]] = {
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
+    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
@@ -211,28 +210,20 @@ REFUSED: Mapping[str, Sequence[Any]] = {
 _Kind = TypeVar("_Kind", bound=RequestFields)
 
 
-async def receive(
-    kind: type[_Kind], request: Request, most: int, seconds: float | None = None
-) -> _Kind:
+async def receive(kind: type[_Kind], request: Request, most: int) -> _Kind:
     """Reads the fields of a request.
 
     Args:
       kind: the fields that it may have.
       request: nothing of it has been read.
       most: bytes that are read.
-      seconds: time that the client may take; None for any time.
 
     Raises:
-      ApiError: the body is too large or too slow, or no JSON; or a field is refused, missing, or
+      ApiError: the body is too large, or no JSON; or a field is refused, missing, or
         has another type or value than it may have.
       ClientDisconnect: the client has gone.
     """
-    try:
-        async with asyncio.timeout(seconds):
-            body = await _body(request, most)
-    except TimeoutError:
-        message = f"the body was not complete after {seconds:g} s"
-        raise ApiError(408, message, headers=CLOSE) from None
+    body = await _body(request, most)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

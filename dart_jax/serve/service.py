@@ -26,13 +26,11 @@ class Limits:
 
     Attributes:
       max_body: bytes of a request's body.
-      timeout: seconds that an answer may take; None for any time.
       stream_interval: seconds between pieces of a stream, at least.
       api_key: the key that clients must send; None if everybody may ask.
     """
 
     max_body: int = 8_000_000
-    timeout: float | None = None
     stream_interval: float = 0.0
     api_key: str | None = None
 
@@ -80,11 +78,7 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def generate(
-        self,
-        fields: GenerationFields,
-        prompts: Sequence[np.ndarray],
-        arrived: float,
-        empty: bool = False,
+        self, fields: GenerationFields, prompts: Sequence[np.ndarray], arrived: float
     ) -> Texts:
         """Begins to generate `n` texts for each prompt.
 
@@ -92,7 +86,6 @@ class Service:
           fields: the client's.
           prompts: int32 [n], their tokens.
           arrived: when the client asked, in seconds of `time.monotonic`.
-          empty: whether texts without tokens are wanted.
 
         Returns:
           The texts, which must be passed to `forget` at the end.
@@ -101,10 +94,7 @@ class Service:
           ApiError: there is no room for the requests, or the server is shutting down.
           UserError: an option is out of range.
         """
-        requests: list[Request | None] = [None] * (len(prompts) * fields.n)
-        stop: list[str] = []
-        if not empty:
-            requests, stop = self._requests(fields, prompts)
+        requests, stop = self._requests(fields, prompts)
         interval = self.limits.stream_interval
         try:
             texts = Texts(self.engine, self.metrics, requests, stop, arrived, interval)
@@ -122,7 +112,7 @@ class Service:
 
     def _requests(
         self, fields: GenerationFields, prompts: Sequence[np.ndarray]
-    ) -> tuple[list[Request | None], list[str]]:
+    ) -> tuple[list[Request], list[str]]:
         """Returns the engine's requests, and the strings that end a text."""
         most = self.engine.config.slots + self.engine.config.queue
         count = len(prompts) * fields.n
@@ -155,8 +145,6 @@ class Service:
         longest, count = self.engine.max_length, len(tokens)
         if count < 1:
             raise bad("the prompt is empty; give it at least one token", "prompt")
-        if most == 0:
-            raise bad("max_tokens must be at least 1", "max_tokens")
         if count >= longest or count + (most or 0) > longest:
             wish = "" if most is None else f" and {most} new tokens were asked for"
             raise bad(

@@ -40,26 +40,23 @@ class Text:
     """One text: takes the engine's updates, and gives what is new.
 
     Attributes:
-      request: asks the engine for it; None for a text without tokens, which is complete.
+      request: asks the engine for it.
       first: when its first tokens came, in seconds of `time.monotonic`; None before.
       last: when its last ones came.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: Request | None, stop: Sequence[str] = ()):
+    def __init__(self, tokenizer: Tokenizer, request: Request, stop: Sequence[str] = ()):
         """Starts an empty text, which the strings `stop` and the request's ids end."""
         self.request = request
         self.first: float | None = None
         self.last = 0.0
-        ids = () if request is None else request.stop_ids
-        self._text = GeneratedText(tokenizer, stop, ids)
+        self._text = GeneratedText(tokenizer, stop, request.stop_ids)
         # The one above holds back what may begin a stop string; this one knows where tokens are.
-        self._places = TextStream(tokenizer, stop_ids=ids)
+        self._places = TextStream(tokenizer, stop_ids=request.stop_ids)
         self._offset = 0  # characters of the tokens so far
         self._scores: list[Score] = []  # not sent yet
         self._pieces = 0  # of the text that were sent
-        self._begun = self._ended = False  # as far as it was sent
-        if request is None:
-            self._text.finish = "length"
+        self._sent = self._last = False  # whether any were, and whether the last ones were
 
     @property
     def tokens(self) -> int:
@@ -89,11 +86,11 @@ class Text:
     def take(self) -> News | None:
         """Returns what is new since the last call; None if nothing is."""
         new = "".join(self._text.pieces[self._pieces :])
-        if self._ended or not (new or self._scores or self.finish):
+        if self._last or not (new or self._scores or self.finish):
             return None
-        news = News(new, self._scores, self.finish, not self._begun)
+        news = News(new, self._scores, self.finish, first=not self._sent)
         self._pieces, self._scores = len(self._text.pieces), []
-        self._begun, self._ended = True, self.finish is not None
+        self._sent, self._last = True, self.finish is not None
         return news
 
 
@@ -108,7 +105,7 @@ class Texts:
         self,
         engine: AnyEngine,
         metrics: Metrics,
-        requests: Sequence[Request | None],
+        requests: Sequence[Request],
         stop: Sequence[str],
         arrived: float,
         interval: float = 0.0,
@@ -118,7 +115,7 @@ class Texts:
         Args:
           engine: generates the texts.
           metrics: receives the times.
-          requests: one for each text; None for a text without tokens.
+          requests: one for each text.
           stop: strings that end a text.
           arrived: when the client asked, in seconds of `time.monotonic`.
           interval: seconds between two returns of `more`, at least, except for an end.
@@ -137,8 +134,7 @@ class Texts:
         self._tickets: dict[int, AnyTicket] = {}
         try:
             for index, request in enumerate(requests):
-                if request is not None:
-                    self._tickets[index] = engine.submit(request, partial(self._put, index))
+                self._tickets[index] = engine.submit(request, partial(self._put, index))
         except BaseException:
             self._cancel()
             raise
@@ -232,7 +228,6 @@ class Texts:
         ticket.cancel()
         assert text.first is not None
         assert text.finish is not None
-        assert text.request is not None
         self._metrics.count(text.finish)
         self._metrics.observe(
             prompt_tokens=len(text.request.tokens),

@@ -168,23 +168,14 @@ class Tokenizer:
           UserError: there is no such template.
         """
         template, choice = self.chat_template, options.get("chat_template")
-        named = template if isinstance(template, dict) else {"default": template or ""}
-        if choice is None:
-            tools = options.get("tools") is not None and "tool_use" in named
-            choice = "tool_use" if tools else "default"
-            if choice not in named:
-                names = sorted(named)
-                raise UserError(
-                    f"there are the chat templates {', '.join(names)}, and none is the default; "
-                    f'choose one by chat_template_kwargs, such as {{"chat_template": "{names[0]}"}}'
-                )
-        elif choice not in named:
-            if "{" in choice:
-                return choice
-            raise UserError(
-                f"there is no chat template {choice!r}; choose one of {', '.join(sorted(named))}"
-            )
-        return named[choice]
+        names = sorted(template) if isinstance(template, dict) else []
+        if choice is not None and choice not in names and "{" not in choice:
+            has = ", ".join(names) or "one without a name"
+            raise UserError(f"there is no chat template {choice!r}; there is {has}")
+        try:
+            return self.wrapped.get_chat_template(choice, options.get("tools"))
+        except ValueError as error:
+            raise UserError(line(error)) from None
 
     def for_template(
         self, messages: Sequence[Mapping[str, Any]], template: str

@@ -125,10 +125,10 @@ def line(error: Exception) -> str:
 def _takes_file(directory: Path, config: Mapping[str, Any]) -> bool:
     """Tells whether transformers takes `FILE` as it is, and only adds tokens."""
     target = _read(directory / "config.json")
-    named = config.get("tokenizer_class") or target.get("tokenizer_class")
-    if named not in _GENERIC or "auto_map" in config:
+    name = config.get("tokenizer_class") or target.get("tokenizer_class")
+    if name not in _GENERIC or "auto_map" in config:
         return False
-    return named is None or target.get("model_type") not in _OWN_CLASS
+    return name is None or target.get("model_type") not in _OWN_CLASS
 
 
 def _adds_nothing(

@@ -1,12 +1,9 @@
-"""The web app's parts: what is escaped, drawn and counted, and what visitors get."""
+"""The web app's parts: escaped text, pictures, counts, and answers to visitors."""
 
 import asyncio
-import dataclasses
-import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,17 +12,17 @@ from hypothesis import strategies as st
 from stub_engine import StubEngine
 from tiny_model import make as make_tiny
 
-from dart_jax.app import markup, service, settings, step_view
+from dart_jax.app import markup, service, step_view
 from dart_jax.app.__main__ import AppConfig, run
-from dart_jax.app.answer import Answer, Verified
+from dart_jax.app.answer import Answer
 from dart_jax.app.methods import DART, DART_NO_NGRAM, PLAIN, methods
 from dart_jax.app.scores import scores
 from dart_jax.app.service import COMPILING, Entry, Service, Visitor
 from dart_jax.app.tree_picture import Node, draw, label
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.engine.request import Draft
+from dart_jax.engine.request import Draft, Request
 from dart_jax.errors import UserError
-from dart_jax.generation import Piece
+from dart_jax.generation import Piece, Step
 from dart_jax.model import DartModel
 from dart_jax.serving.engine import EngineFailed
 from dart_jax.serving.interface import QueueFull
@@ -48,19 +45,19 @@ def served(model):
 
 def settings_of(served, *, tree_nodes=8, **changes):
     """The page's initial settings with trees of one size, of which less must be compiled."""
-    return dataclasses.replace(served.default, tree_nodes=tree_nodes, **changes)
+    return served.default._replace(tree_nodes=tree_nodes, **changes)
 
 
 async def answered(served, prompt, visitor=None, **changes):
-    prepared = served.prepare(prompt, settings_of(served, **changes))
-    async for _ in served.serve(visitor or Visitor(), [prepared]):
+    answer = served.prepare([], prompt, settings_of(served, **changes))
+    async for _ in served.serve(visitor or Visitor(), [answer]):
         pass
-    return prepared.answer
+    return answer
 
 
 def alone(served, prompt, **changes):
     """The text of `generate` with the same settings."""
-    options = dataclasses.asdict(settings_of(served, **changes))
+    options = settings_of(served, **changes)._asdict()
     base = served.methods[options.pop("method")].model.with_drafter(None)
     return base.generate(prompt, **options | {"tree_nodes": 0}).text
 
@@ -89,30 +86,34 @@ def test_escaped_text_is_one_text_node(text):
     assert len(ET.fromstring(f"<p>{escaped}</p>")) == 0
 
 
-def test_pieces_are_coloured_by_origin():
-    pieces = [Piece("a", False), Piece("<", True), Piece("b", True), Piece("c", False)]
-    runs = markup.runs(pieces)
-    assert runs == [("a", False), ("<b", True), ("c", False)]
-    assert (
-        '<span class="own">a</span><span class="drafted">&lt;b</span><span class="own">c</span>'
-    ) in markup.entry(Entry("p", runs), chat=False)
-
-
-def finished_answer(title, text, seconds, finish="length"):
-    answer = Answer(title, 12, None)
-    made = answer._text
-    made.tokens, made.pieces, made.finish = [0] * len(text), [Piece(text, False)], finish
-    answer.seconds, answer.ended = seconds, True
+def answer_of(title, text="", seconds=0.0, finish=None, limit=12):
+    answer = Answer(title, Request(np.zeros(1, np.int32), limit), None)
+    state = answer._text
+    state.tokens, state.pieces, state.finish = [0] * len(text), [Piece(text, False)], finish
+    answer.seconds, answer.ended = seconds, finish is not None
     return answer
 
 
+def test_an_entry_is_escaped_and_coloured_by_origin():
+    answer = answer_of("DART")
+    answer._text.pieces = [Piece("a", 0), Piece("<", 1), Piece("b", 1), Piece("c", 0)]
+    body = (
+        '<span class="answer"><span class="own">a</span><span class="drafted">&lt;b</span>'
+        '<span class="own">c</span></span>'
+    )
+    for chat in (False, True):
+        entry = ET.fromstring(markup.entry("p<", answer, chat=chat))
+        assert "".join(entry.itertext()) == "p<a<bc"
+        assert body in markup.entry("p<", answer, chat=chat)
+
+
 def test_statistics():
-    answer = finished_answer("DART", "abcdefghi", 0.5)
+    answer = answer_of("DART", "abcdefghi", 0.5, "length")
     assert markup.statistics(answer) == "9 tokens · 18 tokens/s · cut at the maximum length"
-    answer.verified = [SimpleNamespace(nodes=8)] * 2
+    answer.steps = [Step([], np.zeros(4, int), 3, object())] * 2
     assert "tau 4.00" in markup.statistics(answer)
     assert markup.statistics(answer, with_limit=True).startswith("9 of 12 tokens · ")
-    assert markup.statistics(Answer("DART", 12, None)) == ""
+    assert markup.statistics(answer_of("DART")) == ""
 
 
 def bars(*answers):
@@ -129,29 +130,22 @@ def bars(*answers):
 
 def test_bars_of_a_race():
     """The bars show the tokens of each method, and at the end who won."""
-    running = Answer("plain", 12, None)
-    fast, slow = finished_answer("DART", "x" * 12, 0.5), finished_answer("plain", "x" * 12, 1.0)
-    running._text.tokens, running.seconds = [0] * 3, 0.5
+    running = answer_of("plain", "xyz", 0.5)
+    fast, slow = (
+        answer_of(title, "x" * 12, seconds, "length")
+        for title, seconds in (("DART", 0.5), ("plain", 1.0))
+    )
     assert bars(running, fast) == [
         ([], [3, 12], ["plain", "0.50 s", "3 of 12 tokens · 6 tokens/s"]),
         ([], [12, 12], ["DART", "0.50 s", "12 of 12 tokens · 24 tokens/s"]),
     ]
     assert [state for state, *_ in bars(slow, fast)] == [["lost"], ["won"]]
-    early = finished_answer("DART", "x" * 5, 0.5, "stop")
-    assert bars(early)[0][1] == [12, 12]
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "said"),
-    [
-        (("A", "xy", 2.0), ("B", "xy", 1.0), "B wins: 1.00 s against 2.00 s, 2.00 times.* same."),
-        (("A", "xyz", 1.0), ("B", "xyw", 3.0), "A wins: 1.00 s.* differ from character 3 on"),
-        (("A", "xy", 1.0), ("B", "xyz", 3.0), "differ from character 3 on"),
-        (("A", "xy", 1.0, None), ("B", "x", 2.0), "The race was stopped."),
-    ],
-)
-def test_verdict(left, right, said):
-    assert re.search(said, markup.verdict(finished_answer(*left), finished_answer(*right)))
+    assert bars(answer_of("DART", "x" * 5, 0.5, "stop"))[0][1] == [12, 12]
+    assert markup.verdict(slow, fast) == (
+        "DART wins: 0.50 s against 1.00 s, 2.00 times as fast as plain. Both texts are the same."
+    )
+    assert "The texts differ" in markup.verdict(fast, answer_of("plain", "y", 1.0, "stop"))
+    assert markup.verdict(fast, running) == "The race was stopped."
 
 
 # Trees
@@ -200,22 +194,22 @@ def test_every_method_writes_the_same(served, watched):
     for answer in watched.values():
         assert answer.text == alone(served, "def heappush(")
         assert (answer.tokens, answer.finish) == (MOST, "length")
-        assert answer.tau == (MOST - 1) / len(answer.verified)
+        assert answer.tau == (MOST - 1) / len(answer.steps)
         assert answer.seconds > 0
-    assert {step.draft.tree.shape[1] for step in watched[DART].verified} == {9}
-    assert {step.nodes for step in watched[PLAIN].verified} == {0}
+    assert {step.draft.tree.shape[1] for step in watched[DART].steps} == {9}
+    assert {step.draft for step in watched[PLAIN].steps} == {None}
 
 
 @pytest.mark.parametrize("key", [DART, DART_NO_NGRAM])
 def test_scores_are_the_searchs(served, watched, key):
     """By depth and then by score, as the search sorts nodes."""
     ngram = served.methods[key].model.ngram
-    for step in watched[key].verified:
-        found = scores(step, watched[key].search, ngram)
+    for step in watched[key].steps:
+        ranks = scores(step.draft, watched[key].search, ngram)
         depths = step.draft.tree[2]
-        assert found[0] is None
-        nodes = [(depth, score) for depth, score in zip(depths, found, strict=True) if score]
-        assert len(nodes) == step.nodes > 0
+        assert ranks[0] is None
+        nodes = [(depth, score) for depth, score in zip(depths, ranks, strict=True) if score]
+        assert len(nodes) == np.count_nonzero(depths) > 0
         totals = [(depth, -round(score.total, 3)) for depth, score in nodes]
         assert totals == sorted(totals)
         assert all(0 <= score.drafter <= 1 for _, score in nodes)
@@ -226,35 +220,35 @@ def test_pair_scores_make_a_probability_depend_on_the_parent():
     ids, logits = np.array([[1, 2], [3, 4]]), np.array([[1.0, 0.0], [0.5, 0.0]])
     pairs = np.array([[[0.0, 2.0], [3.0, 0.0]]])
     tree = np.array([[9, 1, 2, 3, 3], [0, 0, 0, 1, 2], [0, 1, 1, 2, 2]])
-    step = Verified(Draft(tree, np.full(4, 9), ids, logits, pairs), np.zeros(0, int), 0)
-    found = [score.drafter for score in scores(step, SearchConfig(), None)[1:]]
+    draft = Draft(tree, np.full(4, 9), ids, logits, pairs)
+    ranks = [score.drafter for score in scores(draft, SearchConfig(), None)[1:]]
     differences = np.array([-1, 1, 2 - 0.5, -3.5])  # the other candidate's logit minus its own
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(differences)))
+    np.testing.assert_allclose(ranks, 1 / (1 + np.exp(differences)))
 
 
 def test_pictures_of_steps(served, watched):
-    for key, answer in watched.items():
-        model = served.methods[key].model
-        for number, step in enumerate(answer.verified, 1):
-            path = step_view.accepted_path(step)
+    """Trees of a size, and of one that changes."""
+    watched = watched | {"changing": asyncio.run(answered(served, "def f(", tree_nodes=0))}
+    assert watched["changing"].text == alone(served, "def f(")
+    for answer in watched.values():
+        model = served.model_of(answer)
+        for number, step in enumerate(answer.steps, 1):
+            picture = step_view.picture(answer, model, number)
+            assert f"Step {number} of {len(answer.steps)}: " in picture
+            if step.draft is None:
+                assert "nothing is drafted; the target emits one token." in picture
+                continue
+            path = step_view.accepted_path(step, step.draft)
             assert step.draft.tree[0][path[1:]].tolist() == step.tokens[: step.drafted].tolist()
-            nodes = step_view.nodes_of(step, model, answer.search)
+            nodes = step_view.nodes_of(step, step.draft, model, answer.search)
             assert sum(node.kind == "accepted" for node in nodes) == step.drafted
-            assert len(nodes) == 1 + step.nodes + (len(step.tokens) > step.drafted)
-            assert f"Step {number} of" in step_view.picture(answer, model, number)
-    assert step_view.picture(Answer("x", 1, None), model, 1) == step_view.NOTHING
-
-
-def test_trees_whose_size_changes(served):
-    answer = asyncio.run(answered(served, "def f(", tree_nodes=0))
-    assert answer.text == alone(served, "def f(")
-    for number in range(1, len(answer.verified) + 1):
-        drawn = step_view.picture(answer, served.methods[DART].model, number)
-        assert f"Step {number} of" in drawn
+            drafted = np.count_nonzero(step.draft.tree[2])
+            assert len(nodes) == 1 + drafted + (len(step.tokens) > step.drafted)
+    assert step_view.picture(answer_of("x"), served.methods[DART].model, 1) == step_view.NOTHING
 
 
 def test_a_step_drawn_without_a_page(model):
-    """It is XML with colours of its own, and its boxes are those of the page's picture."""
+    """It is XML with colours of its own, and a box per node, the root and the bonus token."""
     prefill, *steps = model.stream("def heappush(", max_new_tokens=MOST).steps(with_drafts=True)
     with pytest.raises(UserError, match="no drafts"):
         step_view.drawing(prefill, model)
@@ -264,8 +258,9 @@ def test_a_step_drawn_without_a_page(model):
         svg = ET.fromstring(step_view.drawing(step, model))
         named = {element.tag.rpartition("}")[2]: element for element in svg.iter()}
         assert "fill: var(--panel, #" in named["style"].text
-        nodes = step_view.nodes_of(Verified.of(step), model)
-        assert sum(element.tag.endswith("rect") for element in svg.iter()) == len(nodes)
+        boxes = sum(element.tag.endswith("rect") for element in svg.iter())
+        bonus = len(step.tokens) > step.drafted
+        assert boxes == 1 + np.count_nonzero(step.draft.tree[2]) + bonus
 
 
 # Visitors
@@ -292,12 +287,12 @@ def test_a_race(served):
 
     async def race():
         both = [
-            served.prepare("def f(", settings_of(served, method=method, temperature=1, seed=3))
+            served.prepare([], "def f(", settings_of(served, method=method, temperature=1, seed=3))
             for method in (PLAIN, DART)
         ]
         async for _ in served.serve(Visitor(), both):
             pass
-        return [prepared.answer for prepared in both]
+        return both
 
     one, other = asyncio.run(race())
     assert one.text == other.text == alone(served, "def f(", temperature=1, seed=3)
@@ -331,7 +326,7 @@ def stubbed(model, monkeypatch):
 def test_who_waits_is_told_why_and_beyond_these_nobody_is_served(stubbed):
     async def visit():
         visitor = Visitor()
-        serving = stubbed.serve(visitor, [stubbed.prepare("def f(", stubbed.default)])
+        serving = stubbed.serve(visitor, [stubbed.prepare([], "def f(", stubbed.default)])
         lines = [await anext(serving)]
         with pytest.raises(UserError, match="an answer is being written; stop it first"):
             await answered(stubbed, "def f(", visitor)
@@ -352,18 +347,18 @@ def test_who_waits_is_told_why_and_beyond_these_nobody_is_served(stubbed):
 @pytest.mark.parametrize("how", ["stop", "leave"])
 def test_a_visitor_who_stops_or_leaves_frees_the_place(stubbed, how):
     async def visit():
-        visitor, prepared = Visitor(), stubbed.prepare("def f(", stubbed.default)
-        serving = stubbed.serve(visitor, [prepared])
+        visitor, answer = Visitor(), stubbed.prepare([], "def f(", stubbed.default)
+        serving = stubbed.serve(visitor, [answer])
         await anext(serving)
         if how == "stop":
             stubbed.engine.give("x")
             visitor.stop()
             assert [line async for line in serving] == [""]
-            assert prepared.answer.tokens > 0  # what came before
+            assert answer.tokens > 0  # what came before
         else:
             await serving.aclose()
         assert stubbed.engine.accepted[0][2].cancelled
-        assert (visitor.tickets, prepared.answer.ended) == ([], True)
+        assert (visitor.tickets, answer.ended) == ([], True)
 
     asyncio.run(visit())
 
@@ -377,7 +372,7 @@ def test_a_visitor_who_stops_or_leaves_frees_the_place(stubbed, how):
 )
 def test_failures_are_reported_in_one_line(stubbed, failure, message):
     async def visit():
-        serving = stubbed.serve(Visitor(), [stubbed.prepare("def f(", stubbed.default)])
+        serving = stubbed.serve(Visitor(), [stubbed.prepare([], "def f(", stubbed.default)])
         await anext(serving)
         stubbed.engine.accepted[0][1](failure)
         await anext(serving)
@@ -386,37 +381,10 @@ def test_failures_are_reported_in_one_line(stubbed, failure, message):
         asyncio.run(visit())
 
 
-def test_settings_from_a_browser(served):
-    default = served.default
-    assert served.settings(dataclasses.astuple(default)) == default
-    seeds = "Seed must be a whole number from 0 to 4,294,967,295, got "
-    for name, wrong, message in [
-        ("method", "x", "Method must be one of DART, DART without n-gram, plain decoding, got 'x'"),
-        ("method", ["dart"], "Method must be one of"),
-        ("temperature", -1, "Temperature must be a number from 0 to 2, got '-1'"),
-        ("temperature", "hot", "Temperature must be a number from 0 to 2, got 'hot'"),
-        ("top_p", 0, "Top-p must be a number from 0.05 to 1, got '0'"),
-        ("top_k", float("nan"), "Top-k must be a whole number from 0 to 200, got 'nan'"),
-        ("top_k", True, "Top-k must be a whole number from 0 to 200, got 'True'"),
-        ("tree_nodes", 1000, "Tree nodes must be a whole number from 0 to 64, got '1000'"),
-        ("max_new_tokens", MOST + 1, f"Maximum new tokens must be a whole number from 8 to {MOST}"),
-        ("seed", 1.5, f"{seeds}'1.5'"),
-        ("seed", 2**32, f"{seeds}'4294967296'"),
-        ("seed", None, f"{seeds}'None'"),
-    ]:
-        values = (dataclasses.asdict(default) | {name: wrong}).values()
-        with pytest.raises(UserError, match=re.escape(message)):
-            served.settings(values)
-    for name, field in settings.fields(MOST).items():
-        for value in (field.least, field.most):
-            values = (dataclasses.asdict(default) | {name: value}).values()
-            assert getattr(served.settings(values), name) == value
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x " * 200, "the prompt is too long: 104 tokens fit beside the answer; shorten it, lower"),
+        ("x " * 200, "the prompt is too long: 104 tokens fit beside the answer; shorten it"),
         ("x" * 10**6, "the prompt is too long: 104 tokens"),
         (" \n", "the prompt is empty; write some text or choose an example"),
         ("a\ud800", "the text holds half of a surrogate pair"),
@@ -424,11 +392,11 @@ def test_settings_from_a_browser(served):
 )
 def test_bad_prompts(served, text, message):
     with pytest.raises(UserError, match=message):
-        served.prepare(text, settings_of(served))
+        served.prepare([], text, settings_of(served))
 
 
 def test_a_chat(tmp_path, monkeypatch):
-    """Where the target has a template it reads the whole chat."""
+    """A target with a template reads the whole chat."""
     tiny = make_tiny(tmp_path)
     (tiny.target / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -436,13 +404,13 @@ def test_a_chat(tmp_path, monkeypatch):
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
     monkeypatch.setattr(service, "Engine", Stub)
     chatty = Service(methods(model), most=MOST, longest=64)
-    before = [Entry("a", (("b", True), ("c", False)))]
-    tokens = chatty.prepare(chatty.prompt(before, "d"), chatty.default).request.tokens.tolist()
+    before = [Entry("a", "bc")]
+    tokens = chatty.prepare(before, "d", chatty.default).request.tokens.tolist()
     assert tokens == model.tokenizer.encode("<user>a<assistant>bc<user>d")
-    with pytest.raises(UserError, match="lower Maximum new tokens or clear the chat"):
-        chatty.prepare(chatty.prompt(before * 9, "d"), chatty.default)
+    with pytest.raises(UserError, match="shorten it, clear the chat, or lower Maximum new tokens"):
+        chatty.prepare(before * 9, "d", chatty.default)
     with pytest.raises(UserError, match="the prompt is empty"):
-        chatty.prepare(chatty.prompt(before, " "), chatty.default)
+        chatty.prepare(before, " ", chatty.default)
 
 
 # The command

@@ -114,10 +114,10 @@ def test_stop_and_a_full_house(visit):
     assert len(first.answer) > 0
 
     first.page.click("#again")
-    first.page.wait_for_selector("#current .cursor")
+    first.page.wait_for_selector("#current .busy")
     second.page.fill("#prompt textarea", HEAP)
     second.page.click("#send")
-    second.page.wait_for_selector("#message:has-text('places are taken')")
+    second.page.wait_for_selector(".toast-body:has-text('places are taken')")
     first.page.click("#stop")
     first.finished()
     second.set("max_new_tokens", 8)
@@ -131,8 +131,8 @@ def test_text_is_text(visit):
     visitor.set("max_new_tokens", 16)
     visitor.write(WICKED)
     visitor.finished()
-    shown = visitor.page.inner_text("#current .prompt")
-    assert shown == WICKED.replace("\x1b", "\ufffd")
+    prompt = visitor.page.inner_text("#current .prompt")
+    assert prompt == WICKED.replace("\x1b", "\ufffd")
     assert visitor.page.evaluate("window.hacked === undefined")
     assert visitor.page.locator("#current img, #current script").count() == 0
 
@@ -160,21 +160,18 @@ def test_regenerate_and_clear(visit):
     assert visit().page.locator(".entry").count() == 0
 
 
-def test_messages_name_the_field(visit):
+def test_bad_input_is_said(visit):
     visitor = visit()
-
-    def message_of(text):
-        visitor.page.fill("#prompt textarea", text)
-        visitor.page.click("#send")
-        visitor.page.wait_for_selector("#message .error")
-        return visitor.page.inner_text("#message")
-
-    assert "The prompt is empty" in message_of("")
-    visitor.set("seed", -1)
-    visitor.page.fill("#prompt textarea", HEAP)
-    visitor.page.click("#send")
-    visitor.page.wait_for_selector("#message:has-text('Seed must be a whole number from 0 to')")
-    assert visitor.page.locator(".entry, .toast-body").count() == 0
+    for button, text in (("#send", "The prompt is empty"), ("#again", "There is no answer yet")):
+        visitor.page.fill("#prompt textarea", "")
+        visitor.page.click(button)
+        visitor.page.wait_for_selector(f".toast-body:has-text('{text}')")
+    visitor.set("temperature", 9)  # the page takes the nearest number
+    visitor.set("seed", "")
+    visitor.set("max_new_tokens", 1)
+    visitor.write(HEAP)
+    assert "8 tokens" in visitor.finished()
+    assert visitor.page.locator("#temperature input[type=number]").input_value() == "2"
 
 
 def test_on_a_phone(visit):

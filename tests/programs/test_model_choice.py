@@ -1,4 +1,4 @@
-"""Which model a program takes: a name stands for all parts, a target has only those given."""
+"""Models that programs take: a name stands for all parts, a target has only those given."""
 
 import dataclasses
 
@@ -64,16 +64,10 @@ def test_a_named_model_without_a_part(monkeypatch, tmp_path):
         _ = choice.ngram_model
 
 
-def test_a_name_or_a_target():
-    with pytest.raises(UserError, match="--model and --target exclude each other"):
-        ModelChoice(model="demo", target="x")
-
-
-def test_a_revision_is_of_a_target():
-    with pytest.raises(UserError, match="--revision is of --target's repository"):
-        ModelChoice(model="demo", revision="main")
-
-
-def test_an_ngram_model_is_taken_or_not():
-    with pytest.raises(UserError, match="--no-ngram and --ngram exclude each other"):
-        ModelChoice(ngram="x", no_ngram=True)
+def test_options_that_exclude_each_other():
+    for options, message in (
+        ({"target": "x"}, "--model and --target exclude each other"),
+        ({"revision": "main"}, "--revision is of --target's repository"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ModelChoice(model="demo", **options)

@@ -134,8 +134,8 @@ def test_log_probabilities(client, tokenizer):
     assert [token.token for token in tokens] == expected.logprobs.tokens
     assert [token.logprob for token in tokens] == expected.logprobs.token_logprobs
     for token, top in zip(tokens, expected.logprobs.top_logprobs, strict=True):
-        found = {one.token: one.logprob for one in token.top_logprobs}
-        assert found == dict(list(top.items())[:2])
+        alternatives = {one.token: one.logprob for one in token.top_logprobs}
+        assert alternatives == dict(list(top.items())[:2])
     [choice] = chat(client, logprobs=True).choices
     assert {len(token.top_logprobs) for token in choice.logprobs.content} == {0}
 
@@ -177,7 +177,7 @@ def test_only_with_the_key(served):
         with pytest.raises(openai.AuthenticationError, match="needs its API key"):
             chat(served.client(api_key=key))
     with pytest.raises(urllib.error.HTTPError) as caught:
-        served.read("/server_info")
+        served.read("/v1/models")
     caught.value.close()
     assert caught.value.code == 401
     assert caught.value.headers["WWW-Authenticate"] == "Bearer"

@@ -121,10 +121,10 @@ def test_a_client_that_goes_away_ends_its_request(served):
 def test_a_killed_replica_is_replaced(served, texts):
     """Its requests end with an error that says so; the others, and later ones, are right."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(all_texts, served)
+        future = pool.submit(all_texts, served)
         wait_until(lambda: served.metrics()["num_requests_running"] > 2)  # on both
         os.kill(replicas_of(served)[0], signal.SIGKILL)
-        answers = asked.result()
+        answers = future.result()
     lost = [answer for answer, text in zip(answers, texts, strict=True) if answer != text]
     assert lost
     assert set(lost) <= {503, "unavailable"}
@@ -177,7 +177,6 @@ def test_no_ray(monkeypatch):
         ({"replicas": 0}, "--replicas must be at least 1, got 0"),
         ({"replicas": 3, "max_replicas": 2}, "--max-replicas must be at least 3, got 2"),
         ({"ray_address": "auto"}, "--ray-address needs --replicas"),
-        ({"replicas": 1, "target_requests": 0}, "--target-requests must be at least 0.1, got 0"),
         ({"replicas": 1, "replica_gpus": -1}, "--replica-gpus must be at least 0, got -1"),
     ],
 )

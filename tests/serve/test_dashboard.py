@@ -1,5 +1,5 @@
-"""What stands in docs/serving/: the dashboard asks for metrics that there are, and the services of
-the compose file start programs that there are."""
+"""Files of docs/serving/: the dashboard asks for metrics that there are, and the services of the
+compose file start programs that there are."""
 
 import json
 import re
@@ -31,8 +31,8 @@ def families(request):
 
 
 def test_the_dashboard_asks_for_what_there_is(families):
-    prefix, found = families
-    samples = {sample.name: sample.labels for family in found for sample in family.samples}
+    prefix, members = families
+    samples = {sample.name: sample.labels for family in members for sample in family.samples}
     queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     queries += [
         variable["query"]["query"]
@@ -49,9 +49,9 @@ def test_the_dashboard_asks_for_what_there_is(families):
 
 
 def test_metrics_are_documented(families):
-    prefix, found = families
+    prefix, members = families
     text = (PLACE.parent / "serving.md").read_text()
-    for family in found:
+    for family in members:
         name = family.name.removeprefix(f"{prefix}:")
         if not name.endswith("_created"):
             assert f"`{name}`" in text or f"`{name}_total`" in text, name

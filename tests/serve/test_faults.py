@@ -1,4 +1,4 @@
-"""What clients and operators do to a server: over raw connections, with the demo model."""
+"""Faults of clients and signals of operators: over raw connections, with the demo model."""
 
 import contextlib
 import json
@@ -58,14 +58,14 @@ def test_a_body_that_is_too_large_is_not_read(served, chunked):
     # A length, so that `post` adds none.
     head = post(COMPLETIONS, b"", length, "X-Length: 0")
     part = b"x" * 1_000_000
-    sent = 0
+    parts = 0
     with served.connect(head) as connection:
         with contextlib.suppress(OSError):
             for _ in range(100):
                 connection.sendall(b"f4240\r\n" + part + b"\r\n" if chunked else part)
-                sent += 1
+                parts += 1
         status, headers, body = answer_of(connection)
-    assert sent < 30
+    assert parts < 30
     assert (status, headers["connection"]) == (413, "close")
     assert json.loads(body)["error"]["code"] == "request_too_large"
 
@@ -113,7 +113,7 @@ def test_a_client_cut_before_its_request_is_complete(served):
 
 
 def accepted(served):
-    """How many requests run or wait."""
+    """Number of requests that run or wait."""
     metrics = served.metrics()
     return metrics["num_requests_running"] + metrics["num_requests_waiting"]
 
@@ -140,7 +140,7 @@ def ask_in_thread(served, stream):
 
 def end_under_load(served, number):
     """Sends a signal; the running answer and the one that waits are completed."""
-    asked = [ask_in_thread(served, stream) for stream in (False, True)]
+    threads = [ask_in_thread(served, stream) for stream in (False, True)]
     wait_until(lambda: accepted(served) == 2)
     served.process.send_signal(number)
     with pytest.raises(urllib.error.HTTPError) as caught:
@@ -149,7 +149,7 @@ def end_under_load(served, number):
     assert caught.value.code == 503
     status, headers, _ = served.ask(post(COMPLETIONS, LONG))
     assert (status, headers["retry-after"]) == (503, "5")
-    for thread, answers in asked:
+    for thread, answers in threads:
         thread.join()
         [(status, _, body)] = answers
         assert status == 200

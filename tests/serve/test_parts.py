@@ -79,21 +79,13 @@ def test_a_failure_shows_nothing_of_its_inside(engine, stream, caplog):
     assert "secret" in caplog.text
     if stream:
         assert response.status_code == 200
-        *_, error, done, end = response.text.split("\n\n")
-        assert (done, end) == ("data: [DONE]", "")
+        *_, error, last, end = response.text.split("\n\n")
+        assert (last, end) == ("data: [DONE]", "")
     else:
         assert response.status_code == 500
         error = response.text
     content = json.loads(error.removeprefix("data: "))["error"]
     assert (content["type"], content["code"]) == ("server_error", "internal_error")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_takes_too_long(engine, stream):
-    response, cancelled = asking(engine, lambda _: None, stream=stream, timeout=0.05)
-    assert cancelled
-    assert "the answer was not complete after 0.05 s" in response.text
-    assert response.status_code == (200 if stream else 504)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -132,33 +124,6 @@ def test_a_token_that_only_the_tokenizer_has(engine, fields, param):
     assert response.status_code == 400
     assert f"{id} ('é日')" in response.json()["error"]["message"]
     assert param in response.json()["error"]["message"]
-
-
-def test_a_stop_string_with_the_name_of_a_special_token(engine):
-    async def ask():
-        body = {"prompt": "Hello", "stop": "<|im_start|>us", "max_tokens": 20}
-        async with client_of(service_of(engine)) as client:
-            answer = asyncio.ensure_future(client.post("/v1/completions", json=body))
-            await until(lambda: engine.accepted)
-            engine.give("well<|im_start|>user: and", finish="length")
-            return (await answer).json()["choices"][0]
-
-    choice = asyncio.run(ask())
-    assert (choice["text"], choice["finish_reason"]) == ("well", "stop")
-
-
-def test_a_body_that_comes_too_slowly(engine):
-    async def ask():
-        async def never():
-            yield b'{"prompt"'
-            await asyncio.sleep(60)
-
-        async with client_of(service_of(engine, timeout=0.05)) as client:
-            return await client.post("/v1/completions", content=never())
-
-    response = asyncio.run(ask())
-    assert (response.status_code, response.headers["connection"]) == (408, "close")
-    assert response.json()["error"]["type"] == "timeout_error"
 
 
 def test_a_mistake_in_a_route(engine, monkeypatch, caplog):
@@ -210,20 +175,10 @@ def test_what_came_together_is_sent_together(engine):
         engine.give(" four", "length")
 
     response, _ = asking(engine, give, stream=True)
-    event, done, end = response.text.split("\n\n")
+    event, last, end = response.text.split("\n\n")
     [choice] = json.loads(event.removeprefix("data: "))["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("one two three four", "length")
-    assert (done, end) == ("data: [DONE]", "")
-
-
-def test_log_of_acceptance_without_drafts(engine):
-    async def ask():
-        async with client_of(service_of(engine)) as client:
-            return (await client.get("/get_server_info")).json()
-
-    assert asyncio.run(ask())["avg_spec_accept_length"] is None
-    engine.counts = Statistics(drafts=4, accepted_tokens=6)
-    assert asyncio.run(ask())["avg_spec_accept_length"] == 2.5
+    assert (last, end) == ("data: [DONE]", "")
 
 
 # Parts.
@@ -311,7 +266,7 @@ def test_prompts_that_are_none(prompt):
 def test_options():
     assert ServeConfig(model="demo").names == ("demo",)
     assert ServeConfig(target="a/b").names == ("a/b",)
-    for wrong in ({"port": 70000}, {"timeout": 0}, {"drain": -1}, {"max_body": "x"}):
+    for wrong in ({"port": 70000}, {"drain": -1}, {"max_body": "x"}):
         with pytest.raises(UserError):
             ServeConfig(**wrong)
 

@@ -29,14 +29,14 @@ CHAT = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "s
 @pytest.fixture(scope="module", params=KINDS)
 def directory(request, tmp_path_factory):
     """As the hub has them: padded and truncated, with a chat template and cleaning of spaces."""
-    made = KINDS[request.param]()
+    child = KINDS[request.param]()
     path = tmp_path_factory.mktemp("tokenizer")
     wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="</s>", clean_up_tokenization_spaces=True
+        tokenizer_object=child, eos_token="</s>", clean_up_tokenization_spaces=True
     )
     wrapped.chat_template = TEMPLATE
     wrapped.save_pretrained(path)
-    padded = tokenizers.Tokenizer.from_str(made.to_str())
+    padded = tokenizers.Tokenizer.from_str(child.to_str())
     padded.enable_padding(length=7)
     padded.enable_truncation(5)
     padded.save(str(path / "tokenizer.json"))
@@ -165,8 +165,8 @@ tokenizer = Tokenizer.load({str(directory)!r})
 TextStream(tokenizer).push(tokenizer.encode("a")[-1])
 print(sorted({{"jax", "torch", "transformers", "huggingface_hub.hf_api"}} & set(sys.modules)))
 """
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (made.stdout, made.stderr) == ("[]\n", "")
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (child.stdout, child.stderr) == ("[]\n", "")
 
 
 @pytest.mark.long
@@ -178,10 +178,10 @@ def test_no_advice_to_install_pytorch():
         "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
     )
     ours = "from dart_jax.text import tokenizer_files; tokenizer_files._transformers()"
-    for code, told in (("import transformers", True), (ours, False)):
-        done = subprocess.run(
+    for code, advice in (("import transformers", True), (ours, False)):
+        child = subprocess.run(
             [sys.executable, "-c", hide + code], capture_output=True, text=True, timeout=120
         )
-        assert done.returncode == 0, done.stderr
-        assert ("PyTorch was not found" in done.stderr) == told
-        assert told or done.stderr == ""
+        assert child.returncode == 0, child.stderr
+        assert ("PyTorch was not found" in child.stderr) == advice
+        assert advice or child.stderr == ""

@@ -30,12 +30,13 @@ def write(directory, backend, config=None, model_type="llama", **files):
 
 def unlisted():
     """A tokenizer whose </s> is an ordinary token of its vocabulary."""
-    made = byte_fallback()
-    content = json.loads(made.to_str())
+    coder = byte_fallback()
+    content = json.loads(coder.to_str())
     content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] != "</s>"]
-    return type(made).from_str(json.dumps(content))
+    return type(coder).from_str(json.dumps(content))
 
 
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize(
     ("kind", "config", "files"),
     [
@@ -108,8 +109,8 @@ def test_code_of_a_tokenizer_is_not_run(tmp_path):
     auto = {"auto_map": {"AutoTokenizer": ["mine.Slow", "mine.Fast"]}}
     write(tmp_path, byte_level(), {"tokenizer_class": "Mine", **auto})
     with pytest.warns(InputWarning, match="read without the tokenizer's own code"):
-        made = Tokenizer.load(tmp_path)
-    assert made.encode("how?") == byte_level().encode("how?").ids
+        coder = Tokenizer.load(tmp_path)
+    assert coder.encode("how?") == byte_level().encode("how?").ids
 
 
 def test_configs_that_only_the_target_needs_are_not_read(tmp_path):
@@ -150,10 +151,10 @@ def test_a_chat_template_is_found(tmp_path, place):
         case _:
             (tmp_path / place).write_text(json.dumps({"chat_template": PLAIN}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    made = Tokenizer.load(tmp_path)
-    assert made.render_chat(CHAT) == "<s>how?"
+    coder = Tokenizer.load(tmp_path)
+    assert coder.render_chat(CHAT) == "<s>how?"
     if place == "list":
-        assert made.render_chat(CHAT, tools=[{"name": "look"}]) == "1 tools<s>how?"
+        assert coder.render_chat(CHAT, tools=[{"name": "look"}]) == "1 tools<s>how?"
 
 
 def test_the_tokenizers_template_comes_before_the_processors(tmp_path):
@@ -173,28 +174,25 @@ def test_several_templates(tmp_path):
     folder.mkdir()
     (folder / "tool_use.jinja").write_text(TOOLS)
     (folder / "rag.jinja").write_text("rag {{ messages[0].content }}")
-    made = Tokenizer.load(tmp_path)
-    with pytest.raises(
-        UserError, match=r"templates rag, tool_use, and none is the default"
-    ) as none:
-        made.render_chat(CHAT)
-    options = json.loads(str(none.value).rsplit("such as ", 1)[1])
-    assert made.render_chat(CHAT, **options) == "rag how?"
+    coder = Tokenizer.load(tmp_path)
+    with pytest.raises(UserError, match=r"no default .* names are \['rag', 'tool_use'\]"):
+        coder.render_chat(CHAT)
+    assert coder.render_chat(CHAT, chat_template="rag") == "rag how?"
     (tmp_path / "chat_template.jinja").write_text(PLAIN)
-    made, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    coder, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     for options in ({}, {"tools": [{"name": "look"}]}, {"tools": []}, {"chat_template": "rag"}):
         expected = theirs.apply_chat_template(CHAT, add_generation_prompt=True, **options)
-        assert made.encode_chat(CHAT, **options) == expected["input_ids"]
-    with pytest.raises(UserError, match="no chat template 'tools'; choose one of default, rag"):
-        made.render_chat(CHAT, chat_template="tools")
+        assert coder.encode_chat(CHAT, **options) == expected["input_ids"]
+    with pytest.raises(UserError, match="no chat template 'tools'; there is default, rag"):
+        coder.render_chat(CHAT, chat_template="tools")
 
 
 def test_a_template_that_reads_parts(tmp_path):
     """Of vision-language models: it would leave out a plain text, without a word."""
     write(tmp_path, byte_level(), GENERIC, chat_template={"chat_template": PARTS})
-    made = Tokenizer.load(tmp_path)
+    coder = Tokenizer.load(tmp_path)
     system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
-    assert made.render_chat([system, *CHAT]) == "system: Be brief.; user: how?; "
+    assert coder.render_chat([system, *CHAT]) == "system: Be brief.; user: how?; "
     assert CHAT == [{"role": "user", "content": "how?"}]
 
 
@@ -204,13 +202,13 @@ def test_special_tokens_around_a_processors_chat(tmp_path, begin):
     template = begin + "USER: {{ messages[0].content }}"
     config = GENERIC | {"bos_token": "<s>"}
     write(tmp_path, byte_fallback(), config, chat_template={"chat_template": template})
-    made = Tokenizer.load(tmp_path)
-    assert made.encode_chat(CHAT) == made.encode(made.render_chat(CHAT).removeprefix("<s>"))
+    coder = Tokenizer.load(tmp_path)
+    assert coder.encode_chat(CHAT) == coder.encode(coder.render_chat(CHAT).removeprefix("<s>"))
     (tmp_path / "chat_template.json").rename(tmp_path / "other.json")
     (tmp_path / "chat_template.jinja").write_text(template)
-    made = Tokenizer.load(tmp_path)
+    coder = Tokenizer.load(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert made.encode_chat(CHAT) == theirs.apply_chat_template(CHAT)["input_ids"]
+    assert coder.encode_chat(CHAT) == theirs.apply_chat_template(CHAT)["input_ids"]
 
 
 @pytest.mark.parametrize(

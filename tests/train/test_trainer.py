@@ -413,13 +413,13 @@ def test_no_room_for_a_checkpoint(uninterrupted, half_way):
 
 def test_no_room_for_metrics(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"cannot write metrics in .* is full \(.* MB free; make"):
+    with pytest.raises(UserError, match=r"cannot write metrics in .*: No space left on device"):
         toy_fit(tmp_path)
 
 
 def test_a_full_disk_told_by_tensorstore(tmp_path):
     text = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
-    with pytest.raises(UserError, match=r"file system at /.* is full"), writing("it", tmp_path):
+    with pytest.raises(UserError, match="No space left on device"), writing("it", tmp_path):
         raise ValueError(text)
     with pytest.raises(ValueError, match="not the disk's"), writing("it", tmp_path):
         raise ValueError("not the disk's")

@@ -156,6 +156,7 @@ def replicas(
       UserError: Ray is not installed, there is no cluster, or the replicas do not start.
     """
     ray, serve = _connect(options)
+    name = f"dart_jax-{secrets.token_hex(4)}"  # servers beside each other need different ones
     try:
         gpus = options.replica_gpus
         if gpus is None:
@@ -163,7 +164,7 @@ def replicas(
         scaling = {
             "min_replicas": options.replicas,
             "max_replicas": options.most,
-            "target_ongoing_requests": options.target_requests or serving.slots,
+            "target_ongoing_requests": serving.slots,
         }
         deployment = serve.deployment(
             Replica,
@@ -178,7 +179,6 @@ def replicas(
         files = {name: getattr(choice, name) for name in ("target", "drafter", "ngram")}
         paths = {k: str(Path(v).absolute()) for k, v in files.items() if v and Path(v).exists()}
         application = deployment.bind(dataclasses.replace(choice, **paths), serving)
-        name = options.ray_app
         # Clients come to the server's own port.
         serve.start(proxy_location="Disabled", logging_config=_LOGGING)
         try:
@@ -192,7 +192,7 @@ def replicas(
         yield handle
     finally:
         with contextlib.suppress(Exception):
-            serve.delete(options.ray_app)
+            serve.delete(name)
         ray.shutdown()
 
 

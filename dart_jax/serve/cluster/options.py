@@ -15,11 +15,8 @@ class ClusterOptions:
     """Serve with this many copies of the model, which Ray places on its machines; by default one,
     in the server's own process, without Ray."""
     max_replicas: int | None = None
-    """Start more replicas while many requests wait, up to this many, and stop them again when they
-    are not needed; by default there are always --replicas."""
-    target_requests: float | None = None
-    """Requests that a replica should have, running or waiting, before there are more replicas; by
-    default --slots."""
+    """Start more replicas while each has more than --slots requests, up to this many, and stop them
+    again when they are not needed; by default there are always --replicas."""
     replica_cpus: float = 1.0
     """CPUs that Ray reserves for a replica."""
     replica_gpus: float | None = None
@@ -27,16 +24,14 @@ class ClusterOptions:
     ray_address: str | None = None
     """A running Ray cluster: HOST:PORT, or auto for the one of this machine. By default Ray is
     started on this machine, for this server alone."""
-    ray_app: str = "dart_jax"
-    """Name of the replicas in that cluster; servers beside each other need different ones."""
 
     def __post_init__(self) -> None:
-        least = {"replicas": 1, "max_replicas": self.replicas or 1, "target_requests": 0.1}
-        for name in ("replicas", "max_replicas", "target_requests", "replica_cpus", "replica_gpus"):
+        least = {"replicas": 1, "max_replicas": self.replicas or 1}
+        for name in ("replicas", "max_replicas", "replica_cpus", "replica_gpus"):
             value, option = getattr(self, name), f"--{name.replace('_', '-')}"
             if value is not None and not least.get(name, 0) <= value < float("inf"):
                 raise UserError(f"{option} must be at least {least.get(name, 0)}, got {value}")
-        for name in ("max_replicas", "target_requests", "replica_gpus", "ray_address"):
+        for name in ("max_replicas", "replica_gpus", "ray_address"):
             if self.replicas is None and getattr(self, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')} needs --replicas")
 
