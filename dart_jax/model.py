@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting import (
@@ -30,10 +31,10 @@ from dart_jax.generation.transformers_options import unused_by_default
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.layers import Params
-from dart_jax.models.platform.execution import AttentionChoice, Execution, WeightsDtype
+from dart_jax.models.platform.execution import AttentionChoice, Execution
+from dart_jax.models.platform.weights import WeightsDtype, WeightsForm, untie
 from dart_jax.models.sharding.mesh import MeshShape
-from dart_jax.models.sharding.placement import everywhere
-from dart_jax.models.target import untie
+from dart_jax.models.sharding.placement import replicate
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import FILE as TOKENIZER
@@ -207,7 +208,9 @@ class DartModel(TextGenerator):
                     "this drafter; pass one of the two (--no-ngram leaves out that of --model)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
-        config, target_params = _load_target(directory, kind, execution)
+        config, target_params = _load_target(
+            directory, kind, execution.weights, execution.devices.mesh
+        )
         params: DecodeParams = {"target": target_params}
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory, config.vocab_size)
@@ -243,7 +246,8 @@ class DartModel(TextGenerator):
                 raise UserError("no n-gram model was loaded; pass one")
         # Drop the previous drafter's weights.
         params: DecodeParams = {"target": self.params["target"]}
-        execution = self.execution.with_drafter(None)
+        devices = self.execution.devices.with_drafter(None)
+        execution = dataclasses.replace(self.execution, devices=devices)
         return dataclasses.replace(self, drafter=drafter, params=params, execution=execution)
 
     def without_pair_scores(self) -> DartModel:
@@ -259,26 +263,26 @@ class DartModel(TextGenerator):
     ) -> DartModel:
         """Returns the model with the parameters of a drafter that fits the target."""
         params: DecodeParams = {"target": self.params["target"]}
-        execution, alone = self.execution.with_drafter(config), self.execution.alone
-        mesh = execution.mesh if execution.split_drafter else None
+        weights, devices = self.execution.weights, self.execution.devices.with_drafter(config)
+        mesh = devices.mesh if devices.split_drafter else None
         if isinstance(config, TargetConfig):
             check_draft_model(path, open_tensors(path).tensors)
-            config, params["drafter"] = _load_target(path, dtype, alone)
+            config, params["drafter"] = _load_target(path, dtype, weights)
         else:
             config, drafter, ids = load_drafter(
                 path,
                 dtype,
                 params["target"]["embed_tokens"],
                 target=self.tokenizer.directory,
-                narrow=execution.packed is not None,
+                keep_bfloat16=weights.tiles,
                 mesh=mesh,
-                rounded=execution.rounded,
+                int8=weights.int8,
             )
-            prepare = alone.prepare if mesh is None else execution.prepare
-            params["drafter"] = prepare(drafter, config)
+            params["drafter"] = weights.prepare(drafter, config, mesh)
             params["draft_ids"] = jnp.asarray(ids)
-        if execution.mesh is not None:
-            params = {"target": params.pop("target"), **everywhere(execution.mesh, params)}
+        if devices.mesh is not None:
+            params = {"target": params.pop("target"), **replicate(devices.mesh, params)}
+        execution = dataclasses.replace(self.execution, devices=devices)
         return dataclasses.replace(self, drafter=config, params=params, execution=execution)
 
     @classmethod
@@ -296,19 +300,19 @@ def _tell_unused(generation_file: Path) -> None:
 
 
 def _load_target(
-    directory: Path, dtype: np.dtype, execution: Execution
+    directory: Path, dtype: np.dtype, weights: WeightsForm, mesh: Mesh | None = None
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
     config, params = load_target(
         directory,
         dtype,
-        narrow=execution.packed is not None,
-        mesh=execution.mesh,
-        rounded=execution.rounded,
+        keep_bfloat16=weights.tiles,
+        mesh=mesh,
+        int8=weights.int8,
     )
-    params = execution.prepare(params, config)
-    if jax.default_backend() == "cpu" or execution.mesh is not None or execution.rounded:
-        config, params = untie(config, params, execution)
+    params = weights.prepare(params, config, mesh)
+    if jax.default_backend() == "cpu" or mesh is not None or weights.int8:
+        config, params = untie(config, params, weights, mesh)
     return config, params
 
 

@@ -25,7 +25,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.platform.int8 import round_params
+from dart_jax.models.kernels.int8 import round_params
 from dart_jax.models.pure import abstract_params
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.tables import table

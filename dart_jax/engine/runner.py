@@ -96,7 +96,7 @@ class Runner:
         self.tallies = Tallies()
         self.accepted: dict[Sequence, None] = {}
         self.seconds = 0.0
-        self._on_end, self._mesh = on_end, models.config.execution.mesh
+        self._on_end, self._mesh = on_end, models.config.execution.devices.mesh
 
     @property
     def busy(self) -> bool:

@@ -260,7 +260,7 @@ class TextGenerator:
     @functools.cached_property
     def _tree_memory(self) -> TreeMemory:
         # Processes that decode together must know the same.
-        together = several_processes(self.execution.mesh)
+        together = several_processes(self.execution.devices.mesh)
         return TreeMemory.at(None if together else user_cache() / "tree_costs")
 
     def decoder(

@@ -155,10 +155,10 @@ def keep_rows(
         return cache_from(rows, capacity)
     last, _ = rows[-1]
     computed = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
-    return extend(cache, rows, wait_for(computed, length))
+    return extend(cache, rows, order_after(computed, length))
 
 
-def wait_for(result: jax.Array, length: jax.Array) -> jax.Array:
+def order_after(result: jax.Array, length: jax.Array) -> jax.Array:
     """Returns `length` unchanged, but makes it depend on `result`, which must be integers >= 0.
 
     XLA writes to a cache in place only if the write is ordered after every read of the cache;

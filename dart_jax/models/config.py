@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.models.activations import ACTIVATIONS
 from dart_jax.models.architectures import (
     ARCHITECTURES,
     Architecture,
     architecture_of,
     text_part,
 )
-from dart_jax.models.config_fields import (
+from dart_jax.models.config_json.fields import (
     check_attention,
     check_fields,
     check_unread,
@@ -25,7 +26,6 @@ from dart_jax.models.config_fields import (
     require,
     with_head_defaults,
 )
-from dart_jax.models.inputs import ACTIVATIONS
 from dart_jax.models.rope import Rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

@@ -17,9 +17,9 @@ from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import INIT, Linear
 from dart_jax.models.pair_scores import PairScores
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
 
@@ -34,7 +34,7 @@ class Drafter(DraftLayer):
     def __init__(
         self,
         config: DrafterConfig,
-        execution: Execution = Execution(),
+        options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
@@ -42,13 +42,12 @@ class Drafter(DraftLayer):
         self.config = config
         d = config.hidden_size
         # Initialised before the layer, so that a seed keeps giving the same parameters.
-        split = execution.drafter_shards > 1
-        self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=split)
+        self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=options.split)
         self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
-        super().__init__(config, execution, dtype=dtype, rngs=rngs)
+        super().__init__(config, options, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             [
-                LaterLayer(config, execution, dtype=dtype, rngs=rngs)
+                LaterLayer(config, options, dtype=dtype, rngs=rngs)
                 for _ in range(1, config.num_hidden_layers)
             ]
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafters.formats import is_drafter
+from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
 from dart_jax.weights.quantized import Quantization, dequantized, read_quantization

@@ -24,9 +24,10 @@ from dart_jax.engine.pools import POOLS, empty_history, empty_pools
 from dart_jax.engine.programs import BurstProgram, burst, config_of, read_chunk
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.kernels.int8 import round_params
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
@@ -90,11 +91,13 @@ class Case:
     @property
     def rows(self) -> int:
         """Sequences of each group of devices."""
-        return self.batch // self.execution.groups
+        return self.batch // self.execution.devices.groups
 
     def on(self, mesh: Any) -> Case:
         """The same on a mesh of devices; None for one device."""
-        return dataclasses.replace(self, execution=dataclasses.replace(self.execution, mesh=mesh))
+        return dataclasses.replace(
+            self, execution=dataclasses.replace(self.execution, devices=Devices(mesh))
+        )
 
     @functools.cached_property
     def params(self) -> dict[str, Any]:
@@ -108,9 +111,9 @@ def abstract_weights(config: DecodeConfig, dtype: Any) -> dict[str, Any]:
     def weights(model: Any) -> Any:
         stored = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)),
-            abstract_params(model, config.execution.fused),
+            abstract_params(model, config.execution.weights.fused),
         )
-        return jax.eval_shape(round_params, stored) if config.execution.rounded else stored
+        return jax.eval_shape(round_params, stored) if config.execution.weights.int8 else stored
 
     params = {"target": weights(config.target)}
     drafter = config.drafter
@@ -142,9 +145,8 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     """Lowers a case's program for a device; it is ignored if the case has a mesh, over which all
     but the search are spread."""
     config = case.config
-    on = partial(
-        _on_devices, case.execution.mesh or device, split_drafter=config.execution.split_drafter
-    )
+    devices = config.execution.devices
+    on = partial(_on_devices, devices.mesh or device, split_drafter=devices.split_drafter)
     params = on(case.params, param_specs(config, case.params))
     if program == "search":
         packed = on(_ints(case.batch, config.host_buffer.width), ROWS)

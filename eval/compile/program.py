@@ -139,7 +139,9 @@ class CompileConfig:
                 self.prompt,
                 level=self.sampling,
                 layers=self.layers,
-                execution=dataclasses.replace(execution, rounded=weights == "int8"),
+                execution=dataclasses.replace(
+                    execution, weights=dataclasses.replace(execution.weights, dtype=weights)
+                ),
                 search=self.search,
             )
             for shape, weights, context, batch, method, nodes in settings
@@ -205,14 +207,14 @@ def grids(results: Sequence[Result], where: str) -> list[Grid]:
 
 def _operations(case: Case) -> int:
     """Operations of a step's matrix products on each of the devices, which share them evenly."""
-    devices = case.execution.groups * case.execution.shards
+    devices = case.execution.devices.groups * case.execution.devices.shards
     least = costs(case.on(None).config, case.dtype, case.batch, case.context)
     return least["step"].operations // devices
 
 
 def _setting(result: Result) -> str:
     case = result.case
-    stored = "int8" if case.execution.rounded else case.dtype
+    stored = "int8" if case.execution.weights.int8 else case.dtype
     return f"{case.shape}, {stored}, context {case.context}"
 
 

@@ -114,15 +114,15 @@ def as_loaded(
     Raises:
       UserError: the devices cannot share the target.
     """
-    execution = execution.with_drafter(drafter)
-    if execution.mesh is not None:
-        check_divides(target, execution.mesh)
-        target = with_kv_heads(target, execution.mesh)
-        if execution.split_drafter:
-            drafter = with_kv_heads(drafter, execution.mesh)
-    if execution.mesh is not None or execution.rounded:
+    devices = execution.devices.with_drafter(drafter)
+    if devices.mesh is not None:
+        check_divides(target, devices.mesh)
+        target = with_kv_heads(target, devices.mesh)
+        if devices.split_drafter:
+            drafter = with_kv_heads(drafter, devices.mesh)
+    if devices.mesh is not None or execution.weights.int8:
         target = dataclasses.replace(target, tie_word_embeddings=False)
-    return target, drafter, execution
+    return target, drafter, dataclasses.replace(execution, devices=devices)
 
 
 def check_batch(batch: int, groups: int) -> None:

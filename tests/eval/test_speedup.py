@@ -17,8 +17,8 @@ from rich.console import Console
 from dart_jax.data.stdlib import HELD_OUT
 from dart_jax.engine.decoder import Generation
 from dart_jax.errors import UserError
+from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import init_params
-from dart_jax.models.target import untie
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import load_target, save_drafter, save_target

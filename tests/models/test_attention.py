@@ -19,20 +19,20 @@ from dart_jax.models.attention import native
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.compaction import append as append_by
 from dart_jax.models.attention.dense import attend_dense
-from dart_jax.models.attention.flash import _Grid
-from dart_jax.models.attention.heads import HeadNorm, rotated_heads
 from dart_jax.models.attention.segments import Scoring, Segment, split_heads
+from dart_jax.models.attention.triton import _Grid
+from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
 from dart_jax.models.cache import append
 from dart_jax.models.cpu.foreign import available
 from dart_jax.models.layers import RMSNorm
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.fusion import fuse
+from dart_jax.models.platform.weights import WeightsForm
 from dart_jax.models.rope import Rope, rotate
 from tests.support.attention_inputs import AttentionShape, attention_arrays
 from tests.support.tiny_configs import copied
 
 WAYS = {
-    "gpu": Execution("interpret", least_rows=8, fused=True, experts="interpret"),
+    "gpu": Execution("interpret", "interpret", 8, WeightsForm(fused=True)),
     "cpu": Execution.of_cpu(),
 }
 SHAPES = [
@@ -143,7 +143,7 @@ def test_heads_by_a_kernel_are_those_of_the_layers(
     if kernel == "native":
         got = native.rotated_heads_native(qkv, *rotation, heads, kv_heads, norm)
     else:
-        got = rotated_heads(qkv, *rotation, heads, kv_heads, norm, interpret=True)
+        got = rotated_heads_triton(qkv, *rotation, heads, kv_heads, norm, interpret=True)
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.dtype == theirs.dtype
         ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
@@ -233,9 +233,8 @@ def test_another_platforms_way_emits_the_same_tokens(models, way, method, sampli
     pruner = HostSearch(config.host_buffer, 8, ngram=models.ngram) if config.searches else None
     options = Options(sampling, seed=SEED)
     expected = generate_stepwise(config, params, pruner, prompts, options)
-    prepare = fuse if way == "gpu" else WAYS[way].prepare
     prepared = {
-        name: prepare(copied(value)) if isinstance(value, dict) else value
+        name: WAYS[way].weights.prepare(copied(value)) if isinstance(value, dict) else value
         for name, value in params.items()
     }
     other = dataclasses.replace(config, execution=WAYS[way])

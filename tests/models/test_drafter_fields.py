@@ -8,9 +8,9 @@ import pytest
 from test_config import golden_json
 
 from dart_jax.errors import InputWarning, UserError
+from dart_jax.models.config_json.drafter_fields import LAYERS, NORMS
+from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
-from dart_jax.models.drafters.fields import LAYERS, NORMS
-from dart_jax.models.drafters.formats import is_drafter
 
 # As NVIDIA's ModelOpt writes it.
 MODELOPT = {

@@ -15,18 +15,11 @@ from dart_jax.models.config import MoEConfig
 from dart_jax.models.experts.kernel import routed
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.experts.plain import grouped, loop_over_experts
+from dart_jax.models.kernels.int8 import Int8, round_kernel, round_params, sums, times
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import (
-    Int8,
-    round_params,
-    rounded,
-    rounded_transposed,
-    sums,
-    times,
-)
+from dart_jax.models.platform.weights import WeightsForm, untie
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.rules import model_specs
-from dart_jax.models.target import untie
 from dart_jax.weights.checkpoint import load_target, save_target
 
 # All experts for each row: rounding does not choose others.
@@ -44,11 +37,11 @@ def weights_of(params):
     return jax.tree.map(one, params, is_leaf=lambda x: isinstance(x, Int8))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def logits_of(config, execution, params):
+@partial(jax.jit, static_argnums=0)
+def logits_of(config, params):
     tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
     at = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32)[None], (2, 6))
-    target = bind(config, params, execution)
+    target = bind(config, params)
     return target.logits(target(tokens, at, jnp.tril(jnp.ones((1, 6, 6), bool))).hidden)
 
 
@@ -64,7 +57,7 @@ def test_a_product_against_numpy(dtype):
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 70)), dtype)
     scale = np.abs(w).max(axis=0) / 127
     exact = w / np.where(scale == 0, 1, scale)
-    kernel = rounded(jnp.asarray(w, dtype))
+    kernel = round_kernel(jnp.asarray(w, dtype))
     assert (kernel.values.dtype, kernel.scale.dtype) == (jnp.int8, jnp.float32)
     tie = np.abs(exact % 1 - 0.5) < 1e-4  # float32 may round it either way
     values = np.where(tie, kernel.values, np.rint(exact))
@@ -75,7 +68,7 @@ def test_a_product_against_numpy(dtype):
     np.testing.assert_allclose(sums(x, kernel), expected, rtol=1e-5, atol=1e-5)
     assert times(x, kernel).dtype == dtype
     np.testing.assert_array_equal(times(x, kernel), sums(x, kernel).astype(dtype))
-    again = rounded_transposed(jnp.asarray(w.T, dtype))
+    again = round_kernel(jnp.asarray(w.T, dtype), transposed=True)
     jax.tree.map(np.testing.assert_array_equal, again, kernel)
 
 
@@ -84,12 +77,11 @@ def test_a_product_against_numpy(dtype):
 @pytest.mark.parametrize("fused", [False, True])
 def test_logits(config, fused, capsys):
     params = random_params(config, 0)
-    execution = Execution(fused=fused, rounded=True)
-    prepared = execution.prepare(copied(params), config)
-    expected = logits_of(config, execution, weights_of(prepared))
-    actual = logits_of(config, execution, prepared)
+    prepared = WeightsForm("int8", fused).prepare(copied(params))
+    expected = logits_of(config, weights_of(prepared))
+    actual = logits_of(config, prepared)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
-    stored = np.asarray(logits_of(config, Execution(), params))
+    stored = np.asarray(logits_of(config, params))
     error = np.linalg.norm(actual - stored) / np.linalg.norm(stored)
     with capsys.disabled():
         print(f"\nrelative error of logits, {config.model_type}: {error:.2%}")
@@ -131,7 +123,7 @@ def test_experts(implementation, dtype, rows):
     weights, experts = module.route(x)
     experts = experts.at[0, 0].set(6)  # another device's
     names = ("gate_proj", "up_proj", "down_proj")
-    kernels = [rounded(getattr(module.experts, name)[...] * 10) for name in names]
+    kernels = [round_kernel(getattr(module.experts, name)[...] * 10) for name in names]
     exact = [a.astype(jnp.float32) for a in (x, weights)]
     expected = loop_over_experts(*exact, experts, *weights_of(kernels))
     actual = jax.jit(implementation)(x, weights, experts, *kernels)
@@ -144,7 +136,7 @@ def test_experts(implementation, dtype, rows):
 def test_rounded_as_they_are_loaded(tmp_path, dtype):
     config = dataclasses.replace(TARGET, tie_word_embeddings=False)
     save_target(tmp_path, config, random_params(config, 0))
-    loaded, found = load_target(tmp_path, dtype, rounded=True)
+    loaded, found = load_target(tmp_path, dtype, int8=True)
     expected = round_params(load_target(tmp_path, dtype)[1])
     assert loaded == config
     assert isinstance(found["lm_head"]["kernel"], Int8)
@@ -154,12 +146,12 @@ def test_rounded_as_they_are_loaded(tmp_path, dtype):
 def test_a_tied_head():
     tied = dataclasses.replace(TARGET, tie_word_embeddings=True)
     params = random_params(tied, 0)
-    config, found = untie(tied, params, Execution(rounded=True))
+    config, found = untie(tied, params, WeightsForm("int8"))
     assert not config.tie_word_embeddings
     jax.tree.map(
         np.testing.assert_array_equal,
         found["lm_head"]["kernel"],
-        rounded(params["embed_tokens"].T),
+        round_kernel(params["embed_tokens"].T),
     )
 
 
@@ -175,9 +167,8 @@ def test_how_devices_share_them():
 
 def test_what_a_platform_chooses():
     here = Execution.here(weights_dtype="int8")
-    assert here.rounded != (here.packed == "int8")
+    assert here.weights.int8 != here.weights.tiles
     mesh = jax.make_mesh((1, 1), ("data", "model"))
-    for execution in (here, Execution("triton", rounded=True)):
-        assert execution.on(mesh).rounded
-        assert execution.on(mesh).packed is None
-    assert not Execution.here().on(mesh).rounded
+    for execution in (here, Execution("triton", weights=WeightsForm("int8"))):
+        assert execution.on(mesh).weights == WeightsForm("int8")
+    assert Execution.here().on(mesh).weights == WeightsForm()

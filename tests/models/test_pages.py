@@ -27,6 +27,7 @@ from dart_jax.models.cache import (
     keep_rows,
 )
 from dart_jax.models.cpu.foreign import available
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind
 from tests.support.attention_inputs import AttentionShape, paged_arrays
@@ -209,8 +210,7 @@ def copies_no_pool(compiled, *caches):
 @pytest.mark.parametrize("kernel", [NATIVE, "dense"])
 def test_a_chunk_of_a_prompt_in_pages(kernel):
     """Has the same bits as in one piece, whichever pages come first; no pool is copied."""
-    execution = dataclasses.replace(Execution(), attention=kernel)
-    target = bind(TARGET, random_params(TARGET, 0), execution)
+    target = bind(TARGET, random_params(TARGET, 0), LayerOptions(kernel))
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, VOCABULARY, (1, 64)), jnp.int32)
 
@@ -246,7 +246,7 @@ def test_a_step_with_pages(models, prompts, method, kernel):
         params, drafter = {**params, "drafter": params["target"]}, models.target
     execution = Execution() if kernel == "dense" else Execution.of_cpu()
     params = {
-        name: execution.prepare(copied(value)) if isinstance(value, dict) else value
+        name: execution.weights.prepare(copied(value)) if isinstance(value, dict) else value
         for name, value in params.items()
     }
     nodes = 0 if method == "plain" else 4

@@ -24,6 +24,7 @@ from dart_jax.models.cpu.tiles import (
 )
 from dart_jax.models.inputs import Gated, Normed
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.weights import WeightsForm
 
 native = pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="built without jaxlib's headers")
 DTYPES = (jnp.float32, jnp.bfloat16)
@@ -194,7 +195,7 @@ def test_without_the_handler(monkeypatch, caplog):
     monkeypatch.setattr(foreign, "_registered", None)
     assert not foreign.available()
     assert not foreign.available()
-    assert Execution.of_cpu() == Execution(fused=True)
+    assert Execution.of_cpu() == Execution(weights=WeightsForm(fused=True))
     assert [record.levelname for record in caplog.records] == ["WARNING"]  # once
     caplog.clear()
 

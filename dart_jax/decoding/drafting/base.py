@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dart_jax.decoding.sampling import SamplingValues
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.target import Target
 
 
@@ -25,6 +26,7 @@ class PromptRows(NamedTuple):
       start: int32 [B], number of rows before these.
       filled: rows of a cache in which those before these are found; static.
       capacity: rows that a cache must have; static.
+      options: of the drafter's layers.
     """
 
     target: Target
@@ -36,6 +38,7 @@ class PromptRows(NamedTuple):
     start: jax.Array
     filled: int
     capacity: int
+    options: LayerOptions = LayerOptions()
 
 
 class DraftInput(NamedTuple):
@@ -57,6 +60,7 @@ class DraftInput(NamedTuple):
       seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
       noise: float32 [B, depth + 1, V], of the target's draws after the root and after nodes of each
         depth; None if the method must do without.
+      options: of the drafter's layers.
     """
 
     target: Target
@@ -70,6 +74,7 @@ class DraftInput(NamedTuple):
     sampling: SamplingValues
     seen: jax.Array | None
     noise: jax.Array | None
+    options: LayerOptions = LayerOptions()
 
 
 class Candidates(NamedTuple):

@@ -42,11 +42,11 @@ def coupled(
         return logits
     penalty = inputs.sampling.repetition_penalty
     if inputs.seen is not None and penalty is not None:
-        seen = jnp.take(inputs.seen, vocabulary.own(draft_ids), axis=-1)
+        seen = jnp.take(inputs.seen, vocabulary.local_shard(draft_ids), axis=-1)
         logits = penalize_repetition(penalty, logits, seen[:, None])
     if filters(inputs.sampling):
         filtered = scale_and_filter(inputs.sampling, logits, vocabulary)
-        rows = jnp.take(noise, vocabulary.own(draft_ids), axis=-1)
+        rows = jnp.take(noise, vocabulary.local_shard(draft_ids), axis=-1)
         return filtered + jnp.where(is_greedy(inputs.sampling, logits.ndim), 0, rows)
     levels = jnp.minimum(jnp.arange(logits.shape[1], dtype=jnp.int32), noise.shape[1] - 1)
     levels = jnp.broadcast_to(levels, logits.shape[:2])

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.attention.segments import fits_kernels
 from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
 from dart_jax.models.cache import append as append_plainly
 from dart_jax.models.cpu.rows import append_rows
-from dart_jax.models.platform.pallas import load, store
+from dart_jax.models.kernels.options import AttentionKernel
+from dart_jax.models.kernels.pallas import load, store
 
 _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 
@@ -46,11 +46,11 @@ def append(
         return append_plainly(cache, rows, index, length)
     groups = [slice(at, at + _LAYERS) for at in range(0, len(layers), _LAYERS)]
     interpret = kernel == "interpret"
-    written = (_append(layers[g], pages, rows[g], index, length, interpret) for g in groups)
+    written = (_append_triton(layers[g], pages, rows[g], index, length, interpret) for g in groups)
     return with_layers(cache, tuple(layer for group in written for layer in group))
 
 
-def _append(
+def _append_triton(
     cache: KVCache,
     pages: jax.Array | None,
     rows: KVCache,

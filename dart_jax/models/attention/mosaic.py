@@ -1,8 +1,8 @@
 """One kernel for attention to a cached prefix and to new rows, for TPUs.
 
-Written in Pallas, which compiles it with Mosaic. As in `flash`, scores and softmax stay on the chip
-(Dao et al., arXiv 2205.14135), and a block of queries holds the rows of all heads that share a key
-head. The cache's rows come in blocks, one after another; of the blocks that no row sees none is
+Written in Pallas, which compiles it with Mosaic. As in `triton`, scores and softmax stay on the
+chip (Dao et al., arXiv 2205.14135), and a block of queries holds the rows of all heads that share a
+key head. The cache's rows come in blocks, one after another; of the blocks that no row sees none is
 fetched. Of a cache in pages a block is a few pages, found through the table, if they are made of
 whole tiles; otherwise what the table names is copied first.
 """
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap
-from dart_jax.models.platform.pallas import dot
+from dart_jax.models.kernels.pallas import dot
 
 _ROWS = 256  # queries of a block, at most
 _KEYS = 512  # keys of a block, at most, unless a page has more

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.models.attention.heads import HeadNorm
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment
+from dart_jax.models.attention.triton_heads import HeadNorm
 from dart_jax.models.cpu.foreign import or_nothing
 
 # More are a prompt's, whose rows see many of each other. On two cores of an EPYC, with 1,000 cached
@@ -63,7 +63,7 @@ def rotated_heads_native(
     kv_heads: int,
     norm: HeadNorm | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes what `heads.rotated_heads` says, in float32, and more.
+    """Computes what `triton_heads.rotated_heads_triton` says, in float32, and more.
 
     Args:
       qkv: see there.

@@ -1,4 +1,4 @@
-"""How weights are stored on CPUs: in tiles, in the order in which the C++ core reads them.
+"""Storage of weights on CPUs: in tiles, in the order in which the C++ core reads them.
 
 Tile t holds outputs 32 t to 32 t + 31; zeros are put in place of those that do not exist.
 
@@ -11,7 +11,7 @@ Tile t holds outputs 32 t to 32 t + 31; zeros are put in place of those that do 
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,6 @@ TILE = 32  # outputs of a tile
 GROUP = 64  # inputs of a group
 LARGEST = 127  # magnitude of a value in 8 bits
 _QUAD = 4
-
-# How the C++ core's weights are stored: as they are, or rounded to 8 bits.
-Packed = Literal["stored", "int8"]
 
 
 class _HasAxes(Protocol):
@@ -36,21 +33,11 @@ def is_packed(weights: _HasAxes) -> bool:
     return weights.ndim == 3
 
 
-class Packing(Protocol):
-    """Stores weights [in, out], float32 or bfloat16, in tiles; or [out, in], if `transposed`."""
-
-    def __call__(self, weights: jax.Array, transposed: bool = False) -> jax.Array: ...
-
-
-def packing(weights_dtype: Packed) -> Packing:
-    """The function that stores weights so."""
-    return pack_int8 if weights_dtype == "int8" else pack_exactly
-
-
 # Jitted, so that memory holds little but the weights and the tiles.
 @partial(jax.jit, static_argnames=("transposed", "dtype"))
 def pack(weights: jax.Array, transposed: bool = False, dtype: DTypeLike | None = None) -> jax.Array:
-    """Stores weights in tiles of a dtype, by default their own (see `Packing`)."""
+    """Stores weights [in, out], float32 or bfloat16, in tiles of a dtype, by default their own; if
+    `transposed`, weights [out, in]."""
     weights = (weights.T if transposed else weights).astype(dtype or weights.dtype)
     d_in, d_out = weights.shape
     padded = jnp.pad(weights, ((0, 0), (0, -d_out % TILE)))

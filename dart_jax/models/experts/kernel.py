@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.platform.int8 import Int8, Kernel
-from dart_jax.models.platform.pallas import dot, load, store
+from dart_jax.models.kernels.int8 import Int8, Kernel
+from dart_jax.models.kernels.pallas import dot, load, store
 
 _SIZES = (16, 32, 64)  # rows of a block: the tensor cores need 16
 _INNER = 64  # entries of the sum in an iteration

@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.platform.int8 import Int8, Kernel, times
+from dart_jax.models.kernels.int8 import Int8, Kernel, times
 
 
 def loop_over_experts(

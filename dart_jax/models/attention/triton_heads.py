@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.platform.pallas import load, store
+from dart_jax.models.kernels.pallas import load, store
 
 _ROWS = 16  # of a block
 
@@ -33,7 +33,7 @@ class HeadNorm(NamedTuple):
     offset: float | None
 
 
-def rotated_heads(
+def rotated_heads_triton(
     qkv: jax.Array,
     cos: jax.Array,
     sin: jax.Array,

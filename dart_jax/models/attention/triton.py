@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
-from dart_jax.models.platform.pallas import dot, load, store
+from dart_jax.models.kernels.pallas import dot, load, store
 
 # Queries of a block, and keys of an iteration: the tensor cores need 16, and the shared memory of a
 # block holds a tile of queries, and two of keys and two of values.
@@ -38,7 +38,7 @@ def fits(q: jax.Array, prefix: Prefix) -> bool:
     return alike and fits_kernels(q.shape[3]) and prefix.k.size < 2**31
 
 
-def attend_flash(
+def attend_triton(
     new: Segment, prefix: Prefix, scoring: Scoring, *, interpret: bool = False
 ) -> jax.Array:
     """Computes what `attend` says, for one segment and a prefix.
