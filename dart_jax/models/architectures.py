@@ -39,7 +39,7 @@ _GEMMA2_DEFAULTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What all models of one `model_type` have in common.
+    """Properties that all models of one `model_type` have in common.
 
     Attributes:
       name: the class of `transformers`.
@@ -95,7 +95,7 @@ class Architecture:
 
     @property
     def two_ropes(self) -> bool:
-        """Whether layers with a sliding window can have another RoPE."""
+        """Tells whether layers with a sliding window can have another RoPE."""
         return self.sliding_theta is not None
 
 

@@ -133,7 +133,7 @@ class Drafter(DraftLayer):
         return self.head(self.normed(x))
 
     def normed(self, x: jax.Array) -> jax.Array:
-        """What the head and the pair scores read, [..., D] of [..., D] after the last layer."""
+        """Normalises what follows the last layer, [..., D], for the head and the pair scores."""
         # The reference applies the same final norm twice.
         return self.norm(self.norm(x))
 

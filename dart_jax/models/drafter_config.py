@@ -93,7 +93,7 @@ class DraftLayerConfig:
 
     @property
     def shares_embedding(self) -> bool:
-        """Whether the drafter reads the target's embedding, whose rows are as wide as its own."""
+        """Tells whether it reads the target's embedding, whose rows are as wide as its own."""
         return not self.own_embedding and self.hidden_size == self.target_hidden_size
 
     @property

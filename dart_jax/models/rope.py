@@ -185,7 +185,7 @@ class Rope:
                 )
 
     def rotated(self, head_dim: int) -> int:
-        """How many dimensions of a head are rotated."""
+        """Counts the dimensions of a head that are rotated."""
         return int(head_dim * self.share)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
@@ -233,8 +233,8 @@ class Rope:
         return magnitude()
 
     def longest(self, max_position_embeddings: int) -> int:
-        """How many positions a model with this many can decode: `yarn` adds some, and `longrope` is
-        limited to those that have the short factors' frequencies."""
+        """Counts the positions that a model with this many can decode: `yarn` adds some, and
+        `longrope` is limited to those that have the short factors' frequencies."""
         scaling = dict(self.scaling)
         if self.kind == "yarn":
             extended = int(scaling["factor"] * scaling["original_max_position_embeddings"])

@@ -120,7 +120,7 @@ class Attention(nnx.Module):
         return q, k, split_heads(v, self.kv_heads)
 
     def _joint(self, dtype: DTypeLike) -> bool:
-        """Whether one kernel makes the heads of the joined projection's output."""
+        """Tells whether one kernel makes the heads of the joined projection's output."""
         if not self.options.fused:
             return False
         if self.options.attention == "native":
@@ -132,7 +132,7 @@ class Attention(nnx.Module):
     def _joint_heads(
         self, inputs: Inputs, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """What `_heads` returns, by the kernel."""
+        """Computes `_heads` by the kernel."""
         norm = None
         if self.qk_norm:
             scales = self.q_norm.scale[...], self.k_norm.scale[...]
@@ -322,7 +322,7 @@ def _times(x: jax.Array, factor: float) -> jax.Array:
 
 
 def _within(window: int, positions: jax.Array) -> jax.Array:
-    """Whether rows see each other through a sliding window: bool [B, T, T].
+    """Computes which rows see each other through a sliding window: bool [B, T, T].
 
     Args:
       window: positions that a row sees, its own included.

@@ -25,7 +25,7 @@ _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 def append(
     cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array, kernel: AttentionKernel
 ) -> AnyCache:
-    """Does what `cache.append` says.
+    """Computes `cache.append` by the kernel for its sizes.
 
     Args:
       cache: see there.

@@ -33,7 +33,7 @@ Place = tuple[Any, Any, Any, Any]  # of rows: page or sequence, key head, row, e
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Whether the kernel is made for these sizes and dtypes; it counts in 32 bits."""
+    """Tells whether the kernel is made for these sizes and dtypes; it counts in 32 bits."""
     alike = q.dtype == prefix.k.dtype == prefix.v.dtype
     return alike and fits_kernels(q.shape[3]) and prefix.k.size < 2**31
 
@@ -41,7 +41,7 @@ def fits(q: jax.Array, prefix: Prefix) -> bool:
 def attend_triton(
     new: Segment, prefix: Prefix, scoring: Scoring, *, interpret: bool = False
 ) -> jax.Array:
-    """Computes what `attend` says, for one segment and a prefix.
+    """Computes `attend.attend` for one segment and a prefix.
 
     Scores, softmax and sums are float32; weights are rounded to the values' dtype before they are
     multiplied, as in `attend_dense`.
@@ -167,7 +167,7 @@ class _Arguments(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """How the work is divided among blocks.
+    """Division of the work among blocks.
 
     Attributes:
       rows: queries of a block.
@@ -248,7 +248,7 @@ class _Kernel:
 
 
 class _Block:
-    """What the blocks with the same queries do.
+    """One block: some queries of a key head, and its share of their keys.
 
     Args:
       kernel: see there.
@@ -301,13 +301,13 @@ class _Block:
         return self._add(self._rows(index), valid, seen, self.args.new_k, self.args.new_v, carry)
 
     def _rows(self, index: jax.Array) -> Place:
-        """Where a block of keys is in one piece."""
+        """Gives the place of a block of keys in one piece."""
         return self.sequence, self.head, pl.ds(index * self.keys, self.keys), slice(None)
 
     def _rows_in_pages(
         self, index: jax.Array, at: jax.Array, valid: jax.Array
     ) -> tuple[Place, jax.Array]:
-        """Where a block of keys is in pages, and which of them are in pages that exist."""
+        """Gives the place of a block of keys in pages, and a mask of those in pages that exist."""
         pages, (_, _, size, h) = self.args.pages, self.args.k.shape
         if size % self.keys == 0:  # one page has them all
             start = index * self.keys

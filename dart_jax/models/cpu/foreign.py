@@ -13,7 +13,7 @@ from dart_jax import _core
 
 
 def available() -> bool:
-    """Whether programs for a CPU can call the C++ core.
+    """Tells whether programs for a CPU can call the C++ core.
 
     False if the core was built without jaxlib's headers, or for another jaxlib; a warning says so
     once.

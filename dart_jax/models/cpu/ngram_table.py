@@ -18,7 +18,7 @@ def look_up_native(
     *,
     unseen: np.float32,
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes what `decoding.search.lookup.look_up` says.
+    """Computes `decoding.search.lookup.look_up`.
 
     Args:
       sections: int32 [order - 1, 4]; this and what follows as in `DeviceTable`.

@@ -44,7 +44,7 @@ def take_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) -> AnyCache:
-    """Does what `cache.append` says, for all layers at once."""
+    """Computes `cache.append` for all layers at once."""
     layers, pages = parts(cache)
     old, structure = jax.tree.flatten(layers)
     written = jax.ffi.ffi_call(

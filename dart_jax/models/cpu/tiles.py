@@ -29,7 +29,7 @@ class _HasAxes(Protocol):
 
 
 def is_packed(weights: _HasAxes) -> bool:
-    """Whether these weights are in tiles, by their shape."""
+    """Tells whether weights are in tiles, by their shape."""
     return weights.ndim == 3
 
 

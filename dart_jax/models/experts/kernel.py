@@ -23,7 +23,7 @@ _FEW = 64  # blocks of rows
 
 
 class Blocks(NamedTuple):
-    """Which rows each block has; n blocks of m rows.
+    """The rows of each block; n blocks of m rows.
 
     Attributes:
       rows: int32 [n * m], the rows' numbers; T where a block has no more rows.
@@ -39,7 +39,7 @@ class Blocks(NamedTuple):
 
 
 def fits(kernels: Kernel) -> bool:
-    """Whether the kernels are made for experts of this size [E, D, F]; they count in 32 bits."""
+    """Tells whether the kernels fit experts of this size [E, D, F]; they count in 32 bits."""
     return kernels.size < 2**31
 
 
@@ -53,7 +53,7 @@ def routed(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """Computes what `plain.loop_over_experts` says, with float32 sums.
+    """Computes `plain.loop_over_experts` with float32 sums.
 
     Args:
       rows: [T, D].

@@ -35,5 +35,5 @@ class LayerOptions:
 
     @property
     def split(self) -> bool:
-        """Whether a device has a part of each layer."""
+        """Tells whether a device has a part of each layer."""
         return self.shards > 1

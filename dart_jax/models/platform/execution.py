@@ -27,7 +27,7 @@ _NEEDED = {
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """What models are compiled with. The defaults are plain JAX on one device, as in training.
+    """Settings that models are compiled with: by default plain JAX on one device, as in training.
 
     Attributes:
       attention: the kernel of attention to cached rows (see `LayerOptions`).

@@ -44,7 +44,7 @@ class WeightsForm:
 
     @property
     def int8(self) -> bool:
-        """Whether weights are in 8 bits, with a scale for each output."""
+        """Tells whether weights are in 8 bits, with a scale for each output."""
         return self.dtype == "int8" and not self.tiles
 
     @property

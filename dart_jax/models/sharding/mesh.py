@@ -72,12 +72,12 @@ class MeshShape(NamedTuple):
 
 
 def several_processes(mesh: Mesh | None) -> bool:
-    """Whether processes share a mesh."""
+    """Tells whether processes share a mesh."""
     return mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
 
 
 def first_of(mesh: Mesh | None, seconds: float | None) -> float | None:
-    """What the first of the processes that share a mesh has; all must call it."""
+    """Gives every process the number of the first that shares a mesh; all must call it."""
     if not several_processes(mesh):
         return seconds
     given = np.float32(np.nan if seconds is None else seconds)
