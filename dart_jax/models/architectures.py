@@ -276,15 +276,6 @@ _VISION_LANGUAGE = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }
-# Hybrids of attention and recurrent layers, by `model_type`.
-_RECURRENT = (
-    "qwen3_next",
-    "qwen3_5",
-    "qwen3_5_text",
-    "qwen3_5_moe",
-    "qwen3_5_moe_text",
-    "qwen4_exp",
-)
 
 
 def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,12 +312,6 @@ def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
 def architecture_of(json: Mapping[str, Any]) -> Architecture:
     """Returns the architecture that a config names; raises UserError if it is not supported."""
     kind = json.get("model_type")
-    types = json.get("layer_types")
-    if kind in _RECURRENT or (isinstance(types, list) and "linear_attention" in types):
-        raise UserError(
-            f"target model_type {kind!r} has linear-attention layers, which is not supported: they "
-            "keep one running state, and a draft tree would need one per branch"
-        )
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UserError(f"target model_type is {kind!r}; supported are {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[kind]

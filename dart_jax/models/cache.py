@@ -105,8 +105,8 @@ def extend(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
     def write(old: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(old, new, (0, length, 0))
 
-    written = jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), layers, rows)
-    return with_layers(cache, written)
+    layers = jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), layers, rows)
+    return with_layers(cache, layers)
 
 
 def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.Array) -> KVCache:
@@ -154,8 +154,8 @@ def keep_rows(
     if cache is None:
         return cache_from(rows, capacity)
     last, _ = rows[-1]
-    computed = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
-    return extend(cache, rows, order_after(computed, length))
+    result = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
+    return extend(cache, rows, order_after(result, length))
 
 
 def order_after(result: jax.Array, length: jax.Array) -> jax.Array:

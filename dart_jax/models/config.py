@@ -20,9 +20,9 @@ from dart_jax.models.architectures import (
 from dart_jax.models.config_json.fields import (
     check_attention,
     check_fields,
-    check_unread,
     known_fields,
     refuse,
+    refuse_unsupported,
     require,
     with_head_defaults,
 )
@@ -197,7 +197,7 @@ class TargetConfig:
         """
         json = text_part(json)
         architecture = architecture_of(json)
-        check_unread(json, cls)
+        refuse_unsupported(json)
         json = {**architecture.defaults, **json}
         for name in ("max_position_embeddings", "rms_norm_eps"):
             json.setdefault(name, getattr(architecture, name))

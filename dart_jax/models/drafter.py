@@ -112,12 +112,12 @@ class Drafter(DraftLayer):
             k, v = (_repeat_from(y, t, masks, axis=2) for y in layer.keys(inputs))
             k = rotate(k, all_positions, self.config.rope)
             rows.append((k[:, :, :t], v[:, :, :t]))
-            queried, q_positions, q_seen, real = inputs, all_positions, seen, t
+            q_inputs, q_positions, q_seen, real = inputs, all_positions, seen, t
             if final:
-                x, queried, real = _drafting_rows(x, at, t), _drafting_rows(inputs, at, t), 1
+                x, q_inputs, real = _drafting_rows(x, at, t), _drafting_rows(inputs, at, t), 1
                 q_positions = _drafting_rows(all_positions[..., None], at, t)[..., 0]
                 q_seen = _drafting_rows(seen, at, t)
-            q = _repeat_from(layer.queries(queried), real, masks, axis=2)
+            q = _repeat_from(layer.queries(q_inputs), real, masks, axis=2)
             q = rotate(q, q_positions, self.config.rope)
             prefix = None
             if cache is not None and length is not None:
@@ -147,5 +147,5 @@ def _repeat_from(x: jax.Array, start: int, times: int, axis: int) -> jax.Array:
     """Repeats each row after the first `start` ones."""
     if times == 1:
         return x
-    kept, repeated = jnp.split(x, [start], axis=axis)
-    return jnp.concatenate([kept, jnp.repeat(repeated, times, axis=axis)], axis=axis)
+    first, rest = jnp.split(x, [start], axis=axis)
+    return jnp.concatenate([first, jnp.repeat(rest, times, axis=axis)], axis=axis)

@@ -260,11 +260,12 @@ class Target(nnx.Module):
           feature_layers: static; the layers whose input is captured, None for the config's.
         """
         x = self._inputs(tokens)
-        captured = self.config.feature_layers if feature_layers is None else feature_layers
+        if feature_layers is None:
+            feature_layers = self.config.feature_layers
         features = []
         rows = []
         for i, layer in enumerate(self.layers):
-            if i in captured:
+            if i in feature_layers:
                 features.append(x)
             window = self.config.window(i)
             prefix = None

@@ -43,7 +43,7 @@ SHAPES = [
 ]
 PAGES = [
     (AttentionShape(2, 4, 2, 5, 200), 64),
-    (AttentionShape(3, 4, 2, 3, 40, 64), 1),
+    (AttentionShape(3, 4, 2, 3, 40, 16), 1),
     (AttentionShape(1, 6, 2, 9, 150, cap=20.0), 24),  # blocks of keys in several pages
     (AttentionShape(2, 2, 1, 4, 170, window=50), 16),
     (AttentionShape(1, 2, 1, 128, 96, 64, window=20), 8),  # a prompt's chunk

@@ -57,15 +57,9 @@ def test_drafter_defaults():
         ("target", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("target", {"use_mrope": True}, "use_mrope=True"),
         ("target", {"layer_types": ["sliding_attention"]}, "for each of 8 layers"),
-        ("target", {"layer_types": ["chunked_attention"] * 8}, "for each of 8 layers"),
+        ("target", {"layer_types": ["linear_attention"] * 8}, "for each of 8 layers"),
         ("target", {"layer_types": ["sliding_attention"] * 8}, "other than 'full_attention'"),
-        (
-            "target",
-            {"layer_types": ["linear_attention"] * 8},
-            "'qwen3' has linear-attention layers",
-        ),
-        ("target", {"model_type": "qwen3_next"}, "'qwen3_next' has linear-attention layers"),
-        ("target", {"model_type": "qwen3_5", "text_config": {}}, "has linear-attention layers"),
+        ("target", {"model_type": "qwen3_next"}, "model_type is 'qwen3_next'"),
         (
             "target",
             {"model_type": "llava", "text_config": {"model_type": "llama"}},

@@ -29,7 +29,7 @@ EXPERTS = dataclasses.replace(
 
 
 def weights_of(params):
-    """What the weights stand for, float32."""
+    """The float32 numbers that weights stand for."""
 
     def one(x):
         return x.values.astype(jnp.float32) * x.scale[..., None, :] if isinstance(x, Int8) else x

@@ -46,8 +46,10 @@ def append(
         return append_plainly(cache, rows, index, length)
     groups = [slice(at, at + _LAYERS) for at in range(0, len(layers), _LAYERS)]
     interpret = kernel == "interpret"
-    written = (_append_triton(layers[g], pages, rows[g], index, length, interpret) for g in groups)
-    return with_layers(cache, tuple(layer for group in written for layer in group))
+    of_groups = (
+        _append_triton(layers[g], pages, rows[g], index, length, interpret) for g in groups
+    )
+    return with_layers(cache, tuple(layer for group in of_groups for layer in group))
 
 
 def _append_triton(
@@ -82,18 +84,18 @@ def _append_triton(
             every = outer, jnp.full((1, 1), head, jnp.int32), row[:, None], element
             return tuple(jnp.broadcast_to(x, (size, h)) for x in every)
 
-        taken = places(jnp.full((1, 1), sequence, jnp.int32), chosen)
+        source = places(jnp.full((1, 1), sequence, jnp.int32), chosen)
         there: Any = (sequence, head, pl.ds(length_ref[sequence], size), slice(None))
-        written = inside
+        inside_pool = inside
         if pages_ref is not None:
             row = length_ref[sequence] + at
             within = inside & (row < pages_ref.shape[1] * page_rows)
             columns = jnp.full((size,), sequence, jnp.int32), row // page_rows
             page = load(pages_ref.at[columns], within, -1)
-            written = page >= 0
+            inside_pool = page >= 0
             # What is not written is beyond the pool: with the place of a row that is, Pallas'
             # interpreter would write the old one there.
-            there = places(jnp.where(written, page, count)[:, None], row % page_rows)
+            there = places(jnp.where(inside_pool, page, count)[:, None], row % page_rows)
         for layer in range(layers):
 
             @pl.when(pl.program_id(2) == layer)
@@ -103,7 +105,9 @@ def _append_triton(
                     out_refs[2 * layer : 2 * layer + 2],
                     strict=True,
                 ):
-                    store(out.at[there], load(ref.at[taken], inside[:, None]), written[:, None])
+                    store(
+                        out.at[there], load(ref.at[source], inside[:, None]), inside_pool[:, None]
+                    )
 
     out = pl.pallas_call(
         kernel,

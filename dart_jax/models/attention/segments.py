@@ -84,9 +84,9 @@ class Prefix(NamedTuple):
         filled = length_mask(n * size, self.length).reshape(b, n, 1, size, 1)
 
         def rows(pool: jax.Array) -> jax.Array:
-            taken = jnp.take(pool, page, axis=0, mode="fill", fill_value=0)
-            taken = jnp.where(filled, taken, 0)
-            return taken.swapaxes(1, 2).reshape(b, kv_heads, n * size, h)
+            x = jnp.take(pool, page, axis=0, mode="fill", fill_value=0)
+            x = jnp.where(filled, x, 0)
+            return x.swapaxes(1, 2).reshape(b, kv_heads, n * size, h)
 
         return Prefix(rows(self.k), rows(self.v), self.length, self.first)
 

@@ -80,13 +80,13 @@ def attend_triton(
         new_v=new.v,
         mask=mask,
     )
-    given = {name: x for name, x in arguments._asdict().items() if x is not None}
+    refs = {name: x for name, x in arguments._asdict().items() if x is not None}
     result = jax.ShapeDtypeStruct((b, t, heads, h), q.dtype)
     results = [result]
     if grid.splits > 1:
         shape = (grid.splits, *q.shape)
         results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
-    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap, tuple(given))
+    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap, tuple(refs))
     parts = pl.pallas_call(
         kernel.run,
         grid=(grid.row_blocks, b * kv_heads, grid.splits),
@@ -94,7 +94,7 @@ def attend_triton(
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="attention",
-    )(*given.values())
+    )(*refs.values())
     out = parts[0] if grid.splits == 1 else _join(parts, result, interpret)
     return out.reshape(b, t, heads * h)
 
@@ -109,15 +109,15 @@ def _join(parts: Parts, result: jax.ShapeDtypeStruct, interpret: bool) -> jax.Ar
     b, t, heads, h = result.shape
     out, top, total = parts
     splits = len(out)
-    loaded = pl.next_power_of_2(splits)
-    size = max(1, min(16, _JOINED // (loaded * h)))
+    padding = pl.next_power_of_2(splits)
+    size = max(1, min(16, _JOINED // (padding * h)))
 
     def kernel(out_ref: Any, top_ref: Any, total_ref: Any, result_ref: Any) -> None:
         sequence, head = pl.program_id(1), pl.program_id(2)
         rows = pl.ds(pl.program_id(0) * size, size)
         inside = pl.program_id(0) * size + jnp.arange(size, dtype=jnp.int32) < t
-        there = (jnp.arange(loaded, dtype=jnp.int32) < splits)[:, None] & inside[None]
-        at = (pl.ds(0, loaded), sequence, head, rows)
+        there = (jnp.arange(padding, dtype=jnp.int32) < splits)[:, None] & inside[None]
+        at = (pl.ds(0, padding), sequence, head, rows)
         top = load(top_ref.at[at], there, _NOTHING)
         weight = jnp.where(there, jnp.exp(top - jnp.max(top, axis=0)[None]), 0.0)
         total = jnp.sum(weight * load(total_ref.at[at], there), axis=0)
@@ -206,7 +206,7 @@ class _Kernel:
       new_rows: T.
       scale: factor on the products.
       cap: see `Scoring`.
-      given: names of the arguments that there are.
+      names: of the arguments that are not None.
     """
 
     grid: _Grid
@@ -214,13 +214,13 @@ class _Kernel:
     new_rows: int
     scale: float
     cap: float | None
-    given: tuple[str, ...]
+    names: tuple[str, ...]
 
     def run(self, *refs: Any) -> None:
         """Computes one block; refs: the arguments, then the results."""
-        count = len(self.given)
-        given = dict(zip(self.given, refs[:count], strict=True))
-        args = _Arguments(*map(given.get, _Arguments._fields))
+        count = len(self.names)
+        by_name = dict(zip(self.names, refs[:count], strict=True))
+        args = _Arguments(*map(by_name.get, _Arguments._fields))
         out_ref, *parts = refs[count:]
         block = _Block(self, args)
         split = pl.program_id(2)

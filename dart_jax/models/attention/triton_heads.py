@@ -6,6 +6,7 @@ Written in Pallas for its Triton backend.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ from jax.experimental import pallas as pl
 from dart_jax.models.kernels.pallas import load, store
 
 _ROWS = 16  # of a block
+
+Halves = tuple[jax.Array, jax.Array]  # of the elements of heads, [rows, h / 2]
 
 
 class HeadNorm(NamedTuple):
@@ -71,19 +74,14 @@ def rotated_heads_triton(
         inside = (start + jnp.arange(_ROWS, dtype=jnp.int32) < t)[:, None]
         halves = (pl.ds(0, half), pl.ds(half, half))
 
-        def store_halves(ref: Any, head: jax.Array, values: tuple[jax.Array, jax.Array]) -> None:
+        def store_halves(ref: Any, head: jax.Array, values: Halves) -> None:
             for part, value in zip(halves, values, strict=True):
                 store(ref.at[sequence, head, rows, part], value, inside)
 
-        def rotated(x: tuple[jax.Array, jax.Array], scale: Any) -> tuple[jax.Array, jax.Array]:
+        def rotated(x: Halves, scale: Any) -> Halves:
             x1, x2 = (part.astype(jnp.float32) for part in x)
             if norm is not None:
-                squares = jnp.sum(x1 * x1, axis=1) + jnp.sum(x2 * x2, axis=1)
-                inverse = jax.lax.rsqrt(squares / h + norm.eps)[:, None]
-                x1, x2 = (
-                    _scaled(part * inverse, triton.load(scale.at[at])[None], norm.offset)
-                    for part, at in zip((x1, x2), halves, strict=True)
-                )
+                x1, x2 = _normalize((x1, x2), [scale.at[part] for part in halves], norm)
             cos, sin = (
                 load(ref.at[sequence, rows, halves[0]], inside) for ref in (cos_ref, sin_ref)
             )
@@ -122,8 +120,19 @@ def rotated_heads_triton(
     return q, k, v
 
 
-def _scaled(x: jax.Array, scale: jax.Array, offset: float | None) -> jax.Array:
-    """Applies a norm's scale to normalised float32 values, rounding as `layers.RMSNorm` does."""
-    if offset is not None:
-        return (x * (offset + scale.astype(jnp.float32))).astype(scale.dtype).astype(jnp.float32)
-    return (x.astype(scale.dtype) * scale).astype(jnp.float32)
+def _normalize(x: Halves, scale_refs: Sequence[Any], norm: HeadNorm) -> Halves:
+    """Normalises float32 heads and applies the scale, rounding as `layers.RMSNorm` does."""
+    from jax.experimental.pallas import triton
+
+    x1, x2 = x
+    squares = jnp.sum(x1 * x1, axis=1) + jnp.sum(x2 * x2, axis=1)
+    inverse = jax.lax.rsqrt(squares / (2 * x1.shape[1]) + norm.eps)[:, None]
+
+    def scaled(part: jax.Array, ref: Any) -> jax.Array:
+        part, scale = part * inverse, triton.load(ref)[None]
+        if norm.offset is None:
+            return (part.astype(scale.dtype) * scale).astype(jnp.float32)
+        part = part * (norm.offset + scale.astype(jnp.float32))
+        return part.astype(scale.dtype).astype(jnp.float32)
+
+    return scaled(x1, scale_refs[0]), scaled(x2, scale_refs[1])

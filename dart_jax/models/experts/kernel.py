@@ -76,8 +76,8 @@ def routed(
     out = product(hidden, [down], jnp.arange(len(blocks.rows), dtype=jnp.int32))
     copies = jnp.take(out, blocks.places, axis=0, mode="clip")
     # What blocks without rows have is undefined.
-    own = (experts < count)[:, :, None]
-    return jnp.sum(jnp.where(own, copies * weights[:, :, None], 0), axis=1)
+    local = (experts < count)[:, :, None]
+    return jnp.sum(jnp.where(local, copies * weights[:, :, None], 0), axis=1)
 
 
 def block_size(copies: int, experts: int) -> int:
@@ -166,12 +166,12 @@ def _product(
                 at = begin + jnp.arange(_INNER, dtype=jnp.int32)
                 # Indices for every number: Pallas has no mixture of arrays and slices.
                 numbers = jnp.broadcast_to(rows[:, None], (size, _INNER))
-                left = x_ref.at[numbers, jnp.broadcast_to(at[None], (size, _INNER))]
-                left = load(left, (numbers < x.shape[0]) & (at < inner)[None])
+                x_block = x_ref.at[numbers, jnp.broadcast_to(at[None], (size, _INNER))]
+                x_block = load(x_block, (numbers < x.shape[0]) & (at < inner)[None])
                 tile = (expert, pl.ds(begin, _INNER), pl.ds(first, width))
                 inside = (at < inner)[:, None] & (columns < outer)[None]
                 return tuple(
-                    total + dot(left, load(ref.at[tile], inside).astype(left.dtype))
+                    total + dot(x_block, load(ref.at[tile], inside).astype(x_block.dtype))
                     for total, ref in zip(sums, kernel_refs, strict=True)
                 )
 
@@ -179,8 +179,8 @@ def _product(
             steps = jnp.int32(pl.cdiv(inner, _INNER))
             sums = jax.lax.fori_loop(jnp.int32(0), steps, add, zeros)
             if scale_refs:
-                own = (ref.at[expert, pl.ds(first, width)] for ref in scale_refs)
-                by = [load(scale, columns < outer) for scale in own]
+                of_expert = (ref.at[expert, pl.ds(first, width)] for ref in scale_refs)
+                by = [load(scale, columns < outer) for scale in of_expert]
                 sums = [total * scale[None] for total, scale in zip(sums, by, strict=True)]
             *gate, value = sums
             if gate:

@@ -80,8 +80,8 @@ def first_of(mesh: Mesh | None, seconds: float | None) -> float | None:
     """Gives every process the number of the first that shares a mesh; all must call it."""
     if not several_processes(mesh):
         return seconds
-    given = np.float32(np.nan if seconds is None else seconds)
-    first = float(multihost_utils.broadcast_one_to_all(given))
+    number = np.float32(np.nan if seconds is None else seconds)
+    first = float(multihost_utils.broadcast_one_to_all(number))
     return None if np.isnan(first) else first
 
 

@@ -94,21 +94,21 @@ def program(
         @partial(jax.jit, static_argnames=static, donate_argnames=donated)
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
-            given = signature.bind(*args, **options).arguments
-            compiled_for: _Config = given[config]
-            devices = compiled_for.execution.devices
+            arguments = signature.bind(*args, **options).arguments
+            program_config: _Config = arguments[config]
+            devices = program_config.execution.devices
             mesh, split = devices.mesh, devices.split_drafter
             if mesh is None:
                 return function(*args, **options)
-            fixed = {name: value for name, value in given.items() if name in static}
-            arrays = {name: value for name, value in given.items() if name not in static}
+            constants = {name: value for name, value in arguments.items() if name in static}
+            arrays = {name: value for name, value in arguments.items() if name not in static}
             specs = {
                 name: None if x is None else specs_of(inputs.get(name), split)
                 for name, x in arrays.items()
             }
-            specs["params"] = param_specs(compiled_for, arrays["params"])
+            specs["params"] = param_specs(program_config, arrays["params"])
             results = jax.shard_map(
-                lambda arrays: function(**fixed, **arrays),
+                lambda arrays: function(**constants, **arrays),
                 mesh=mesh,
                 in_specs=(specs,),
                 out_specs=specs_of(outputs, split),
