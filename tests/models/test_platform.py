@@ -1,34 +1,27 @@
-"""The form of loaded weights, and what a platform chooses."""
+"""The form of loaded weights, and the choice of a platform."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_configs import TARGET, copied, random_params
+from tiny_configs import TARGET, copied, prompt_logits, random_params
 
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
 from dart_jax.models.cpu.tiles import pack_exactly, pack_int8
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, fuse, pack
-from dart_jax.models.pure import bind
 
 
+@pytest.mark.skipif(not available(), reason="XLA cannot call the C++ core")
 def test_packed_weights_compute_the_same():
     """Weights that bfloat16 holds exactly are stored in it, and give the same bits."""
     params = fuse(random_params(TARGET, 0))
     exact = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), copied(params))
-    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
-    at = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32)[None], (2, 6))
-    mask = jnp.tril(jnp.ones((1, 6, 6), bool))
-
-    @jax.jit
-    def run(params):
-        target = bind(TARGET, params)
-        return target.logits(target(tokens, at, mask).hidden)
-
+    run = partial(prompt_logits, TARGET, tokens=jnp.arange(12, dtype=jnp.int32).reshape(2, 6))
     for given, dtype in ((params, jnp.float32), (exact, jnp.bfloat16)):
         packed = pack(copied(given), pack_exactly)
         kernel = packed["layers"][0]["mlp"]["gate_up_proj"]["kernel"]
@@ -43,7 +36,7 @@ def test_packed_weights_compute_the_same():
     assert not consumed  # memory is given back layer by layer
 
 
-def test_what_a_platform_chooses():
+def test_the_choice_of_a_platform():
     fused = WeightsForm(fused=True)
     best = Execution(weights=fused)
     if available():

@@ -11,7 +11,7 @@ Tile t holds outputs 32 t to 32 t + 31; zeros are put in place of those that do 
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,7 @@ LARGEST = 127  # magnitude of a value in 8 bits
 _QUAD = 4
 
 
-class _HasAxes(Protocol):
-    @property
-    def ndim(self) -> int: ...
-
-
-def is_packed(weights: _HasAxes) -> bool:
+def is_packed(weights: Any) -> bool:
     """Tells whether weights are in tiles, by their shape."""
     return weights.ndim == 3
 
