@@ -81,13 +81,6 @@ def append(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) 
     return extend(cache, jax.tree.map(keep, rows), length)
 
 
-def cache_from(rows: KVCache, capacity: int) -> KVCache:
-    """Returns a cache of `capacity` rows that starts with `rows`, [B, K, T, h] per layer."""
-    k, _ = rows[0]
-    empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
-    return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
-
-
 def extend(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
     """Writes all new rows after each sequence.
 
@@ -152,7 +145,9 @@ def keep_rows(
       capacity: rows of a new cache, at least `length + T`, which is in one piece.
     """
     if cache is None:
-        return cache_from(rows, capacity)
+        k, _ = rows[0]
+        empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
+        return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
     last, _ = rows[-1]
     result = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
     return extend(cache, rows, order_after(result, length))

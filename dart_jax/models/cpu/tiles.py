@@ -88,19 +88,13 @@ def round_groups(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     return values.astype(jnp.int8), jnp.squeeze(scales, axis)
 
 
-def int8_parts(tiles: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The values of tiles in 8 bits, int8 [tiles, groups, 64, 32], and their scales, float32
-    [tiles, groups, 32]."""
-    count, groups, _ = tiles.shape
-    values = tiles[..., : GROUP * TILE].reshape(count, groups, GROUP // _QUAD, TILE, _QUAD)
-    values = values.swapaxes(-1, -2).reshape(count, groups, GROUP, TILE)
-    scales = tiles[..., GROUP * TILE :].reshape(count, groups, TILE, 4)
-    return values, jax.lax.bitcast_convert_type(scales, jnp.float32)
-
-
 def unpack(tiles: jax.Array, d_in: int, d_out: int) -> jax.Array:
     """Returns the weights that tiles hold, [in, out]; float32, if they are in 8 bits."""
     if tiles.dtype == jnp.int8:
-        values, scales = int8_parts(tiles)
-        tiles = (values.astype(jnp.float32) * scales[:, :, None]).reshape(len(tiles), -1, TILE)
+        count, groups, _ = tiles.shape
+        values = tiles[..., : GROUP * TILE].reshape(count, groups, GROUP // _QUAD, TILE, _QUAD)
+        values = values.swapaxes(-1, -2).reshape(count, groups, GROUP, TILE)
+        scales = tiles[..., GROUP * TILE :].reshape(count, groups, 1, TILE, 4)
+        scales = jax.lax.bitcast_convert_type(scales, jnp.float32)
+        tiles = (values.astype(jnp.float32) * scales).reshape(count, -1, TILE)
     return tiles.swapaxes(0, 1).reshape(tiles.shape[1], -1)[:d_in, :d_out]

@@ -64,8 +64,9 @@ class WeightsForm:
         """
         if self.int8:
             params = round_params(params)
-        if self.fused:
-            params = fuse(params) if mesh is None or config is None else _on(mesh, config, params)
+        if self.fused and mesh is not None and config is not None:
+            return _fuse_parts(mesh, config, params)
+        params = fuse(params) if self.fused else params
         return pack(params, self.tile) if self.tiles else params
 
 
@@ -144,7 +145,7 @@ def _fuse(params: Params, joint: dict[str, tuple[str, ...]]) -> Params:
     return result
 
 
-def _on(mesh: Mesh, config: SplitConfig, params: Params) -> Params:
+def _fuse_parts(mesh: Mesh, config: SplitConfig, params: Params) -> Params:
     """`fuse` for the part of every device."""
     parts = model_specs(config, params)
     joint = model_specs(config, jax.eval_shape(fuse, params))

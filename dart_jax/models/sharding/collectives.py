@@ -54,16 +54,6 @@ def over_groups(x: jax.Array) -> jax.Array:
     return jax.lax.psum(x, DATA)
 
 
-def in_any_group(x: jax.Array) -> jax.Array:
-    """Tells whether a bool scalar is true in any group."""
-    return over_groups(x.astype(jnp.int32)) > 0
-
-
-def rows_before(count: int) -> jax.Array:
-    """Rows of the groups before this one, if each has so many, int32."""
-    return (jax.lax.axis_index(DATA) * count).astype(jnp.int32)
-
-
 def shard_offset(size: int) -> jax.Array:
     """The beginning of a device's part of the last axis, if it has so many, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)
