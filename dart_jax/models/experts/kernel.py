@@ -7,6 +7,7 @@ activation, the second the projection back. Written in Pallas for its Triton bac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -145,7 +146,7 @@ def _product(
     """
     from jax.experimental.pallas import triton
 
-    count, inner, outer = len(blocks.experts), x.shape[1], kernels[0].shape[2]
+    count, outer = len(blocks.experts), kernels[0].shape[2]
     arrays = [kernel.values if isinstance(kernel, Int8) else kernel for kernel in kernels]
     scales = [kernel.scale for kernel in kernels if isinstance(kernel, Int8)]
     width = _OUTER if count > _FEW else _OUTER // 2
@@ -160,24 +161,7 @@ def _product(
             expert = experts_ref[block]
             rows = which_ref[pl.ds(block * size, size)]
             columns = first + jnp.arange(width, dtype=jnp.int32)
-
-            def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                begin = index * _INNER
-                at = begin + jnp.arange(_INNER, dtype=jnp.int32)
-                # Indices for every number: Pallas has no mixture of arrays and slices.
-                numbers = jnp.broadcast_to(rows[:, None], (size, _INNER))
-                x_block = x_ref.at[numbers, jnp.broadcast_to(at[None], (size, _INNER))]
-                x_block = load(x_block, (numbers < x.shape[0]) & (at < inner)[None])
-                tile = (expert, pl.ds(begin, _INNER), pl.ds(first, width))
-                inside = (at < inner)[:, None] & (columns < outer)[None]
-                return tuple(
-                    total + dot(x_block, load(ref.at[tile], inside).astype(x_block.dtype))
-                    for total, ref in zip(sums, kernel_refs, strict=True)
-                )
-
-            zeros = tuple(jnp.zeros((size, width), jnp.float32) for _ in kernels)
-            steps = jnp.int32(pl.cdiv(inner, _INNER))
-            sums = jax.lax.fori_loop(jnp.int32(0), steps, add, zeros)
+            sums = _sums(x_ref, rows, kernel_refs, expert, first, columns)
             if scale_refs:
                 of_expert = (ref.at[expert, pl.ds(first, width)] for ref in scale_refs)
                 by = [load(scale, columns < outer) for scale in of_expert]
@@ -199,3 +183,35 @@ def _product(
         interpret=interpret,
         name="experts_gate_up" if len(kernels) == 2 else "experts_down",
     )(x, which, blocks.experts, blocks.used, *arrays, *scales)
+
+
+def _sums(
+    x_ref: Any,
+    rows: jax.Array,
+    kernel_refs: Sequence[Any],
+    expert: jax.Array,
+    first: jax.Array,
+    columns: jax.Array,
+) -> Sequence[jax.Array]:
+    """Multiplies rows of x, int32 [m], with columns of an expert's kernels, int32 [width] from
+    `first` on; returns float32 [m, width] for each kernel."""
+    size, width = len(rows), len(columns)
+    (count, inner), outer = x_ref.shape, kernel_refs[0].shape[2]
+
+    def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        begin = index * _INNER
+        at = begin + jnp.arange(_INNER, dtype=jnp.int32)
+        # Indices for every number: Pallas has no mixture of arrays and slices.
+        numbers = jnp.broadcast_to(rows[:, None], (size, _INNER))
+        x = x_ref.at[numbers, jnp.broadcast_to(at[None], (size, _INNER))]
+        x = load(x, (numbers < count) & (at < inner)[None])
+        tile = (expert, pl.ds(begin, _INNER), pl.ds(first, width))
+        inside = (at < inner)[:, None] & (columns < outer)[None]
+        return tuple(
+            total + dot(x, load(ref.at[tile], inside).astype(x.dtype))
+            for total, ref in zip(sums, kernel_refs, strict=True)
+        )
+
+    zeros = tuple(jnp.zeros((size, width), jnp.float32) for _ in kernel_refs)
+    steps = jnp.int32(pl.cdiv(inner, _INNER))
+    return jax.lax.fori_loop(jnp.int32(0), steps, add, zeros)
