@@ -25,6 +25,15 @@ from transformers.generation import logits_process
 from transformers_models import MODELS, make
 
 LENGTH = 25
+# Fields of the file, and those of which the consequences are written for every layer.
+UNWRITTEN = {
+    "rope_parameters",
+    "architectures",
+    "dtype",
+    "max_window_layers",
+    "no_rope_layer_interval",
+    "sliding_window_pattern",
+}
 # One of every kind of layer: two ropes, windows in some and in all layers, capped scores, experts.
 DRAFTING = (
     "Gemma 3",
@@ -164,7 +173,8 @@ def test_drafting_emits_what_transformers_generates(theirs, ours, tokens):
 @pytest.mark.parametrize(
     ("dtype", "shard"), [("float32", 10**9), ("bfloat16", 20_000)], ids=["float32", "shards"]
 )
-def test_transformers_reads_back_the_same_bits(theirs, ours, tmp_path, dtype, shard):
+def test_transformers_reads_back_the_same_model(theirs, ours, tmp_path, dtype, shard):
+    """The same bits, and every field of the config."""
     config, params = ours
     params = jax.tree.map(lambda x: x.astype(dtype), params)
     save_target(tmp_path, config, params, max_shard_size=shard)
@@ -177,6 +187,11 @@ def test_transformers_reads_back_the_same_bits(theirs, ours, tmp_path, dtype, sh
     assert again.state_dict().keys() == expected.keys()
     for name, tensor in again.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
+    before, after = theirs.config.to_dict(), again.config.to_dict()
+    # Explicit there is what transformers leaves at its defaults.
+    assert before["rope_parameters"].items() <= after["rope_parameters"].items()
+    for name in before.keys() - UNWRITTEN:
+        assert name.startswith("_") or after[name] == before[name], name
 
 
 @pytest.mark.parametrize("name", ["Qwen3-MoE, some dense", "Mixtral"])
