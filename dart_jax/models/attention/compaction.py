@@ -62,16 +62,13 @@ def _append_triton(
 ) -> KVCache:
     from jax.experimental.pallas import triton
 
-    old, structure = jax.tree.flatten(cache)
-    new = jax.tree.leaves(rows)
-    count, kv_heads, page_rows, h = old[0].shape
-    (b, kept), layers = index.shape, len(cache)
+    count, kv_heads, page_rows, h = cache[0][0].shape
+    b, kept = index.shape
     size = pl.next_power_of_2(kept)
-    numbers = [length, index] if pages is None else [length, index, pages]
+    numbers = length, index, pages
 
-    def kernel(length_ref: Any, index_ref: Any, *refs: Any) -> None:
-        pages_ref, refs = (None, refs) if pages is None else (refs[0], refs[1:])
-        new_refs, out_refs = refs[: 2 * layers], refs[4 * layers :]
+    def kernel(numbers: Any, new_refs: Any, _: Any, *out_refs: Any) -> None:
+        length_ref, index_ref, pages_ref = numbers
         sequence, head = pl.program_id(0), pl.program_id(1)
         at = jnp.arange(size, dtype=jnp.int32)
         inside = at < kept
@@ -96,26 +93,21 @@ def _append_triton(
             # What is not written is beyond the pool: with the place of a row that is, Pallas'
             # interpreter would write the old one there.
             there = places(jnp.where(inside_pool, page, count)[:, None], row % page_rows)
-        for layer in range(layers):
+        for layer, pairs in enumerate(zip(new_refs, out_refs, strict=True)):
 
             @pl.when(pl.program_id(2) == layer)
-            def _(layer: int = layer):
-                for ref, out in zip(
-                    new_refs[2 * layer : 2 * layer + 2],
-                    out_refs[2 * layer : 2 * layer + 2],
-                    strict=True,
-                ):
-                    store(
-                        out.at[there], load(ref.at[source], inside[:, None]), inside_pool[:, None]
-                    )
+            def _(pairs: Any = pairs):
+                for new, out in zip(*pairs, strict=True):
+                    value = load(new.at[source], inside[:, None])
+                    store(out.at[there], value, inside_pool[:, None])
 
-    out = pl.pallas_call(
+    before = len(jax.tree.leaves((numbers, rows)))
+    return pl.pallas_call(
         kernel,
-        grid=(b, kv_heads, layers),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
-        input_output_aliases={len(numbers) + len(new) + i: i for i in range(len(old))},
+        grid=(b, kv_heads, len(cache)),
+        out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), cache),
+        input_output_aliases={before + i: i for i in range(2 * len(cache))},
         compiler_params=triton.CompilerParams(num_warps=2, num_stages=1),
         interpret=interpret,
         name="append_rows",
-    )(*numbers, *new, *old)
-    return jax.tree.unflatten(structure, out)
+    )(numbers, rows, cache)

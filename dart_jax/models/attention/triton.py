@@ -69,24 +69,14 @@ def attend_triton(
 
     q = new.q.reshape(b, kv_heads, groups * t, h)
     mask = rows(jnp.broadcast_to(new.mask, (b, t, new.k.shape[2]))).astype(jnp.int8)
-    arguments = _Arguments(
-        length=prefix.length,
-        first=None if prefix.first is None else rows(prefix.first),
-        pages=prefix.pages,
-        q=q,
-        k=prefix.k,
-        v=prefix.v,
-        new_k=new.k,
-        new_v=new.v,
-        mask=mask,
-    )
-    refs = {name: x for name, x in arguments._asdict().items() if x is not None}
+    first = None if prefix.first is None else rows(prefix.first)
+    args = _Arguments(prefix.length, first, prefix.pages, q, prefix.k, prefix.v, new.k, new.v, mask)
     result = jax.ShapeDtypeStruct((b, t, heads, h), q.dtype)
     results = [result]
     if grid.splits > 1:
         shape = (grid.splits, *q.shape)
         results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
-    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap, tuple(refs))
+    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap)
     parts = pl.pallas_call(
         kernel.run,
         grid=(grid.row_blocks, b * kv_heads, grid.splits),
@@ -94,7 +84,7 @@ def attend_triton(
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="attention",
-    )(*refs.values())
+    )(args)
     out = parts[0] if grid.splits == 1 else _join(parts, result, interpret)
     return out.reshape(b, t, heads * h)
 
@@ -206,7 +196,6 @@ class _Kernel:
       new_rows: T.
       scale: factor on the products.
       cap: see `Scoring`.
-      names: of the arguments that are not None.
     """
 
     grid: _Grid
@@ -214,14 +203,9 @@ class _Kernel:
     new_rows: int
     scale: float
     cap: float | None
-    names: tuple[str, ...]
 
-    def run(self, *refs: Any) -> None:
-        """Computes one block; refs: the arguments, then the results."""
-        count = len(self.names)
-        by_name = dict(zip(self.names, refs[:count], strict=True))
-        args = _Arguments(*map(by_name.get, _Arguments._fields))
-        out_ref, *parts = refs[count:]
+    def run(self, args: _Arguments, out_ref: Any, *parts: Any) -> None:
+        """Computes one block."""
         block = _Block(self, args)
         split = pl.program_id(2)
 

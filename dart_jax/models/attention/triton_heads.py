@@ -66,8 +66,9 @@ def rotated_heads_triton(
     h = width // (heads + 2 * kv_heads)
     half = h // 2
 
-    def kernel(x_ref: Any, cos_ref: Any, sin_ref: Any, *refs: Any) -> None:
-        *scales, q_ref, k_ref, v_ref = refs
+    def kernel(
+        x_ref: Any, cos_ref: Any, sin_ref: Any, scales: Any, q_ref: Any, k_ref: Any, v_ref: Any
+    ) -> None:
         sequence, head = pl.program_id(1), pl.program_id(2)
         start = pl.program_id(0) * _ROWS
         rows = pl.ds(start, _ROWS)
@@ -89,7 +90,7 @@ def rotated_heads_triton(
 
         first, second = (load(x_ref.at[sequence, rows, head, part], inside) for part in halves)
         x = first, second
-        q_scale, k_scale = scales or (None, None)
+        q_scale, k_scale = scales
 
         @pl.when(head < heads)
         def _():
@@ -115,7 +116,7 @@ def rotated_heads_triton(
         qkv.reshape(b, t, heads + 2 * kv_heads, h),
         cos,
         sin,
-        *(() if norm is None else (norm.q_scale, norm.k_scale)),
+        (None, None) if norm is None else (norm.q_scale, norm.k_scale),
     )
     return q, k, v
 

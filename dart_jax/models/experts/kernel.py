@@ -151,9 +151,15 @@ def _product(
     scales = [kernel.scale for kernel in kernels if isinstance(kernel, Int8)]
     width = _OUTER if count > _FEW else _OUTER // 2
 
-    def run(*refs: Any) -> None:
-        x_ref, which_ref, experts_ref, used_ref, *weight_refs, out_ref = refs
-        kernel_refs, scale_refs = weight_refs[: len(kernels)], weight_refs[len(kernels) :]
+    def run(
+        x_ref: Any,
+        which_ref: Any,
+        experts_ref: Any,
+        used_ref: Any,
+        kernel_refs: Sequence[Any],
+        scale_refs: Sequence[Any],
+        out_ref: Any,
+    ) -> None:
         block, first = pl.program_id(0), pl.program_id(1) * width
 
         @pl.when(block < used_ref[0])
@@ -182,7 +188,7 @@ def _product(
         ),
         interpret=interpret,
         name="experts_gate_up" if len(kernels) == 2 else "experts_down",
-    )(x, which, blocks.experts, blocks.used, *arrays, *scales)
+    )(x, which, blocks.experts, blocks.used, arrays, scales)
 
 
 def _sums(
