@@ -1,4 +1,4 @@
-"""Shares of a model: the weights that each device holds, and the sums over devices.
+"""How devices share a model: which weights each holds, and what they add up.
 
 May import the configs and `dart_jax.errors`. Start with `rules.py`.
 """

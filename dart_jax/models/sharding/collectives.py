@@ -1,4 +1,4 @@
-"""Exchanges within a program: of a group's devices, which share a model, and of groups."""
+"""What devices exchange within a program: those of a group, which share a model, and groups."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def over_groups(x: jax.Array) -> jax.Array:
 
 
 def shard_offset(size: int) -> jax.Array:
-    """The beginning of a device's part of the last axis, if it has so many, int32."""
+    """Where a device's part of the last axis begins, if it has so many, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)

@@ -72,16 +72,16 @@ class MeshShape(NamedTuple):
 
 
 def several_processes(mesh: Mesh | None) -> bool:
-    """Tells whether processes share a mesh."""
+    """Whether processes share a mesh."""
     return mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
 
 
 def first_of(mesh: Mesh | None, seconds: float | None) -> float | None:
-    """Gives every process the number of the first that shares a mesh; all must call it."""
+    """What the first of the processes that share a mesh has; all must call it."""
     if not several_processes(mesh):
         return seconds
-    number = np.float32(np.nan if seconds is None else seconds)
-    first = float(multihost_utils.broadcast_one_to_all(number))
+    given = np.float32(np.nan if seconds is None else seconds)
+    first = float(multihost_utils.broadcast_one_to_all(given))
     return None if np.isnan(first) else first
 
 

@@ -43,7 +43,7 @@ class Placement:
     """Puts parameters, as they are loaded, onto JAX's default device."""
 
     def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
-        """Lists the regions of a parameter, of a path and shape, that this process must have."""
+        """What this process must have of a parameter, given its path and shape."""
         return [Part(tuple(slice(0, size) for size in shape), (), True)]
 
     def put(
@@ -132,13 +132,13 @@ class ModelPlacement(ShardedPlacement):
         return _put_parts(self._sharding(path, placed), placed, self.parts(path, shape), values)
 
     def _repeats(self, path: ParamPath, shape: tuple[int, ...]) -> bool:
-        """Tells whether a parameter's heads are repeated, so that each device has one."""
+        """Whether a parameter's heads are repeated, so that each device has one."""
         if self._copies == 1 or not any(name in _KV for name in path):
             return False
         return spec_of(self._config, path, len(shape)) != P()
 
     def stored(self, path: ParamPath, leaf: jax.Array) -> jax.Array:
-        """Returns a parameter as in the files, on all devices: no head twice."""
+        """What the files hold of a parameter, on all devices: no head twice."""
         if not self._repeats(path, leaf.shape):
             return leaf
 
@@ -159,7 +159,7 @@ class ModelPlacement(ShardedPlacement):
 def _parts(
     sharding: NamedSharding, shape: tuple[int, ...]
 ) -> dict[tuple[tuple[int, int], ...], Part]:
-    """Lists the regions of an array that this process's devices hold, by their bounds."""
+    """What this process's devices hold of an array, by its bounds."""
     parts: dict[tuple[tuple[int, int], ...], Part] = {}
     first: dict[tuple[tuple[int, int], ...], int] = {}
     for device, region in sharding.devices_indices_map(shape).items():

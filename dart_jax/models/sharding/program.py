@@ -48,7 +48,7 @@ class _Execution(Protocol):
 
 
 class _Config(Protocol):
-    """The part of a config that programs are compiled for which is read here."""
+    """What must be known of the config that a program is compiled for."""
 
     @property
     def target(self) -> TargetConfig: ...
@@ -94,21 +94,21 @@ def program(
         @partial(jax.jit, static_argnames=static, donate_argnames=donated)
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
-            arguments = signature.bind(*args, **options).arguments
-            program_config: _Config = arguments[config]
-            devices = program_config.execution.devices
-            mesh, split = devices.mesh, devices.split_drafter
+            given = signature.bind(*args, **options).arguments
+            compiled_for: _Config = given[config]
+            mesh = compiled_for.execution.devices.mesh
             if mesh is None:
                 return function(*args, **options)
-            constants = {name: value for name, value in arguments.items() if name in static}
-            arrays = {name: value for name, value in arguments.items() if name not in static}
+            split = compiled_for.execution.devices.split_drafter
+            fixed = {name: value for name, value in given.items() if name in static}
+            arrays = {name: value for name, value in given.items() if name not in static}
             specs = {
                 name: None if x is None else specs_of(inputs.get(name), split)
                 for name, x in arrays.items()
             }
-            specs["params"] = param_specs(program_config, arrays["params"])
+            specs["params"] = param_specs(compiled_for, arrays["params"])
             results = jax.shard_map(
-                lambda arrays: function(**constants, **arrays),
+                lambda arrays: function(**fixed, **arrays),
                 mesh=mesh,
                 in_specs=(specs,),
                 out_specs=specs_of(outputs, split),
