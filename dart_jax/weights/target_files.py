@@ -31,10 +31,15 @@ def target_config(directory: Path) -> tuple[TargetConfig, Quantization | None]:
 
     Raises:
       UserError: it is missing, not supported, or a drafter's.
+
+    Warns:
+      InputWarning: a GGUF file has fields that nothing reads.
     """
     json = read_json(directory / "config.json")
     if is_drafter(json):
         raise UserError(f"{directory} is a drafter; pass it as the drafter of its target")
+    if names := json.get("gguf_fields_not_used"):
+        warn(f"the GGUF file has fields that are not used: {', '.join(names)}")
     return TargetConfig.from_json(json), read_quantization(json)
 
 
