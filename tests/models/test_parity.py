@@ -169,6 +169,14 @@ def test_drafting_emits_what_transformers_generates(theirs, ours, tokens):
     np.testing.assert_array_equal(generation.steps, 4)
 
 
+def covers(after, before):
+    """Checks nested parameters: files say what transformers leaves at its defaults, too."""
+    return all(
+        covers(after[name], value) if isinstance(value, dict) else after[name] == value
+        for name, value in before.items()
+    )
+
+
 @pytest.mark.long(keep=5)
 @pytest.mark.parametrize(
     ("dtype", "shard"), [("float32", 10**9), ("bfloat16", 20_000)], ids=["float32", "shards"]
@@ -188,8 +196,7 @@ def test_transformers_reads_back_the_same_model(theirs, ours, tmp_path, dtype, s
     for name, tensor in again.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
     before, after = theirs.config.to_dict(), again.config.to_dict()
-    # Explicit there is what transformers leaves at its defaults.
-    assert before["rope_parameters"].items() <= after["rope_parameters"].items()
+    assert covers(after["rope_parameters"], before["rope_parameters"])
     for name in before.keys() - UNWRITTEN:
         assert name.startswith("_") or after[name] == before[name], name
 

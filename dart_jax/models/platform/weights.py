@@ -23,8 +23,12 @@ from dart_jax.models.sharding.rules import SplitConfig, model_specs
 WeightsDtype = Literal["stored", "int8"]
 
 # Joined projection -> its parts, in order. Drafters compute queries and keys of different rows.
-_TARGET = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_DRAFTER = {"kv_proj": ("k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_Joint = dict[str, tuple[str, ...]]
+_TARGET: _Joint = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+_DRAFTER: _Joint = {"kv_proj": ("k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +137,7 @@ def form_of(params: Params) -> dict[str, bool]:
     return {"fused": not names.isdisjoint({*_DRAFTER, *_TARGET}), "tiles": tiles}
 
 
-def _fuse(params: Params, joint: dict[str, tuple[str, ...]]) -> Params:
+def _fuse(params: Params, joint: _Joint) -> Params:
     result: Params = {}
     for name, parts in joint.items():
         # The experts of a mixture are arrays, not modules.
