@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError, warn
@@ -16,8 +18,8 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.placement import everywhere
-from dart_jax.models.target import untie
+from dart_jax.models.platform.weights import WeightsForm, untie
+from dart_jax.models.sharding.placement import replicate
 from dart_jax.text.tokenizer import FILE as TOKENIZER
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
@@ -41,19 +43,15 @@ def find_drafter(
 
 
 def load_target_here(
-    directory: Path, dtype: np.dtype, execution: Execution
+    directory: Path, dtype: np.dtype, weights: WeightsForm, mesh: Mesh | None = None
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
     config, params = load_target(
-        directory,
-        dtype,
-        narrow=execution.packed is not None,
-        mesh=execution.mesh,
-        rounded=execution.rounded,
+        directory, dtype, keep_bfloat16=weights.tiles, mesh=mesh, int8=weights.int8
     )
-    params = execution.prepare(params, config)
-    if jax.default_backend() == "cpu" or execution.mesh is not None or execution.rounded:
-        config, params = untie(config, params, execution)
+    params = weights.prepare(params, config, mesh)
+    if jax.default_backend() == "cpu" or mesh is not None or weights.int8:
+        config, params = untie(config, params, weights, mesh)
     return config, params
 
 
@@ -79,26 +77,26 @@ def load_drafter_here(
       The drafter's config as it is computed, the parameters of both, and how they are computed.
     """
     params: DecodeParams = {"target": target}
-    execution, alone = execution.with_drafter(config), execution.alone
-    mesh = execution.mesh if execution.split_drafter else None
+    weights, devices = execution.weights, execution.devices.with_drafter(config)
+    mesh = devices.mesh if devices.split_drafter else None
     if isinstance(config, TargetConfig):
         check_draft_model(path, open_tensors(path).tensors)
-        config, params["drafter"] = load_target_here(path, dtype, alone)
+        config, params["drafter"] = load_target_here(path, dtype, weights)
     else:
         config, drafter, ids = load_drafter(
             path,
             dtype,
             target["embed_tokens"],
             target=target_directory,
-            narrow=execution.packed is not None,
+            keep_bfloat16=weights.tiles,
             mesh=mesh,
-            rounded=execution.rounded,
+            int8=weights.int8,
         )
-        prepare = alone.prepare if mesh is None else execution.prepare
-        params["drafter"] = prepare(drafter, config)
+        params["drafter"] = weights.prepare(drafter, config, mesh)
         params["draft_ids"] = jnp.asarray(ids)
-    if execution.mesh is not None:
-        params = {"target": params.pop("target"), **everywhere(execution.mesh, params)}
+    if devices.mesh is not None:
+        params = {"target": params.pop("target"), **replicate(devices.mesh, params)}
+    execution = dataclasses.replace(execution, devices=devices)
     return config, params, execution
 
 

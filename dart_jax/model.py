@@ -38,7 +38,8 @@ from dart_jax.loading import (
 )
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.platform.execution import AttentionChoice, Execution, WeightsDtype
+from dart_jax.models.platform.execution import AttentionChoice, Execution
+from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.models.sharding.mesh import MeshShape, several_processes
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel
@@ -205,7 +206,9 @@ class DartModel:
                     "this drafter; pass one of the two (--no-ngram leaves out that of --model)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
-        config, target_params = load_target_here(directory, kind, execution)
+        config, target_params = load_target_here(
+            directory, kind, execution.weights, execution.devices.mesh
+        )
         params: DecodeParams = {"target": target_params}
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory, config.vocab_size)
@@ -241,7 +244,8 @@ class DartModel:
                 raise UserError("no n-gram model was loaded; pass one")
         # Drop the previous drafter's weights.
         params: DecodeParams = {"target": self.params["target"]}
-        execution = self.execution.with_drafter(None)
+        devices = self.execution.devices.with_drafter(None)
+        execution = dataclasses.replace(self.execution, devices=devices)
         return dataclasses.replace(self, drafter=drafter, params=params, execution=execution)
 
     def without_pair_scores(self) -> DartModel:
@@ -412,7 +416,7 @@ class DartModel:
     @functools.cached_property
     def _tree_memory(self) -> TreeMemory:
         # Processes that decode together must know the same.
-        together = several_processes(self.execution.mesh)
+        together = several_processes(self.execution.devices.mesh)
         return TreeMemory.at(None if together else user_cache() / "tree_costs")
 
     def decoder(

@@ -102,7 +102,9 @@ def _chain(product: Callable[..., jax.Array], x: jax.Array, weights: list[jax.Ar
 def run(config: ProductsConfig, console: Console) -> None:
     """Measures, prints and writes the report."""
     check_outputs(config.json)
-    by = f"the C++ core ({_core.instructions})" if foreign.available() else "XLA"
+    if not foreign.available():
+        raise UserError("weights in tiles need the C++ core, which this jaxlib cannot call")
+    by = f"the C++ core ({_core.instructions})"
     cases = [(shape, rows) for shape in config.shape for rows in config.rows]
     times = [measure(*case, config.repeats) for case in tracked(cases, "measuring", console)]
     rows = []

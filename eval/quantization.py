@@ -23,7 +23,7 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.layers import Params
-from dart_jax.models.platform.execution import WeightsDtype
+from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.models.pure import bind
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
@@ -52,11 +52,11 @@ class QuantizationConfig(ModelChoice):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _log_probabilities(config: Any, execution: Any, params: Params, tokens: jax.Array) -> jax.Array:
+def _log_probabilities(config: Any, options: Any, params: Params, tokens: jax.Array) -> jax.Array:
     """Computes those of each next token: int32 [T] -> float32 [T - 1, V]."""
     count = len(tokens) - 1
     at = jnp.arange(count, dtype=jnp.int32)[None]
-    target = bind(config, params, execution)
+    target = bind(config, params, options)
     out = target(tokens[None, :-1], at, jnp.tril(jnp.ones((1, count, count), bool)))
     return jax.nn.log_softmax(target.logits(out.hidden)[0].astype(jnp.float32))
 
@@ -72,7 +72,9 @@ def compare(one: DartModel, other: DartModel, texts: Iterable[np.ndarray]) -> di
     for tokens in texts:
         p, q = (
             np.asarray(
-                _log_probabilities(m.target, m.execution, m.params["target"], jnp.asarray(tokens)),
+                _log_probabilities(
+                    m.target, m.execution.target, m.params["target"], jnp.asarray(tokens)
+                ),
                 np.float64,
             )
             for m in (one, other)

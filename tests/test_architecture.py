@@ -102,6 +102,16 @@ def test_no_circles():
     graphlib.TopologicalSorter(IMPORTS).prepare()
 
 
+def test_no_circles_between_the_packages_of_models():
+    graph = {}
+    for module, imported in IMPORTS.items():
+        if module.startswith("dart_jax.models."):
+            one = module.split(".")[2]
+            others = {x.split(".")[2] for x in imported if x.startswith("dart_jax.models.")}
+            graph.setdefault(one, set()).update(others - {one})
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 def test_packages_and_files_are_small():
     for tree in TREES:
         for package in {path.parent for path in PATHS if path.is_relative_to(ROOT / tree)}:

@@ -26,12 +26,12 @@ from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.config_json.drafter_fields import NORMS
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.drafters.fields import NORMS
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import Params, init_params
-from dart_jax.models.sharding.placement import everywhere
-from dart_jax.models.target import untie
+from dart_jax.models.sharding.placement import replicate
 from dart_jax.programs.command_line import RESUMABLE, program
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 from dart_jax.progress import stage
@@ -148,7 +148,7 @@ def train(config: DrafterTraining) -> Path:
     forward = PackedForward(
         teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
     )
-    on_devices = frozen if teacher.mesh is None else everywhere(mesh, frozen)
+    on_devices = frozen if teacher.mesh is None else replicate(mesh, frozen)
     trained = Trainer(
         config.drafter.method,
         params=trained,

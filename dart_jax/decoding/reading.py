@@ -59,7 +59,7 @@ def read_rows(
 ) -> Caches:
     """Reads tokens [B, C] at the positions from `start` [B] on, given the tokens after each; for
     `filled` and `capacity` see `PromptRows`."""
-    target = bind(config.target, params["target"], config.execution)
+    target = bind(config.target, params["target"], config.execution.target)
     cache, draft_state = (None, None) if caches is None else caches
     count = tokens.shape[1]
     positions = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
@@ -67,7 +67,16 @@ def read_rows(
     out = target(tokens, positions, causal, before, start, config.feature_layers)
     if config.drafting is not None:
         rows = PromptRows(
-            target, params, tokens, following, out.features, positions, start, filled, capacity
+            target,
+            params,
+            tokens,
+            following,
+            out.features,
+            positions,
+            start,
+            filled,
+            capacity,
+            config.execution.drafter,
         )
         with jax.named_scope("draft"):
             draft_state = config.drafting.read(draft_state, rows)

@@ -353,9 +353,9 @@ def add_noise(
 
     def plainly(logits, temperature, noise, levels, ids):
         if ids is None:
-            noise = vocabulary.own(noise)
+            noise = vocabulary.local_shard(noise)
         else:
-            noise = jnp.take(noise, vocabulary.own(ids), axis=-1)
+            noise = jnp.take(noise, vocabulary.local_shard(ids), axis=-1)
         scaling = sampling._replace(temperature=temperature)
         return _plus_noise(scaling, logits - vocabulary.largest(logits), noise, levels)
 

@@ -39,7 +39,7 @@ from dart_jax.decoding.tree import (
 )
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.attention.compaction import append
-from dart_jax.models.cache import KVCache, wait_for
+from dart_jax.models.cache import KVCache, order_after
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import joined
 
@@ -172,7 +172,7 @@ def verify(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Verified:
     """Runs the target over the trees, int32 [B, 3, n + 1]; None for only the roots."""
-    target = bind(config.target, params["target"], config.execution)
+    target = bind(config.target, params["target"], config.execution.target)
     tree = _tree(config, state, trees)
     with jax.named_scope("verify"):
         tokens, mask = unused_as_root(tree, ancestor_mask(tree, config.max_depth))
@@ -215,7 +215,7 @@ def accept_and_compact(
         )
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
-        length = wait_for(accepted.tokens + 1, start)  # they are -1 where logits are NaN
+        length = order_after(accepted.tokens + 1, start)  # they are -1 where logits are NaN
         cache = append(state.target_cache, verified.rows, path, length, config.execution.attention)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
     drafted = jnp.minimum(count, accepted.count - 1)[:, None]
@@ -238,7 +238,7 @@ def as_needed(config: DecodeConfig, logits: jax.Array) -> tuple[Vocabulary, jax.
     Returns:
       The vocabulary as it is divided now, and the logits.
     """
-    shards = config.execution.shards
+    shards = config.execution.devices.shards
     if shards > 1 and config.logits.whole:
         return WHOLE, joined(logits)
     return Vocabulary(shards), logits
@@ -249,7 +249,7 @@ def draft_input(
 ) -> DraftInput:
     """Builds the drafting method's input after a verification."""
     return DraftInput(
-        bind(config.target, params["target"], config.execution),
+        bind(config.target, params["target"], config.execution.target),
         params,
         path.tokens,
         path.next_tokens,
@@ -260,6 +260,7 @@ def draft_input(
         sampling=state.sampling,
         seen=state.seen,
         noise=noise_of_draft(config, state),
+        options=config.execution.drafter,
     )
 
 
@@ -308,7 +309,7 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
         chex.assert_shape(trees, (batch, 3, None))
         chex.assert_type(trees, jnp.int32)
         tree = unpack(trees)
-    return with_unused(tree, -(-config.execution.least_rows // batch))
+    return with_unused(tree, -(-config.execution.min_rows // batch))
 
 
 def emit(
@@ -402,5 +403,5 @@ def penalize_at_nodes(
         drafted = mask & tree.real[:, None]
         counts = count_tokens(of_nodes(counts), jnp.where(drafted, tree.tokens[:, None], -1))
     bias = None if state.bias is None else state.bias[:, None]
-    own = jax.tree.map(vocabulary.own, (seen, counts, bias))
-    return penalize(state.sampling, logits, *own)
+    local = jax.tree.map(vocabulary.local_shard, (seen, counts, bias))
+    return penalize(state.sampling, logits, *local)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from dart_jax.models.cpu.foreign import available
 from dart_jax.models.cpu.rows import largest
 from dart_jax.models.sharding import collectives
-from dart_jax.models.sharding.collectives import first, gathered, own_part
+from dart_jax.models.sharding.collectives import gathered, local_shard, shard_offset
 
 _MOST_ENTRIES = 64  # that the C++ core keeps in order while it passes over a row
 
@@ -30,9 +30,9 @@ class Vocabulary:
 
     shards: int = 1
 
-    def own(self, x: jax.Array) -> jax.Array:
+    def local_shard(self, x: jax.Array) -> jax.Array:
         """A device's part of [..., V], which all have."""
-        return x if self.shards == 1 else own_part(x, self.shards)
+        return x if self.shards == 1 else local_shard(x, self.shards)
 
     def largest(self, x: jax.Array) -> jax.Array:
         """The largest of each row, [..., 1]."""
@@ -63,7 +63,7 @@ class Vocabulary:
         token = jnp.maximum(token, 0)[..., None]
         if self.shards == 1:
             return jnp.take_along_axis(x, token, axis=-1)
-        at = token - first(x.shape[-1])
+        at = token - shard_offset(x.shape[-1])
         found = jnp.take_along_axis(x, at, axis=-1, mode="fill", fill_value=0)
         return collectives.total(jnp.where(at < 0, 0, found))
 
@@ -82,7 +82,7 @@ class Vocabulary:
         if self.shards == 1 or count == 0:
             return most, at
         bits = jax.lax.bitcast_convert_type(most, jnp.int32)
-        bits, places = collectives.joined(jnp.stack([bits, at + first(x.shape[-1])]))
+        bits, places = collectives.joined(jnp.stack([bits, at + shard_offset(x.shape[-1])]))
         every = jax.lax.bitcast_convert_type(bits, jnp.float32)
         best, chosen = exact_top_k(every, min(count, every.shape[-1]))
         return best, jnp.take_along_axis(places, chosen, axis=-1)
@@ -104,7 +104,7 @@ def _argmax(x: jax.Array) -> jax.Array:
 
 def _argmax_of_parts(x: jax.Array) -> jax.Array:
     """`_argmax` of what all devices have, each a part of the last axis."""
-    at = _argmax(x) + first(x.shape[-1])
+    at = _argmax(x) + shard_offset(x.shape[-1])
     top = jax.lax.bitcast_convert_type(jnp.max(x, axis=-1), jnp.int32)
     tops, places = jnp.moveaxis(gathered(jnp.stack([top, at])), 1, 0)
     tops = jax.lax.bitcast_convert_type(tops, jnp.float32)

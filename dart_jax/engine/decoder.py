@@ -251,7 +251,8 @@ class Decoder:
     def _shapes(self, batch: int) -> Shapes:
         """The shapes for so many prompts."""
         execution = self.config.execution
-        slots = -(-batch // execution.groups)
+        groups = execution.devices.groups
+        slots = -(-batch // groups)
         rows = tuple(n for n in up_to(slots) if _SHRINKS * n > slots) if slots >= _SHRINKS else ()
         chunks = [self.chunk]
         while chunks[0] >= 2 * _SHORTEST_CHUNK:
@@ -260,8 +261,8 @@ class Decoder:
         sizes = self.sizes or ((0, nodes) if nodes else (0,))
         rows = rows or (slots,)
         return Shapes(
-            slots=slots * execution.groups,
-            groups=execution.groups,
+            slots=slots * groups,
+            groups=groups,
             max_length=self.max_length,
             page=self.config.capacity(self.max_length),
             pages_each=1,

@@ -270,7 +270,7 @@ def burst(
     """
     config = static.config
     searched = None if search is None else search.in_program
-    if searched is not None and config.execution.shards > 1:
+    if searched is not None and config.execution.devices.shards > 1:
         searched = partial(once, searched)
     state, row = _begin(static, pools, history, rows)
     state = dataclasses.replace(state, noise=noise_of_draft(config, state))
@@ -287,7 +287,7 @@ def burst(
     def goes_on(carry: _Carry) -> jax.Array:
         state, _, _, _, _, turn = carry
         active = jnp.sum(state.active.astype(jnp.int32))
-        if config.execution.groups > 1:
+        if config.execution.devices.groups > 1:
             active = over_groups(active)  # all take the same number of steps
         return (active >= least) & (turn < limit)
 
@@ -366,7 +366,7 @@ def _follow(
     )
     place = jnp.arange(emitted.tokens.shape[1], dtype=jnp.int32)[None]
     rows = PromptRows(
-        bind(config.target, params["target"], config.execution),
+        bind(config.target, params["target"], config.execution.target),
         params,
         jnp.concatenate([row.context[:, -1:], emitted.tokens[:, :-1]], axis=1),
         emitted.tokens,
@@ -375,6 +375,7 @@ def _follow(
         row.length,
         capacity,
         capacity,
+        config.execution.drafter,
     )
     with jax.named_scope("draft"):
         return drafting.read(draft_state, rows)

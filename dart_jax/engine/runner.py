@@ -95,7 +95,7 @@ class Runner:
         self.counters = Counters()
         self.accepted: dict[Sequence, None] = {}
         self.seconds = 0.0
-        self._on_end, self._mesh = on_end, models.config.execution.mesh
+        self._on_end, self._mesh = on_end, models.config.execution.devices.mesh
         self._burst_seconds = burst_seconds
         self._step_seconds: dict[tuple[int, SamplingMode, int], float] = {}
 

@@ -2,5 +2,7 @@
 
 Pure computation, independent of files, tokenizers, decode loops and training. Imports only
 `dart_jax.errors` and, for products on CPUs, `dart_jax._core`. Start with `target.py`, then
-`drafter.py`; `pure.py` converts the NNX modules to functions over dicts of arrays.
+`drafter.py`; `pure.py` converts the NNX modules to functions over dicts of arrays. Packages, each
+of which may import those before it: `config_json`, `sharding`, `cpu`, `kernels`, `attention`,
+`experts`, `platform`.
 """

@@ -39,7 +39,7 @@ _GEMMA2_DEFAULTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What all models of one `model_type` have in common.
+    """Properties that all models of one `model_type` have in common.
 
     Attributes:
       name: the class of `transformers`.
@@ -95,7 +95,7 @@ class Architecture:
 
     @property
     def two_ropes(self) -> bool:
-        """Whether layers with a sliding window can have another RoPE."""
+        """Tells whether layers with a sliding window can have another RoPE."""
         return self.sliding_theta is not None
 
 
@@ -276,15 +276,6 @@ _VISION_LANGUAGE = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }
-# Hybrids of attention and recurrent layers, by `model_type`.
-_RECURRENT = (
-    "qwen3_next",
-    "qwen3_5",
-    "qwen3_5_text",
-    "qwen3_5_moe",
-    "qwen3_5_moe_text",
-    "qwen4_exp",
-)
 
 
 def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,12 +312,6 @@ def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
 def architecture_of(json: Mapping[str, Any]) -> Architecture:
     """Returns the architecture that a config names; raises UserError if it is not supported."""
     kind = json.get("model_type")
-    types = json.get("layer_types")
-    if kind in _RECURRENT or (isinstance(types, list) and "linear_attention" in types):
-        raise UserError(
-            f"target model_type {kind!r} has linear-attention layers, which is not supported: they "
-            "keep one running state, and a draft tree would need one per branch"
-        )
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UserError(f"target model_type is {kind!r}; supported are {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[kind]

@@ -81,13 +81,6 @@ def append(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) 
     return extend(cache, jax.tree.map(keep, rows), length)
 
 
-def cache_from(rows: KVCache, capacity: int) -> KVCache:
-    """Returns a cache of `capacity` rows that starts with `rows`, [B, K, T, h] per layer."""
-    k, _ = rows[0]
-    empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
-    return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
-
-
 def extend(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
     """Writes all new rows after each sequence.
 
@@ -105,8 +98,8 @@ def extend(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
     def write(old: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(old, new, (0, length, 0))
 
-    written = jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), layers, rows)
-    return with_layers(cache, written)
+    layers = jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), layers, rows)
+    return with_layers(cache, layers)
 
 
 def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.Array) -> KVCache:
@@ -152,13 +145,15 @@ def keep_rows(
       capacity: rows of a new cache, at least `length + T`, which is in one piece.
     """
     if cache is None:
-        return cache_from(rows, capacity)
+        k, _ = rows[0]
+        empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
+        return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
     last, _ = rows[-1]
-    computed = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
-    return extend(cache, rows, wait_for(computed, length))
+    result = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
+    return extend(cache, rows, order_after(result, length))
 
 
-def wait_for(result: jax.Array, length: jax.Array) -> jax.Array:
+def order_after(result: jax.Array, length: jax.Array) -> jax.Array:
     """Returns `length` unchanged, but makes it depend on `result`, which must be integers >= 0.
 
     XLA writes to a cache in place only if the write is ordered after every read of the cache;

@@ -10,22 +10,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.models.activations import ACTIVATIONS
 from dart_jax.models.architectures import (
     ARCHITECTURES,
     Architecture,
     architecture_of,
     text_part,
 )
-from dart_jax.models.config_fields import (
+from dart_jax.models.config_json.fields import (
     check_attention,
     check_fields,
-    check_unread,
     known_fields,
     refuse,
+    refuse_unsupported,
     require,
     with_head_defaults,
 )
-from dart_jax.models.inputs import ACTIVATIONS
 from dart_jax.models.rope import Rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -144,7 +144,7 @@ class TargetConfig:
 
     @property
     def architecture(self) -> Architecture:
-        """What all models of this `model_type` have in common."""
+        """Properties that all models of this `model_type` have in common."""
         return ARCHITECTURES[self.model_type]
 
     @property
@@ -156,7 +156,7 @@ class TargetConfig:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised."""
+        """Tells whether queries and keys are normalised."""
         return self.architecture.qk_norm is not None
 
     @property
@@ -173,7 +173,7 @@ class TargetConfig:
         return self.rope.longest(self.max_position_embeddings)
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer has experts instead of a plain MLP."""
+        """Tells whether a layer has experts instead of a plain MLP."""
         return self.moe is not None and layer not in self.moe.dense_layers
 
     def window(self, layer: int) -> int | None:
@@ -197,12 +197,12 @@ class TargetConfig:
         """
         json = text_part(json)
         architecture = architecture_of(json)
-        check_unread(json, cls)
+        refuse_unsupported(json)
         json = {**architecture.defaults, **json}
         for name in ("max_position_embeddings", "rms_norm_eps"):
             json.setdefault(name, getattr(architecture, name))
         require(json, ("num_hidden_layers",))
-        layers = _positive(json, "num_hidden_layers")
+        layers = _integer(json, "num_hidden_layers")
         fields = with_head_defaults(json, guess=architecture.guesses_heads)
         fields["hidden_act"] = _activation(json, architecture)
         for name, source in architecture.biases.items():
@@ -253,34 +253,23 @@ class TargetConfig:
 def _activation(json: Mapping[str, Any], architecture: Architecture) -> Any:
     """Reads the MLP's activation; in Gemma's files "gelu" is its approximation by tanh."""
     name = "hidden_activation" if "hidden_activation" in architecture.defaults else "hidden_act"
-    given = json.get(name, "silu")
-    if given == "gelu" and architecture.embedding_scaled:
+    act = json.get(name, "silu")
+    if act == "gelu" and architecture.embedding_scaled:
         return _TANH_GELU
-    return _ACTIVATION_NAMES.get(given, given) if isinstance(given, str) else given
+    return _ACTIVATION_NAMES.get(act, act) if isinstance(act, str) else act
 
 
 def _windows(
     json: Mapping[str, Any], architecture: Architecture, layers: int
 ) -> tuple[Any, tuple[int, ...] | None]:
     """Reads the sliding window, and the layers that have it: None for all."""
-    rule, window, types = architecture.windows, json.get("sliding_window"), json.get("layer_types")
+    rule = architecture.windows
     if rule == "none":
         refuse(json, "use_sliding_window", (False, None))
-    if rule == "none" or (rule == "optional" and not json.get("use_sliding_window")):
-        window = None  # configs may set it without using it
-    first = 0
-    if rule == "optional" and window is not None:
-        first = json.get("max_window_layers", 28)
-    every = rule if isinstance(rule, int) else layers + 1
-    if architecture.window_pattern and not types:
-        every = json.get(architecture.window_pattern, every)
-    if not isinstance(first, int) or not isinstance(every, int) or every < 1:
-        raise UserError("config.json does not say by integers which layers have a sliding window")
-    if window is None and not isinstance(rule, int):
-        expected = [_FULL] * layers
-    else:
-        expected = [_SLIDING if i >= first and (i + 1) % every else _FULL for i in range(layers)]
-    types = types or expected
+    unused = rule == "none" or (rule == "optional" and not json.get("use_sliding_window"))
+    window = None if unused else json.get("sliding_window")  # configs may set it unused
+    expected = _default_layer_types(json, architecture, layers, windowed=window is not None)
+    types = json.get("layer_types") or expected
     if not isinstance(types, list) or len(types) != layers or {*types} - {_FULL, _SLIDING}:
         raise UserError(
             f"config.json has layer_types={types!r}; they must be {_FULL!r} or {_SLIDING!r} for "
@@ -291,9 +280,22 @@ def _windows(
     sliding = tuple(i for i, kind in enumerate(types) if kind == _SLIDING)
     if sliding and window is None:
         raise UserError("config.json has layers of sliding attention and no sliding_window")
-    if not sliding:
-        return None, None
-    return window, None if len(sliding) == layers else sliding
+    return window if sliding else None, None if len(sliding) in (0, layers) else sliding
+
+
+def _default_layer_types(
+    json: Mapping[str, Any], architecture: Architecture, layers: int, *, windowed: bool
+) -> list[str]:
+    """The kind of each layer's attention by the rule `Architecture.windows`."""
+    rule, pattern = architecture.windows, architecture.window_pattern
+    if isinstance(rule, int):
+        if pattern is not None and not json.get("layer_types"):
+            rule = _integer(json, pattern, rule)
+        return [_SLIDING if (i + 1) % rule else _FULL for i in range(layers)]
+    first = 0 if windowed else layers
+    if rule == "optional" and windowed:
+        first = _integer(json, "max_window_layers", 28, least=0)
+    return [_SLIDING if i >= first else _FULL for i in range(layers)]
 
 
 def _ropes(json: Mapping[str, Any], architecture: Architecture) -> tuple[Rope, Rope | None]:
@@ -335,9 +337,7 @@ def _no_rope_layers(
         return ()
     with_rope = json.get("no_rope_layers")
     if with_rope is None:
-        every = json.get("no_rope_layer_interval", architecture.no_rope_interval)
-        if type(every) is not int or every < 1:
-            raise UserError(f"config.json has no_rope_layer_interval={every!r}")
+        every = _integer(json, "no_rope_layer_interval", architecture.no_rope_interval)
         with_rope = [(i + 1) % every for i in range(layers)]
     if not isinstance(with_rope, list) or len(with_rope) != layers:
         raise UserError(f"config.json has no_rope_layers={with_rope!r}, not one entry per layer")
@@ -384,16 +384,17 @@ def _moe_json(model_type: str, moe: MoEConfig) -> dict[str, Any]:
 
 def _dense_layers(json: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the layers of a Qwen-MoE model without experts."""
-    layers, step = _positive(json, "num_hidden_layers"), _positive(json, "decoder_sparse_step", 1)
+    layers, step = _integer(json, "num_hidden_layers"), _integer(json, "decoder_sparse_step", 1)
     only = json.get("mlp_only_layers") or []
     if not isinstance(only, list):
         raise UserError(f"config.json has mlp_only_layers={only!r}; it must be a list of layers")
     return tuple(i for i in range(layers) if i in only or (i + 1) % step)
 
 
-def _positive(json: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Reads an integer of at least 1."""
+def _integer(json: Mapping[str, Any], name: str, default: int | None = None, least: int = 1) -> int:
+    """Reads an integer of at least `least`."""
     value = json.get(name, default)
-    if type(value) is not int or value < 1:
-        raise UserError(f"config.json has {name}={value!r}; it must be an integer of at least 1")
+    if type(value) is not int or value < least:
+        expected = f"an integer of at least {least}"
+        raise UserError(f"config.json has {name}={value!r}; it must be {expected}")
     return value

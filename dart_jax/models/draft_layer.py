@@ -17,9 +17,9 @@ from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.cpu import rows as cpu_rows
 from dart_jax.models.drafter_config import DraftLayerConfig
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import INIT, GatedMLP, Linear, RMSNorm
-from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.collectives import own_part
+from dart_jax.models.sharding.collectives import local_shard
 
 
 class Layer(nnx.Module):
@@ -29,31 +29,23 @@ class Layer(nnx.Module):
         self,
         config: DraftLayerConfig,
         width: int,
-        execution: Execution,
+        options: LayerOptions,
         *,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         d, h = config.hidden_size, config.head_dim
-        self.execution = execution
+        self.options = options
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = Linear(width, self.heads * h, dtype=dtype, rngs=rngs)
-        if self.execution.fused:
+        if self.options.fused:
             self.kv_proj = Linear(width, 2 * self.kv_heads * h, dtype=dtype, rngs=rngs)
         else:
             self.k_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
             self.v_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
-        split = execution.drafter_shards > 1
-        self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs, split=split)
+        self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs, split=options.split)
         self.post_attention_layernorm = RMSNorm(d, config.rms_norm_eps, dtype=dtype)
-        self.mlp = GatedMLP(
-            d,
-            config.intermediate_size,
-            dtype=dtype,
-            rngs=rngs,
-            fused=execution.fused,
-            split=split,
-        )
+        self.mlp = GatedMLP(d, config.intermediate_size, options, dtype=dtype, rngs=rngs)
 
     def queries(self, inputs: jax.Array) -> jax.Array:
         """Queries [B, H, T, h] of inputs [B, T, C], before rotation."""
@@ -61,7 +53,7 @@ class Layer(nnx.Module):
 
     def keys(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys before rotation, and values, of inputs [B, T, C]: each [B, K, T, h]."""
-        if self.execution.fused:
+        if self.options.fused:
             k, v = jnp.split(self.kv_proj(inputs), 2, axis=-1)
         else:
             k, v = self.k_proj(inputs), self.v_proj(inputs)
@@ -72,7 +64,7 @@ class Layer(nnx.Module):
     ) -> jax.Array:
         """Attention and MLP on the residual stream; returns [B, T, D], not yet normalised."""
         return self.after_attention(
-            residual, attend(segments, prefix, kernel=self.execution.attention)
+            residual, attend(segments, prefix, kernel=self.options.attention)
         )
 
     def after_attention(self, residual: jax.Array, attended: jax.Array) -> jax.Array:
@@ -85,9 +77,9 @@ class LaterLayer(Layer):
     """A decoder layer after the first."""
 
     def __init__(
-        self, config: DraftLayerConfig, execution: Execution, *, dtype: DTypeLike, rngs: nnx.Rngs
+        self, config: DraftLayerConfig, options: LayerOptions, *, dtype: DTypeLike, rngs: nnx.Rngs
     ):
-        super().__init__(config, config.hidden_size, execution, dtype=dtype, rngs=rngs)
+        super().__init__(config, config.hidden_size, options, dtype=dtype, rngs=rngs)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
 
 
@@ -98,10 +90,10 @@ class DraftLayer(Layer):
     fc: Linear
 
     def __init__(
-        self, config: DraftLayerConfig, execution: Execution, *, dtype: DTypeLike, rngs: nnx.Rngs
+        self, config: DraftLayerConfig, options: LayerOptions, *, dtype: DTypeLike, rngs: nnx.Rngs
     ):
         d, eps = config.hidden_size, config.rms_norm_eps
-        super().__init__(config, 2 * d, execution, dtype=dtype, rngs=rngs)
+        super().__init__(config, 2 * d, options, dtype=dtype, rngs=rngs)
         self.hidden_norm = RMSNorm(d, eps, dtype=dtype)
         self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
         self.norm = RMSNorm(d, eps, dtype=dtype)
@@ -122,7 +114,7 @@ class DraftLayer(Layer):
         # The target's vocabulary may be padded further; what is drafted after such a token is
         # verified like all else.
         tokens = jnp.minimum(tokens, table.shape[0] - 1)
-        if self.execution.packed:
+        if self.options.tiles:
             return cpu_rows.take_rows(table, tokens)
         return jnp.take(table, tokens, axis=0)
 
@@ -132,8 +124,8 @@ class DraftLayer(Layer):
 
     def project(self, features: jax.Array) -> jax.Array:
         """The target's features [..., F] -> the residual stream [..., D]."""
-        shards = self.execution.drafter_shards
-        return self.fc(features if shards == 1 else own_part(features, shards))
+        shards = self.options.shards
+        return self.fc(features if shards == 1 else local_shard(features, shards))
 
     def head(self, normed: jax.Array) -> jax.Array:
         """Normalised [..., D] -> float32 logits [..., Vd]; where devices share the drafter, a

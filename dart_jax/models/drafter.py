@@ -17,9 +17,9 @@ from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import INIT, Linear
 from dart_jax.models.pair_scores import PairScores
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
 
@@ -34,7 +34,7 @@ class Drafter(DraftLayer):
     def __init__(
         self,
         config: DrafterConfig,
-        execution: Execution = Execution(),
+        options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
@@ -42,13 +42,12 @@ class Drafter(DraftLayer):
         self.config = config
         d = config.hidden_size
         # Initialised before the layer, so that a seed keeps giving the same parameters.
-        split = execution.drafter_shards > 1
-        self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=split)
+        self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=options.split)
         self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
-        super().__init__(config, execution, dtype=dtype, rngs=rngs)
+        super().__init__(config, options, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             [
-                LaterLayer(config, execution, dtype=dtype, rngs=rngs)
+                LaterLayer(config, options, dtype=dtype, rngs=rngs)
                 for _ in range(1, config.num_hidden_layers)
             ]
         )
@@ -113,12 +112,12 @@ class Drafter(DraftLayer):
             k, v = (_repeat_from(y, t, masks, axis=2) for y in layer.keys(inputs))
             k = rotate(k, all_positions, self.config.rope)
             rows.append((k[:, :, :t], v[:, :, :t]))
-            queried, q_positions, q_seen, real = inputs, all_positions, seen, t
+            q_inputs, q_positions, q_seen, real = inputs, all_positions, seen, t
             if final:
-                x, queried, real = _drafting_rows(x, at, t), _drafting_rows(inputs, at, t), 1
+                x, q_inputs, real = _drafting_rows(x, at, t), _drafting_rows(inputs, at, t), 1
                 q_positions = _drafting_rows(all_positions[..., None], at, t)[..., 0]
                 q_seen = _drafting_rows(seen, at, t)
-            q = _repeat_from(layer.queries(queried), real, masks, axis=2)
+            q = _repeat_from(layer.queries(q_inputs), real, masks, axis=2)
             q = rotate(q, q_positions, self.config.rope)
             prefix = None
             if cache is not None and length is not None:
@@ -134,7 +133,7 @@ class Drafter(DraftLayer):
         return self.head(self.normed(x))
 
     def normed(self, x: jax.Array) -> jax.Array:
-        """What the head and the pair scores read, [..., D] of [..., D] after the last layer."""
+        """Normalises what follows the last layer, [..., D], for the head and the pair scores."""
         # The reference applies the same final norm twice.
         return self.norm(self.norm(x))
 
@@ -148,5 +147,5 @@ def _repeat_from(x: jax.Array, start: int, times: int, axis: int) -> jax.Array:
     """Repeats each row after the first `start` ones."""
     if times == 1:
         return x
-    kept, repeated = jnp.split(x, [start], axis=axis)
-    return jnp.concatenate([kept, jnp.repeat(repeated, times, axis=axis)], axis=axis)
+    first, rest = jnp.split(x, [start], axis=axis)
+    return jnp.concatenate([first, jnp.repeat(rest, times, axis=axis)], axis=axis)

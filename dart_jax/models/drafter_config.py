@@ -8,14 +8,7 @@ from typing import Any, Self
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.config_fields import (
-    check_attention,
-    check_fields,
-    known_fields,
-    refuse,
-    with_head_defaults,
-)
-from dart_jax.models.drafters.fields import (
+from dart_jax.models.config_json.drafter_fields import (
     DART_OPTIONS,
     EAGLE3_OPTIONS,
     LAYERS,
@@ -23,7 +16,20 @@ from dart_jax.models.drafters.fields import (
     check_options,
     feature_layers,
 )
-from dart_jax.models.drafters.formats import DART, EAGLE3, EAGLE3_CLASSES, classes, known_format
+from dart_jax.models.config_json.drafter_formats import (
+    DART,
+    EAGLE3,
+    EAGLE3_CLASSES,
+    classes,
+    known_format,
+)
+from dart_jax.models.config_json.fields import (
+    check_attention,
+    check_fields,
+    known_fields,
+    refuse,
+    with_head_defaults,
+)
 from dart_jax.models.rope import Rope
 
 # Fields of the configs here that the files of weights determine.
@@ -87,7 +93,7 @@ class DraftLayerConfig:
 
     @property
     def shares_embedding(self) -> bool:
-        """Whether the drafter reads the target's embedding, whose rows are as wide as its own."""
+        """Tells whether it reads the target's embedding, whose rows are as wide as its own."""
         return not self.own_embedding and self.hidden_size == self.target_hidden_size
 
     @property

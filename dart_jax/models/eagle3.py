@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.draft_layer import DraftLayer
 from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Linear, RMSNorm
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import rotate
 
 # Keys and values [B, K, S, h] that T rows attend to, and a mask broadcastable to [B, T, S], true
@@ -35,16 +35,15 @@ class Eagle3Drafter(DraftLayer):
     def __init__(
         self,
         config: Eagle3Config,
-        execution: Execution = Execution(),
+        options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         self.config = config
         d, width, eps = config.hidden_size, config.features_width, config.rms_norm_eps
-        split = execution.drafter_shards > 1
-        self.fc = Linear(width, d, dtype=dtype, rngs=rngs, split=split)
-        super().__init__(config, execution, dtype=dtype, rngs=rngs)
+        self.fc = Linear(width, d, dtype=dtype, rngs=rngs, split=options.split)
+        super().__init__(config, options, dtype=dtype, rngs=rngs)
         if config.norm_before_fc:
             self.input_norm = RMSNorm(width, eps, dtype=dtype)
         if config.fc_norm:

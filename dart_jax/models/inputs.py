@@ -1,24 +1,17 @@
-"""What a linear layer reads: rows, or rows that it normalises or gates as it reads them.
+"""Inputs of a linear layer: rows, or rows that it normalises or gates as it reads them.
 
 With plain JAX the two are computed first; the C++ core computes them with the product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from dart_jax.models.activations import ACTIVATIONS
 from dart_jax.models.sharding.collectives import mean
-
-# The activations of gated MLPs, by their names in config.json.
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
-}
 
 
 class Normed(NamedTuple):

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dart_jax.models.activations import ACTIVATIONS
 from dart_jax.models.cpu.products import product
 from dart_jax.models.cpu.tiles import is_packed
-from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
-from dart_jax.models.platform.int8 import sums, times
+from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
+from dart_jax.models.kernels.int8 import sums, times
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.sharding.collectives import total
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
@@ -101,21 +103,20 @@ class GatedMLP(nnx.Module):
         self,
         d: int,
         hidden: int,
+        options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
         bias: bool = False,
         activation: str = "silu",
-        fused: bool = False,
-        split: bool = False,
     ):
-        self.fused = fused
-        if fused:
+        self.fused = options.fused
+        if options.fused:
             self.gate_up_proj = Linear(d, 2 * hidden, dtype=dtype, rngs=rngs, bias=bias)
         else:
             self.gate_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
             self.up_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
-        self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs, bias=bias, split=split)
+        self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs, bias=bias, split=options.split)
         self.activation = activation
 
     def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:

@@ -19,9 +19,9 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.eagle3 import Eagle3Drafter
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Params
-from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.fusion import is_fused
+from dart_jax.models.platform.weights import form_of
 from dart_jax.models.sharding.rules import one_device
 from dart_jax.models.target import Target
 
@@ -30,16 +30,16 @@ _MODULES = {TargetConfig: Target, DrafterConfig: Drafter, Eagle3Config: Eagle3Dr
 
 @functools.cache
 def _split(
-    config: TargetConfig | DraftLayerConfig, execution: Execution = Execution()
+    config: TargetConfig | DraftLayerConfig, options: LayerOptions = LayerOptions()
 ) -> tuple[nnx.GraphDef, nnx.State]:
     module = _MODULES[type(config)]
-    return nnx.split(nnx.eval_shape(lambda: module(config, execution, rngs=nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: module(config, options, rngs=nnx.Rngs(0))))
 
 
 def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False) -> Params:
     """Returns the nested dict of `jax.ShapeDtypeStruct` that the model's parameters must match,
-    before or after `fusion.fuse`."""
-    return nnx.to_pure_dict(_split(config, Execution(fused=fused))[1])
+    before or after `platform.weights.fuse`."""
+    return nnx.to_pure_dict(_split(config, LayerOptions(fused=fused))[1])
 
 
 def init_params(
@@ -56,15 +56,18 @@ def init_params(
 
 
 def bind(
-    config: TargetConfig | DraftLayerConfig, params: Params, execution: Execution = Execution()
+    config: TargetConfig | DraftLayerConfig,
+    params: Params,
+    options: LayerOptions = LayerOptions(),
 ) -> Any:
     """Returns the module with these parameters; call this while tracing, never in a hot loop.
 
-    Where devices share a model, the parameters are one device's part of them.
+    Args:
+      config: the model's.
+      params: its parameters; where devices share the model, one device's part of them.
+      options: of its layers; the parameters tell their form themselves.
     """
-    execution = dataclasses.replace(execution, fused=is_fused(params))
-    target = isinstance(config, TargetConfig)
-    shards = execution.shards if target else execution.drafter_shards
-    if shards > 1:
-        config = one_device(config, shards)
-    return nnx.merge(_split(config, execution)[0], params)
+    options = dataclasses.replace(options, **form_of(params))
+    if options.split:
+        config = one_device(config, options.shards)
+    return nnx.merge(_split(config, options)[0], params)

@@ -106,31 +106,31 @@ class Rope:
           partial: whether the architecture can rotate a part of each head.
 
         Raises:
-          UserError: the kind is unknown, or a parameter is missing or out of range.
+          UserError: the kind is extra, or a parameter is missing or out of range.
 
         Warns:
           InputWarning: the kind has no such parameter; transformers warns and ignores it, too.
         """
-        given = json.get("rope_scaling") or json.get("rope_parameters") or {}
-        if not isinstance(given, dict):
-            raise UserError(f"config.json has rope parameters {given!r}; they must be an object")
+        parameters = json.get("rope_scaling") or json.get("rope_parameters") or {}
+        if not isinstance(parameters, dict):
+            raise UserError(f"config.json has rope parameters {parameters!r}, not an object")
         # In transformers, an `mscale` of 0 is none.
-        given = {
+        parameters = {
             name: value
-            for name, value in given.items()
+            for name, value in parameters.items()
             if value is not None and (value or not name.startswith("mscale"))
         }
-        kind = given.pop("rope_type", given.pop("type", "default"))
-        if kind in ("su", "yarn") and "short_factor" in given:
+        kind = parameters.pop("rope_type", parameters.pop("type", "default"))
+        if kind in ("su", "yarn") and "short_factor" in parameters:
             kind = "longrope"  # as early files of Phi-3 call it
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise UserError(
                 f"RoPE scaling {kind!r} is not supported; supported are {', '.join(_FIELDS)}"
             )
-        theta = given.pop("rope_theta", json.get("rope_theta", default_theta))
+        theta = parameters.pop("rope_theta", json.get("rope_theta", default_theta))
         if theta is None:
             raise UserError("config.json lacks rope_theta")
-        part = given.pop("partial_rotary_factor", json.get("partial_rotary_factor"))
+        part = parameters.pop("partial_rotary_factor", json.get("partial_rotary_factor"))
         part = 1.0 if part is None else part
         if part != 1 and not partial:
             raise UserError("RoPE over a part of the head (partial_rotary_factor) is not supported")
@@ -139,17 +139,18 @@ class Rope:
             # As in transformers: first the config's top level, then the scaling parameters, then
             # the model's own length.
             name = "original_max_position_embeddings"
-            given[name] = json.get(name, given.get(name, json.get("max_position_embeddings")))
-        if kind == "longrope" and "factor" not in given:
-            lengths = json.get("max_position_embeddings"), given[name]
+            length = parameters.get(name, json.get("max_position_embeddings"))
+            parameters[name] = json.get(name, length)
+        if kind == "longrope" and "factor" not in parameters:
+            lengths = json.get("max_position_embeddings"), parameters[name]
             for length in lengths:
                 _check_positive("max_position_embeddings", length)
-            given["factor"] = lengths[0] / lengths[1]
-        unknown = sorted(given.keys() - fields.keys())
-        if unknown:
-            names = ", ".join(unknown)
+            parameters["factor"] = lengths[0] / lengths[1]
+        extra = sorted(parameters.keys() - fields.keys())
+        if extra:
+            names = ", ".join(extra)
             warn(f"RoPE scaling {kind!r} has no parameters {names}, nor in transformers; not used")
-        values = {name: given.get(name, default) for name, default in fields.items()}
+        values = {name: parameters.get(name, default) for name, default in fields.items()}
         values = {
             name: value
             for name, value in values.items()
@@ -185,7 +186,7 @@ class Rope:
                 )
 
     def rotated(self, head_dim: int) -> int:
-        """How many dimensions of a head are rotated."""
+        """Counts the dimensions of a head that are rotated."""
         return int(head_dim * self.share)
 
     def frequencies(self, head_dim: int) -> np.ndarray:
@@ -233,8 +234,8 @@ class Rope:
         return magnitude()
 
     def longest(self, max_position_embeddings: int) -> int:
-        """How many positions a model with this many can decode: `yarn` adds some, and `longrope` is
-        limited to those that have the short factors' frequencies."""
+        """Counts the positions that a model with this many can decode: `yarn` adds some, and
+        `longrope` is limited to those that have the short factors' frequencies."""
         scaling = dict(self.scaling)
         if self.kind == "yarn":
             extended = int(scaling["factor"] * scaling["original_max_position_embeddings"])

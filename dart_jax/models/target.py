@@ -6,8 +6,6 @@ only in the rows, their positions and the mask.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
-from dart_jax.models.attention.heads import HeadNorm, rotated_heads
 from dart_jax.models.attention.native import rotated_heads_native
 from dart_jax.models.attention.segments import (
     Prefix,
@@ -29,17 +25,15 @@ from dart_jax.models.attention.segments import (
     softcap,
     split_heads,
 )
+from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu.rows import take_rows
-from dart_jax.models.cpu.tiles import packing
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
-from dart_jax.models.layers import INIT, GatedMLP, Linear, Params, RMSNorm
-from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import Kernel, rounded_transposed
+from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.layers import INIT, GatedMLP, Linear, RMSNorm
 from dart_jax.models.rope import rotate
-from dart_jax.models.sharding.rules import model_specs
 
 
 class TargetOutput(NamedTuple):
@@ -65,26 +59,26 @@ class Attention(nnx.Module):
         self,
         config: TargetConfig,
         layer: int,
-        execution: Execution,
+        options: LayerOptions,
         *,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         d, h = config.hidden_size, config.head_dim
         self.head_dim = h
-        self.execution = execution
+        self.options = options
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.rope = config.layer_rope(layer)
         self.scoring = Scoring(config.attention_scale, config.attn_logit_softcapping)
         linear = partial(Linear, dtype=dtype, rngs=rngs)
-        if self.execution.fused:
+        if options.fused:
             width = (self.heads + 2 * self.kv_heads) * h
             self.qkv_proj = linear(d, width, bias=config.attention_bias)
         else:
             self.q_proj = linear(d, self.heads * h, bias=config.attention_bias)
             self.k_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
             self.v_proj = linear(d, self.kv_heads * h, bias=config.attention_bias)
-        split = execution.shards > 1
+        split = options.split
         self.o_proj = linear(self.heads * h, d, bias=config.attention_out_bias, split=split)
         self.qk_norm = config.architecture.qk_norm
         if self.qk_norm:
@@ -103,14 +97,14 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         heads = self._joint_heads if self._joint(source(inputs).dtype) else self._heads
         q, k, v = heads(inputs, positions)
-        attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.execution.attention)
+        attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.options.attention)
         return self.o_proj(attended, residual), (k, v)
 
     def _heads(
         self, inputs: Inputs, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, H, T, h], keys and values [B, K, T, h] of rows [B, T, D]."""
-        if self.execution.fused:
+        if self.options.fused:
             ends = (self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim)
             q, k, v = jnp.split(self.qkv_proj(inputs), ends, axis=-1)
         else:
@@ -126,19 +120,19 @@ class Attention(nnx.Module):
         return q, k, split_heads(v, self.kv_heads)
 
     def _joint(self, dtype: DTypeLike) -> bool:
-        """Whether one kernel makes the heads of the joined projection's output."""
-        if not self.execution.fused:
+        """Tells whether one kernel makes the heads of the joined projection's output."""
+        if not self.options.fused:
             return False
-        if self.execution.attention == "native":
+        if self.options.attention == "native":
             return dtype == jnp.float32
         whole = self.rope is not None and self.rope.share == 1 and self.qk_norm != "all"
-        kernel = self.execution.attention in ("triton", "interpret")
+        kernel = self.options.attention in ("triton", "interpret")
         return kernel and whole and fits_kernels(self.head_dim)
 
     def _joint_heads(
         self, inputs: Inputs, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """What `_heads` returns, by the kernel."""
+        """Computes `_heads` by the kernel."""
         norm = None
         if self.qk_norm:
             scales = self.q_norm.scale[...], self.k_norm.scale[...]
@@ -148,10 +142,12 @@ class Attention(nnx.Module):
         else:
             cos, sin = self.rope.rotation(positions, self.head_dim)
         qkv = self.qkv_proj(inputs)
-        if self.execution.attention == "native":
+        if self.options.attention == "native":
             return rotated_heads_native(qkv, cos, sin, self.heads, self.kv_heads, norm)
-        interpret = self.execution.attention == "interpret"
-        return rotated_heads(qkv, cos, sin, self.heads, self.kv_heads, norm, interpret=interpret)
+        interpret = self.options.attention == "interpret"
+        return rotated_heads_triton(
+            qkv, cos, sin, self.heads, self.kv_heads, norm, interpret=interpret
+        )
 
 
 class DecoderLayer(nnx.Module):
@@ -165,7 +161,7 @@ class DecoderLayer(nnx.Module):
         self,
         config: TargetConfig,
         layer: int,
-        execution: Execution,
+        options: LayerOptions,
         *,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
@@ -175,32 +171,23 @@ class DecoderLayer(nnx.Module):
         self.multiplier = config.residual_multiplier
         if self.norms != "after":
             self.input_layernorm = _norm(config, d, dtype)
-        self.self_attn = Attention(config, layer, execution, dtype=dtype, rngs=rngs)
+        self.self_attn = Attention(config, layer, options, dtype=dtype, rngs=rngs)
         self.post_attention_layernorm = _norm(config, d, dtype)
         if self.norms == "both":
             self.pre_feedforward_layernorm = _norm(config, d, dtype)
         if self.norms != "before":
             self.post_feedforward_layernorm = _norm(config, d, dtype)
         if config.moe is not None and config.is_sparse(layer):
-            self.mlp = MoE(
-                d,
-                config.moe,
-                dtype=dtype,
-                rngs=rngs,
-                fused=execution.fused,
-                kernel=execution.experts,
-                split=execution.shards > 1,
-            )
+            self.mlp = MoE(d, config.moe, options, dtype=dtype, rngs=rngs)
         else:
             self.mlp = GatedMLP(
                 d,
                 config.intermediate_size,
+                options,
                 dtype=dtype,
                 rngs=rngs,
                 bias=config.mlp_bias,
                 activation=config.hidden_act,
-                fused=execution.fused,
-                split=execution.shards > 1,
             )
 
     def __call__(
@@ -231,18 +218,18 @@ class Target(nnx.Module):
     def __init__(
         self,
         config: TargetConfig,
-        execution: Execution = Execution(),
+        options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         self.config = config
-        self.execution = execution
+        self.options = options
         shape = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(INIT(rngs.params(), shape, dtype))
         self.layers = nnx.List(
             [
-                DecoderLayer(config, i, execution, dtype=dtype, rngs=rngs)
+                DecoderLayer(config, i, options, dtype=dtype, rngs=rngs)
                 for i in range(config.num_hidden_layers)
             ]
         )
@@ -273,11 +260,12 @@ class Target(nnx.Module):
           feature_layers: static; the layers whose input is captured, None for the config's.
         """
         x = self._inputs(tokens)
-        captured = self.config.feature_layers if feature_layers is None else feature_layers
+        if feature_layers is None:
+            feature_layers = self.config.feature_layers
         features = []
         rows = []
         for i, layer in enumerate(self.layers):
-            if i in captured:
+            if i in feature_layers:
                 features.append(x)
             window = self.config.window(i)
             prefix = None
@@ -295,7 +283,7 @@ class Target(nnx.Module):
         """Token embeddings [..., D] as stored, without the factor that some targets apply to them;
         the drafter shares these."""
         table = self.embed_tokens[...]
-        if self.execution.packed:
+        if self.options.tiles:
             return take_rows(table, tokens)
         return jnp.take(table, tokens, axis=0)
 
@@ -324,37 +312,6 @@ class Target(nnx.Module):
             return logits if cap is None else softcap(logits, cap)
 
 
-def untie(
-    config: TargetConfig,
-    params: Params,
-    execution: Execution = Execution(),
-) -> tuple[TargetConfig, Params]:
-    """Gives a tied head its own kernel [D, V], packed, in 8 bits or split among the devices of a
-    mesh, as the execution says; returns an untied model unchanged.
-
-    On CPU the product with the transposed table [V, D] takes three times as long for the few rows
-    of a tree; the copy costs V * D weights.
-    """
-    if not config.tie_word_embeddings:
-        return config, params
-    table = params["embed_tokens"]
-    make: Callable[[jax.Array], Kernel] = jnp.transpose
-    if execution.rounded:
-        make = rounded_transposed
-    elif execution.packed:
-        make = partial(packing(execution.packed), transposed=True)
-
-    def head(table: jax.Array) -> Params:
-        return {"lm_head": {"kernel": make(table)}}
-
-    config = dataclasses.replace(config, tie_word_embeddings=False)
-    if (mesh := execution.mesh) is not None:
-        specs = model_specs(config, jax.eval_shape(head, table))
-        parts = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-        return config, {**params, **jax.jit(head, out_shardings=parts)(table)}
-    return config, {**params, **head(table)}
-
-
 def _norm(config: TargetConfig, size: int, dtype: DTypeLike, split: bool = False) -> RMSNorm:
     offset = config.architecture.norm_offset
     return RMSNorm(size, config.rms_norm_eps, dtype=dtype, offset=offset, split=split)
@@ -366,7 +323,7 @@ def _times(x: jax.Array, factor: float) -> jax.Array:
 
 
 def _within(window: int, positions: jax.Array) -> jax.Array:
-    """Whether rows see each other through a sliding window: bool [B, T, T].
+    """Computes which rows see each other through a sliding window: bool [B, T, T].
 
     Args:
       window: positions that a row sees, its own included.

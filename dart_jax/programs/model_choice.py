@@ -10,7 +10,8 @@ from dart_jax.decoding.search.choice import SearchWay
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.model import DartModel
-from dart_jax.models.platform.execution import AttentionChoice, WeightsDtype
+from dart_jax.models.platform.execution import AttentionChoice
+from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.named import models
 from dart_jax.named.models import NamedModel
 

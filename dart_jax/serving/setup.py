@@ -91,7 +91,7 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
         raise UserError("--tree-nodes needs a drafter; pass one, or leave it out")
     if (config.tree_nodes or 0) > MAX_NODES:
         raise UserError(f"--tree-nodes must be at most {MAX_NODES}, got {config.tree_nodes}")
-    on_cpu, groups = jax.default_backend() == "cpu", model.execution.groups
+    on_cpu, groups = jax.default_backend() == "cpu", model.execution.devices.groups
     slots = -(-config.slots // groups)
     # On CPUs every row costs time, so a step has at most twice the rows of its sequences.
     rows = up_to(slots, STEP // 2 if on_cpu else STEP)

@@ -23,10 +23,10 @@ from jax.typing import DTypeLike
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
-from dart_jax.models.drafters.formats import is_drafter
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, everywhere
+from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, replicate
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.drafter_files import authors_names, draft_vocabulary, with_stored_parts
 from dart_jax.weights.generation_file import load_eos as load_eos
@@ -77,10 +77,10 @@ def load_target(
     directory: str | os.PathLike[str],
     dtype: DTypeLike = jnp.float32,
     *,
-    narrow: bool = False,
+    keep_bfloat16: bool = False,
     mesh: Mesh | None = None,
     place: Callable[[TargetConfig], Placement] | None = None,
-    rounded: bool = False,
+    int8: bool = False,
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
@@ -89,13 +89,13 @@ def load_target(
     Args:
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.
-      narrow: whether kernels of linear layers that are stored in bfloat16 stay so: the same values
-        in half of the memory, for those who pack them (see `models.cpu.tiles`).
+      keep_bfloat16: whether kernels of linear layers that are stored in bfloat16 stay so: the same
+        values in half of the memory, for those who pack them (see `models.cpu.tiles`).
       mesh: devices that share the target (see `models.sharding`). A process reads no more than its
         devices get. If they are more than heads of keys and values, the config has one for each.
       place: makes, of the config, what puts parameters onto devices, where no mesh says where they
         belong.
-      rounded: whether matrices are rounded to 8 bits as they are loaded (`models.platform.int8`).
+      int8: whether matrices are rounded to 8 bits as they are loaded (`models.kernels.int8`).
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
@@ -111,7 +111,9 @@ def load_target(
         placement = ModelPlacement(config, mesh)
     else:
         placement = DEFAULT if place is None else place(config)
-    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=placement)
+    params = load_params(
+        files, config, dtype, keep_bfloat16=keep_bfloat16, int8=int8, place=placement
+    )
     return config if mesh is None else with_kv_heads(config, mesh), params
 
 
@@ -149,9 +151,9 @@ def load_drafter(
     embedding: jax.Array | None = None,
     *,
     target: Path | None = None,
-    narrow: bool = False,
+    keep_bfloat16: bool = False,
     mesh: Mesh | None = None,
-    rounded: bool = False,
+    int8: bool = False,
 ) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
     """Reads a DART or EAGLE-3 drafter in the layout of its authors, of SpecForge, ModelOpt, vLLM or
     speculators.
@@ -163,9 +165,9 @@ def load_drafter(
         parameters unless it equals this one, up to rounding to the file's dtype. Draft ids from V
         on are left out.
       target: the target's directory, whose head takes the place of a missing one.
-      narrow: as for `load_target`.
+      keep_bfloat16: as for `load_target`.
       mesh: devices that share the drafter, as for `load_target`; None if each has all of it.
-      rounded: as for `load_target`.
+      int8: as for `load_target`.
 
     Returns:
       The config, completed by what the files hold, the parameters and the draft vocabulary:
@@ -181,11 +183,11 @@ def load_drafter(
     config = with_stored_parts(files, config, embedding, target)
     config, ids = draft_vocabulary(files, config, None if embedding is None else len(embedding))
     place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
-    params = load_params(files, config, dtype, narrow=narrow, rounded=rounded, place=place)
+    params = load_params(files, config, dtype, keep_bfloat16=keep_bfloat16, int8=int8, place=place)
     if isinstance(config, DrafterConfig) and config.pair_rank:
         files = open_pair_scores(directory)
-        pairs = load_params(files, config, dtype, narrow=narrow, pairs=True)
-        params["pairs"] = pairs if mesh is None else everywhere(mesh, pairs)
+        pairs = load_params(files, config, dtype, keep_bfloat16=keep_bfloat16, pairs=True)
+        params["pairs"] = pairs if mesh is None else replicate(mesh, pairs)
     return config if mesh is None else with_kv_heads(config, mesh), params, ids
 
 

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.models.platform.int8 import Kernel, round_one
+from dart_jax.models.kernels.int8 import Kernel, round_one
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
 from dart_jax.weights.layouts import (
@@ -42,8 +42,8 @@ def load_params(
     config: AnyConfig,
     dtype: np.dtype,
     *,
-    narrow: bool = False,
-    rounded: bool = False,
+    keep_bfloat16: bool = False,
+    int8: bool = False,
     place: Placement = DEFAULT,
     pairs: bool = False,
 ) -> Params:
@@ -53,8 +53,8 @@ def load_params(
       files: the tensors; each must belong to the model.
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
-      narrow: whether kernels of linear layers that are stored in bfloat16 stay so.
-      rounded: whether matrices are rounded to 8 bits, each as soon as it is there.
+      keep_bfloat16: whether kernels of linear layers that are stored in bfloat16 stay so.
+      int8: whether matrices are rounded to 8 bits, each as soon as it is there.
       place: puts each parameter onto the devices, by parts; in every process alike.
       pairs: whether the files hold the pair scores of a drafter, and nothing else.
 
@@ -67,7 +67,7 @@ def load_params(
     _check(files, entries)
     shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
     dtypes = dict.fromkeys(shapes, dtype)
-    if narrow:
+    if keep_bfloat16:
         dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
     buffers: dict[ParamPath, list[tuple[Part, np.ndarray]]] = {}
@@ -95,7 +95,7 @@ def load_params(
                 # Block: pending copies would accumulate in host memory.
                 values = [buffer for _, buffer in buffers.pop(path)]
                 value = place.put(path, shapes[path], values)
-                loaded[path] = jax.block_until_ready(round_one(path, value) if rounded else value)
+                loaded[path] = jax.block_until_ready(round_one(path, value) if int8 else value)
                 del values, value
     counts = place.over_processes(np.array(list(damaged.values()), np.int32)).tolist()
     numbers = zip(damaged, counts, strict=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafters.formats import is_drafter
+from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
@@ -30,6 +30,9 @@ def read_target_config(directory: Path) -> TargetConfig:
 
     Raises:
       UserError: it is missing, not supported, or a drafter's.
+
+    Warns:
+      InputWarning: a GGUF file has fields that nothing reads.
     """
     json = read_json(directory / "config.json")
     if is_drafter(json):
@@ -45,6 +48,8 @@ def read_target_config(directory: Path) -> TargetConfig:
                     "(weights_dtype='int8' rounds it when it is loaded), or remove the field if "
                     "the files hold floats"
                 )
+    if names := json.get("gguf_fields_not_used"):
+        warn(f"the GGUF file has fields that are not used: {', '.join(names)}")
     return TargetConfig.from_json(json)
 
 

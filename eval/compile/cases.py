@@ -31,6 +31,7 @@ from dart_jax.engine.programs import (
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
@@ -94,17 +95,19 @@ class Case:
     @property
     def rows(self) -> int:
         """Sequences of each group of devices."""
-        return self.batch // self.execution.groups
+        return self.batch // self.execution.devices.groups
 
     def on(self, mesh: Any) -> Case:
         """The same on a mesh of devices; None for one device."""
-        return dataclasses.replace(self, execution=dataclasses.replace(self.execution, mesh=mesh))
+        return dataclasses.replace(
+            self, execution=dataclasses.replace(self.execution, devices=Devices(mesh))
+        )
 
     @functools.cached_property
     def params(self) -> dict[str, Any]:
         """The parameters' shapes (see `DecodeParams`)."""
         config, drafter = self.config, self.config.drafter
-        how = {"int8": config.execution.rounded, "fused": config.execution.fused}
+        how = {"int8": config.execution.weights.int8, "fused": config.execution.weights.fused}
         params = {"target": stored_shapes(config.target, self.dtype, **how)}
         if isinstance(drafter, DraftLayerConfig):
             params["drafter"] = stored_shapes(drafter, self.dtype, **how)
@@ -135,9 +138,8 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     """Lowers a case's program for a device; it is ignored if the case has a mesh, over which all
     but the search are spread."""
     config = case.config
-    on = partial(
-        _on_devices, case.execution.mesh or device, split_drafter=config.execution.split_drafter
-    )
+    devices = config.execution.devices
+    on = partial(_on_devices, devices.mesh or device, split_drafter=devices.split_drafter)
     params = on(case.params, param_specs(config, case.params))
     if program == "search":
         packed = on(_ints(case.batch, config.host_buffer.width), ROWS)

@@ -64,7 +64,7 @@ def _exchanges(result: Result) -> Iterator[str]:
     tokens takes more exchanges, each of a number of each row and device or, for top-k, of its
     largest logits: little beside a real vocabulary, which they do not depend on."""
     case, program, collectives = result.case, result.program, result.findings.collectives
-    shards = case.execution.shards
+    shards = case.execution.devices.shards
     expected = 2 if shards > 1 else 0
     # The last layer's output is not needed where prompts are read.
     for layer in range(case.config.target.num_hidden_layers - (program == "prefill")):
@@ -75,7 +75,7 @@ def _exchanges(result: Result) -> Iterator[str]:
             also = f" and {others}" if others else ""
             yield f"{sums} all-reduces{also} in layer {layer}, not {expected} all-reduces"
             return
-    rows = case.rows * (case.nodes + 1) + case.execution.least_rows
+    rows = case.rows * (case.nodes + 1) + case.execution.min_rows
     sampled = case.level != "greedy"
     numbers = MOST_SORTED if sampled else 2
     outside = [x for x in collectives if x.layer is None and not x.draft]
@@ -93,7 +93,7 @@ def _exchanges(result: Result) -> Iterator[str]:
 def _added(case: Case, program: Program) -> int:
     """Returns the bytes that a part of a split drafter's layer adds up, at most; 0 without one."""
     drafter, config = case.config.drafter, case.config
-    if not isinstance(drafter, DraftLayerConfig) or not config.execution.split_drafter:
+    if not isinstance(drafter, DraftLayerConfig) or not config.execution.devices.split_drafter:
         return 0
     # Rows of the prompt, of a path, or of one level of a tree.
     read = case.prompt if program == "prefill" else 0
@@ -107,13 +107,13 @@ def _drafts(
     """Yields what devices that share a drafter should not exchange: more than what its projection,
     attention and MLP add up, and the likeliest tokens of each device, with their logits."""
     case, drafter = result.case, result.case.config.drafter
-    if not isinstance(drafter, DraftLayerConfig) or not case.config.execution.split_drafter:
+    if not isinstance(drafter, DraftLayerConfig) or not case.config.execution.devices.split_drafter:
         if collectives:
             yield f"{len(collectives)} exchanges of a drafter that every device has whole"
         return
     added = _added(case, result.program)
     rows, most = added // (4 * drafter.hidden_size), max(numbers, 2 * case.config.candidates)
-    likeliest = 4 * most * case.execution.shards * rows
+    likeliest = 4 * most * case.execution.devices.shards * rows
     for x in collectives:
         if x.bytes > (added if x.kind == "all-reduce" else likeliest):
             yield f"an {x.kind} of {x.bytes:,} bytes: the drafter's weights or logits are exchanged"

@@ -138,7 +138,9 @@ class CompileConfig:
                 level=self.sampling,
                 layers=self.layers,
                 search=self.search,
-                execution=dataclasses.replace(execution, rounded=weights == "int8"),
+                execution=dataclasses.replace(
+                    execution, weights=dataclasses.replace(execution.weights, dtype=weights)
+                ),
             )
             for shape, weights, context, batch, method, nodes in settings
         ]
@@ -199,14 +201,14 @@ def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
 
 def _operations(case: Case) -> int:
     """Returns the operations of a step's matrix products on each device."""
-    devices = case.execution.groups * case.execution.shards
+    devices = case.execution.devices.groups * case.execution.devices.shards
     least = costs(case.on(None).config, case.dtype, case.batch, case.context)
     return least["step"].operations // devices
 
 
 def _setting(result: Result) -> str:
     case = result.case
-    stored = "int8" if case.execution.rounded else case.dtype
+    stored = "int8" if case.execution.weights.int8 else case.dtype
     return f"{case.shape}, {stored}, context {case.context}"
 
 

@@ -19,7 +19,7 @@ from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
-from dart_jax.models.sharding.placement import everywhere
+from dart_jax.models.sharding.placement import replicate
 from dart_jax.models.sharding.program import ALL
 from dart_jax.models.sharding.rules import model_specs
 from dart_jax.ngram import NgramModel
@@ -43,11 +43,12 @@ def random_model(
     target, drafter, execution = as_loaded(target, drafter_of(target), execution)
     if jax.default_backend() == "cpu":
         target = dataclasses.replace(target, tie_word_embeddings=False)
+    mesh = execution.devices.mesh
     ids = jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32)
     params: DecodeParams = {
         "target": random_params(target, 0, dtype, execution),
         "drafter": random_params(drafter, 1, dtype, execution),
-        "draft_ids": ids if execution.mesh is None else everywhere(execution.mesh, ids),
+        "draft_ids": ids if mesh is None else replicate(mesh, ids),
     }
     ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None
     tokenizer = Tokenizer.load(DEMO / "target")
@@ -60,9 +61,9 @@ def random_params(
 ) -> Params:
     """Returns random parameters as they are used, created on their devices one by one; the scales
     of norms are 1."""
-    shapes, mesh = abstract_params(config, execution.fused), execution.mesh
+    shapes, mesh = abstract_params(config, execution.weights.fused), execution.devices.mesh
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    shards = isinstance(config, TargetConfig) or execution.split_drafter
+    shards = isinstance(config, TargetConfig) or execution.devices.split_drafter
     specs = model_specs(config, shapes) if shards else jax.tree.map(lambda _: ALL, shapes)
     specs = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
@@ -74,8 +75,8 @@ def random_params(
         else:
             make = partial(_normal, shape=leaf.shape, dtype=jnp.dtype(dtype))
             params.append(jax.jit(make, out_shardings=where)(key))
-    joined = dataclasses.replace(execution, fused=False)  # they are joined already
-    return joined.prepare(jax.tree.unflatten(tree, params))
+    form = dataclasses.replace(execution.weights, fused=False)  # they are joined already
+    return form.prepare(jax.tree.unflatten(tree, params))
 
 
 def _normal(key: jax.Array, *, shape: tuple[int, ...], dtype: Any) -> jax.Array:

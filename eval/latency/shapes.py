@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from dart_jax.models.platform.int8 import round_params
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import round_params
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.models.sharding.rules import check_divides, with_kv_heads
@@ -117,15 +117,15 @@ def as_loaded(
     Raises:
       UserError: the devices cannot share the target.
     """
-    execution = execution.with_drafter(drafter)
-    if execution.mesh is not None:
-        check_divides(target, execution.mesh)
-        target = with_kv_heads(target, execution.mesh)
-        if execution.split_drafter:
-            drafter = with_kv_heads(drafter, execution.mesh)
-    if execution.mesh is not None or execution.rounded:
+    devices = execution.devices.with_drafter(drafter)
+    if devices.mesh is not None:
+        check_divides(target, devices.mesh)
+        target = with_kv_heads(target, devices.mesh)
+        if devices.split_drafter:
+            drafter = with_kv_heads(drafter, devices.mesh)
+    if devices.mesh is not None or execution.weights.int8:
         target = dataclasses.replace(target, tie_word_embeddings=False)
-    return target, drafter, execution
+    return target, drafter, dataclasses.replace(execution, devices=devices)
 
 
 def check_batch(batch: int, groups: int) -> None:

@@ -11,9 +11,9 @@ from dart_jax import _core
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.cache import extend, init_cache
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import bind
 from dart_jax.models.rope import Rope
-from dart_jax.models.target import untie
 from tests.support.tiny_configs import TARGET, copied, random_params
 
 pytestmark = pytest.mark.skipif(
@@ -65,7 +65,7 @@ def both(config, params, tokens, batch):
 
     @jax.jit
     def forward(params, tree, mask, cache, length):
-        target = bind(config, params, execution)
+        target = bind(config, params, execution.target)
         at = length[:, None] + tree.depth
         out = target(tree.tokens, at, mask, cache, length)
         return target.logits(out.hidden), extend(cache, out.rows, length)
@@ -94,7 +94,7 @@ def test_logits_alone_and_in_a_tree(name, batch):
     rng = np.random.default_rng(1)
     tokens = jnp.asarray(rng.integers(0, config.vocab_size, (batch, TOKENS)), jnp.int32)
     for loaded, weights_dtype in ((params, "stored"), (rounded, "stored"), (params, "int8")):
-        prepared = Execution.here(weights_dtype=weights_dtype).prepare(copied(loaded))
+        prepared = Execution.here(weights_dtype=weights_dtype).weights.prepare(copied(loaded))
         alone, caches, forward = both(config, prepared, tokens, batch)
         for start, depth in [(0, 8), (9, 5), (TOKENS - 9, 8)]:
             # The path in question, and after each of its nodes one that is not on it.

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from tiny_configs import DART, EAGLE3, TARGET
 
 from dart_jax.errors import UserError
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.rules import check_divides, model_specs
 from dart_jax.programs.processes import free_address
@@ -142,8 +142,8 @@ def test_what_does_not_divide():
     with pytest.raises(UserError, match="3 devices of a mesh cannot share 2 attention heads"):
         check_divides(TARGET, mesh)
     # A drafter that cannot be split stays whole.
-    execution = Execution(mesh=SimpleNamespace(shape={"data": 1, "model": 4}))
-    assert not execution.with_drafter(DART).split_drafter
+    devices = Devices(SimpleNamespace(shape={"data": 1, "model": 4}))
+    assert not devices.with_drafter(DART).split_drafter
     even = dataclasses.replace(DART, draft_vocab_size=60)
-    assert execution.with_drafter(even).split_drafter
-    assert not execution.with_drafter(TARGET).split_drafter
+    assert devices.with_drafter(even).split_drafter
+    assert not devices.with_drafter(TARGET).split_drafter

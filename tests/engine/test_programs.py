@@ -15,6 +15,7 @@ from dart_jax.engine.programs import burst, read_chunk
 from dart_jax.engine.request import Request
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.weights import WeightsForm
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
 from dart_jax.serving.setup import runner_of
@@ -24,7 +25,7 @@ PLAIN = Execution()
 END = np.int32(4), np.int32(1)  # of a burst
 KERNELS = {
     "plain JAX": PLAIN,
-    "triton": Execution("interpret", least_rows=8, fused=True),
+    "triton": Execution("interpret", min_rows=8, weights=WeightsForm(fused=True)),
     "mosaic": Execution("interpret-mosaic"),
 }
 

@@ -11,6 +11,7 @@ from support_process import on_eight_devices
 
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
+from dart_jax.models.sharding.devices import Devices
 from eval.compile import devices
 from eval.compile.cases import Case, lower
 from eval.compile.check import violations
@@ -304,7 +305,7 @@ def test_checks(result):
     ],
 )
 def test_checks_of_exchanges(result, level, exchanges, message):
-    settings = {"execution": Execution(mesh=MESH), "level": level}
+    settings = {"execution": Execution(devices=Devices(MESH)), "level": level}
     lines = messages(result, settings=settings, collectives=exchanges)
     assert lines == ([message] if message else [])
 

@@ -1,32 +1,19 @@
 """Weights in 8 bits with a scale for each output, against numpy and the weights that they are."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import PartitionSpec as P
-from tiny_configs import TARGET, copied, random_params
+from tiny_configs import TARGET, copied, prompt_logits, random_params
 
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.experts.kernel import routed
-from dart_jax.models.experts.moe import MoE
-from dart_jax.models.experts.plain import grouped, loop_over_experts
+from dart_jax.models.kernels.int8 import Int8, round_kernel, round_params, sums, times
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.int8 import (
-    Int8,
-    round_params,
-    rounded,
-    rounded_transposed,
-    sums,
-    times,
-)
-from dart_jax.models.pure import bind
+from dart_jax.models.platform.weights import WeightsForm, untie
 from dart_jax.models.sharding.rules import model_specs
-from dart_jax.models.target import untie
 from dart_jax.weights.checkpoint import load_target, save_target
 
 # All experts for each row: rounding does not choose others.
@@ -36,7 +23,7 @@ EXPERTS = dataclasses.replace(
 
 
 def weights_of(params):
-    """What the weights stand for, float32."""
+    """The float32 numbers that weights stand for."""
 
     def one(x):
         return x.values.astype(jnp.float32) * x.scale[..., None, :] if isinstance(x, Int8) else x
@@ -44,12 +31,7 @@ def weights_of(params):
     return jax.tree.map(one, params, is_leaf=lambda x: isinstance(x, Int8))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def logits_of(config, execution, params):
-    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
-    at = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32)[None], (2, 6))
-    target = bind(config, params, execution)
-    return target.logits(target(tokens, at, jnp.tril(jnp.ones((1, 6, 6), bool))).hidden)
+TOKENS = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
 
 
 def with_zeros(shape, seed=0):
@@ -64,7 +46,7 @@ def test_a_product_against_numpy(dtype):
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 70)), dtype)
     scale = np.abs(w).max(axis=0) / 127
     exact = w / np.where(scale == 0, 1, scale)
-    kernel = rounded(jnp.asarray(w, dtype))
+    kernel = round_kernel(jnp.asarray(w, dtype))
     assert (kernel.values.dtype, kernel.scale.dtype) == (jnp.int8, jnp.float32)
     tie = np.abs(exact % 1 - 0.5) < 1e-4  # float32 may round it either way
     values = np.where(tie, kernel.values, np.rint(exact))
@@ -75,76 +57,45 @@ def test_a_product_against_numpy(dtype):
     np.testing.assert_allclose(sums(x, kernel), expected, rtol=1e-5, atol=1e-5)
     assert times(x, kernel).dtype == dtype
     np.testing.assert_array_equal(times(x, kernel), sums(x, kernel).astype(dtype))
-    again = rounded_transposed(jnp.asarray(w.T, dtype))
+    again = round_kernel(jnp.asarray(w.T, dtype), transposed=True)
     jax.tree.map(np.testing.assert_array_equal, again, kernel)
 
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("config", [TARGET, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_logits(config, fused, capsys):
+def test_logits(config, fused):
     params = random_params(config, 0)
-    execution = Execution(fused=fused, rounded=True)
-    prepared = execution.prepare(copied(params), config)
-    expected = logits_of(config, execution, weights_of(prepared))
-    actual = logits_of(config, execution, prepared)
+    prepared = WeightsForm("int8", fused).prepare(copied(params))
+    expected = prompt_logits(config, weights_of(prepared), TOKENS)
+    actual = prompt_logits(config, prepared, TOKENS)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
-    stored = np.asarray(logits_of(config, Execution(), params))
+    stored = np.asarray(prompt_logits(config, params, TOKENS))
     error = np.linalg.norm(actual - stored) / np.linalg.norm(stored)
-    with capsys.disabled():
-        print(f"\nrelative error of logits, {config.model_type}: {error:.2%}")
     assert 0 < error < 0.03
 
 
-def test_what_stays():
+def test_matrices_are_rounded_and_the_rest_stays():
     params = random_params(EXPERTS, 0)
     given = copied(params)
-    found = round_params(given)
+    result = round_params(given)
     assert not given  # memory is given back matrix by matrix
-    layer, before = found["layers"][0], params["layers"][0]
+    layer, before = result["layers"][0], params["layers"][0]
     assert isinstance(layer["self_attn"]["q_proj"]["kernel"], Int8)
     assert isinstance(layer["mlp"]["experts"]["gate_proj"], Int8)
     assert isinstance(layer["mlp"]["shared_expert"]["up_proj"]["kernel"], Int8)
-    assert found["embed_tokens"] is params["embed_tokens"]
+    assert result["embed_tokens"] is params["embed_tokens"]
     for name in ("router", "shared_expert_gate"):
         assert layer["mlp"][name]["kernel"] is before["mlp"][name]["kernel"]
-    again = round_params(copied(found))
-    jax.tree.map(np.testing.assert_array_equal, again, found)
-
-
-@pytest.mark.long(keep=1)
-@pytest.mark.parametrize("rows", [3, 70])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(
-    "implementation",
-    [
-        loop_over_experts,
-        grouped,
-        partial(grouped, converted=False),
-        partial(routed, interpret=True),
-    ],
-    ids=["loop", "grouped", "grouped as stored", "kernels"],
-)
-def test_experts(implementation, dtype, rows):
-    module = MoE(40, MoEConfig(6, 2, 72, True), dtype=dtype, rngs=nnx.Rngs(0))
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(rows, 40)), dtype)
-    weights, experts = module.route(x)
-    experts = experts.at[0, 0].set(6)  # another device's
-    names = ("gate_proj", "up_proj", "down_proj")
-    kernels = [rounded(getattr(module.experts, name)[...] * 10) for name in names]
-    exact = [a.astype(jnp.float32) for a in (x, weights)]
-    expected = loop_over_experts(*exact, experts, *weights_of(kernels))
-    actual = jax.jit(implementation)(x, weights, experts, *kernels)
-    assert actual.dtype == dtype
-    tolerance = (1e-5 if dtype == jnp.float32 else 2e-2) * float(jnp.abs(expected).max())
-    np.testing.assert_allclose(np.asarray(actual, np.float32), expected, rtol=0, atol=tolerance)
+    again = round_params(copied(result))
+    jax.tree.map(np.testing.assert_array_equal, again, result)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_rounded_as_they_are_loaded(tmp_path, dtype):
     config = dataclasses.replace(TARGET, tie_word_embeddings=False)
     save_target(tmp_path, config, random_params(config, 0))
-    loaded, found = load_target(tmp_path, dtype, rounded=True)
+    loaded, found = load_target(tmp_path, dtype, int8=True)
     expected = round_params(load_target(tmp_path, dtype)[1])
     assert loaded == config
     assert isinstance(found["lm_head"]["kernel"], Int8)
@@ -154,16 +105,16 @@ def test_rounded_as_they_are_loaded(tmp_path, dtype):
 def test_a_tied_head():
     tied = dataclasses.replace(TARGET, tie_word_embeddings=True)
     params = random_params(tied, 0)
-    config, found = untie(tied, params, Execution(rounded=True))
+    config, found = untie(tied, params, WeightsForm("int8"))
     assert not config.tie_word_embeddings
     jax.tree.map(
         np.testing.assert_array_equal,
         found["lm_head"]["kernel"],
-        rounded(params["embed_tokens"].T),
+        round_kernel(params["embed_tokens"].T),
     )
 
 
-def test_how_devices_share_them():
+def test_specs_of_several_devices():
     specs = model_specs(EXPERTS, jax.eval_shape(round_params, random_params(EXPERTS, 0)))
     layer = specs["layers"][0]
     out, into = (layer["self_attn"][name]["kernel"] for name in ("q_proj", "o_proj"))
@@ -173,11 +124,10 @@ def test_how_devices_share_them():
     assert layer["mlp"]["experts"]["down_proj"] == experts
 
 
-def test_what_a_platform_chooses():
+def test_the_choice_of_a_platform():
     here = Execution.here(weights_dtype="int8")
-    assert here.rounded != (here.packed == "int8")
+    assert here.weights.int8 != here.weights.tiles
     mesh = jax.make_mesh((1, 1), ("data", "model"))
-    for execution in (here, Execution("triton", rounded=True)):
-        assert execution.on(mesh).rounded
-        assert execution.on(mesh).packed is None
-    assert not Execution.here().on(mesh).rounded
+    for execution in (here, Execution("triton", weights=WeightsForm("int8"))):
+        assert execution.on(mesh).weights == WeightsForm("int8")
+    assert Execution.here().on(mesh).weights == WeightsForm()

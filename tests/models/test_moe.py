@@ -14,49 +14,59 @@ from dart_jax.models.config import MoEConfig
 from dart_jax.models.experts.kernel import divide, routed
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.experts.plain import grouped, loop_over_experts
+from dart_jax.models.kernels.int8 import round_kernel
 
-D, F = 6, 5
-KERNELS = jax.jit(partial(routed, interpret=True))
+D, F = 40, 72
 DIVIDE = jax.jit(divide, static_argnums=(1, 2))
-IMPLEMENTATIONS = [jax.jit(loop_over_experts), jax.jit(grouped), KERNELS]
+IMPLEMENTATIONS = {
+    "loop": loop_over_experts,
+    "grouped": grouped,
+    "grouped as stored": partial(grouped, converted=False),
+    "kernels": partial(routed, interpret=True),
+}
 
 
 def one_by_one(rows, weights, experts, gate, up, down):
-    """Every row through each of its experts, in double precision."""
+    """Every row through each of its experts, in double precision; none for those elsewhere."""
     out = np.zeros(rows.shape)
-    for t, k in np.ndindex(experts.shape):
+    for t, k in np.argwhere(experts < len(gate)):
         e = experts[t, k]
         g = rows[t] @ gate[e]
         out[t] += weights[t, k] * ((g / (1 + np.exp(-g)) * (rows[t] @ up[e])) @ down[e])
     return out
 
 
-def arrays(rng, rows, count, k):
-    """Random rows, their weights, distinct experts, and kernels."""
+@pytest.mark.long(keep=6)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("rows", "count", "k", "int8", "dtype"),
+    [
+        (1, 4, 4, False, "float32"),
+        (3, 7, 2, True, "bfloat16"),
+        (17, 3, 2, True, "float32"),
+        (70, 6, 2, False, "bfloat16"),
+    ],
+)
+def test_the_experts_outputs_are_summed(implementation, rows, count, k, int8, dtype):
+    """Experts that no row chose are not read, but by the product of groups."""
+    rng = np.random.default_rng(rows)
+    shapes = [(rows, D), (rows, k), (count, D, F), (count, D, F), (count, F, D)]
+    x, weights, *kernels = (jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
     experts = np.stack([rng.permutation(count)[:k] for _ in range(rows)]).astype(np.int32)
-    floats = [(rows, D), (rows, k), (count, D, F), (count, D, F), (count, F, D)]
-    x, weights, *kernels = (rng.normal(size=shape) for shape in floats)
-    return x, weights, experts, *kernels
-
-
-@settings(max_examples=15)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([(1, 4, 1), (1, 4, 4), (3, 7, 2), (17, 3, 2)]))
-def test_every_implementation_sums_the_experts_outputs(seed, shape):
-    given = arrays(np.random.default_rng(seed), *shape)
-    expected = one_by_one(*given)
-    single = [a.astype(np.float32) if a.dtype == np.float64 else a for a in given]
-    for implementation in IMPLEMENTATIONS:
-        np.testing.assert_allclose(implementation(*single), expected, rtol=0, atol=2e-4)
-
-
-def test_experts_that_no_row_chose_are_not_read():
-    x, weights, _, *kernels = arrays(np.random.default_rng(0), 3, 5, 2)
-    for kernel in kernels:
-        kernel[[1, 2, 4]] = np.nan
-    experts = np.array([[0, 3], [3, 0], [0, 3]], np.int32)
-    floats = [a.astype(np.float32) for a in (x, weights, *kernels)]
-    for read in (jax.jit(loop_over_experts), KERNELS):
-        assert np.isfinite(read(*floats[:2], experts, *floats[2:])).all()
+    experts[0, 0] = count  # another device's
+    if int8:
+        kernels = list(map(round_kernel, kernels))
+        exact = [np.float64(each.values) * np.float64(each.scale)[:, None] for each in kernels]
+    else:
+        exact = [np.float64(kernel) for kernel in kernels]
+        unused = np.setdiff1d(np.arange(count), experts)
+        if not implementation.startswith("grouped"):
+            kernels = [kernel.at[unused].set(jnp.nan) for kernel in kernels]
+    expected = one_by_one(np.float64(x), np.float64(weights), experts, *exact)
+    got = jax.jit(IMPLEMENTATIONS[implementation])(x, weights, experts, *kernels)
+    assert got.dtype == dtype
+    tolerance = (1e-5 if dtype == "float32" else 2e-2) * np.abs(expected).max()
+    np.testing.assert_allclose(np.float64(got), expected, rtol=0, atol=tolerance)
 
 
 @settings(max_examples=25)

@@ -1,4 +1,4 @@
-"""Caches in one piece and in pages: both hold the same rows, and attention to them is the same."""
+"""Caches in one piece and in pages: both hold the same rows."""
 
 import dataclasses
 import re
@@ -10,26 +10,21 @@ import numpy as np
 import pytest
 from conftest import SEED
 from decoding import Options, start, step
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dart_jax import _core
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.models.attention.attend import attend
-from dart_jax.models.attention.compaction import append as append_by
-from dart_jax.models.attention.segments import Scoring
+from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import (
     PagedCache,
-    append,
     capacity_of,
     first_rows,
     init_cache,
     keep_rows,
 )
 from dart_jax.models.cpu.foreign import available
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind
-from tests.support.attention_inputs import AttentionShape, paged_arrays
 from tests.support.tiny_configs import TARGET, VOCABULARY, copied, random_params
 
 NATIVE = pytest.param(
@@ -38,70 +33,6 @@ NATIVE = pytest.param(
         not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
     ),
 )
-KERNELS = pytest.mark.parametrize("kernel", ["dense", NATIVE, "interpret", "interpret-mosaic"])
-
-SHAPES = [
-    (AttentionShape(2, 4, 2, 5, 200), 64),
-    (AttentionShape(3, 4, 2, 3, 40, 16), 1),
-    (AttentionShape(1, 6, 2, 9, 150, cap=20.0), 24),  # blocks of keys in several pages
-    (AttentionShape(2, 2, 1, 4, 170, window=50), 16),
-    (AttentionShape(1, 2, 1, 128, 96, 16, window=20), 8),  # a prompt's chunk
-    (AttentionShape(1, 8, 2, 5, 640), 128),  # several splits
-]
-
-
-def compare(kernel, shape, size, seed):
-    new, paged, whole = paged_arrays(shape, size, seed)
-    scoring = Scoring(cap=shape.cap)
-    expected = attend([new], whole, scoring, "native" if kernel == "native" else "dense")
-    got = attend([new], paged, scoring, kernel)
-    if kernel in ("dense", "native"):
-        np.testing.assert_array_equal(got, expected)
-    else:
-        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
-
-
-@pytest.mark.long(keep=3)
-@KERNELS
-@pytest.mark.parametrize(("shape", "size"), SHAPES, ids=str)
-def test_attention_to_pages(kernel, shape, size):
-    """Neither missing pages nor rows that nobody filled matter, wherever the others are."""
-    compare(kernel, shape, size, 0)
-
-
-@pytest.mark.long(ci=1)
-@KERNELS
-@settings(max_examples=5, deadline=None)
-@given(
-    st.integers(1, 20),
-    st.integers(1, 90),
-    st.sampled_from([1, 2, 16, 24, 64]),
-    st.integers(1, 40) | st.none(),
-    st.integers(0, 2**32 - 1),
-)
-def test_attention_to_any_pages(kernel, rows, capacity, size, window, seed):
-    head_dim = 64 if kernel == "interpret-mosaic" else 16
-    compare(kernel, AttentionShape(2, 2, 1, rows, capacity, head_dim, window), size, seed)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_append_writes_the_chosen_rows_after_each_sequence(seed):
-    rng = np.random.default_rng(seed)
-
-    def layers(length):
-        return tuple(
-            tuple(rng.normal(size=(3, 2, length, 4)).astype(np.float32) for _ in range(2))
-            for _ in range(2)
-        )
-
-    cache, rows = layers(10), layers(5)
-    index = rng.integers(0, 5, (3, 4)).astype(np.int32)
-    length = rng.integers(0, 7, 3).astype(np.int32)  # 6 + 4 rows fill it
-    written = jax.jit(append)(cache, rows, index, length)
-    for b in range(3):
-        for old, new in zip(jax.tree.leaves(cache), jax.tree.leaves(rows), strict=True):
-            old[b, :, length[b] : length[b] + 4] = new[b][:, index[b]]
-    jax.tree.map(np.testing.assert_array_equal, written, cache)
 
 
 def test_capacity_has_room_for_a_path_after_the_last_token(models):
@@ -140,47 +71,55 @@ def rows_of(paged):
     return jax.tree.map(whole, paged.layers)
 
 
-def random_layers(rng, *shape):
+def random_layers(rng, *shape, layers=2, dtype="float32"):
     return tuple(
-        tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2)) for _ in range(2)
+        tuple(jnp.asarray(rng.normal(size=shape), dtype) for _ in range(2)) for _ in range(layers)
     )
 
 
-APPEND = jax.jit(append_by, static_argnames="kernel")
-WAYS = pytest.mark.parametrize("way", ["dense", NATIVE, "interpret"])
+APPEND = jax.jit(append, static_argnames="kernel")
 
 
-@pytest.mark.long(keep=1)
-@WAYS
-@settings(max_examples=8, deadline=None)
-@given(st.integers(1, 9), st.sampled_from([1, 2, 16, 64]), st.integers(0, 2**32 - 1))
-def test_rows_are_kept_in_pages(way, kept, size, seed):
-    """Those of missing pages and beyond the table are dropped; nothing else changes."""
-    rng = np.random.default_rng(seed)
-    b, each, new_rows = 3, -(-40 // size), 9
-    cache, rows = random_layers(rng, b, 2, each * size, 16), random_layers(rng, b, 2, new_rows, 16)
-    paged = in_pages(cache, size, seed)
-    missing = rng.random(paged.pages.shape) < 0.2
-    paged = paged._replace(pages=jnp.where(missing, -1, paged.pages))
+@pytest.mark.long(keep=5)
+@pytest.mark.parametrize("way", ["dense", NATIVE, "interpret"])
+@pytest.mark.parametrize(
+    ("size", "kept", "layers", "dtype"),
+    [
+        (None, 9, 3, "float32"),
+        (None, 1, 33, "bfloat16"),  # more layers than a kernel has
+        (1, 4, 2, "float32"),
+        (16, 9, 2, "bfloat16"),
+        (64, 7, 2, "float32"),
+    ],
+)
+def test_the_rows_of_a_path_are_kept(way, size, kept, layers, dtype):
+    """Rows of missing pages and beyond the table are dropped; nothing else changes."""
+    rng, b, new_rows = np.random.default_rng(0), 3, 9
+    capacity = 40 if size is None else -(-40 // size) * size
+    old = random_layers(rng, b, 2, capacity, 16, layers=layers, dtype=dtype)
+    rows = random_layers(rng, b, 2, new_rows, 16, layers=layers, dtype=dtype)
     index = jnp.asarray(rng.integers(0, new_rows, (b, kept)), jnp.int32)
-    length = jnp.asarray(rng.integers(0, each * size + 1, b), jnp.int32)
-    expected = jax.tree.map(np.array, rows_of(paged))
-    for old, new in zip(jax.tree.leaves(expected), jax.tree.leaves(rows), strict=True):
-        for s in range(b):
-            for p in range(kept):
-                at = int(length[s]) + p
-                if at < each * size and not missing[s, at // size]:
-                    old[s, :, at] = new[s, :, index[s, p]]
-    got = APPEND(paged, rows, index, length, kernel=way)
-    assert isinstance(got, PagedCache)
+    length = np.array([0, capacity // 2, capacity - (kept if size is None else kept // 2)])
+    paged, missing = old, np.zeros((b, 1), bool)
+    if size is not None:
+        paged = in_pages(old, size, 0)
+        missing = rng.random(paged.pages.shape) < 0.2
+        paged = paged._replace(pages=jnp.where(missing, -1, paged.pages))
+    expected = jax.tree.map(np.array, old if size is None else rows_of(paged))
+    for before, new in zip(jax.tree.leaves(expected), jax.tree.leaves(rows), strict=True):
+        for s, p in np.ndindex(b, kept):
+            at = length[s] + p
+            if at < capacity and not missing[s, at // (size or capacity)]:
+                before[s, :, at] = new[s, :, index[s, p]]
+    got = APPEND(paged, rows, index, jnp.asarray(length, jnp.int32), kernel=way)
+    if size is None:
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
+        return
     jax.tree.map(np.testing.assert_array_equal, rows_of(got), expected)
     named = np.setdiff1d(np.asarray(paged.pages), [-1])
     others = np.setdiff1d(np.arange(paged.layers[0][0].shape[0]), named)
-    jax.tree.map(
-        lambda new, old: np.testing.assert_array_equal(new[others], old[others]),
-        got.layers,
-        paged.layers,
-    )
+    for new, before in zip(*map(jax.tree.leaves, (got.layers, paged.layers)), strict=True):
+        np.testing.assert_array_equal(new[others], before[others])
 
 
 def test_first_rows_are_those_of_the_first_pages():
@@ -209,8 +148,7 @@ def copies_no_pool(compiled, *caches):
 @pytest.mark.parametrize("kernel", [NATIVE, "dense"])
 def test_a_chunk_of_a_prompt_in_pages(kernel):
     """Has the same bits as in one piece, whichever pages come first; no pool is copied."""
-    execution = dataclasses.replace(Execution(), attention=kernel)
-    target = bind(TARGET, random_params(TARGET, 0), execution)
+    target = bind(TARGET, random_params(TARGET, 0), LayerOptions(kernel))
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, VOCABULARY, (1, 64)), jnp.int32)
 
@@ -246,7 +184,7 @@ def test_a_step_with_pages(models, prompts, method, kernel):
         params, drafter = {**params, "drafter": params["target"]}, models.target
     execution = Execution() if kernel == "dense" else Execution.of_cpu()
     params = {
-        name: execution.prepare(copied(value)) if isinstance(value, dict) else value
+        name: execution.weights.prepare(copied(value)) if isinstance(value, dict) else value
         for name, value in params.items()
     }
     nodes = 0 if method == "plain" else 4

@@ -1,54 +1,50 @@
-"""The form of loaded weights, and what a platform chooses."""
+"""The form of loaded weights, and the choice of a platform."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_configs import TARGET, copied, random_params
+from tiny_configs import TARGET, copied, prompt_logits, random_params
 
 from dart_jax.errors import UserError
 from dart_jax.models.cpu.foreign import available
+from dart_jax.models.cpu.tiles import pack_exactly, pack_int8
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.fusion import fuse, pack
-from dart_jax.models.pure import bind
+from dart_jax.models.platform.weights import WeightsForm, fuse, pack
 
 
+@pytest.mark.skipif(not available(), reason="XLA cannot call the C++ core")
 def test_packed_weights_compute_the_same():
     """Weights that bfloat16 holds exactly are stored in it, and give the same bits."""
     params = fuse(random_params(TARGET, 0))
     exact = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), copied(params))
-    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
-    at = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32)[None], (2, 6))
-    mask = jnp.tril(jnp.ones((1, 6, 6), bool))
-
-    @jax.jit
-    def run(params):
-        target = bind(TARGET, params)
-        return target.logits(target(tokens, at, mask).hidden)
-
+    run = partial(prompt_logits, TARGET, tokens=jnp.arange(12, dtype=jnp.int32).reshape(2, 6))
     for given, dtype in ((params, jnp.float32), (exact, jnp.bfloat16)):
-        packed = pack(copied(given), "stored")
+        packed = pack(copied(given), pack_exactly)
         kernel = packed["layers"][0]["mlp"]["gate_up_proj"]["kernel"]
         assert (kernel.ndim, kernel.dtype) == (3, dtype)
         np.testing.assert_allclose(run(packed), run(given), rtol=0, atol=1e-5)
         wide = jax.tree.map(lambda x: x.astype(jnp.float32), packed)
         np.testing.assert_array_equal(run(packed), run(wide))
-        again = pack(copied(packed), "int8")
+        again = pack(copied(packed), pack_int8)
         assert jax.tree.map(jnp.shape, again) == jax.tree.map(jnp.shape, packed)
     consumed = copied(params)
-    pack(consumed, "stored")
+    pack(consumed, pack_exactly)
     assert not consumed  # memory is given back layer by layer
 
 
-def test_what_a_platform_chooses():
-    best = Execution(fused=True)
+def test_the_choice_of_a_platform():
+    fused = WeightsForm(fused=True)
+    best = Execution(weights=fused)
     if available():
-        best = Execution("native", fused=True, packed="stored")
-        assert Execution.here(weights_dtype="int8") == dataclasses.replace(best, packed="int8")
+        best = Execution("native", weights=WeightsForm(fused=True, tiles=True))
+        int8 = dataclasses.replace(best, weights=WeightsForm("int8", True, True))
+        assert Execution.here(weights_dtype="int8") == int8
     assert Execution.here() == Execution.of_cpu() == best
-    assert Execution.of_gpu(8.0) == Execution("triton", 8, fused=True, experts="triton")
+    assert Execution.of_gpu(8.0) == Execution("triton", "triton", 8, fused)
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
     assert Execution.here("dense") == dataclasses.replace(best, attention="dense")
     assert Execution.of_tpu() == Execution("mosaic")

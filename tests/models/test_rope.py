@@ -124,7 +124,7 @@ def test_longrope_of_part_of_a_head_is_that_of_transformers(heads, seed, options
             "long_factor=0; it must be a positive",
         ),
         ({"rope_scaling": {"rope_type": ["yarn"]}}, "is not supported"),
-        ({"rope_scaling": 4}, "rope parameters 4; they must be an object"),
+        ({"rope_scaling": 4}, "rope parameters 4, not an object"),
         ({"rope_scaling": {"type": "linear"}}, "'linear' lacks factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor=0; it must be a positive"),
         ({"rope_scaling": {"type": "linear", "factor": True}}, "rope factor=True"),

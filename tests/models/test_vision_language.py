@@ -4,12 +4,10 @@ import json
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dart_jax.models.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target
 
 if os.environ.get("DART_REQUIRE_PARITY") == "1":
@@ -17,6 +15,7 @@ if os.environ.get("DART_REQUIRE_PARITY") == "1":
 else:
     torch = pytest.importorskip("torch")
 import transformers
+from tiny_configs import prompt_logits
 from transformers_models import EXPERTS, SHAPE, TWO_ROPES, randomized
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
@@ -88,25 +87,13 @@ def saved(request, tmp_path_factory):
     return model, directory, getattr(transformers, alone)
 
 
-def logits(config, params):
-    t = TOKENS.shape[1]
-
-    @jax.jit
-    def run(params):
-        target = bind(config, params)
-        at = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], TOKENS.shape)
-        out = target(jnp.asarray(TOKENS), at, jnp.tril(jnp.ones((1, t, t), bool)))
-        return target.logits(out.hidden)
-
-    return run(params)
-
-
+@pytest.mark.long(keep=2)
 def test_the_text_part_computes_the_models_logits(saved, tmp_path):
     model, directory, text_class = saved
     config, params = load_target(directory)
     with torch.no_grad():
         expected = model(torch.from_numpy(TOKENS).long()).logits.numpy()
-    np.testing.assert_allclose(logits(config, params), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(prompt_logits(config, params, TOKENS), expected, rtol=0, atol=1e-4)
     save_target(tmp_path, config, params)
     alone, report = text_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
@@ -118,6 +105,7 @@ def test_the_text_part_computes_the_models_logits(saved, tmp_path):
 TEXT = ("model.language_model.", "language_model.model.", "model.")
 
 
+@pytest.mark.long(keep=2)
 def test_older_and_newer_names_are_the_same_weights(saved, tmp_path):
     """The text part's tensors have had three prefixes, and Qwen's configs no `text_config`."""
     _, directory, _ = saved
@@ -140,7 +128,7 @@ def test_older_and_newer_names_are_the_same_weights(saved, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, same, params)
 
 
-def test_experts_that_are_stored_by_input_are_turned_around(tmp_path):
+def test_experts_that_are_stored_by_input_are_transposed(tmp_path):
     """As on the hub; transformers itself writes them by output."""
     kind, text, vision, _ = MODELS["Qwen3-VL-MoE"]
     model_class = getattr(transformers, kind)
@@ -153,6 +141,6 @@ def test_experts_that_are_stored_by_input_are_turned_around(tmp_path):
     for name in experts:
         tensors[name] = np.ascontiguousarray(tensors[name].swapaxes(1, 2))
     save_file(tensors, tmp_path / "model.safetensors")
-    turned = load_target(tmp_path)
-    assert turned[0] == expected[0]
-    jax.tree.map(np.testing.assert_array_equal, turned[1], expected[1])
+    transposed = load_target(tmp_path)
+    assert transposed[0] == expected[0]
+    jax.tree.map(np.testing.assert_array_equal, transposed[1], expected[1])

@@ -28,7 +28,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.programs import burst
 from dart_jax.engine.request import Request
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.platform.execution import WeightsDtype
+from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
 from train.objective.drafter_shape import DrafterShape

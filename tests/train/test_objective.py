@@ -20,9 +20,8 @@ from tiny_configs import (
 )
 
 from dart_jax.errors import UserError
-from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.weights import WeightsForm, untie
 from dart_jax.models.pure import bind, init_params
-from dart_jax.models.target import untie
 from train.data.batch import Batch, causal, positions
 from train.evaluation.acceptance import Agreement
 from train.objective.drafter_shape import DrafterShape
@@ -156,7 +155,7 @@ def test_a_head_of_fewer_tokens(target, form):
     """However the weights are stored."""
     config, params = TARGET, target
     if form != "tied":
-        packed = Execution(fused=True, packed="stored") if form == "packed" else Execution()
+        packed = WeightsForm(fused=True, tiles=form == "packed")
         config, params = untie(config, copied(params), packed)
         params = packed.prepare(params)
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 32)), jnp.float32)

@@ -114,17 +114,28 @@ def test_target_round_trip(tmp_path, dtype, config, shard):
     assert ("model.safetensors" in names) == (shard == 10**9) == (len(names) == 2)
 
 
-def test_kernels_stay_narrow(tmp_path):
-    save_target(tmp_path / "target", TARGET, random_params(TARGET, dtype=jnp.bfloat16))
-    save_drafter(tmp_path / "drafter", SCORED, random_params(SCORED, dtype=jnp.bfloat16), IDS)
+def in_bfloat16(params):
+    """The parameters that stay in bfloat16."""
+    return {
+        path: leaf.dtype == jnp.bfloat16
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+@pytest.mark.parametrize("stored", [jnp.float32, jnp.bfloat16])
+def test_kernels_stay_in_bfloat16(tmp_path, stored):
+    save_target(tmp_path / "target", TARGET, random_params(TARGET, dtype=stored))
+    save_drafter(tmp_path / "drafter", SCORED, random_params(SCORED, dtype=stored), IDS)
     for load, name in ((load_target, "target"), (load_drafter, "drafter")):
-        wide, loaded = (load(tmp_path / name, narrow=narrow)[1] for narrow in (False, True))
+        wide = load(tmp_path / name)[1]
+        loaded = load(tmp_path / name, keep_bfloat16=True)[1]
         assert_same_bits(jax.tree.map(lambda x: x.astype("float32"), loaded), wide)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(loaded):
-            assert leaf.dtype == (jnp.bfloat16 if path[-1].key == "kernel" else jnp.float32)
-    # Those that are stored in float32 are not rounded.
-    save_target(tmp_path / "target", TARGET, random_params(TARGET))
-    assert_same_bits(load_target(tmp_path / "target", narrow=True)[1], random_params(TARGET))
+        for path, kept in in_bfloat16(loaded).items():
+            assert kept == (path[-1].key == "kernel" and stored == jnp.bfloat16)
+    # In bfloat16 there is nothing to keep.
+    target = tmp_path / "target"
+    both = (load_target(target, jnp.bfloat16, keep_bfloat16=x)[1] for x in (False, True))
+    assert_same_bits(*both)
 
 
 @pytest.mark.long(keep=4)

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params
+from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ROWS
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
@@ -64,7 +64,7 @@ class Agreement:
     def __init__(self, forward: PackedForward, frozen: Frozen, dataset: PackedDataset, rows: int):
         self._frozen = frozen
         # Small batches need less memory than a training step.
-        mesh, size = forward.mesh, _ROWS * Execution(mesh=forward.mesh).groups
+        mesh, size = forward.mesh, _ROWS * Devices(forward.mesh).groups
         numbers = np.arange(min(rows, dataset.rows))
         self._batches = [dataset.batch(numbers[i : i + size]) for i in range(0, len(numbers), size)]
         if mesh is not None:  # each group of devices has equally many rows

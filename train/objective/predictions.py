@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params, bind
+from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Array, Batch, TeacherOutputs
 from train.objective import dart_blocks, eagle3_unrolled
 from train.teacher.teacher import LOGITS, forward, over_vocabulary, with_vocabulary
@@ -266,7 +266,7 @@ class PackedForward:
 
     def _fitting_chunk(self, batch: int, rows: int, successive: bool) -> int:
         """Returns the number of anchors per row whose logits and scores fit their limits."""
-        batch = -(-batch // Execution(mesh=self.mesh).groups)
+        batch = -(-batch // Devices(self.mesh).groups)
         queries = self.num_positions  # rows of attention scores per anchor
         if isinstance(self.drafter, Eagle3Config):
             queries = 1

@@ -24,7 +24,7 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import writing
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.placement import everywhere
+from dart_jax.models.sharding.placement import replicate
 from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints
 from train.run.config import TrainerConfig
@@ -156,7 +156,7 @@ class Trainer:
         """Opens the report; returns the batches of the steps that are left."""
         config = self._config
         self._rate = jax.jit(lambda at: learning_rate(config, at, self._duration.whole))
-        self._frozen = everywhere(self._mesh, self._frozen)
+        self._frozen = replicate(self._mesh, self._frozen)
         report = Report(
             self._name,
             self._directory,

@@ -23,8 +23,8 @@ from filelock import FileLock
 
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import Params
+from dart_jax.models.sharding.devices import Devices
 from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars
 from train.data.batch import Batch, TeacherOutputs
@@ -181,7 +181,7 @@ def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[
         )
 
     compiled = jax.jit(run, out_shardings=None if mesh is None else replicated(mesh))
-    groups = Execution(mesh=mesh).groups
+    groups = Devices(mesh).groups
     size = groups * -(-_ROWS // groups)
     for first in range(start, dataset.rows, size):
         rows = np.arange(first, min(first + size, dataset.rows))

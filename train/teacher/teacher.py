@@ -12,13 +12,14 @@ from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu.tiles import is_packed, unpack
-from dart_jax.models.platform.execution import Execution
+from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import Params, bind
+from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import MODEL
 from dart_jax.models.sharding.placement import ModelPlacement
 from dart_jax.models.sharding.program import ROWS
 from dart_jax.models.sharding.rules import model_specs, with_kv_heads
-from dart_jax.models.target import untie
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target
 from train.data.batch import Batch, causal, positions
@@ -68,7 +69,7 @@ class Teacher:
         )
         config = with_kv_heads(stored, mesh)
         if mesh.shape[MODEL] > 1:
-            config, params = untie(config, params, Execution(mesh=mesh))
+            config, params = untie(config, params, mesh=mesh)
         return cls(stored, config, params, digest, mesh)
 
     def head(self, ids: np.ndarray) -> jax.Array:
@@ -117,7 +118,7 @@ def over_vocabulary(
         return jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     b, t, d = hidden.shape
-    size = 4 * -(-b // Execution(mesh=mesh).groups) * config.vocab_size
+    size = 4 * -(-b // Devices(mesh).groups) * config.vocab_size
     chunks = -(-t // max(1, LOGITS // size))
     padded = jnp.pad(hidden, ((0, 0), (0, -t % chunks), (0, 0)))
     outputs = jax.lax.map(at, padded.reshape(b, chunks, -1, d).swapaxes(0, 1))
@@ -138,7 +139,7 @@ def forward(
     """
 
     def run(params: Params, tokens: jax.Array, document: jax.Array) -> tuple[jax.Array, jax.Array]:
-        target = bind(config, params, Execution(mesh=mesh))
+        target = bind(config, params, LayerOptions(shards=Devices(mesh).shards))
         out = target(tokens, positions(document), causal(document))
         return out.features, out.hidden
 

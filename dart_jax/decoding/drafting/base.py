@@ -17,6 +17,7 @@ from dart_jax.decoding.sampling import (
     scale_and_filter,
 )
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.target import Target
 
 
@@ -34,6 +35,7 @@ class PromptRows(NamedTuple):
       start: int32 [B], number of rows before these.
       filled: rows of a cache in which those before these are found; static.
       capacity: rows that a cache must have; static.
+      options: of the drafter's layers.
     """
 
     target: Target
@@ -45,6 +47,7 @@ class PromptRows(NamedTuple):
     start: jax.Array
     filled: int
     capacity: int
+    options: LayerOptions = LayerOptions()
 
 
 class DraftInput(NamedTuple):
@@ -66,6 +69,7 @@ class DraftInput(NamedTuple):
       seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
       noise: float32 [B, depth + 1, V], of the target's draws after the root and after nodes of each
         depth; None if the method must do without.
+      options: of the drafter's layers.
     """
 
     target: Target
@@ -79,6 +83,7 @@ class DraftInput(NamedTuple):
     sampling: SamplingValues
     seen: jax.Array | None
     noise: jax.Array | None
+    options: LayerOptions = LayerOptions()
 
 
 class Candidates(NamedTuple):
@@ -205,11 +210,11 @@ def coupled(
         return logits
     penalty = inputs.sampling.repetition_penalty
     if inputs.seen is not None and penalty is not None:
-        seen = jnp.take(inputs.seen, vocabulary.own(draft_ids), axis=-1)
+        seen = jnp.take(inputs.seen, vocabulary.local_shard(draft_ids), axis=-1)
         logits = penalize_repetition(penalty, logits, seen[:, None])
     if filters(inputs.sampling):
         filtered = scale_and_filter(inputs.sampling, logits, vocabulary)
-        rows = jnp.take(noise, vocabulary.own(draft_ids), axis=-1)
+        rows = jnp.take(noise, vocabulary.local_shard(draft_ids), axis=-1)
         return filtered + jnp.where(is_greedy(inputs.sampling, logits.ndim), 0, rows)
     levels = jnp.minimum(jnp.arange(logits.shape[1], dtype=jnp.int32), noise.shape[1] - 1)
     levels = jnp.broadcast_to(levels, logits.shape[:2])

@@ -17,7 +17,7 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
-from dart_jax.models.cache import Cache, KVCache, extend, first_rows, keep_rows, wait_for
+from dart_jax.models.cache import Cache, KVCache, extend, first_rows, keep_rows, order_after
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import bind
@@ -65,7 +65,7 @@ class Dart(DraftingMethod):
 
     def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
-        drafter = bind(self.config.shortened(1), rows.params["drafter"], rows.target.execution)
+        drafter = bind(self.config.shortened(1), rows.params["drafter"], rows.options)
         last = jnp.full_like(rows.start, rows.tokens.shape[1] - 1)
         embeds = drafter.embedding(rows.target.embed)(rows.next_tokens)
         # What is drafted is not used, so XLA leaves it out.
@@ -78,7 +78,7 @@ class Dart(DraftingMethod):
         logits, normed, rows = self.forward(draft_state, inputs)
         draft_ids, noise = inputs.params["draft_ids"], inputs.noise
         noise = None if noise is None else noise[:, : logits.shape[1]]
-        vocabulary = Vocabulary(inputs.target.execution.drafter_shards)
+        vocabulary = Vocabulary(inputs.options.shards)
         logits = coupled(inputs, logits, draft_ids, noise, vocabulary)
         candidates, index = self.top_candidates(draft_ids, logits, vocabulary)
         if self.pairs:
@@ -86,7 +86,7 @@ class Dart(DraftingMethod):
             if noise is not None:  # as `coupled` divides the logits
                 pairs = divided(inputs.sampling, pairs)
             candidates = candidates._replace(pairs=pairs)
-        cache = extend(draft_state, rows, wait_for(candidates.ids, inputs.start))
+        cache = extend(draft_state, rows, order_after(candidates.ids, inputs.start))
         return cache, Proposal(candidates=candidates)
 
     def forward(self, cache: Cache, inputs: DraftInput) -> tuple[jax.Array, jax.Array, KVCache]:
@@ -115,4 +115,4 @@ class Dart(DraftingMethod):
 
     def _drafter(self, inputs: DraftInput) -> Drafter:
         config = self.config.shortened(self.depth)
-        return bind(config, inputs.params["drafter"], inputs.target.execution)
+        return bind(config, inputs.params["drafter"], inputs.options)

@@ -18,7 +18,7 @@ from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRo
 from dart_jax.decoding.logits import mark_seen, penalize_repetition
 from dart_jax.decoding.sampling import draw, greedy
 from dart_jax.decoding.tree import chain
-from dart_jax.models.cache import Cache, extend, first_rows, keep_rows, wait_for
+from dart_jax.models.cache import Cache, extend, first_rows, keep_rows, order_after
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import bind
 
@@ -44,7 +44,7 @@ class DraftModel(DraftingMethod):
 
     def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
-        model = bind(self.config, rows.params["drafter"], rows.target.execution.alone)
+        model = bind(self.config, rows.params["drafter"], rows.options)
         count = rows.tokens.shape[1]
         causal = jnp.tril(jnp.ones((1, count, count), bool))
         before = first_rows(draft_state, rows.filled)
@@ -53,7 +53,7 @@ class DraftModel(DraftingMethod):
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
-        model = bind(self.config, inputs.params["drafter"], inputs.target.execution.alone)
+        model = bind(self.config, inputs.params["drafter"], inputs.options)
         # The rows of accepted tokens are in the cache since they were drafted, except for the last
         # drafted token and the bonus token after it. So run the two newest tokens.
         last = inputs.last[:, None]
@@ -80,7 +80,7 @@ class DraftModel(DraftingMethod):
         noise = None if inputs.noise is None else jnp.swapaxes(inputs.noise, 0, 1)[:, :, None]
         at = place + 2
         first = next_token(out.hidden[:, 1:], None if noise is None else noise[0], inputs.seen)
-        draft_state = extend(draft_state, out.rows, wait_for(first, place[:, 0]))
+        draft_state = extend(draft_state, out.rows, order_after(first, place[:, 0]))
 
         def grow(
             carry: tuple[Cache, jax.Array, jax.Array, jax.Array | None], noise: jax.Array | None
@@ -91,7 +91,7 @@ class DraftModel(DraftingMethod):
             drafted = next_token(out.hidden, noise, seen)
             # Rows of drafted tokens are written after the sequence; the next call overwrites those
             # of rejected tokens.
-            cache = extend(cache, out.rows, wait_for(drafted, at[:, 0]))
+            cache = extend(cache, out.rows, order_after(drafted, at[:, 0]))
             return (cache, drafted, at + 1, seen), drafted
 
         carry = (draft_state, first, at, inputs.seen)

@@ -15,7 +15,7 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.decoding.vocabulary import Vocabulary
-from dart_jax.models.cache import Cache, extend, keep_rows, wait_for
+from dart_jax.models.cache import Cache, extend, keep_rows, order_after
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.pure import bind
 
@@ -46,7 +46,7 @@ class Eagle3(DraftingMethod):
 
     def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
-        drafter = bind(self.config, rows.params["drafter"], rows.target.execution)
+        drafter = bind(self.config, rows.params["drafter"], rows.options)
         embeds = drafter.embedding(rows.target.embed)(rows.next_tokens)
         inputs = drafter.join(embeds, drafter.project(rows.features))
         read = (drafter.keys_at(inputs, rows.positions),)
@@ -54,7 +54,7 @@ class Eagle3(DraftingMethod):
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
-        vocabulary = Vocabulary(inputs.target.execution.drafter_shards)
+        vocabulary = Vocabulary(inputs.options.shards)
 
         def couple(log_probs: jax.Array, level: jax.Array) -> jax.Array:
             if inputs.noise is None:
@@ -63,7 +63,7 @@ class Eagle3(DraftingMethod):
             draft_ids = inputs.params["draft_ids"]
             return vocabulary.log_softmax(coupled(inputs, log_probs, draft_ids, noise, vocabulary))
 
-        drafter = bind(self.config, inputs.params["drafter"], inputs.target.execution)
+        drafter = bind(self.config, inputs.params["drafter"], inputs.options)
         trees, rows = draft_tree(
             self.tree,
             drafter,
@@ -79,4 +79,4 @@ class Eagle3(DraftingMethod):
             couple,
             best_first=True,
         )
-        return extend(draft_state, rows, wait_for(trees, inputs.start)), Proposal(trees)
+        return extend(draft_state, rows, order_after(trees, inputs.start)), Proposal(trees)

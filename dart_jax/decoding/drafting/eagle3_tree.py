@@ -233,7 +233,7 @@ def _propose(
       scores: float32 [B, T], the rows' scores.
       numbers: int32 [B, T], the rows' numbers.
     """
-    vocabulary = Vocabulary(drafter.execution.drafter_shards)
+    vocabulary = Vocabulary(drafter.options.shards)
     log_probs = vocabulary.log_softmax(drafter.logits(hidden))
     log_probs, ids = vocabulary.top_k(couple(log_probs, level), top_k)
     tokens = jnp.take(draft_ids, ids).reshape(ids.shape[0], -1)

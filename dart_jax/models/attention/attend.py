@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.attention import flash, mosaic, native
+from dart_jax.models.attention import mosaic, native, triton
 from dart_jax.models.attention.dense import attend_dense
 from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment
-
-# dense: plain JAX. native: the C++ core, for CPUs. triton: a kernel for NVIDIA GPUs. mosaic: one
-# for TPUs. interpret and interpret-mosaic: these kernels step by step on any platform, for tests.
-AttentionKernel = Literal["dense", "native", "triton", "mosaic", "interpret", "interpret-mosaic"]
+from dart_jax.models.kernels.options import AttentionKernel
 
 
 def attend(
@@ -39,19 +35,19 @@ def attend(
     if prefix is None:
         return attend_dense(segments, scoring)
     q = segments[0].q
-    if kernel in ("triton", "interpret") and flash.fits(q, prefix):
+    if kernel in ("triton", "interpret") and triton.fits(q, prefix):
         interpret = kernel == "interpret"
-        return flash.attend_flash(_joined(segments), prefix, scoring, interpret=interpret)
+        return triton.attend_triton(_join(segments), prefix, scoring, interpret=interpret)
     if kernel == "native" and native.fits(q, prefix):
-        return native.attend_native(_joined(segments), prefix, scoring)
+        return native.attend_native(_join(segments), prefix, scoring)
     if kernel in ("mosaic", "interpret-mosaic") and mosaic.fits(q, prefix):
         interpret = kernel == "interpret-mosaic"
-        return mosaic.attend_mosaic(_joined(segments), prefix, scoring, interpret=interpret)
+        return mosaic.attend_mosaic(_join(segments), prefix, scoring, interpret=interpret)
     plain = prefix.in_one_piece()
     return attend_dense([Segment(q, plain.k, plain.v, plain.mask), *segments], scoring)
 
 
-def _joined(segments: Sequence[Segment]) -> Segment:
+def _join(segments: Sequence[Segment]) -> Segment:
     """One segment with the keys of all."""
     first, *others = segments
     if not others:

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.attention.attend import AttentionKernel
 from dart_jax.models.attention.segments import fits_kernels
 from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
 from dart_jax.models.cache import append as append_plainly
 from dart_jax.models.cpu.rows import append_rows
-from dart_jax.models.platform.pallas import load, store
+from dart_jax.models.kernels.options import AttentionKernel
+from dart_jax.models.kernels.pallas import load, store
 
 _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 
@@ -25,7 +25,7 @@ _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 def append(
     cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array, kernel: AttentionKernel
 ) -> AnyCache:
-    """Does what `cache.append` says.
+    """Computes `cache.append` by the kernel for its sizes.
 
     Args:
       cache: see there.
@@ -46,11 +46,13 @@ def append(
         return append_plainly(cache, rows, index, length)
     groups = [slice(at, at + _LAYERS) for at in range(0, len(layers), _LAYERS)]
     interpret = kernel == "interpret"
-    written = (_append(layers[g], pages, rows[g], index, length, interpret) for g in groups)
-    return with_layers(cache, tuple(layer for group in written for layer in group))
+    of_groups = (
+        _append_triton(layers[g], pages, rows[g], index, length, interpret) for g in groups
+    )
+    return with_layers(cache, tuple(layer for group in of_groups for layer in group))
 
 
-def _append(
+def _append_triton(
     cache: KVCache,
     pages: jax.Array | None,
     rows: KVCache,
@@ -60,16 +62,13 @@ def _append(
 ) -> KVCache:
     from jax.experimental.pallas import triton
 
-    old, structure = jax.tree.flatten(cache)
-    new = jax.tree.leaves(rows)
-    count, kv_heads, page_rows, h = old[0].shape
-    (b, kept), layers = index.shape, len(cache)
+    count, kv_heads, page_rows, h = cache[0][0].shape
+    b, kept = index.shape
     size = pl.next_power_of_2(kept)
-    numbers = [length, index] if pages is None else [length, index, pages]
+    numbers = length, index, pages
 
-    def kernel(length_ref: Any, index_ref: Any, *refs: Any) -> None:
-        pages_ref, refs = (None, refs) if pages is None else (refs[0], refs[1:])
-        new_refs, out_refs = refs[: 2 * layers], refs[4 * layers :]
+    def kernel(numbers: Any, new_refs: Any, _: Any, *out_refs: Any) -> None:
+        length_ref, index_ref, pages_ref = numbers
         sequence, head = pl.program_id(0), pl.program_id(1)
         at = jnp.arange(size, dtype=jnp.int32)
         inside = at < kept
@@ -82,36 +81,33 @@ def _append(
             every = outer, jnp.full((1, 1), head, jnp.int32), row[:, None], element
             return tuple(jnp.broadcast_to(x, (size, h)) for x in every)
 
-        taken = places(jnp.full((1, 1), sequence, jnp.int32), chosen)
+        source = places(jnp.full((1, 1), sequence, jnp.int32), chosen)
         there: Any = (sequence, head, pl.ds(length_ref[sequence], size), slice(None))
-        written = inside
+        inside_pool = inside
         if pages_ref is not None:
             row = length_ref[sequence] + at
             within = inside & (row < pages_ref.shape[1] * page_rows)
             columns = jnp.full((size,), sequence, jnp.int32), row // page_rows
             page = load(pages_ref.at[columns], within, -1)
-            written = page >= 0
+            inside_pool = page >= 0
             # What is not written is beyond the pool: with the place of a row that is, Pallas'
             # interpreter would write the old one there.
-            there = places(jnp.where(written, page, count)[:, None], row % page_rows)
-        for layer in range(layers):
+            there = places(jnp.where(inside_pool, page, count)[:, None], row % page_rows)
+        for layer, pairs in enumerate(zip(new_refs, out_refs, strict=True)):
 
             @pl.when(pl.program_id(2) == layer)
-            def _(layer: int = layer):
-                for ref, out in zip(
-                    new_refs[2 * layer : 2 * layer + 2],
-                    out_refs[2 * layer : 2 * layer + 2],
-                    strict=True,
-                ):
-                    store(out.at[there], load(ref.at[taken], inside[:, None]), written[:, None])
+            def _(pairs: Any = pairs):
+                for new, out in zip(*pairs, strict=True):
+                    value = load(new.at[source], inside[:, None])
+                    store(out.at[there], value, inside_pool[:, None])
 
-    out = pl.pallas_call(
+    before = len(jax.tree.leaves((numbers, rows)))
+    return pl.pallas_call(
         kernel,
-        grid=(b, kv_heads, layers),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
-        input_output_aliases={len(numbers) + len(new) + i: i for i in range(len(old))},
+        grid=(b, kv_heads, len(cache)),
+        out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), cache),
+        input_output_aliases={before + i: i for i in range(2 * len(cache))},
         compiler_params=triton.CompilerParams(num_warps=2, num_stages=1),
         interpret=interpret,
         name="append_rows",
-    )(*numbers, *new, *old)
-    return jax.tree.unflatten(structure, out)
+    )(numbers, rows, cache)

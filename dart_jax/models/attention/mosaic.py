@@ -1,8 +1,8 @@
 """One kernel for attention to a cached prefix and to new rows, for TPUs.
 
-Written in Pallas, which compiles it with Mosaic. As in `flash`, scores and softmax stay on the chip
-(Dao et al., arXiv 2205.14135), and a block of queries holds the rows of all heads that share a key
-head. The cache's rows come in blocks, one after another; of the blocks that no row sees none is
+Written in Pallas, which compiles it with Mosaic. As in `triton`, scores and softmax stay on the
+chip (Dao et al., arXiv 2205.14135), and a block of queries holds the rows of all heads that share a
+key head. The cache's rows come in blocks, one after another; of the blocks that no row sees none is
 fetched. Of a cache in pages a block is a few pages, found through the table, if they are made of
 whole tiles; otherwise what the table names is copied first.
 """
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap
-from dart_jax.models.platform.pallas import dot
+from dart_jax.models.kernels.pallas import dot
 
 _ROWS = 256  # queries of a block, at most
 _KEYS = 512  # keys of a block, at most, unless a page has more
@@ -27,7 +27,7 @@ _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differe
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Whether the kernel is made for these sizes and dtypes."""
+    """Tells whether the kernel is made for these sizes and dtypes."""
     alike = q.dtype == prefix.k.dtype == prefix.v.dtype
     return alike and q.shape[3] in (64, 128, 256)
 
@@ -35,7 +35,7 @@ def fits(q: jax.Array, prefix: Prefix) -> bool:
 def attend_mosaic(
     new: Segment, prefix: Prefix, scoring: Scoring, *, interpret: bool = False
 ) -> jax.Array:
-    """Computes what `attend` says, for one segment and a prefix.
+    """Computes `attend.attend` for one segment and a prefix.
 
     Scores, softmax and sums are float32; weights are rounded to the values' dtype before they are
     multiplied, as in `attend_dense`.
@@ -54,79 +54,57 @@ def attend_mosaic(
     if prefix.k.shape[2] % _TILE != 0:
         prefix = prefix.in_one_piece()
     b, heads, t, h = new.q.shape
-    kv_heads, capacity = prefix.k.shape[1], prefix.capacity
-    groups, scalars = heads // kv_heads, [prefix.length]
-    keys, pages = min(_KEYS, capacity), 1
+    kv_heads, scalars = prefix.k.shape[1], [prefix.length]
+    groups = heads // kv_heads
     if prefix.pages is not None:
         # Nothing is looked up beyond the table.
-        scalars = [jnp.minimum(prefix.length, capacity), prefix.pages]
-        keys = prefix.k.shape[2]
-        pages = max(1, min(_KEYS // keys, _PAGES, prefix.pages.shape[1]))
-    rows, new_keys = groups * t, pl.cdiv(new.k.shape[2], _TILE) * _TILE
-    size = min(pl.cdiv(rows, _TILE) * _TILE, _ROWS)
-    padded = pl.cdiv(rows, size) * size
-    more_keys = new_keys - new.k.shape[2]
+        scalars = [jnp.minimum(prefix.length, prefix.capacity), prefix.pages]
+    sizes = _Sizes.of(groups * t, new.k.shape[2], prefix)
+    row_padding = sizes.padded_rows - groups * t
+    key_padding = sizes.new_keys - new.k.shape[2]
 
-    def of_rows(x: jax.Array, fill: int) -> jax.Array:
+    def of_rows(x: jax.Array) -> jax.Array:
         """[B, T, C] -> [B, R, C]: the rows of a group's heads, one head after another, padded."""
         tiled = jnp.tile(x, (1, groups, 1)).astype(jnp.int32)
-        return jnp.pad(tiled, ((0, 0), (0, padded - rows), (0, 0)), constant_values=fill)
+        return jnp.pad(tiled, ((0, 0), (0, row_padding), (0, 0)))
 
-    q = new.q.reshape(b, kv_heads, rows, h)
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, padded - rows), (0, 0)))
+    q = new.q.reshape(b, kv_heads, groups * t, h)
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, row_padding), (0, 0)))
     mask = jnp.broadcast_to(new.mask, (b, t, new.k.shape[2]))
-    mask = of_rows(jnp.pad(mask, ((0, 0), (0, 0), (0, more_keys))), 0)
-    new_k, new_v = (jnp.pad(x, ((0, 0), (0, 0), (0, more_keys), (0, 0))) for x in (new.k, new.v))
+    mask = of_rows(jnp.pad(mask, ((0, 0), (0, 0), (0, key_padding))))
+    new_k, new_v = (jnp.pad(x, ((0, 0), (0, 0), (0, key_padding), (0, 0))) for x in (new.k, new.v))
     first = jnp.zeros((b, t), jnp.int32) if prefix.first is None else prefix.first
     # The blocks of keys that some row sees, and the one that stands for all others.
-    end = pl.cdiv(scalars[0], pages * keys)
-    begin = jnp.minimum(jnp.min(first, axis=1) // (pages * keys), jnp.maximum(end - 1, 0))
-    blocks = pl.cdiv(capacity, pages * keys)
-    kernel = _Kernel(keys, blocks, pages, scoring.factor(h), scoring.cap, len(scalars) > 1)
-
-    def cached(part: int) -> pl.BlockSpec:
-        """A block of keys, or one of its pages."""
-
-        def place(b: Any, head: Any, row: Any, key: Any, begin: Any, end: Any, *others: Any) -> Any:
-            del row
-            key = jnp.clip(key, begin[b], jnp.maximum(end[b] - 1, begin[b]))
-            if len(others) == 1:
-                return b, head, key, 0
-            _, table = others
-            column = jnp.minimum(key * pages + part, table.shape[1] - 1)
-            return jnp.maximum(table[b, column], 0), head, 0, 0
-
-        return pl.BlockSpec((None, None, keys, h), place)
-
-    def one_head(count: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, None, count, h), lambda b, head, row, key, *_: (b, head, 0, 0))
-
-    def per_row(columns: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, size, columns), lambda b, head, row, key, *_: (b, row, 0))
-
-    rows_of_head = pl.BlockSpec(
-        (None, None, size, h), lambda b, head, row, key, *_: (b, head, row, 0)
+    count = sizes.pages * sizes.keys
+    end = pl.cdiv(scalars[0], count)
+    begin = jnp.minimum(jnp.min(first, axis=1) // count, jnp.maximum(end - 1, 0))
+    kernel = _Kernel(sizes, scoring.factor(h), scoring.cap, len(scalars) > 1)
+    cache_specs = [_cached(sizes, h, part) for part in range(sizes.pages)]
+    per_head = pl.BlockSpec(
+        (None, None, sizes.new_keys, h), lambda b, head, row, key, *_: (b, head, 0, 0)
     )
-    cache = [cached(part) for part in range(pages)]
+    queries = pl.BlockSpec(
+        (None, None, sizes.rows, h), lambda b, head, row, key, *_: (b, head, row, 0)
+    )
     out = pl.pallas_call(
         kernel.run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2 + len(scalars),
-            grid=(b, kv_heads, padded // size, blocks + 1),
+            grid=(b, kv_heads, sizes.padded_rows // sizes.rows, sizes.blocks + 1),
             in_specs=[
-                per_row(1),
-                rows_of_head,
-                *cache,
-                *cache,
-                one_head(new_keys),
-                one_head(new_keys),
-                per_row(new_keys),
+                _per_row(sizes, 1),
+                queries,
+                *cache_specs,
+                *cache_specs,
+                per_head,
+                per_head,
+                _per_row(sizes, sizes.new_keys),
             ],
-            out_specs=rows_of_head,
+            out_specs=queries,
             scratch_shapes=[
-                pltpu.VMEM((size, h), jnp.float32),
-                pltpu.VMEM((size, _LANES), jnp.float32),
-                pltpu.VMEM((size, _LANES), jnp.float32),
+                pltpu.VMEM((sizes.rows, h), jnp.float32),
+                pltpu.VMEM((sizes.rows, _LANES), jnp.float32),
+                pltpu.VMEM((sizes.rows, _LANES), jnp.float32),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -139,16 +117,73 @@ def attend_mosaic(
         begin.astype(jnp.int32),
         end.astype(jnp.int32),
         *scalars,
-        of_rows(first[:, :, None], 0),
+        of_rows(first[:, :, None]),
         q,
-        *[prefix.k] * pages,
-        *[prefix.v] * pages,
+        *[prefix.k] * sizes.pages,
+        *[prefix.v] * sizes.pages,
         new_k,
         new_v,
         mask,
     )
-    out = out[:, :, :rows].reshape(b, heads, t, h)
+    out = out[:, :, : groups * t].reshape(b, heads, t, h)
     return out.swapaxes(1, 2).reshape(b, t, heads * h)
+
+
+class _Sizes(NamedTuple):
+    """The sizes of blocks.
+
+    Attributes:
+      rows: queries of a block.
+      padded_rows: queries of a key head, padded to whole blocks.
+      new_keys: keys of the new rows, padded to whole tiles.
+      keys: cached keys of a block, or of one of its pages.
+      pages: of a block; 1 for a cache in one piece.
+      blocks: of cached keys.
+    """
+
+    rows: int
+    padded_rows: int
+    new_keys: int
+    keys: int
+    pages: int
+    blocks: int
+
+    @classmethod
+    def of(cls, rows: int, new_keys: int, prefix: Prefix) -> _Sizes:
+        """Divides the rows and keys of each key head."""
+        block = min(pl.cdiv(rows, _TILE) * _TILE, _ROWS)
+        keys, pages = min(_KEYS, prefix.capacity), 1
+        if prefix.pages is not None:
+            keys = prefix.k.shape[2]
+            pages = max(1, min(_KEYS // keys, _PAGES, prefix.pages.shape[1]))
+        return cls(
+            block,
+            pl.cdiv(rows, block) * block,
+            pl.cdiv(new_keys, _TILE) * _TILE,
+            keys,
+            pages,
+            pl.cdiv(prefix.capacity, pages * keys),
+        )
+
+
+def _cached(sizes: _Sizes, head_dim: int, part: int) -> pl.BlockSpec:
+    """The spec of a block of cached keys or values, or of one of its pages."""
+
+    def place(b: Any, head: Any, row: Any, key: Any, begin: Any, end: Any, *others: Any) -> Any:
+        del row
+        key = jnp.clip(key, begin[b], jnp.maximum(end[b] - 1, begin[b]))
+        if len(others) == 1:
+            return b, head, key, 0
+        _, table = others
+        column = jnp.minimum(key * sizes.pages + part, table.shape[1] - 1)
+        return jnp.maximum(table[b, column], 0), head, 0, 0
+
+    return pl.BlockSpec((None, None, sizes.keys, head_dim), place)
+
+
+def _per_row(sizes: _Sizes, columns: int) -> pl.BlockSpec:
+    """The spec of numbers of each query."""
+    return pl.BlockSpec((None, sizes.rows, columns), lambda b, head, row, key, *_: (b, row, 0))
 
 
 class _Kernel(NamedTuple):
@@ -156,71 +191,86 @@ class _Kernel(NamedTuple):
     keys; the last of these are the new rows.
 
     Attributes:
-      keys: cached keys of a block, or of one of its pages.
-      blocks: of cached keys.
-      pages: of a block; 1 for a cache in one piece.
+      sizes: of the blocks.
       scale: factor on the products.
       cap: see `Scoring`.
       paged: whether the last of the prefetched numbers is the table of pages.
     """
 
-    keys: int
-    blocks: int
-    pages: int
+    sizes: _Sizes
     scale: float
     cap: float | None
     paged: bool
 
     def run(self, begin: Any, end: Any, length: Any, *refs: Any) -> None:
         """Adds one block of keys; refs: see the specs in `attend_mosaic`."""
+        pages = self.sizes.pages
         table, refs = (refs[0], refs[1:]) if self.paged else (None, refs)
         (first, q), refs = refs[:2], refs[2:]
-        k, v, refs = refs[: self.pages], refs[self.pages : 2 * self.pages], refs[2 * self.pages :]
-        new_k, new_v, mask, out, sums, top, total = refs
+        k, v, refs = refs[:pages], refs[pages : 2 * pages], refs[2 * pages :]
+        new_k, new_v, mask, out, *sums = refs
         sequence, block = pl.program_id(0), pl.program_id(3)
         used = length[sequence]
 
         @pl.when(block == 0)
         def _():
-            sums[...] = jnp.zeros_like(sums)
-            top[...] = jnp.full_like(top, _NOTHING)
-            total[...] = jnp.zeros_like(total)
-
-        def add(keys: jax.Array, values: jax.Array, seen: jax.Array) -> None:
-            score = dot(q[...], keys, axis=1) * self.scale
-            if self.cap is not None:
-                score = softcap(score, self.cap)
-            score = jnp.where(seen, score, _NOTHING)
-            old = top[:, :1]
-            largest = jnp.maximum(old, jnp.max(score, axis=1, keepdims=True))
-            weights = jnp.where(seen, jnp.exp(score - largest), 0.0)
-            shrink = jnp.exp(old - largest)
-            sums[...] = sums[...] * shrink + dot(weights.astype(values.dtype), values)
-            more = jnp.sum(weights, axis=1, keepdims=True)
-            total[...] = jnp.broadcast_to(total[:, :1] * shrink + more, total.shape)
-            top[...] = jnp.broadcast_to(largest, top.shape)
+            for ref, start in zip(sums, (0, _NOTHING, 0), strict=True):
+                ref[...] = jnp.full_like(ref, start)
 
         @pl.when((block >= begin[sequence]) & (block < end[sequence]))
         def _():
-            count = self.pages * self.keys
+            count = pages * self.sizes.keys
             column = jax.lax.broadcasted_iota(jnp.int32, (1, count), 1) + block * count
-            keys, values = [], []
-            for part in range(self.pages):
-                start = block * count + part * self.keys
-                row = jax.lax.broadcasted_iota(jnp.int32, (self.keys, 1), 0) + start
-                # What is not filled may be NaN.
-                filled, key = row < used, k[part][...]
-                if table is not None:
-                    at = jnp.minimum(block * self.pages + part, table.shape[1] - 1)
-                    there = jnp.broadcast_to(table[sequence, at] >= 0, row.shape)
-                    filled, key = filled & there, jnp.where(there, key, jnp.zeros_like(key))
-                keys.append(key)
-                values.append(jnp.where(filled, v[part][...], jnp.zeros_like(key)))
+            keys, values = self._pages(k, v, table, sequence, block, used)
             seen = (column < used) & (column >= first[...])
-            add(jnp.concatenate(keys), jnp.concatenate(values), seen)
+            self._add(q, keys, values, seen, *sums)
 
-        @pl.when(block == self.blocks)
+        @pl.when(block == self.sizes.blocks)
         def _():
-            add(new_k[...], new_v[...], mask[...] != 0)
-            mean = sums[...] / jnp.where(total[:, :1] == 0, 1, total[:, :1])
+            self._add(q, new_k[...], new_v[...], mask[...] != 0, *sums)
+            weighted, _, total = sums
+            mean = weighted[...] / jnp.where(total[:, :1] == 0, 1, total[:, :1])
             out[...] = mean.astype(out.dtype)
+
+    def _pages(
+        self, k: Any, v: Any, table: Any, sequence: Any, block: Any, used: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Joins a block's pages: keys and values [pages * keys, h], 0 where nothing is."""
+        pages, size = self.sizes.pages, self.sizes.keys
+        keys, values = [], []
+        for part in range(pages):
+            start = block * (pages * size) + part * size
+            row = jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) + start
+            # What is not filled may be NaN.
+            filled, key = row < used, k[part][...]
+            if table is not None:
+                at = jnp.minimum(block * pages + part, table.shape[1] - 1)
+                there = jnp.broadcast_to(table[sequence, at] >= 0, row.shape)
+                filled, key = filled & there, jnp.where(there, key, jnp.zeros_like(key))
+            keys.append(key)
+            values.append(jnp.where(filled, v[part][...], jnp.zeros_like(key)))
+        return jnp.concatenate(keys), jnp.concatenate(values)
+
+    def _add(
+        self,
+        q: Any,
+        keys: jax.Array,
+        values: jax.Array,
+        seen: jax.Array,
+        sums: Any,
+        top: Any,
+        total: Any,
+    ) -> None:
+        """Adds keys to the weighted sums [rows, h], the largest scores and the sums of weights."""
+        score = dot(q[...], keys, axis=1) * self.scale
+        if self.cap is not None:
+            score = softcap(score, self.cap)
+        score = jnp.where(seen, score, _NOTHING)
+        old = top[:, :1]
+        largest = jnp.maximum(old, jnp.max(score, axis=1, keepdims=True))
+        weights = jnp.where(seen, jnp.exp(score - largest), 0.0)
+        shrink = jnp.exp(old - largest)
+        sums[...] = sums[...] * shrink + dot(weights.astype(values.dtype), values)
+        more = jnp.sum(weights, axis=1, keepdims=True)
+        total[...] = jnp.broadcast_to(total[:, :1] * shrink + more, total.shape)
+        top[...] = jnp.broadcast_to(largest, top.shape)

@@ -1,5 +1,5 @@
-"""Attention of a few rows to a cached prefix and to each other by the C++ core, for CPUs; and what
-makes its heads.
+"""Attention of a few rows to a cached prefix and to each other by the C++ core, for CPUs; and its
+heads.
 
 It reads only the rows of the cache that are used, through the table if they are in pages. A row's
 result is the same, bit for bit, wherever rows are cached, and whether the tokens before it are
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.models.attention.heads import HeadNorm
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment
+from dart_jax.models.attention.triton_heads import HeadNorm
 from dart_jax.models.cpu.foreign import or_nothing
 
 # More are a prompt's, whose rows see many of each other. On two cores of an EPYC, with 1,000 cached
@@ -22,13 +22,13 @@ _MOST_ROWS = 128
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Whether the C++ core computes these sizes and dtypes."""
+    """Tells whether the C++ core computes these sizes and dtypes."""
     alike = q.dtype == prefix.k.dtype == prefix.v.dtype == jnp.float32
     return alike and q.shape[3] % 16 == 0 and q.shape[2] <= _MOST_ROWS
 
 
 def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
-    """Computes what `attend` says, for one segment and a prefix.
+    """Computes `attend.attend` for one segment and a prefix.
 
     Args:
       new: new rows, T' keys, float32.
@@ -63,7 +63,7 @@ def rotated_heads_native(
     kv_heads: int,
     norm: HeadNorm | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes what `heads.rotated_heads` says, in float32, and more.
+    """Computes `triton_heads.rotated_heads_triton` in float32, and more.
 
     Args:
       qkv: see there.

@@ -1,4 +1,4 @@
-"""What attention reads: queries, keys and values stored in several arrays, and who sees what.
+"""Inputs of attention: queries, keys and values in several arrays, and masks.
 
 Axis letters: B batch, T new rows, S keys, H query heads, K key/value heads, G = H / K query heads
 per key/value head, h head dim.
@@ -84,15 +84,15 @@ class Prefix(NamedTuple):
         filled = length_mask(n * size, self.length).reshape(b, n, 1, size, 1)
 
         def rows(pool: jax.Array) -> jax.Array:
-            taken = jnp.take(pool, page, axis=0, mode="fill", fill_value=0)
-            taken = jnp.where(filled, taken, 0)
-            return taken.swapaxes(1, 2).reshape(b, kv_heads, n * size, h)
+            x = jnp.take(pool, page, axis=0, mode="fill", fill_value=0)
+            x = jnp.where(filled, x, 0)
+            return x.swapaxes(1, 2).reshape(b, kv_heads, n * size, h)
 
         return Prefix(rows(self.k), rows(self.v), self.length, self.first)
 
 
 class Scoring(NamedTuple):
-    """How scores are computed from products of queries and keys.
+    """Options of the scores, which are computed from products of queries and keys.
 
     Attributes:
       scale: factor on the products; None for h ** -0.5.
@@ -111,7 +111,7 @@ PLAIN = Scoring()
 
 
 def fits_kernels(head_dim: int) -> bool:
-    """Whether the GPU kernels are made for heads of this size: a power of two, 16 to 256."""
+    """Tells whether the GPU kernels are made for heads of this size: a power of two, 16 to 256."""
     return 16 <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
 
 

@@ -1,6 +1,6 @@
-"""What the C++ core computes for models on CPUs.
+"""Functions of the C++ core for models on CPUs.
 
-    foreign.py   whether XLA can call it
+    foreign.py   their registration with XLA
     products.py  products with packed weights
     rows.py      rows that are looked up, kept or compared
 

@@ -13,7 +13,7 @@ from dart_jax import _core
 
 
 def available() -> bool:
-    """Whether programs for a CPU can call the C++ core.
+    """Tells whether programs for a CPU can call the C++ core.
 
     False if the core was built without jaxlib's headers, or for another jaxlib; a warning says so
     once.
@@ -46,13 +46,13 @@ def _register() -> bool:
         for name, handler in _core.cpu_ffi_handlers.items():
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
     except (RuntimeError, TypeError, ValueError):
-        known = False
+        callable_ = False
     else:
-        known = bool(_core.cpu_ffi_handlers)
-    if not known:
+        callable_ = bool(_core.cpu_ffi_handlers)
+    if not callable_:
         _logger.warning(
             "this jaxlib cannot call dart_jax's C++ core, so models on CPUs are computed by JAX "
             "alone, two to four times as slowly; reinstall dart-jax beside this jaxlib "
             "(pip install --force-reinstall --no-deps --no-cache-dir dart-jax)"
         )
-    return known
+    return callable_

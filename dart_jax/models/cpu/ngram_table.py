@@ -18,7 +18,7 @@ def look_up_native(
     *,
     unseen: np.float32,
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes what `decoding.search.lookup.look_up` says.
+    """Computes `decoding.search.lookup.look_up`.
 
     Args:
       sections: int32 [order - 1, 4]; this and what follows as in `DeviceTable`.
@@ -34,8 +34,10 @@ def look_up_native(
       log_q float32 [B, W, k] and places int32 [order - 2, B, W, k].
     """
     shape = (*known.shape[:2], token.shape[-1])
-    log_q = jax.ShapeDtypeStruct(shape, jnp.float32)
-    places = jax.ShapeDtypeStruct((known.shape[-1] - 1, *shape), jnp.int32)
-    call = jax.ffi.ffi_call("dart_look_up", (log_q, places))
-    found, at = call(sections, seeds, prints, entries, known, token, wanted, unseen=unseen)
-    return found, at
+    types = (
+        jax.ShapeDtypeStruct(shape, jnp.float32),
+        jax.ShapeDtypeStruct((known.shape[-1] - 1, *shape), jnp.int32),
+    )
+    call = jax.ffi.ffi_call("dart_look_up", types)
+    log_q, places = call(sections, seeds, prints, entries, known, token, wanted, unseen=unseen)
+    return log_q, places

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def gumbel_noise_native(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """Computes what `decoding.sampling.gumbel_noise` says, up to rounding.
+    """Computes `decoding.sampling.gumbel_noise`, up to rounding.
 
     Args:
       keys: uint32 [B, 2].
@@ -28,7 +28,7 @@ def add_noise_native(
     levels: jax.Array,
     ids: jax.Array | None,
 ) -> jax.Array:
-    """Computes what `decoding.sampling.add_noise` says, up to rounding."""
+    """Computes `decoding.sampling.add_noise`, up to rounding."""
     temperature = jnp.broadcast_to(temperature, logits.shape[:1])
     ids = jnp.zeros((0,), jnp.int32) if ids is None else ids
     out = jax.ShapeDtypeStruct(logits.shape, jnp.float32)

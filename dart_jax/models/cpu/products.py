@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.cpu.foreign import available, or_nothing
-from dart_jax.models.cpu.tiles import GROUP, TILE, int8_parts, round_groups
+from dart_jax.models.cpu.tiles import GROUP
 from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
 
-_ROUNDED_BYTES = GROUP + 8  # of a group of inputs in 8 bits, with their scale and sum
+_INT8_BYTES = GROUP + 8  # of a group of inputs in 8 bits, with their scale and sum
 
 
 def product(
@@ -43,55 +43,36 @@ def product(
 
     Returns:
       [..., d_out], of x's dtype.
+
+    Raises:
+      RuntimeError: XLA cannot call the C++ core here.
     """
+    if not available():
+        raise RuntimeError("weights in tiles need the C++ core, which this jaxlib cannot call")
     x = source(inputs)
     if x.dtype != jnp.float32:
         # In these dtypes each operation rounds.
         y = product(computed(inputs).astype(jnp.float32), tiles, d_out).astype(x.dtype)
         return add(y, bias, residual)
-    arguments = (
-        x.reshape(math.prod(x.shape[:-1]), x.shape[-1]),
-        _scale(inputs),
-        tiles,
-        bias,
-        residual,
-    )
-    # Tiles are only made for CPUs; `platform_dependent` would trace both ways.
-    y = (_foreign if available() else _plain)(*arguments, like=inputs, d_out=d_out)
-    return y.reshape(*x.shape[:-1], d_out)
-
-
-def _scale(inputs: Inputs) -> jax.Array | None:
-    return inputs.scale if isinstance(inputs, Normed) else None
-
-
-def _foreign(
-    x: jax.Array,
-    scale: jax.Array | None,
-    tiles: jax.Array,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
-    *,
-    like: Inputs,
-    d_out: int,
-) -> jax.Array:
-    """The C++ core's product of inputs like these, but with x [R, in] or, if gated, [R, 2 in]."""
-    shape, kind, eps, offset = (0,), "rows", 0.0, 0.0
-    if isinstance(like, Normed):
-        shape, kind, eps, offset = x.shape, "norm", like.eps, like.offset or 0.0
-    elif isinstance(like, Gated):
-        shape = (x.shape[0], x.shape[1] // 2)
-        kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[like.activation]
-    rounded = (0,)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    count, width = rows.shape
+    kind, scale, eps, offset = "rows", None, 0.0, 0.0
+    normed, int8 = (0,), (0,)  # rows that the core keeps meanwhile: normalised or gated; in 8 bits
+    if isinstance(inputs, Normed):
+        kind, scale, eps, offset = "norm", inputs.scale, inputs.eps, inputs.offset or 0.0
+        normed = (count, width)
+    elif isinstance(inputs, Gated):
+        kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[inputs.activation]
+        normed = (count, width // 2)
     if tiles.dtype == jnp.int8:
-        rounded = (x.shape[0], tiles.shape[1], _ROUNDED_BYTES)
+        int8 = (count, tiles.shape[1], _INT8_BYTES)
     results = (
-        jax.ShapeDtypeStruct((x.shape[0], d_out), x.dtype),
-        jax.ShapeDtypeStruct(shape, x.dtype),
-        jax.ShapeDtypeStruct(rounded, jnp.int8),
+        jax.ShapeDtypeStruct((count, d_out), x.dtype),
+        jax.ShapeDtypeStruct(normed, x.dtype),
+        jax.ShapeDtypeStruct(int8, jnp.int8),
     )
     y, *_ = jax.ffi.ffi_call("dart_product", results)(
-        x,
+        rows,
         tiles,
         or_nothing(scale),
         or_nothing(bias),
@@ -100,37 +81,4 @@ def _foreign(
         eps=np.float32(eps),
         offset=np.float32(offset),
     )
-    return y
-
-
-def _plain(
-    x: jax.Array,
-    scale: jax.Array | None,
-    tiles: jax.Array,
-    bias: jax.Array | None,
-    residual: jax.Array | None,
-    *,
-    like: Inputs,
-    d_out: int,
-) -> jax.Array:
-    """As `_foreign`, up to rounding."""
-    if isinstance(like, Normed) and scale is not None:
-        x = like._replace(x=x, scale=scale).computed()
-    elif isinstance(like, Gated):
-        x = like._replace(x=x).computed()
-    if tiles.dtype == jnp.int8:
-        y = _int8(x, tiles)
-    else:
-        y = jnp.einsum("ri,tio->rto", x, tiles.astype(jnp.float32), precision="highest")
-    y = y.reshape(x.shape[0], tiles.shape[0] * TILE)[:, :d_out]
-    return add(y, bias, None if residual is None else residual.reshape(y.shape))
-
-
-def _int8(x: jax.Array, tiles: jax.Array) -> jax.Array:
-    """[R, in] -> [R, tiles, 32]."""
-    groups = tiles.shape[1]
-    padded = jnp.pad(x, ((0, 0), (0, groups * GROUP - x.shape[1])))
-    x, x_scales = round_groups(padded.reshape(len(x), groups, GROUP), 2)
-    values, scales = int8_parts(tiles)
-    dots = jnp.einsum("rgi,tgio->rtgo", x, values, preferred_element_type=jnp.int32)
-    return jnp.einsum("rtgo,rg,tgo->rto", dots.astype(jnp.float32), x_scales, scales)
+    return y.reshape(*x.shape[:-1], d_out)

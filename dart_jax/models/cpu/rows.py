@@ -44,10 +44,10 @@ def take_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) -> AnyCache:
-    """Does what `cache.append` says, for all layers at once."""
+    """Computes `cache.append` for all layers at once."""
     layers, pages = parts(cache)
     old, structure = jax.tree.flatten(layers)
-    written = jax.ffi.ffi_call(
+    new = jax.ffi.ffi_call(
         "dart_append",
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
         input_output_aliases={3 + i: i for i in range(len(old))},
@@ -58,4 +58,4 @@ def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Ar
         *old,
         *jax.tree.leaves(rows),
     )
-    return with_layers(cache, jax.tree.unflatten(structure, written))
+    return with_layers(cache, jax.tree.unflatten(structure, new))

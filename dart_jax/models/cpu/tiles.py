@@ -1,4 +1,4 @@
-"""How weights are stored on CPUs: in tiles, in the order in which the C++ core reads them.
+"""Storage of weights on CPUs: in tiles, in the order in which the C++ core reads them.
 
 Tile t holds outputs 32 t to 32 t + 31; zeros are put in place of those that do not exist.
 
@@ -11,7 +11,7 @@ Tile t holds outputs 32 t to 32 t + 31; zeros are put in place of those that do 
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,35 +22,17 @@ GROUP = 64  # inputs of a group
 LARGEST = 127  # magnitude of a value in 8 bits
 _QUAD = 4
 
-# How the C++ core's weights are stored: as they are, or rounded to 8 bits.
-Packed = Literal["stored", "int8"]
 
-
-class _HasAxes(Protocol):
-    @property
-    def ndim(self) -> int: ...
-
-
-def is_packed(weights: _HasAxes) -> bool:
-    """Whether these weights are in tiles, by their shape."""
+def is_packed(weights: Any) -> bool:
+    """Tells whether weights are in tiles, by their shape."""
     return weights.ndim == 3
-
-
-class Packing(Protocol):
-    """Stores weights [in, out], float32 or bfloat16, in tiles; or [out, in], if `transposed`."""
-
-    def __call__(self, weights: jax.Array, transposed: bool = False) -> jax.Array: ...
-
-
-def packing(weights_dtype: Packed) -> Packing:
-    """The function that stores weights so."""
-    return pack_int8 if weights_dtype == "int8" else pack_exactly
 
 
 # Jitted, so that memory holds little but the weights and the tiles.
 @partial(jax.jit, static_argnames=("transposed", "dtype"))
 def pack(weights: jax.Array, transposed: bool = False, dtype: DTypeLike | None = None) -> jax.Array:
-    """Stores weights in tiles of a dtype, by default their own (see `Packing`)."""
+    """Stores weights [in, out], float32 or bfloat16, in tiles of a dtype, by default their own; if
+    `transposed`, weights [out, in]."""
     weights = (weights.T if transposed else weights).astype(dtype or weights.dtype)
     d_in, d_out = weights.shape
     padded = jnp.pad(weights, ((0, 0), (0, -d_out % TILE)))
@@ -106,19 +88,13 @@ def round_groups(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     return values.astype(jnp.int8), jnp.squeeze(scales, axis)
 
 
-def int8_parts(tiles: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The values of tiles in 8 bits, int8 [tiles, groups, 64, 32], and their scales, float32
-    [tiles, groups, 32]."""
-    count, groups, _ = tiles.shape
-    values = tiles[..., : GROUP * TILE].reshape(count, groups, GROUP // _QUAD, TILE, _QUAD)
-    values = values.swapaxes(-1, -2).reshape(count, groups, GROUP, TILE)
-    scales = tiles[..., GROUP * TILE :].reshape(count, groups, TILE, 4)
-    return values, jax.lax.bitcast_convert_type(scales, jnp.float32)
-
-
 def unpack(tiles: jax.Array, d_in: int, d_out: int) -> jax.Array:
     """Returns the weights that tiles hold, [in, out]; float32, if they are in 8 bits."""
     if tiles.dtype == jnp.int8:
-        values, scales = int8_parts(tiles)
-        tiles = (values.astype(jnp.float32) * scales[:, :, None]).reshape(len(tiles), -1, TILE)
+        count, groups, _ = tiles.shape
+        values = tiles[..., : GROUP * TILE].reshape(count, groups, GROUP // _QUAD, TILE, _QUAD)
+        values = values.swapaxes(-1, -2).reshape(count, groups, GROUP, TILE)
+        scales = tiles[..., GROUP * TILE :].reshape(count, groups, 1, TILE, 4)
+        scales = jax.lax.bitcast_convert_type(scales, jnp.float32)
+        tiles = (values.astype(jnp.float32) * scales).reshape(count, -1, TILE)
     return tiles.swapaxes(0, 1).reshape(tiles.shape[1], -1)[:d_in, :d_out]

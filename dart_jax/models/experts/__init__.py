@@ -1,2 +1,2 @@
-"""Mixtures of experts. Imports `dart_jax.models.layers` and `dart_jax.models.config`; the target
-imports it."""
+"""Mixtures of experts. Imports `dart_jax.models.layers`, `kernels` and `config`; the target imports
+it."""

@@ -7,14 +7,15 @@ activation, the second the projection back. Written in Pallas for its Triton bac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.platform.int8 import Int8, Kernel
-from dart_jax.models.platform.pallas import dot, load, store
+from dart_jax.models.kernels.int8 import Int8, Kernel
+from dart_jax.models.kernels.pallas import dot, load, store
 
 _SIZES = (16, 32, 64)  # rows of a block: the tensor cores need 16
 _INNER = 64  # entries of the sum in an iteration
@@ -23,7 +24,7 @@ _FEW = 64  # blocks of rows
 
 
 class Blocks(NamedTuple):
-    """Which rows each block has; n blocks of m rows.
+    """The rows of each block; n blocks of m rows.
 
     Attributes:
       rows: int32 [n * m], the rows' numbers; T where a block has no more rows.
@@ -39,7 +40,7 @@ class Blocks(NamedTuple):
 
 
 def fits(kernels: Kernel) -> bool:
-    """Whether the kernels are made for experts of this size [E, D, F]; they count in 32 bits."""
+    """Tells whether the kernels fit experts of this size [E, D, F]; they count in 32 bits."""
     return kernels.size < 2**31
 
 
@@ -53,7 +54,7 @@ def routed(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """Computes what `plain.loop_over_experts` says, with float32 sums.
+    """Computes `plain.loop_over_experts` with float32 sums.
 
     Args:
       rows: [T, D].
@@ -76,8 +77,8 @@ def routed(
     out = product(hidden, [down], jnp.arange(len(blocks.rows), dtype=jnp.int32))
     copies = jnp.take(out, blocks.places, axis=0, mode="clip")
     # What blocks without rows have is undefined.
-    own = (experts < count)[:, :, None]
-    return jnp.sum(jnp.where(own, copies * weights[:, :, None], 0), axis=1)
+    local = (experts < count)[:, :, None]
+    return jnp.sum(jnp.where(local, copies * weights[:, :, None], 0), axis=1)
 
 
 def block_size(copies: int, experts: int) -> int:
@@ -145,14 +146,20 @@ def _product(
     """
     from jax.experimental.pallas import triton
 
-    count, inner, outer = len(blocks.experts), x.shape[1], kernels[0].shape[2]
+    count, outer = len(blocks.experts), kernels[0].shape[2]
     arrays = [kernel.values if isinstance(kernel, Int8) else kernel for kernel in kernels]
     scales = [kernel.scale for kernel in kernels if isinstance(kernel, Int8)]
     width = _OUTER if count > _FEW else _OUTER // 2
 
-    def run(*refs: Any) -> None:
-        x_ref, which_ref, experts_ref, used_ref, *weight_refs, out_ref = refs
-        kernel_refs, scale_refs = weight_refs[: len(kernels)], weight_refs[len(kernels) :]
+    def run(
+        x_ref: Any,
+        which_ref: Any,
+        experts_ref: Any,
+        used_ref: Any,
+        kernel_refs: Sequence[Any],
+        scale_refs: Sequence[Any],
+        out_ref: Any,
+    ) -> None:
         block, first = pl.program_id(0), pl.program_id(1) * width
 
         @pl.when(block < used_ref[0])
@@ -160,27 +167,10 @@ def _product(
             expert = experts_ref[block]
             rows = which_ref[pl.ds(block * size, size)]
             columns = first + jnp.arange(width, dtype=jnp.int32)
-
-            def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                begin = index * _INNER
-                at = begin + jnp.arange(_INNER, dtype=jnp.int32)
-                # Indices for every number: Pallas has no mixture of arrays and slices.
-                numbers = jnp.broadcast_to(rows[:, None], (size, _INNER))
-                left = x_ref.at[numbers, jnp.broadcast_to(at[None], (size, _INNER))]
-                left = load(left, (numbers < x.shape[0]) & (at < inner)[None])
-                tile = (expert, pl.ds(begin, _INNER), pl.ds(first, width))
-                inside = (at < inner)[:, None] & (columns < outer)[None]
-                return tuple(
-                    total + dot(left, load(ref.at[tile], inside).astype(left.dtype))
-                    for total, ref in zip(sums, kernel_refs, strict=True)
-                )
-
-            zeros = tuple(jnp.zeros((size, width), jnp.float32) for _ in kernels)
-            steps = jnp.int32(pl.cdiv(inner, _INNER))
-            sums = jax.lax.fori_loop(jnp.int32(0), steps, add, zeros)
+            sums = _sums(x_ref, rows, kernel_refs, expert, first, columns)
             if scale_refs:
-                own = (ref.at[expert, pl.ds(first, width)] for ref in scale_refs)
-                by = [load(scale, columns < outer) for scale in own]
+                of_expert = (ref.at[expert, pl.ds(first, width)] for ref in scale_refs)
+                by = [load(scale, columns < outer) for scale in of_expert]
                 sums = [total * scale[None] for total, scale in zip(sums, by, strict=True)]
             *gate, value = sums
             if gate:
@@ -198,4 +188,36 @@ def _product(
         ),
         interpret=interpret,
         name="experts_gate_up" if len(kernels) == 2 else "experts_down",
-    )(x, which, blocks.experts, blocks.used, *arrays, *scales)
+    )(x, which, blocks.experts, blocks.used, arrays, scales)
+
+
+def _sums(
+    x_ref: Any,
+    rows: jax.Array,
+    kernel_refs: Sequence[Any],
+    expert: jax.Array,
+    first: jax.Array,
+    columns: jax.Array,
+) -> Sequence[jax.Array]:
+    """Multiplies rows of x, int32 [m], with columns of an expert's kernels, int32 [width] from
+    `first` on; returns float32 [m, width] for each kernel."""
+    size, width = len(rows), len(columns)
+    (count, inner), outer = x_ref.shape, kernel_refs[0].shape[2]
+
+    def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        begin = index * _INNER
+        at = begin + jnp.arange(_INNER, dtype=jnp.int32)
+        # Indices for every number: Pallas has no mixture of arrays and slices.
+        numbers = jnp.broadcast_to(rows[:, None], (size, _INNER))
+        x = x_ref.at[numbers, jnp.broadcast_to(at[None], (size, _INNER))]
+        x = load(x, (numbers < count) & (at < inner)[None])
+        tile = (expert, pl.ds(begin, _INNER), pl.ds(first, width))
+        inside = (at < inner)[:, None] & (columns < outer)[None]
+        return tuple(
+            total + dot(x, load(ref.at[tile], inside).astype(x.dtype))
+            for total, ref in zip(sums, kernel_refs, strict=True)
+        )
+
+    zeros = tuple(jnp.zeros((size, width), jnp.float32) for _ in kernel_refs)
+    steps = jnp.int32(pl.cdiv(inner, _INNER))
+    return jax.lax.fori_loop(jnp.int32(0), steps, add, zeros)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,9 @@ from dart_jax.models.config import MoEConfig
 from dart_jax.models.experts.kernel import fits, routed
 from dart_jax.models.experts.plain import grouped, loop_over_experts
 from dart_jax.models.inputs import Inputs, computed
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import INIT, GatedMLP, Linear
-from dart_jax.models.sharding.collectives import first, total
-
-# jax: plain JAX. triton: kernels for NVIDIA GPUs. interpret: the same kernels step by step on any
-# platform, for tests.
-ExpertsKernel = Literal["jax", "triton", "interpret"]
+from dart_jax.models.sharding.collectives import shard_offset, total
 
 
 class Experts(nnx.Module):
@@ -35,30 +32,29 @@ class Experts(nnx.Module):
 class MoE(nnx.Module):
     """Routes every row to its most likely experts and sums their outputs by router weight.
 
-    `kernel` says what computes the experts. A shared expert, if there is one, sees every row; its
-    output is weighted by a gate of its own. Split, each device has some of the experts and some
-    columns of the shared one, and all that they write is added up.
+    A shared expert, if there is one, sees every row; its output is weighted by a gate of its own.
+    Split, each device has some of the experts and some columns of the shared one, and all that they
+    write is added up.
     """
 
     def __init__(
         self,
         d: int,
         config: MoEConfig,
+        options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
-        fused: bool = False,
-        kernel: ExpertsKernel = "jax",
-        split: bool = False,
     ):
         self.config = config
-        self.kernel = kernel
-        self.split = split
+        self.options = options
         self.router = Linear(d, config.num_experts, dtype=dtype, rngs=rngs)
         self.experts = Experts(d, config, dtype=dtype, rngs=rngs)
         if config.shared_intermediate_size is not None:
             width = config.shared_intermediate_size
-            self.shared_expert = GatedMLP(d, width, dtype=dtype, rngs=rngs, fused=fused)
+            # What it writes is added up together with the experts' outputs.
+            whole = dataclasses.replace(options, shards=1)
+            self.shared_expert = GatedMLP(d, width, whole, dtype=dtype, rngs=rngs)
             self.shared_expert_gate = Linear(d, 1, dtype=dtype, rngs=rngs)
 
     def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:
@@ -71,11 +67,11 @@ class MoE(nnx.Module):
             for param in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
         )
         count = kernels[0].shape[0]
-        if self.split:
+        if self.options.split:
             # Of other devices' experts nothing is known here: numbers beyond the own ones.
-            own = experts - first(count)
-            experts = jnp.where((own >= 0) & (own < count), own, count)
-        if self.kernel == "jax" or not fits(kernels[0]):
+            local = experts - shard_offset(count)
+            experts = jnp.where((local >= 0) & (local < count), local, count)
+        if self.options.experts == "jax" or not fits(kernels[0]):
             out = jax.lax.platform_dependent(
                 rows,
                 weights,
@@ -86,13 +82,13 @@ class MoE(nnx.Module):
                 default=grouped,
             )
         else:
-            interpret = self.kernel == "interpret"
+            interpret = self.options.experts == "interpret"
             out = routed(rows, weights, experts, *kernels, interpret=interpret)
         if self.config.shared_intermediate_size is not None:
             gate = jax.nn.sigmoid(self.shared_expert_gate(rows))
             out = out + gate * self.shared_expert(rows)
         out = out.reshape(x.shape)
-        if self.split:
+        if self.options.split:
             out = total(out)
         return out if residual is None else residual + out
 

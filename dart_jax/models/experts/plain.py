@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.platform.int8 import Int8, Kernel, times
+from dart_jax.models.kernels.int8 import Int8, Kernel, times
 
 
 def loop_over_experts(
@@ -39,9 +39,9 @@ def loop_over_experts(
         share = jnp.sum(jnp.where(experts == expert, weights, 0), axis=1, keepdims=True)
 
         def run(total: jax.Array) -> jax.Array:
-            own = lambda kernels: jax.tree.map(lambda x: x[expert], kernels)  # noqa: E731
-            hidden = jax.nn.silu(times(rows, own(gate))) * times(rows, own(up))
-            return total + times(hidden, own(down)) * share
+            of_expert = lambda kernels: jax.tree.map(lambda x: x[expert], kernels)  # noqa: E731
+            hidden = jax.nn.silu(times(rows, of_expert(gate))) * times(rows, of_expert(up))
+            return total + times(hidden, of_expert(down)) * share
 
         return jax.lax.cond(jnp.any(experts == expert), run, lambda total: total, total)
 

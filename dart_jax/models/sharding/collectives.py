@@ -31,10 +31,10 @@ def joined(x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, MODEL, axis=x.ndim - 1, tiled=True)
 
 
-def own_part(x: jax.Array, count: int) -> jax.Array:
+def local_shard(x: jax.Array, count: int) -> jax.Array:
     """A device's part of [..., m n], which all have: [..., n]."""
     size = x.shape[-1] // count
-    return jax.lax.dynamic_slice_in_dim(x, first(size), size, axis=x.ndim - 1)
+    return jax.lax.dynamic_slice_in_dim(x, shard_offset(size), size, axis=x.ndim - 1)
 
 
 def gathered(x: jax.Array) -> jax.Array:
@@ -54,16 +54,6 @@ def over_groups(x: jax.Array) -> jax.Array:
     return jax.lax.psum(x, DATA)
 
 
-def in_any_group(x: jax.Array) -> jax.Array:
-    """Whether a bool scalar is true in any group."""
-    return over_groups(x.astype(jnp.int32)) > 0
-
-
-def rows_before(count: int) -> jax.Array:
-    """Rows of the groups before this one, if each has so many, int32."""
-    return (jax.lax.axis_index(DATA) * count).astype(jnp.int32)
-
-
-def first(size: int) -> jax.Array:
+def shard_offset(size: int) -> jax.Array:
     """Where a device's part of the last axis begins, if it has so many, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)

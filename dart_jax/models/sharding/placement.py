@@ -173,7 +173,7 @@ def _put_parts(
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
-def everywhere(mesh: Mesh, tree: Any) -> Any:
+def replicate(mesh: Mesh, tree: Any) -> Any:
     """Copies those arrays of a tree to every device that are not on the mesh yet; every process
     must have them, and the same."""
 

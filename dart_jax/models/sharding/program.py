@@ -15,10 +15,11 @@ from functools import partial, wraps
 from typing import Any, Protocol
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from dart_jax.models.sharding.rules import model_specs
 
@@ -43,9 +44,7 @@ DEVICE_ROWS, DRAFT_ROWS = OnDevices(ROWS), OnDevices(ROWS, CACHE)
 
 class _Execution(Protocol):
     @property
-    def mesh(self) -> Mesh | None: ...
-    @property
-    def split_drafter(self) -> bool: ...
+    def devices(self) -> Devices: ...
 
 
 class _Config(Protocol):
@@ -63,7 +62,7 @@ def param_specs(config: _Config, params: Mapping[str, Any]) -> dict[str, Any]:
     """The specs of the models' parameters by name: those of "target" are split, and perhaps those
     of "drafter"; others are whole on every device."""
     specs: dict[str, Any] = dict.fromkeys(params, ALL)
-    if config.execution.split_drafter and "drafter" in params:
+    if config.execution.devices.split_drafter and "drafter" in params:
         specs["drafter"] = model_specs(config.drafter, params["drafter"])
     return specs | {"target": model_specs(config.target, params["target"])}
 
@@ -97,10 +96,10 @@ def program(
         def run(*args: Any, **options: Any) -> Any:
             given = signature.bind(*args, **options).arguments
             compiled_for: _Config = given[config]
-            mesh = compiled_for.execution.mesh
+            mesh = compiled_for.execution.devices.mesh
             if mesh is None:
                 return function(*args, **options)
-            split = compiled_for.execution.split_drafter
+            split = compiled_for.execution.devices.split_drafter
             fixed = {name: value for name, value in given.items() if name in static}
             arrays = {name: value for name, value in given.items() if name not in static}
             specs = {

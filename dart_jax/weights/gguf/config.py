@@ -107,8 +107,7 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
     rotated = of("rope.dimension_count", head)
     if rotated != head:
         config["partial_rotary_factor"] = rotated / head
-    # Whoever reads the config warns that these are not used.
-    config |= {name: of(name) for name in of.rest()}
+    config["gguf_fields_not_used"] = of.rest() or None  # whoever reads the config names them
     return {name: value for name, value in config.items() if value is not None}
 
 

@@ -6,55 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dart_jax.errors import UserError, warn
+from dart_jax.errors import UserError
 
-# Fields of a target's `config.json` that are read, besides those of TargetConfig.
-_READ = (
-    "attention_out_bias decoder_sparse_step hidden_activation layer_types max_window_layers "
-    "mlp_only_layers moe_intermediate_size no_rope_layer_interval norm_topk_prob num_experts "
-    "num_experts_per_tok num_local_experts original_max_position_embeddings "
-    "partial_rotary_factor qkv_bias rope_local_base_freq rope_parameters rope_scaling rope_theta "
-    "shared_expert_intermediate_size sliding_window_pattern use_sliding_window"
-)
-# Fields that change nothing here, by reason.
-_UNUSED = {
-    "they describe the file": (
-        "architectures auto_map custom_pipelines dtype finetuning_task id2label is_llama_config "
-        "label2id language license model_type name_or_path num_labels prefix problem_type "
-        "task_specific_params tokenizer_class torch_dtype transformers.js_config "
-        "transformers_version unsloth_fixed unsloth_version"
-    ),
-    "they matter in training": (
-        "attention_dropout attn_pdrop classifier_dropout dropout embd_pdrop "
-        "gradient_checkpointing hidden_dropout initializer_range output_router_logits "
-        "resid_pdrop residual_dropout router_aux_loss_coef router_jitter_noise"
-    ),
-    "they choose between ways to compute the same": (
-        "attn_implementation cache_implementation chunk_size_feed_forward experts_implementation "
-        "pretraining_tp pruned_heads torchscript use_bfloat16 use_cache use_flash_attn"
-    ),
-    "they choose what is returned": "output_attentions output_hidden_states return_dict",
-    "tokenizer and generation config say it, as in transformers 5": (
-        "bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id "
-        "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size eos_token_id "
-        "exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty "
-        "max_length min_length no_repeat_ngram_size num_beam_groups num_beams "
-        "num_return_sequences output_scores pad_token_id remove_invalid_values "
-        "repetition_penalty return_dict_in_generate sep_token_id suppress_tokens temperature "
-        "top_k top_p typical_p unk_token_id"
-    ),
-    "they are of the other parts of a vision-language model": (
-        "boi_token_index eoi_token_index image_token_id image_token_index mm_tokens_per_image "
-        "multimodal_projector_bias projector_hidden_act spatial_merge_size text_config "
-        "video_token_id vision_config vision_end_token_id vision_feature_layer "
-        "vision_start_token_id vision_token_id"
-    ),
-    "`dart_jax.weights.target_files` refuses them": (
-        "compression_config quantization quantization_config"
-    ),
-}
-_UNUSED_NAMES = frozenset(name for names in _UNUSED.values() for name in names.split())
-_OFF: tuple[Any, ...] = (None, False, [], {})
 # Fields that change the computation in ways that are not supported -> values that do not.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
@@ -103,27 +56,11 @@ def refuse(json: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> No
         raise UserError(f"config.json has {name}={json[name]!r}, which is not supported")
 
 
-def check_unread(json: Mapping[str, Any], cls: type) -> None:
-    """Checks the fields of a target's `config.json` that nothing reads.
-
-    Args:
-      json: the config.
-      cls: the dataclass that has the fields that are read under their own names.
-
-    Raises:
-      UserError: one changes the computation.
-
-    Warns:
-      InputWarning: some are unknown and not switched off. No config of transformers has them, which
-        ignores them without a word.
-    """
+def refuse_unsupported(json: Mapping[str, Any]) -> None:
+    """Raises UserError if a field of a target's config switches on what no architecture here has.
+    Fields that transformers does not know change nothing there, nor here."""
     for name, supported in _UNSUPPORTED.items():
         refuse(json, name, supported)
-    own = {field.name for field in dataclasses.fields(cls)}
-    unknown = json.keys() - own - {*_READ.split()} - _UNUSED_NAMES - _UNSUPPORTED.keys()
-    names = sorted(n for n in unknown if not n.startswith("_") and json[n] not in _OFF)
-    if names:
-        warn(f"config.json has fields that nothing reads, nor in transformers: {', '.join(names)}")
 
 
 def with_head_defaults(json: Mapping[str, Any], *, guess: bool) -> dict[str, Any]:

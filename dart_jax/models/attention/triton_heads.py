@@ -6,15 +6,18 @@ Written in Pallas for its Triton backend.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from dart_jax.models.platform.pallas import load, store
+from dart_jax.models.kernels.pallas import load, store
 
 _ROWS = 16  # of a block
+
+Halves = tuple[jax.Array, jax.Array]  # of the elements of heads, [rows, h / 2]
 
 
 class HeadNorm(NamedTuple):
@@ -33,7 +36,7 @@ class HeadNorm(NamedTuple):
     offset: float | None
 
 
-def rotated_heads(
+def rotated_heads_triton(
     qkv: jax.Array,
     cos: jax.Array,
     sin: jax.Array,
@@ -63,27 +66,23 @@ def rotated_heads(
     h = width // (heads + 2 * kv_heads)
     half = h // 2
 
-    def kernel(x_ref: Any, cos_ref: Any, sin_ref: Any, *refs: Any) -> None:
-        *scales, q_ref, k_ref, v_ref = refs
+    def kernel(
+        x_ref: Any, cos_ref: Any, sin_ref: Any, scales: Any, q_ref: Any, k_ref: Any, v_ref: Any
+    ) -> None:
         sequence, head = pl.program_id(1), pl.program_id(2)
         start = pl.program_id(0) * _ROWS
         rows = pl.ds(start, _ROWS)
         inside = (start + jnp.arange(_ROWS, dtype=jnp.int32) < t)[:, None]
         halves = (pl.ds(0, half), pl.ds(half, half))
 
-        def store_halves(ref: Any, head: jax.Array, values: tuple[jax.Array, jax.Array]) -> None:
+        def store_halves(ref: Any, head: jax.Array, values: Halves) -> None:
             for part, value in zip(halves, values, strict=True):
                 store(ref.at[sequence, head, rows, part], value, inside)
 
-        def rotated(x: tuple[jax.Array, jax.Array], scale: Any) -> tuple[jax.Array, jax.Array]:
+        def rotated(x: Halves, scale: Any) -> Halves:
             x1, x2 = (part.astype(jnp.float32) for part in x)
             if norm is not None:
-                squares = jnp.sum(x1 * x1, axis=1) + jnp.sum(x2 * x2, axis=1)
-                inverse = jax.lax.rsqrt(squares / h + norm.eps)[:, None]
-                x1, x2 = (
-                    _scaled(part * inverse, triton.load(scale.at[at])[None], norm.offset)
-                    for part, at in zip((x1, x2), halves, strict=True)
-                )
+                x1, x2 = _normalize((x1, x2), [scale.at[part] for part in halves], norm)
             cos, sin = (
                 load(ref.at[sequence, rows, halves[0]], inside) for ref in (cos_ref, sin_ref)
             )
@@ -91,7 +90,7 @@ def rotated_heads(
 
         first, second = (load(x_ref.at[sequence, rows, head, part], inside) for part in halves)
         x = first, second
-        q_scale, k_scale = scales or (None, None)
+        q_scale, k_scale = scales
 
         @pl.when(head < heads)
         def _():
@@ -117,13 +116,24 @@ def rotated_heads(
         qkv.reshape(b, t, heads + 2 * kv_heads, h),
         cos,
         sin,
-        *(() if norm is None else (norm.q_scale, norm.k_scale)),
+        (None, None) if norm is None else (norm.q_scale, norm.k_scale),
     )
     return q, k, v
 
 
-def _scaled(x: jax.Array, scale: jax.Array, offset: float | None) -> jax.Array:
-    """Applies a norm's scale to normalised float32 values, rounding as `layers.RMSNorm` does."""
-    if offset is not None:
-        return (x * (offset + scale.astype(jnp.float32))).astype(scale.dtype).astype(jnp.float32)
-    return (x.astype(scale.dtype) * scale).astype(jnp.float32)
+def _normalize(x: Halves, scale_refs: Sequence[Any], norm: HeadNorm) -> Halves:
+    """Normalises float32 heads and applies the scale, rounding as `layers.RMSNorm` does."""
+    from jax.experimental.pallas import triton
+
+    x1, x2 = x
+    squares = jnp.sum(x1 * x1, axis=1) + jnp.sum(x2 * x2, axis=1)
+    inverse = jax.lax.rsqrt(squares / (2 * x1.shape[1]) + norm.eps)[:, None]
+
+    def scaled(part: jax.Array, ref: Any) -> jax.Array:
+        part, scale = part * inverse, triton.load(ref)[None]
+        if norm.offset is None:
+            return (part.astype(scale.dtype) * scale).astype(jnp.float32)
+        part = part * (norm.offset + scale.astype(jnp.float32))
+        return part.astype(scale.dtype).astype(jnp.float32)
+
+    return scaled(x1, scale_refs[0]), scaled(x2, scale_refs[1])

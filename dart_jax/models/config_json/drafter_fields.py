@@ -125,7 +125,7 @@ def feature_layers(json: Mapping[str, Any]) -> tuple[int, ...] | None:
       UserError: they are no layers, or differ between the two.
     """
     eagle = eagle_config(json)
-    found = []
+    lists = []
     for where, ids, shift in (("", json.get(LAYERS), 0), ("eagle_config.", eagle.get(LAYERS), 1)):
         if ids is None or ids == []:
             continue
@@ -138,13 +138,13 @@ def feature_layers(json: Mapping[str, Any]) -> tuple[int, ...] | None:
                 f"config.json has {where}{LAYERS}={ids!r}; it must be a list of different layers"
             )
         # Programs capture the layers in their own order, whatever the order of the list.
-        found.append(tuple(sorted(i + shift for i in ids)))
-    if len({*found}) > 1:
+        lists.append(tuple(sorted(i + shift for i in ids)))
+    if len({*lists}) > 1:
         raise UserError(
-            f"config.json names the inputs of the target's layers {found[0]} in {LAYERS}, and "
-            f"those of layers {found[1]} in eagle_config; leave out the wrong list"
+            f"config.json names the inputs of the target's layers {lists[0]} in {LAYERS}, and "
+            f"those of layers {lists[1]} in eagle_config; leave out the wrong list"
         )
-    return found[0] if found else None
+    return lists[0] if lists else None
 
 
 def _refuse(json: Mapping[str, Any], name: str, values: tuple[Any, ...]) -> None:

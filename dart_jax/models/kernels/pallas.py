@@ -1,4 +1,4 @@
-"""What kernels in Pallas have in common: with Triton for NVIDIA GPUs, with Mosaic for TPUs."""
+"""Helpers of kernels in Pallas: with Triton for NVIDIA GPUs, with Mosaic for TPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def has_triton() -> bool:
-    """Whether this version of JAX has Pallas' Triton backend, which JAX is going to remove."""
+    """Tells whether JAX has Pallas' Triton backend, which later versions are going to remove."""
     try:
         from jax.experimental.pallas import triton  # noqa: F401
     except ImportError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -51,16 +52,12 @@ class Int8:
 Kernel = jax.Array | Int8
 
 
-@jax.jit
-def rounded(kernel: jax.Array) -> Int8:
-    """Rounds a matrix [..., in, out]: of each output's weights the largest becomes 127 or -127."""
+@partial(jax.jit, static_argnames="transposed")
+def round_kernel(kernel: jax.Array, transposed: bool = False) -> Int8:
+    """Rounds a matrix [..., in, out], or [out, in] if `transposed`: of each output's weights the
+    largest becomes 127 or -127."""
+    kernel = kernel.T if transposed else kernel
     return Int8(*round_groups(kernel.astype(jnp.float32), -2))
-
-
-@jax.jit
-def rounded_transposed(table: jax.Array) -> Int8:
-    """As `rounded`, of a matrix [out, in]."""
-    return rounded(table.T)
 
 
 def round_one(path: Sequence[str | int], value: Kernel) -> Kernel:
@@ -68,17 +65,17 @@ def round_one(path: Sequence[str | int], value: Kernel) -> Kernel:
     rounded."""
     if isinstance(value, Int8) or any(name in path for name in _EXACT):
         return value
-    return rounded(value) if path[-1] == "kernel" or "experts" in path else value
+    return round_kernel(value) if path[-1] == "kernel" or "experts" in path else value
 
 
 def round_params(params: dict[str, Any], path: tuple[str | int, ...] = ()) -> dict[str, Any]:
     """Rounds the matrices of a model that are not yet; drops them from `params` on the way, so that
     memory holds one of them twice."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in [*params]:
         value, at = params.pop(name), (*path, name)
-        found[name] = round_params(value, at) if isinstance(value, dict) else round_one(at, value)
-    return found
+        result[name] = round_params(value, at) if isinstance(value, dict) else round_one(at, value)
+    return result
 
 
 def times(x: jax.Array, kernel: Kernel) -> jax.Array:

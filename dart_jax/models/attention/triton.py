@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
-from dart_jax.models.platform.pallas import dot, load, store
+from dart_jax.models.kernels.pallas import dot, load, store
 
 # Queries of a block, and keys of an iteration: the tensor cores need 16, and the shared memory of a
 # block holds a tile of queries, and two of keys and two of values.
@@ -33,15 +33,15 @@ Place = tuple[Any, Any, Any, Any]  # of rows: page or sequence, key head, row, e
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Whether the kernel is made for these sizes and dtypes; it counts in 32 bits."""
+    """Tells whether the kernel is made for these sizes and dtypes; it counts in 32 bits."""
     alike = q.dtype == prefix.k.dtype == prefix.v.dtype
     return alike and fits_kernels(q.shape[3]) and prefix.k.size < 2**31
 
 
-def attend_flash(
+def attend_triton(
     new: Segment, prefix: Prefix, scoring: Scoring, *, interpret: bool = False
 ) -> jax.Array:
-    """Computes what `attend` says, for one segment and a prefix.
+    """Computes `attend.attend` for one segment and a prefix.
 
     Scores, softmax and sums are float32; weights are rounded to the values' dtype before they are
     multiplied, as in `attend_dense`.
@@ -69,24 +69,14 @@ def attend_flash(
 
     q = new.q.reshape(b, kv_heads, groups * t, h)
     mask = rows(jnp.broadcast_to(new.mask, (b, t, new.k.shape[2]))).astype(jnp.int8)
-    arguments = _Arguments(
-        length=prefix.length,
-        first=None if prefix.first is None else rows(prefix.first),
-        pages=prefix.pages,
-        q=q,
-        k=prefix.k,
-        v=prefix.v,
-        new_k=new.k,
-        new_v=new.v,
-        mask=mask,
-    )
-    given = {name: x for name, x in arguments._asdict().items() if x is not None}
+    first = None if prefix.first is None else rows(prefix.first)
+    args = _Arguments(prefix.length, first, prefix.pages, q, prefix.k, prefix.v, new.k, new.v, mask)
     result = jax.ShapeDtypeStruct((b, t, heads, h), q.dtype)
     results = [result]
     if grid.splits > 1:
         shape = (grid.splits, *q.shape)
         results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
-    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap, tuple(given))
+    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap)
     parts = pl.pallas_call(
         kernel.run,
         grid=(grid.row_blocks, b * kv_heads, grid.splits),
@@ -94,7 +84,7 @@ def attend_flash(
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="attention",
-    )(*given.values())
+    )(args)
     out = parts[0] if grid.splits == 1 else _join(parts, result, interpret)
     return out.reshape(b, t, heads * h)
 
@@ -109,15 +99,15 @@ def _join(parts: Parts, result: jax.ShapeDtypeStruct, interpret: bool) -> jax.Ar
     b, t, heads, h = result.shape
     out, top, total = parts
     splits = len(out)
-    loaded = pl.next_power_of_2(splits)
-    size = max(1, min(16, _JOINED // (loaded * h)))
+    padding = pl.next_power_of_2(splits)
+    size = max(1, min(16, _JOINED // (padding * h)))
 
     def kernel(out_ref: Any, top_ref: Any, total_ref: Any, result_ref: Any) -> None:
         sequence, head = pl.program_id(1), pl.program_id(2)
         rows = pl.ds(pl.program_id(0) * size, size)
         inside = pl.program_id(0) * size + jnp.arange(size, dtype=jnp.int32) < t
-        there = (jnp.arange(loaded, dtype=jnp.int32) < splits)[:, None] & inside[None]
-        at = (pl.ds(0, loaded), sequence, head, rows)
+        there = (jnp.arange(padding, dtype=jnp.int32) < splits)[:, None] & inside[None]
+        at = (pl.ds(0, padding), sequence, head, rows)
         top = load(top_ref.at[at], there, _NOTHING)
         weight = jnp.where(there, jnp.exp(top - jnp.max(top, axis=0)[None]), 0.0)
         total = jnp.sum(weight * load(total_ref.at[at], there), axis=0)
@@ -167,7 +157,7 @@ class _Arguments(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """How the work is divided among blocks.
+    """Division of the work among blocks.
 
     Attributes:
       rows: queries of a block.
@@ -206,7 +196,6 @@ class _Kernel:
       new_rows: T.
       scale: factor on the products.
       cap: see `Scoring`.
-      given: names of the arguments that there are.
     """
 
     grid: _Grid
@@ -214,14 +203,9 @@ class _Kernel:
     new_rows: int
     scale: float
     cap: float | None
-    given: tuple[str, ...]
 
-    def run(self, *refs: Any) -> None:
-        """Computes one block; refs: the arguments, then the results."""
-        count = len(self.given)
-        given = dict(zip(self.given, refs[:count], strict=True))
-        args = _Arguments(*map(given.get, _Arguments._fields))
-        out_ref, *parts = refs[count:]
+    def run(self, args: _Arguments, out_ref: Any, *parts: Any) -> None:
+        """Computes one block."""
         block = _Block(self, args)
         split = pl.program_id(2)
 
@@ -248,7 +232,7 @@ class _Kernel:
 
 
 class _Block:
-    """What the blocks with the same queries do.
+    """One block: some queries of a key head, and its share of their keys.
 
     Args:
       kernel: see there.
@@ -301,13 +285,13 @@ class _Block:
         return self._add(self._rows(index), valid, seen, self.args.new_k, self.args.new_v, carry)
 
     def _rows(self, index: jax.Array) -> Place:
-        """Where a block of keys is in one piece."""
+        """Gives the place of a block of keys in one piece."""
         return self.sequence, self.head, pl.ds(index * self.keys, self.keys), slice(None)
 
     def _rows_in_pages(
         self, index: jax.Array, at: jax.Array, valid: jax.Array
     ) -> tuple[Place, jax.Array]:
-        """Where a block of keys is in pages, and which of them are in pages that exist."""
+        """Gives the place of a block of keys in pages, and a mask of those in pages that exist."""
         pages, (_, _, size, h) = self.args.pages, self.args.k.shape
         if size % self.keys == 0:  # one page has them all
             start = index * self.keys

@@ -17,21 +17,21 @@ EAGLE3_CLASSES = (
     "Eagle3Qwen3ForCausalLM",
     "Eagle3Speculator",
 )
-# Those that cannot be read, by the names of their classes or model types, and by their own fields.
-_OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "DSpark": ("DSpark", ("markov_rank",)),
-    "DFlash": ("DFlash", ("dflash_config",)),
-    "Domino": ("^Domino", ()),
-    "P-EAGLE": ("^PEagle", ("ptd_token_id",)),
-    "PARD or P-EAGLE": ("^Pard", ("pard_token",)),
-    "EAGLE-3 (latent attention)": ("^Eagle3Deepseek", ()),
-    "EAGLE-1 or EAGLE-2": ("CausalLMEagle$|^Eagle(?!3)\\w*ForCausalLM$|^eagle$", ()),
-    "Medusa": ("^Medusa", ("medusa_num_heads",)),
-    "Hydra": ("^Hydra", ("hydra_num_heads",)),
-    "MLP speculator": ("^MLP_?Speculator", ()),
-    "ReDrafter": ("^ReDrafter", ()),
-    "MTP": ("MTP", ()),
-}
+# Formats that cannot be read, by their classes or model types, and by fields that only they have.
+_OTHERS = re.compile(
+    "^eagle3deepseek|^p?eagle(?!3)|eagle$|^domino|^pard|dflash|dspark|hydra|medusa|mtp|redrafter"
+    "|^mlp_?speculator",
+    re.IGNORECASE,
+)
+_OTHER_FIELDS = (
+    "dflash_config",
+    "hydra_num_heads",
+    "markov_rank",
+    "medusa_num_heads",
+    "parallel_drafting",
+    "pard_token",
+    "ptd_token_id",
+)
 _CURE = (
     "pass a DART drafter, an EAGLE-3 drafter of one layer, or a small language model with the "
     "target's tokenizer"
@@ -45,7 +45,7 @@ def classes(json: Mapping[str, Any]) -> set[str]:
 
 
 def is_drafter(json: Mapping[str, Any]) -> bool:
-    """Whether this looks like the config of a drafter that is no language model."""
+    """Tells whether this looks like the config of a drafter that is no language model."""
     fields = {"draft_length", "draft_vocab_size", "speculators_model_type"}
     named = {DART, *EAGLE3_CLASSES} & classes(json)
     return bool(named or fields & json.keys()) or _other(json) is not None
@@ -57,18 +57,12 @@ def known_format(json: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
       UserError: it is that of another format.
     """
-    if json.get("parallel_drafting"):
-        raise UserError(
-            f"config.json has parallel_drafting={json['parallel_drafting']!r}: it is that of a "
-            f"PARD or P-EAGLE drafter, which cannot be read; {_CURE}"
-        )
     if "speculators_model_type" in json:
         json = _of_speculators(json)
-    if (found := _other(json)) is not None:
-        name, sign = found
+    if (sign := _other(json)) is not None:
         raise UserError(
-            f"config.json has {sign}: it is that of a drafter of the format {name}, which cannot "
-            f"be read; {_CURE}"
+            f"config.json has {sign}: it is that of a drafter of a format that cannot be read; "
+            f"{_CURE}"
         )
     return json
 
@@ -98,17 +92,13 @@ def _of_speculators(json: Mapping[str, Any]) -> dict[str, Any]:
     return {**layer, "draft_vocab_size": 32000, **own}
 
 
-def _other(json: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The name of a format that cannot be read, and the field that tells it."""
-    for name, (pattern, fields) in _OTHERS.items():
-        for field in fields:
-            if json.get(field) is not None:
-                return name, f"{field}={json[field]!r}"
-        for field, values in (
-            ("architectures", classes(json)),
-            ("model_type", {str(json.get("model_type"))}),
-        ):
-            for value in values - {*EAGLE3_CLASSES}:
-                if re.search(pattern, value, re.IGNORECASE):
-                    return name, f"{field}={json[field]!r}"
+def _other(json: Mapping[str, Any]) -> str | None:
+    """Finds the field that tells a format that cannot be read, with its value."""
+    for field in _OTHER_FIELDS:
+        if json.get(field) is not None and json[field] is not False:
+            return f"{field}={json[field]!r}"
+    named = {"architectures": classes(json), "model_type": {str(json.get("model_type"))}}
+    for field, values in named.items():
+        if any(map(_OTHERS.search, values - {*EAGLE3_CLASSES})):
+            return f"{field}={json[field]!r}"
     return None

@@ -1,0 +1,157 @@
+"""The form of a loaded model's weights: joined, where projections read the same input, so that one
+product computes them; and rounded or in tiles. Checkpoints and training have none of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from dart_jax.models.config import TargetConfig
+from dart_jax.models.cpu.tiles import is_packed, pack_exactly, pack_int8
+from dart_jax.models.kernels.int8 import Int8, Kernel, round_kernel, round_params
+from dart_jax.models.layers import Params
+from dart_jax.models.sharding.rules import SplitConfig, model_specs
+
+# Values of loaded weights: those of the files, or rounded to 8 bits.
+WeightsDtype = Literal["stored", "int8"]
+
+# Joined projection -> its parts, in order. Drafters compute queries and keys of different rows.
+_Joint = dict[str, tuple[str, ...]]
+_TARGET: _Joint = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+_DRAFTER: _Joint = {"kv_proj": ("k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsForm:
+    """The form in which the weights of a loaded model's products are kept.
+
+    Attributes:
+      dtype: as in the files, or 8 bits: in the form of `cpu.tiles`, otherwise with a scale for each
+        output (see `kernels.int8`).
+      fused: whether projections are joined (see `fuse`).
+      tiles: whether weights are in the tiles that the C++ core reads.
+    """
+
+    dtype: WeightsDtype = "stored"
+    fused: bool = False
+    tiles: bool = False
+
+    @property
+    def int8(self) -> bool:
+        """Tells whether weights are in 8 bits, with a scale for each output."""
+        return self.dtype == "int8" and not self.tiles
+
+    @property
+    def tile(self) -> Callable[..., jax.Array]:
+        """Stores weights [in, out] in tiles, or [out, in] with `transposed=True`."""
+        return pack_int8 if self.dtype == "int8" else pack_exactly
+
+    def prepare(
+        self, params: Params, config: SplitConfig | None = None, mesh: Mesh | None = None
+    ) -> Params:
+        """Returns loaded parameters in this form; consumes `params`.
+
+        Args:
+          params: as in the files, or rounded already.
+          config: the model's, where devices share it.
+          mesh: these devices; None for one that has all parameters.
+        """
+        if self.int8:
+            params = round_params(params)
+        if self.fused and mesh is not None and config is not None:
+            return _fuse_parts(mesh, config, params)
+        params = fuse(params) if self.fused else params
+        return pack(params, self.tile) if self.tiles else params
+
+
+def untie(
+    config: TargetConfig,
+    params: Params,
+    form: WeightsForm = WeightsForm(),
+    mesh: Mesh | None = None,
+) -> tuple[TargetConfig, Params]:
+    """Gives a tied head its own kernel [D, V], of a form and split among the devices of a mesh;
+    returns an untied model unchanged.
+
+    On CPU the product with the transposed table [V, D] takes three times as long for the few rows
+    of a tree; the copy costs V * D weights.
+    """
+    if not config.tie_word_embeddings:
+        return config, params
+    table = params["embed_tokens"]
+    transpose: Callable[[jax.Array], Kernel] = jnp.transpose
+    if form.int8:
+        transpose = partial(round_kernel, transposed=True)
+    elif form.tiles:
+        transpose = partial(form.tile, transposed=True)
+
+    def head(table: jax.Array) -> Params:
+        return {"lm_head": {"kernel": transpose(table)}}
+
+    config = dataclasses.replace(config, tie_word_embeddings=False)
+    if mesh is None:
+        return config, {**params, **head(table)}
+    specs = model_specs(config, jax.eval_shape(head, table))
+    parts = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return config, {**params, **jax.jit(head, out_shardings=parts)(table)}
+
+
+def fuse(params: Params) -> Params:
+    """Joins a target's or drafter's projections; drops the parts from `params` on the way, so that
+    memory holds only one layer's twice."""
+    return _fuse(params, _DRAFTER if "fc" in params else _TARGET)
+
+
+def pack(params: Params, tile: Callable[..., jax.Array]) -> Params:
+    """Stores the kernels of all linear layers in tiles, by a function of `cpu.tiles`; drops them
+    from `params` on the way."""
+    tiles: Params = {}
+    for name in [*params]:
+        value = params.pop(name)
+        if isinstance(value, dict):
+            value = pack(value, tile)
+        elif name == "kernel" and not is_packed(value):
+            value = tile(value)
+        tiles[name] = value
+    return tiles
+
+
+def form_of(params: Params) -> dict[str, bool]:
+    """The options of `LayerOptions` that parameters tell: `fused` and `tiles`."""
+    names: set[str | int] = set()
+    tiles = False
+    is_leaf = lambda x: isinstance(x, Int8)  # noqa: E731
+    for path, leaf in jax.tree.leaves_with_path(params, is_leaf=is_leaf):
+        names |= {key.key for key in path}
+        tiles |= path[-1].key == "kernel" and is_packed(leaf)
+    return {"fused": not names.isdisjoint({*_DRAFTER, *_TARGET}), "tiles": tiles}
+
+
+def _fuse(params: Params, joint: _Joint) -> Params:
+    result: Params = {}
+    for name, parts in joint.items():
+        # The experts of a mixture are arrays, not modules.
+        if all(isinstance(params.get(part), dict) for part in parts):
+            modules = [params.pop(part) for part in parts]
+            result[name] = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *modules)
+    for name, value in params.items():
+        result[name] = _fuse(value, joint) if isinstance(value, dict) else value
+    return result
+
+
+def _fuse_parts(mesh: Mesh, config: SplitConfig, params: Params) -> Params:
+    """`fuse` for the part of every device."""
+    parts = model_specs(config, params)
+    joint = model_specs(config, jax.eval_shape(fuse, params))
+    run = jax.shard_map(fuse, mesh=mesh, in_specs=(parts,), out_specs=joint, check_vma=False)
+    return jax.jit(run, donate_argnums=0)(params)
