@@ -18,7 +18,7 @@ from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.cpu import rows as cpu_rows
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import INIT, GatedMLP, Linear, RMSNorm
+from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
 from dart_jax.models.sharding.collectives import local_shard
 
 
@@ -32,7 +32,7 @@ class Layer(nnx.Module):
         options: LayerOptions,
         *,
         dtype: DTypeLike,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         d, h = config.hidden_size, config.head_dim
         self.options = options
@@ -77,7 +77,12 @@ class LaterLayer(Layer):
     """A decoder layer after the first."""
 
     def __init__(
-        self, config: DraftLayerConfig, options: LayerOptions, *, dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        config: DraftLayerConfig,
+        options: LayerOptions,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs | None,
     ):
         super().__init__(config, config.hidden_size, options, dtype=dtype, rngs=rngs)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
@@ -90,7 +95,12 @@ class DraftLayer(Layer):
     fc: Linear
 
     def __init__(
-        self, config: DraftLayerConfig, options: LayerOptions, *, dtype: DTypeLike, rngs: nnx.Rngs
+        self,
+        config: DraftLayerConfig,
+        options: LayerOptions,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs | None,
     ):
         d, eps = config.hidden_size, config.rms_norm_eps
         super().__init__(config, 2 * d, options, dtype=dtype, rngs=rngs)
@@ -100,7 +110,7 @@ class DraftLayer(Layer):
         self.lm_head = Linear(d, config.draft_vocab_size, dtype=dtype, rngs=rngs)
         self.own_embedding = config.own_embedding
         if config.own_embedding:
-            self.embed_tokens = nnx.Param(INIT(rngs.params(), (config.vocab_size, d), dtype))
+            self.embed_tokens = random_param(rngs, (config.vocab_size, d), dtype)
 
     def embedding(
         self, targets: Callable[[jax.Array], jax.Array]

@@ -18,7 +18,7 @@ from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import INIT, Linear
+from dart_jax.models.layers import Linear, random_param
 from dart_jax.models.pair_scores import PairScores
 from dart_jax.models.rope import rotate
 
@@ -37,13 +37,13 @@ class Drafter(DraftLayer):
         options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         self.config = config
         d = config.hidden_size
         # Initialised before the layer, so that a seed keeps giving the same parameters.
         self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=options.split)
-        self.mask_rep = nnx.Param(INIT(rngs.params(), (2 * d,), dtype))
+        self.mask_rep = random_param(rngs, (2 * d,), dtype)
         super().__init__(config, options, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             [

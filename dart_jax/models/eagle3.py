@@ -38,7 +38,7 @@ class Eagle3Drafter(DraftLayer):
         options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         self.config = config
         d, width, eps = config.hidden_size, config.features_width, config.rms_norm_eps

@@ -23,7 +23,14 @@ from dart_jax.models.sharding.collectives import total
 # A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
 
-INIT = nnx.initializers.normal(0.02)
+_INIT = nnx.initializers.normal(0.02)
+
+
+def random_param(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: DTypeLike) -> nnx.Param:
+    """A parameter with random values; without `rngs` zeros, where only its shape matters."""
+    return nnx.Param(
+        jnp.zeros(shape, dtype) if rngs is None else _INIT(rngs.params(), shape, dtype)
+    )
 
 
 class Linear(nnx.Module):
@@ -39,11 +46,11 @@ class Linear(nnx.Module):
         d_out: int,
         *,
         dtype: DTypeLike,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
         bias: bool = False,
         split: bool = False,
     ):
-        self.kernel = nnx.Param(INIT(rngs.params(), (d_in, d_out), dtype))
+        self.kernel = random_param(rngs, (d_in, d_out), dtype)
         if bias:
             self.bias = nnx.Param(jnp.zeros((d_out,), dtype))
         self.has_bias = bias
@@ -106,7 +113,7 @@ class GatedMLP(nnx.Module):
         options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
         bias: bool = False,
         activation: str = "silu",
     ):

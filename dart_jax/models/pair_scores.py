@@ -17,7 +17,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.drafter_config import DrafterConfig
-from dart_jax.models.layers import INIT, Linear
+from dart_jax.models.layers import Linear, random_param
 
 
 class PairScores(nnx.Module):
@@ -29,9 +29,9 @@ class PairScores(nnx.Module):
       gate: what the position of the second one makes of each of the r factors.
     """
 
-    def __init__(self, config: DrafterConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: DrafterConfig, *, dtype: DTypeLike, rngs: nnx.Rngs | None):
         shape = (config.draft_vocab_size, config.pair_rank)
-        self.prev = nnx.Param(INIT(rngs.params(), shape, dtype))
+        self.prev = random_param(rngs, shape, dtype)
         self.next = nnx.Param(jnp.zeros(shape, dtype))
         self.gate = Linear(config.hidden_size, config.pair_rank, dtype=dtype, rngs=rngs)
         self.gate.kernel[...] = jnp.zeros_like(self.gate.kernel[...])

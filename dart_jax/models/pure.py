@@ -33,7 +33,7 @@ def _split(
     config: TargetConfig | DraftLayerConfig, options: LayerOptions = LayerOptions()
 ) -> tuple[nnx.GraphDef, nnx.State]:
     module = _MODULES[type(config)]
-    return nnx.split(nnx.eval_shape(lambda: module(config, options, rngs=nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: module(config, options, rngs=None)))
 
 
 def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False) -> Params:

@@ -32,7 +32,7 @@ from dart_jax.models.cpu.rows import take_rows
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import INIT, GatedMLP, Linear, RMSNorm
+from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
 from dart_jax.models.rope import rotate
 
 
@@ -62,7 +62,7 @@ class Attention(nnx.Module):
         options: LayerOptions,
         *,
         dtype: DTypeLike,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         d, h = config.hidden_size, config.head_dim
         self.head_dim = h
@@ -164,7 +164,7 @@ class DecoderLayer(nnx.Module):
         options: LayerOptions,
         *,
         dtype: DTypeLike,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         d = config.hidden_size
         self.norms = config.architecture.norms
@@ -221,12 +221,12 @@ class Target(nnx.Module):
         options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         self.config = config
         self.options = options
         shape = (config.vocab_size, config.hidden_size)
-        self.embed_tokens = nnx.Param(INIT(rngs.params(), shape, dtype))
+        self.embed_tokens = random_param(rngs, shape, dtype)
         self.layers = nnx.List(
             [
                 DecoderLayer(config, i, options, dtype=dtype, rngs=rngs)

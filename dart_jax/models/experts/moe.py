@@ -15,18 +15,18 @@ from dart_jax.models.experts.kernel import fits, routed
 from dart_jax.models.experts.plain import grouped, loop_over_experts
 from dart_jax.models.inputs import Inputs, computed
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import INIT, GatedMLP, Linear
+from dart_jax.models.layers import GatedMLP, Linear, random_param
 from dart_jax.models.sharding.collectives import shard_offset, total
 
 
 class Experts(nnx.Module):
     """The weights of E gated MLPs of width F."""
 
-    def __init__(self, d: int, config: MoEConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, d: int, config: MoEConfig, *, dtype: DTypeLike, rngs: nnx.Rngs | None):
         e, f = config.num_experts, config.intermediate_size
-        self.gate_proj = nnx.Param(INIT(rngs.params(), (e, d, f), dtype))
-        self.up_proj = nnx.Param(INIT(rngs.params(), (e, d, f), dtype))
-        self.down_proj = nnx.Param(INIT(rngs.params(), (e, f, d), dtype))
+        self.gate_proj = random_param(rngs, (e, d, f), dtype)
+        self.up_proj = random_param(rngs, (e, d, f), dtype)
+        self.down_proj = random_param(rngs, (e, f, d), dtype)
 
 
 class MoE(nnx.Module):
@@ -44,7 +44,7 @@ class MoE(nnx.Module):
         options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         self.config = config
         self.options = options
