@@ -26,8 +26,6 @@ from dart_jax.engine.pools import POOLS, History, Pools, drafter_state, written
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, sampling_of, unpack
 from dart_jax.models.cache import PagedCache, capacity_of
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program
@@ -51,21 +49,6 @@ class BurstProgram:
     level: Level
     steps: int
     follows: bool = False
-
-    @property
-    def target(self) -> TargetConfig:
-        """The target."""
-        return self.config.target
-
-    @property
-    def drafter(self) -> Any:
-        """The drafter."""
-        return self.config.drafter
-
-    @property
-    def execution(self) -> Execution:
-        """How the models are computed."""
-        return self.config.execution
 
 
 def config_of(config: DecodeConfig, nodes: int, level: Level) -> DecodeConfig:
@@ -160,7 +143,7 @@ def read_chunk(
     outputs=(POOLS, DEVICE_ROWS, ROWS),
     static=("made_for",),
     donated=("pools", "history"),
-    config="made_for",
+    config=lambda arguments: arguments["made_for"].config,
 )
 @exact_products
 def burst(

@@ -8,10 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import jax
 import pytest
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from tiny_configs import DART, EAGLE3, TARGET
 
@@ -51,9 +51,9 @@ def test_eight_devices_decode_as_one(tmp_path, targets, cases):
         # each device, 25 for each of four positions.
         exchanged = report["drafting"][name]
         assert len(exchanged.pop("all-reduce")) == layers + 3, name
-        gathered = [math.prod(shape) for shape in exchanged.pop("all-gather")]
+        sizes = [math.prod(shape) for shape in exchanged.pop("all-gather")]
         candidates = min(25, 320 // devices) * 4
-        assert gathered == [devices * 2 * rows * 9, devices * 2 * rows * candidates]
+        assert sizes == [devices * 2 * rows * 9, devices * 2 * rows * candidates]
         assert not exchanged
         assert report["split"][name] == 1 / devices
 
@@ -99,19 +99,19 @@ def generate(models, *words) -> subprocess.Popen:
 def test_two_processes_generate_and_the_first_prints(models, mesh):
     together = ("--mesh", mesh, "--coordinator", free_address(), "--processes", "2")
     both = [generate(models, *together, "--process-id", number) for number in "01"]
-    told = [process.communicate(timeout=300) for process in both]
+    outputs = [process.communicate(timeout=300) for process in both]
     # Gloo prints how it has connected.
-    shown = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in told]
+    shown = ["".join(x for x in out.splitlines(True) if "[Gloo]" not in x) for out, _ in outputs]
     status = [process.returncode for process in both]
     if mesh == "model=2":
         alone = generate(models).communicate(timeout=300)[0]
-        assert (status, shown) == ([0, 0], [alone, ""]), told
-        assert "6 tokens" in told[0][1]
-        assert "tokens" not in told[1][1]
+        assert (status, shown) == ([0, 0], [alone, ""]), outputs
+        assert "6 tokens" in outputs[0][1]
+        assert "tokens" not in outputs[1][1]
     else:
         why = "needs 3 devices; there are 2" if mesh == "model=3" else "leaves processes without"
-        assert status == [2, 2], told
-        assert all(err.startswith("error: ") and why in err for _, err in told)
+        assert status == [2, 2], outputs
+        assert all(err.startswith("error: ") and why in err for _, err in outputs)
 
 
 @pytest.mark.parametrize("text", ["model", "model=0", "rows=2", "model=2,model=2", ""])
@@ -138,11 +138,11 @@ def test_every_matrix_is_split(config, fused):
 
 
 def test_what_does_not_divide():
-    mesh = Mock(shape={"data": 1, "model": 3})
+    three, four = (AbstractMesh((1, count), ("data", "model")) for count in (3, 4))
     with pytest.raises(UserError, match="3 devices of a mesh cannot share 2 attention heads"):
-        check_divides(TARGET, mesh)
+        check_divides(TARGET, three)
     # A drafter that cannot be split stays whole.
-    execution = Execution(mesh=Mock(shape={"data": 1, "model": 4}))
+    execution = Execution(mesh=four)
     assert not execution.with_drafter(DART).split_drafter
     even = dataclasses.replace(DART, draft_vocab_size=60)
     assert execution.with_drafter(even).split_drafter

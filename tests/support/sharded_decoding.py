@@ -160,11 +160,11 @@ def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     pools, one = batch._pools_for(nodes > 0), np.int32(1)
     arrays = batch._params, pools, None, rows, trees, None, one, one
     text = burst.lower(program, *arrays).compile().as_text()
-    found: dict[str, list[list[int]]] = collections.defaultdict(list)
+    results: dict[str, list[list[int]]] = collections.defaultdict(list)
     for shapes, kind in re.findall(r"= (.+?) (all-[a-z]+|collective-\w+)(?:-start)?\(", text):
         for shape in re.findall(r"\[([\d,]*)\]", shapes):
-            found[kind].append([int(n) for n in shape.split(",") if n])
-    return found
+            results[kind].append([int(n) for n in shape.split(",") if n])
+    return results
 
 
 class Models:

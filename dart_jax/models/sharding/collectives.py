@@ -1,4 +1,4 @@
-"""What devices exchange within a program: those of a group, which share a model, and groups."""
+"""Exchanges of devices within a program: of a group, which shares a model, and of groups."""
 
 from __future__ import annotations
 
@@ -37,11 +37,6 @@ def own_part(x: jax.Array, count: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x, first(size), size, axis=x.ndim - 1)
 
 
-def gathered(x: jax.Array) -> jax.Array:
-    """[...] of each of m devices -> [m, ...] on all."""
-    return jax.lax.all_gather(x, MODEL)
-
-
 def once(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
     """Calls a function of what all have on one device only; its result, integers, goes to all."""
     result = jax.eval_shape(function, *args)
@@ -54,16 +49,6 @@ def over_groups(x: jax.Array) -> jax.Array:
     return jax.lax.psum(x, DATA)
 
 
-def in_any_group(x: jax.Array) -> jax.Array:
-    """Whether a bool scalar is true in any group."""
-    return over_groups(x.astype(jnp.int32)) > 0
-
-
-def rows_before(count: int) -> jax.Array:
-    """Rows of the groups before this one, if each has so many, int32."""
-    return (jax.lax.axis_index(DATA) * count).astype(jnp.int32)
-
-
 def first(size: int) -> jax.Array:
-    """Where a device's part of the last axis begins, if it has so many, int32."""
+    """The start of a device's part of the last axis, if each has so many, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)
