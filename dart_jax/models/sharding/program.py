@@ -5,9 +5,10 @@ that devices share its part of the weights and the heads that belong to it. What
 devices of a group compute alike. So kernels, the search and plain JAX need not know of other
 devices; what these exchange is written where it happens (`collectives.py`).
 
-XLA could place the exchanges from the shardings of arguments. JAX 0.10 does so for products, softmax and
-the largest logit, but gathers pages, whole rows for a top-k, experts and joined projections from
-other devices; and every kernel and call of the host would need a `shard_map` of its own.
+XLA could place the exchanges from the shardings of arguments. JAX 0.10 does so for products,
+softmax and the largest logit, but gathers pages, whole rows for a top-k, experts and joined
+projections from other devices; and every kernel and call of the host would need a `shard_map` of
+its own.
 """
 
 from __future__ import annotations
