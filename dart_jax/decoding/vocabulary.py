@@ -1,4 +1,4 @@
-"""Reductions over the vocabulary, the last axis: the largest, sums; exact, without a sort.
+"""Reductions over the vocabulary, the last axis: the largest, a sum; exactly, without a sort.
 
 Each device may have a part of the axis.
 """
@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from dart_jax.models.cpu.foreign import available
 from dart_jax.models.cpu.rows import largest
 from dart_jax.models.sharding import collectives
-from dart_jax.models.sharding.collectives import gathered, local_shard, shard_offset
+from dart_jax.models.sharding.collectives import local_shard, shard_offset
 
 _MOST_ENTRIES = 64  # that the C++ core keeps in order while it passes over a row
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary's axis. What is found is known to all devices, and of each row small.
+    """The vocabulary's axis. All devices have the results, which are small for each row.
 
     Attributes:
       shards: devices, each of which has a part of the axis, in order.
@@ -46,15 +46,11 @@ class Vocabulary:
 
     def softmax(self, x: jax.Array) -> jax.Array:
         """The probabilities of logits."""
-        if self.shards == 1:
-            return jax.nn.softmax(x, axis=-1)
         odds = jnp.exp(x - self.largest(x))
         return odds / self.total(odds)
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
         """The logarithms of the probabilities of logits."""
-        if self.shards == 1:
-            return jax.nn.log_softmax(x, axis=-1)
         below = x - self.largest(x)
         return below - jnp.log(self.total(jnp.exp(below)))
 
@@ -64,8 +60,8 @@ class Vocabulary:
         if self.shards == 1:
             return jnp.take_along_axis(x, token, axis=-1)
         at = token - shard_offset(x.shape[-1])
-        found = jnp.take_along_axis(x, at, axis=-1, mode="fill", fill_value=0)
-        return collectives.total(jnp.where(at < 0, 0, found))
+        own = jnp.take_along_axis(x, at, axis=-1, mode="fill", fill_value=0)
+        return collectives.total(jnp.where(at < 0, 0, own))
 
     def top(self, x: jax.Array, count: int) -> jax.Array:
         """The largest `count` numbers of each row, descending; fewer if there are fewer."""
@@ -81,36 +77,39 @@ class Vocabulary:
         most, at = exact_top_k(x, min(count, x.shape[-1]))
         if self.shards == 1 or count == 0:
             return most, at
-        bits = jax.lax.bitcast_convert_type(most, jnp.int32)
-        bits, places = collectives.joined(jnp.stack([bits, at + shard_offset(x.shape[-1])]))
-        every = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        every, places = _joined(most, at + shard_offset(x.shape[-1]))
         best, chosen = exact_top_k(every, min(count, every.shape[-1]))
         return best, jnp.take_along_axis(places, chosen, axis=-1)
 
     def argmax(self, x: jax.Array) -> jax.Array:
-        """Index of the largest number of each row, int32; the first one wins ties; -1 if there is
-        a NaN."""
-        return _argmax(x) if self.shards == 1 else _argmax_of_parts(x)
+        """The place of the largest number of each row, int32; the first one wins ties; -1 if there
+        is a NaN."""
+        at = _argmax(x)
+        if self.shards == 1:
+            return at
+        top = jnp.max(x, axis=-1, keepdims=True)
+        tops, places = _joined(top, at[..., None] + shard_offset(x.shape[-1]))
+        best = jnp.argmax(tops, axis=-1, keepdims=True)  # of NaN, too, and the first one wins ties
+        chosen = jnp.take_along_axis(places, best, axis=-1)[..., 0]
+        return jnp.where(jnp.any(jnp.isnan(tops), axis=-1), -1, chosen)
 
 
 WHOLE = Vocabulary()
+
+
+def _joined(x: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """float32 numbers [..., n] of each of m devices and their places, int32, in one exchange ->
+    [..., m n] on all."""
+    bits, places = collectives.joined(
+        jnp.stack([jax.lax.bitcast_convert_type(x, jnp.int32), places])
+    )
+    return jax.lax.bitcast_convert_type(bits, jnp.float32), places
 
 
 def _argmax(x: jax.Array) -> jax.Array:
     """See `Vocabulary.argmax`."""
     on_cpu = _argmax_by_core if available() else _argmax_in_two
     return jax.lax.platform_dependent(x, cpu=on_cpu, default=_argmax_in_one)
-
-
-def _argmax_of_parts(x: jax.Array) -> jax.Array:
-    """`_argmax` of what all devices have, each a part of the last axis."""
-    at = _argmax(x) + shard_offset(x.shape[-1])
-    top = jax.lax.bitcast_convert_type(jnp.max(x, axis=-1), jnp.int32)
-    tops, places = jnp.moveaxis(gathered(jnp.stack([top, at])), 1, 0)
-    tops = jax.lax.bitcast_convert_type(tops, jnp.float32)
-    best = jnp.argmax(tops, axis=0)[None]  # of NaN, too, and the first one wins ties
-    chosen = jnp.take_along_axis(places, best, axis=0)[0]
-    return jnp.where(jnp.any(jnp.isnan(tops), axis=0), -1, chosen)
 
 
 def _argmax_by_core(x: jax.Array) -> jax.Array:

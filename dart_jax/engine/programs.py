@@ -25,8 +25,6 @@ from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
 from dart_jax.models.sharding.mesh import DATA, MODEL
@@ -131,21 +129,6 @@ class BurstProgram:
     steps: int
     follows: bool = False
 
-    @property
-    def target(self) -> TargetConfig:
-        """The target."""
-        return self.config.target
-
-    @property
-    def drafter(self) -> Any:
-        """The drafter."""
-        return self.config.drafter
-
-    @property
-    def execution(self) -> Execution:
-        """Kernels, weights and devices of the models."""
-        return self.config.execution
-
 
 def config_of(config: DecodeConfig, nodes: int, mode: SamplingMode) -> DecodeConfig:
     """The config for trees of `nodes` nodes, 0 for plain decoding, and a mode."""
@@ -239,7 +222,7 @@ def read_chunk(
     outputs=(POOLS, DEVICE_ROWS, ROWS),
     static=("static",),
     donated=("pools", "history"),
-    config="static",
+    config=lambda arguments: arguments["static"].config,
 )
 @exact_products
 def burst(

@@ -8,10 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import pytest
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from tiny_configs import DART, EAGLE3, TARGET
 
@@ -51,9 +51,9 @@ def test_eight_devices_decode_as_one(tmp_path, targets, cases):
         # each device, 25 for each of four positions.
         exchanged = report["drafting"][name]
         assert len(exchanged.pop("all-reduce")) == layers + 3, name
-        gathered = [math.prod(shape) for shape in exchanged.pop("all-gather")]
+        sizes = [math.prod(shape) for shape in exchanged.pop("all-gather")]
         candidates = min(25, 320 // devices) * 4
-        assert gathered == [devices * 2 * rows * 9, devices * 2 * rows * candidates]
+        assert sizes == [devices * 2 * rows * 9, devices * 2 * rows * candidates]
         assert not exchanged
         assert report["split"][name] == 1 / devices
 
@@ -138,11 +138,11 @@ def test_every_matrix_is_split(config, fused):
 
 
 def test_what_does_not_divide():
-    mesh = SimpleNamespace(shape={"data": 1, "model": 3})
+    three, four = (AbstractMesh((1, count), ("data", "model")) for count in (3, 4))
     with pytest.raises(UserError, match="3 devices of a mesh cannot share 2 attention heads"):
-        check_divides(TARGET, mesh)
+        check_divides(TARGET, three)
     # A drafter that cannot be split stays whole.
-    devices = Devices(SimpleNamespace(shape={"data": 1, "model": 4}))
+    devices = Devices(four)
     assert not devices.with_drafter(DART).split_drafter
     even = dataclasses.replace(DART, draft_vocab_size=60)
     assert devices.with_drafter(even).split_drafter

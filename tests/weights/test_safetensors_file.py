@@ -27,7 +27,7 @@ class InParts(Placement):
     def parts(self, path, shape):
         cuts = [np.linspace(0, size, self.count + 1).astype(int).tolist() for size in shape]
         axes = [list(itertools.starmap(slice, itertools.pairwise(cut))) for cut in cuts]
-        return [Part(region, (), True) for region in itertools.product(*axes)][: self.first]
+        return [Part(region, True) for region in itertools.product(*axes)][: self.first]
 
     def put(self, path, shape, values):
         whole = np.zeros(shape, values[0].dtype)

@@ -1,4 +1,4 @@
-"""How devices share a model: which weights each holds, and what they add up.
+"""The sharing of a model among devices: the weights that each holds, and what they exchange.
 
 May import the configs and `dart_jax.errors`. Start with `rules.py`.
 """

@@ -1,4 +1,4 @@
-"""What devices exchange within a program: those of a group, which share a model, and groups."""
+"""Exchanges of devices within a program: of a group, which shares a model, and of groups."""
 
 from __future__ import annotations
 
@@ -37,11 +37,6 @@ def local_shard(x: jax.Array, count: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x, shard_offset(size), size, axis=x.ndim - 1)
 
 
-def gathered(x: jax.Array) -> jax.Array:
-    """[...] of each of m devices -> [m, ...] on all."""
-    return jax.lax.all_gather(x, MODEL)
-
-
 def once(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
     """Calls a function of what all have on one device only; its result, integers, goes to all."""
     result = jax.eval_shape(function, *args)
@@ -55,5 +50,5 @@ def over_groups(x: jax.Array) -> jax.Array:
 
 
 def shard_offset(size: int) -> jax.Array:
-    """Where a device's part of the last axis begins, if it has so many, int32."""
+    """The start of a device's part of the last axis, if each has so many, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)

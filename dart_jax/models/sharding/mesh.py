@@ -53,17 +53,17 @@ class MeshShape(NamedTuple):
           UserError: there are too few, or some processes would have none.
         """
         devices = in_order(devices or jax.devices())
-        used = devices[: self.data * self.model]
-        if len(used) < self.data * self.model:
+        first = devices[: self.data * self.model]
+        if len(first) < self.data * self.model:
             raise UserError(
                 f"a mesh of {self} needs {self.data * self.model} devices; there are {len(devices)}"
             )
-        if {d.process_index for d in used} != {d.process_index for d in devices}:
+        if {d.process_index for d in first} != {d.process_index for d in devices}:
             raise UserError(
                 f"a mesh of {self} leaves processes without a device; make it of all "
                 f"{len(devices)} devices"
             )
-        return self.of(used)
+        return self.of(first)
 
     def of(self, devices: Sequence[Any]) -> Mesh:
         """The mesh of exactly these devices, which are in order."""
@@ -72,16 +72,16 @@ class MeshShape(NamedTuple):
 
 
 def several_processes(mesh: Mesh | None) -> bool:
-    """Whether processes share a mesh."""
+    """True if processes share a mesh."""
     return mesh is not None and len({d.process_index for d in mesh.devices.flat}) > 1
 
 
 def first_of(mesh: Mesh | None, seconds: float | None) -> float | None:
-    """What the first of the processes that share a mesh has; all must call it."""
+    """The seconds that the first of the processes that share a mesh has; all must call it."""
     if not several_processes(mesh):
         return seconds
-    given = np.float32(np.nan if seconds is None else seconds)
-    first = float(multihost_utils.broadcast_one_to_all(given))
+    own = np.float32(np.nan if seconds is None else seconds)
+    first = float(multihost_utils.broadcast_one_to_all(own))
     return None if np.isnan(first) else first
 
 

@@ -5,7 +5,7 @@ A process says which regions of a parameter its devices hold, and gets only thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,19 +21,19 @@ from dart_jax.models.sharding.rules import SplitConfig, check_divides, spec_of
 _KV = ("k_proj", "v_proj", "k_norm")
 
 ParamPath = Sequence[str | int]
+# Start and end on each axis.
+_Bounds = tuple[tuple[int, int], ...]
 
 
 class Part(NamedTuple):
-    """A region of a parameter that devices of this process hold.
+    """A region of a stored parameter that devices of this process hold.
 
     Attributes:
       region: a slice for each axis.
-      devices: those of this process that hold it.
       counted: whether this process is the first to hold it.
     """
 
     region: tuple[slice, ...]
-    devices: tuple[Any, ...]
     counted: bool
 
 
@@ -41,8 +41,8 @@ class Placement:
     """Puts parameters, as they are loaded, onto JAX's default device."""
 
     def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
-        """What this process must have of a parameter, given its path and shape."""
-        return [Part(tuple(slice(0, size) for size in shape), (), True)]
+        """The regions that this process must have of a parameter, given its path and shape."""
+        return [Part(tuple(slice(0, size) for size in shape), True)]
 
     def put(
         self, path: ParamPath, shape: tuple[int, ...], values: Sequence[np.ndarray]
@@ -58,32 +58,9 @@ class Placement:
 DEFAULT = Placement()
 
 
-class ShardedPlacement(Placement):
-    """Puts parameters, as they are loaded, where shardings want them, in every process alike."""
-
-    def __init__(self, sharding: Callable[[ParamPath, tuple[int, ...]], NamedSharding]):
-        """Takes what a parameter's sharding is, given its path and shape."""
-        self._sharding = sharding
-
-    def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
-        """As `Placement.parts`."""
-        return list(_parts(self._sharding(path, shape), shape).values())
-
-    def put(
-        self, path: ParamPath, shape: tuple[int, ...], values: Sequence[np.ndarray]
-    ) -> jax.Array:
-        """As `Placement.put`."""
-        return _put_parts(self._sharding(path, shape), shape, self.parts(path, shape), values)
-
-    def over_processes(self, counts: np.ndarray) -> np.ndarray:
-        """As `Placement.over_processes`; all processes must call it."""
-        if jax.process_count() == 1:
-            return counts
-        return multihost_utils.process_allgather(counts).sum(axis=0)
-
-
-class ModelPlacement(ShardedPlacement):
-    """Puts a model's parameters on the devices that share it."""
+class ModelPlacement(Placement):
+    """Puts a model's parameters on the devices that share it, in every process alike. Where these
+    are more than heads of keys and values, each head is repeated, so that every device has one."""
 
     def __init__(self, config: SplitConfig, mesh: Mesh):
         """Prepares the placement.
@@ -97,92 +74,91 @@ class ModelPlacement(ShardedPlacement):
         """
         check_divides(config, mesh)
         self._config, self._mesh = config, mesh
-        super().__init__(self._sharding_of)
         self._heads = config.num_key_value_heads
-        self._copies = max(mesh.shape[MODEL] // self._heads, 1)
 
     def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
-        """As `Placement.parts`; a device has one head of keys and values, at least."""
-        if not self._repeats(path, shape):
-            return super().parts(path, shape)
-        size = shape[-1] // self._heads
-        parts: dict[Any, Part] = {}
-        placed = self._placed(shape)
-        for bounds, part in _parts(self._sharding(path, placed), placed).items():
-            head = (part.region[-1].start or 0) // size // self._copies
-            region = (*part.region[:-1], slice(head * size, (head + 1) * size))
-            where = (bounds[:-1], head)
-            known = parts.get(where, Part(region, (), False))
-            devices, counted = known.devices + part.devices, known.counted
-            # Of the devices with this head, the first ones have the first of its copies.
-            counted |= part.counted and (part.region[-1].start or 0) == head * size * self._copies
-            parts[where] = Part(region, devices, counted)
-        return list(parts.values())
+        """As `Placement.parts`."""
+        sharding, placed = self._sharding(path, shape)
+        holders: dict[_Bounds, list[int]] = {}
+        for device, index in sharding.devices_indices_map(placed).items():
+            assert index is not None
+            holders.setdefault(self._bounds(path, shape, index), []).append(device.process_index)
+        here = jax.process_index()
+        return [
+            Part(tuple(slice(*ends) for ends in bounds), processes[0] == here)
+            for bounds, processes in holders.items()
+            if here in processes
+        ]
 
     def put(
         self, path: ParamPath, shape: tuple[int, ...], values: Sequence[np.ndarray]
     ) -> jax.Array:
         """As `Placement.put`."""
-        if not self._repeats(path, shape):
-            return super().put(path, shape, values)
-        placed = self._placed(shape)
-        return _put_parts(self._sharding(path, placed), placed, self.parts(path, shape), values)
+        sharding, placed = self._sharding(path, shape)
+        regions = [part.region for part in self.parts(path, shape)]
+        of_bounds = {
+            tuple((ends.start, ends.stop) for ends in region): value
+            for region, value in zip(regions, values, strict=True)
+        }
+        return jax.make_array_from_callback(
+            placed, sharding, lambda index: of_bounds[self._bounds(path, shape, index)]
+        )
 
-    def _repeats(self, path: ParamPath, shape: tuple[int, ...]) -> bool:
-        """Whether a parameter's heads are repeated, so that each device has one."""
-        if self._copies == 1 or not any(name in _KV for name in path):
-            return False
-        return spec_of(self._config, path, len(shape)) != P()
+    def over_processes(self, counts: np.ndarray) -> np.ndarray:
+        """As `Placement.over_processes`; all processes must call it."""
+        if jax.process_count() == 1:
+            return counts
+        return multihost_utils.process_allgather(counts).sum(axis=0)
 
-    def _sharding_of(self, path: ParamPath, shape: tuple[int, ...]) -> NamedSharding:
-        return NamedSharding(self._mesh, spec_of(self._config, path, len(shape)))
+    def stored(self, path: ParamPath, leaf: jax.Array) -> jax.Array:
+        """The numbers that the files hold of a parameter, on all devices: no head twice."""
+        copies = self._copies(path, leaf.ndim)
+        if copies == 1:
+            return leaf
 
-    def _placed(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*shape[:-1], shape[-1] * self._copies)
+        def once(leaf: jax.Array) -> jax.Array:
+            heads = leaf.reshape(*leaf.shape[:-1], self._heads, copies, -1)
+            return heads[..., 0, :].reshape(*leaf.shape[:-1], -1)
 
+        return jax.jit(once, out_shardings=NamedSharding(self._mesh, P()))(leaf)
 
-def _parts(
-    sharding: NamedSharding, shape: tuple[int, ...]
-) -> dict[tuple[tuple[int, int], ...], Part]:
-    """What this process's devices hold of an array, by its bounds."""
-    parts: dict[tuple[tuple[int, int], ...], Part] = {}
-    first: dict[tuple[tuple[int, int], ...], int] = {}
-    for device, region in sharding.devices_indices_map(shape).items():
-        pairs = zip(region, shape, strict=True)
-        bounds = tuple(part.indices(size)[:2] for part, size in pairs)
-        process = first.setdefault(bounds, device.process_index)
-        if device.process_index == jax.process_index():
-            known = parts.get(bounds)
-            devices = (*(known.devices if known else ()), device)
-            region = tuple(slice(*pair) for pair in bounds)
-            parts[bounds] = Part(region, devices, process == jax.process_index())
-    return parts
+    def _copies(self, path: ParamPath, dims: int) -> int:
+        """The number of times that a parameter has each of its heads on the devices."""
+        if not any(name in _KV for name in path) or spec_of(self._config, path, dims) == P():
+            return 1
+        return max(self._mesh.shape[MODEL] // self._heads, 1)
 
+    def _sharding(
+        self, path: ParamPath, shape: tuple[int, ...]
+    ) -> tuple[NamedSharding, tuple[int, ...]]:
+        """The sharding of a parameter, and its shape with all copies of its heads."""
+        placed = (*shape[:-1], shape[-1] * self._copies(path, len(shape)))
+        spec = spec_of(self._config, path, len(shape))
+        return NamedSharding(self._mesh, spec), placed
 
-def _put_parts(
-    sharding: NamedSharding,
-    shape: tuple[int, ...],
-    parts: Sequence[Part],
-    values: Sequence[np.ndarray],
-) -> jax.Array:
-    pieces = [
-        jax.device_put(value, device)
-        for part, value in zip(parts, values, strict=True)
-        for device in part.devices
-    ]
-    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+    def _bounds(self, path: ParamPath, shape: tuple[int, ...], index: tuple[slice, ...]) -> _Bounds:
+        """The region of a stored parameter that a device has, from its region of all copies."""
+        copies = self._copies(path, len(shape))
+        *others, last = zip(index, shape, strict=True)
+        bounds = [part.indices(size)[:2] for part, size in others]
+        start, stop, _ = last[0].indices(last[1] * copies)
+        if copies > 1:  # a device has one head
+            size = shape[-1] // self._heads
+            start = start // size // copies * size
+            stop = start + size
+        return (*bounds, (start, stop))
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """Copies those arrays of a tree to every device that are not on the mesh yet; every process
     must have them, and the same."""
 
-    def moved(leaf: Any) -> jax.Array:
+    def move(leaf: Any) -> jax.Array:
         sharding = getattr(leaf, "sharding", None)
         there = isinstance(sharding, NamedSharding) and sharding.mesh == mesh
         return leaf if there else put(leaf, NamedSharding(mesh, P()))
 
-    return jax.tree.map(moved, tree)
+    return jax.tree.map(move, tree)
 
 
 def put(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -4,6 +4,11 @@ Every device runs the same program (`jax.shard_map`): it has the rows of its gro
 that devices share its part of the weights and the heads that belong to it. What else there is, all
 devices of a group compute alike. So kernels, the search and plain JAX need not know of other
 devices; what these exchange is written where it happens (`collectives.py`).
+
+XLA could place the exchanges from the shardings of arguments. JAX 0.10 does so for products,
+softmax and the largest logit, but gathers pages, whole rows for a top-k, experts and joined
+projections from other devices; and every kernel and call of the host would need a `shard_map` of
+its own.
 """
 
 from __future__ import annotations
@@ -12,15 +17,14 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.sharding.devices import Devices
-from dart_jax.models.sharding.mesh import DATA, MODEL
+from dart_jax.models.sharding.mesh import DATA
 from dart_jax.models.sharding.rules import model_specs
 
 
@@ -37,30 +41,14 @@ class OnDevices:
     split: P | None = None
 
 
-# On all devices; by rows; and keys and values [B, K, S, h], by rows and heads.
-ALL, ROWS, CACHE = P(), P(DATA), P(DATA, MODEL)
-DEVICE_ROWS, DRAFT_ROWS = OnDevices(ROWS), OnDevices(ROWS, CACHE)
+# On all devices; and by rows.
+ALL, ROWS = P(), P(DATA)
+DEVICE_ROWS = OnDevices(ROWS)
 
 
-class _Execution(Protocol):
-    @property
-    def devices(self) -> Devices: ...
-
-
-class _Config(Protocol):
-    """What must be known of the config that a program is compiled for."""
-
-    @property
-    def target(self) -> TargetConfig: ...
-    @property
-    def drafter(self) -> Any: ...
-    @property
-    def execution(self) -> _Execution: ...
-
-
-def param_specs(config: _Config, params: Mapping[str, Any]) -> dict[str, Any]:
+def param_specs(config: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """The specs of the models' parameters by name: those of "target" are split, and perhaps those
-    of "drafter"; others are whole on every device."""
+    of "drafter"; others are whole on every device. `config` is that of the decode step."""
     specs: dict[str, Any] = dict.fromkeys(params, ALL)
     if config.execution.devices.split_drafter and "drafter" in params:
         specs["drafter"] = model_specs(config.drafter, params["drafter"])
@@ -73,19 +61,18 @@ def program(
     outputs: Any,
     static: tuple[str, ...] = ("config",),
     donated: tuple[str, ...] = (),
-    config: str = "config",
+    config: Callable[[Mapping[str, Any]], Any] = itemgetter("config"),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compiles a function whose arguments `config` and `params` are the decode step's, for one
-    device or, if the config says so, for several.
+    """Compiles a function whose argument `params` is the decode step's, for one device or, if the
+    step's config says so, for several.
 
     Args:
       inputs: the specs of its other arrays, by name; trees of specs, or their beginnings.
       outputs: the specs of its results, in the same way. Of those by rows, every process gets all
-        rows, unless they are `DEVICE_ROWS` or `DRAFT_ROWS`.
+        rows, unless they are `DEVICE_ROWS`.
       static: names of arguments that programs are compiled for.
       donated: names of arguments whose memory may be reused.
-      config: the name of the argument that is the config, or has its `target`, `drafter` and
-        `execution`.
+      config: the decode step's config, from all arguments by name.
     """
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,53 +81,46 @@ def program(
         @partial(jax.jit, static_argnames=static, donate_argnames=donated)
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
-            given = signature.bind(*args, **options).arguments
-            compiled_for: _Config = given[config]
-            mesh = compiled_for.execution.devices.mesh
+            arguments = signature.bind(*args, **options).arguments
+            devices = config(arguments).execution.devices
+            mesh, split = devices.mesh, devices.split_drafter
             if mesh is None:
                 return function(*args, **options)
-            split = compiled_for.execution.devices.split_drafter
-            fixed = {name: value for name, value in given.items() if name in static}
-            arrays = {name: value for name, value in given.items() if name not in static}
+            constants = {name: value for name, value in arguments.items() if name in static}
+            arrays = {name: value for name, value in arguments.items() if name not in static}
             specs = {
                 name: None if x is None else specs_of(inputs.get(name), split)
                 for name, x in arrays.items()
             }
-            specs["params"] = param_specs(compiled_for, arrays["params"])
+            specs["params"] = param_specs(config(arguments), arrays["params"])
             results = jax.shard_map(
-                lambda arrays: function(**fixed, **arrays),
+                lambda arrays: function(**constants, **arrays),
                 mesh=mesh,
                 in_specs=(specs,),
                 out_specs=specs_of(outputs, split),
                 check_vma=False,
             )(arrays)
-            whole = NamedSharding(mesh, ALL)
-
-            def gathered(spec: P | OnDevices, part: Any) -> Any:
-                if spec != ROWS:
-                    return part
-                constrain = jax.lax.with_sharding_constraint
-                return jax.tree.map(lambda x: constrain(x, whole), part)
-
             if jax.process_count() == 1:
                 return results
-            return jax.tree.map(gathered, outputs, results, is_leaf=_is_spec)
+            constrain, whole = jax.lax.with_sharding_constraint, NamedSharding(mesh, ALL)
+            return jax.tree.map(
+                lambda spec, part: constrain(part, whole) if spec == ROWS else part,
+                outputs,
+                results,
+                is_leaf=lambda x: isinstance(x, P | OnDevices),
+            )
 
         return run
 
     return compiled
 
 
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, P | OnDevices)
-
-
 def specs_of(tree: Any, split_drafter: bool = False) -> Any:
     """The specs in a tree of them, for `jax.shard_map`, where devices share the drafter or not."""
 
     def spec(x: P | OnDevices) -> P:
-        if not isinstance(x, OnDevices):
+        if isinstance(x, P):
             return x
         return x.split if split_drafter and x.split is not None else x.spec
 
-    return jax.tree.map(spec, tree, is_leaf=_is_spec)
+    return jax.tree.map(spec, tree, is_leaf=lambda x: isinstance(x, P | OnDevices))

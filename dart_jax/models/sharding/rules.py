@@ -1,4 +1,4 @@
-"""Which axis of a model's weights is split among the devices of the mesh's axis "model".
+"""The axis of each of a model's weights that the devices of the mesh's axis "model" share.
 
 As in Megatron-LM (Shoeybi et al., arXiv 1909.08053): the projections that read the residual stream
 are split by their outputs, so that each device has some heads and some columns of the MLP, and
@@ -108,7 +108,7 @@ def check_divides(config: SplitConfig, mesh: Mesh | AbstractMesh) -> None:
 
 
 def divides(config: SplitConfig, mesh: Mesh | AbstractMesh) -> bool:
-    """Whether a model can be split."""
+    """True if a model can be split."""
     try:
         check_divides(config, mesh)
     except UserError:
