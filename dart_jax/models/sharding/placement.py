@@ -81,7 +81,6 @@ class ModelPlacement(Placement):
         sharding, placed = self._sharding(path, shape)
         holders: dict[_Bounds, list[int]] = {}
         for device, index in sharding.devices_indices_map(placed).items():
-            assert index is not None
             holders.setdefault(self._bounds(path, shape, index), []).append(device.process_index)
         here = jax.process_index()
         return [
@@ -136,8 +135,11 @@ class ModelPlacement(Placement):
         spec = spec_of(self._config, path, len(shape))
         return NamedSharding(self._mesh, spec), placed
 
-    def _bounds(self, path: ParamPath, shape: tuple[int, ...], index: tuple[slice, ...]) -> _Bounds:
+    def _bounds(
+        self, path: ParamPath, shape: tuple[int, ...], index: tuple[slice, ...] | None
+    ) -> _Bounds:
         """The region of a stored parameter that a device has, from its region of all copies."""
+        assert index is not None
         copies = self._copies(path, len(shape))
         *others, last = zip(index, shape, strict=True)
         bounds = [part.indices(size)[:2] for part, size in others]
