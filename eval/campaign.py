@@ -79,7 +79,6 @@ PARTS = (
     ),
     Part("serving", 240, "serving --model demo --clients 1 16 64"),
     Part("speedup-1.7b", 60, _8B.replace("8b", "1.7b")),
-    Part("training", 60, "measure-training --context 1024 --dtype bfloat16"),
 )
 
 

@@ -1,14 +1,20 @@
-"""Decoding by the configs of tests, through the engine."""
+"""Decoding by the configs of tests: through the engine, and single steps of whole caches."""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.logits import mark_seen
+from dart_jax.decoding.reading import read_rows
+from dart_jax.decoding.sampling import Sampling, row_keys
 from dart_jax.decoding.search.choice import TreeSearch
-from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
+from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.engine.decoder import BatchDecoding, Decoder, Generation
 from dart_jax.engine.request import Request
 from dart_jax.engine.runner import Runner
@@ -92,3 +98,58 @@ def stream(config, params, search, prompts, options=Options(), *, drafts=False):
     batch = begin(config, params, search, prompts, options, drafts=drafts, steps=1)
     while batch.busy:
         yield {new.row: new for new in batch.burst()}
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def step(config: DecodeConfig, params: DecodeParams, state: DecodeState, trees=None):
+    """A step of a cache in one piece: the new state and the host buffer."""
+    trees = state.trees if trees is None else trees
+    result = decode_step(config, params, state, trees)
+    return result.state, result.packed
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+@exact_products
+def _first(config, params, tokens, length, capacity, budget, stop, seed, sampling):
+    before, after = tokens[:, :-1], tokens[:, 1:]
+    zero = jnp.zeros_like(length)
+    caches = read_rows(config.reading, params, None, before, after, zero, 0, capacity)
+    place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    index = length[:, None] + jnp.arange(-4, 0, dtype=jnp.int32)[None]
+    context = jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1)
+    seen = None
+    if sampling.repetition_penalty is not None:
+        own = jnp.where(place < length[:, None], tokens, -1)
+        seen = mark_seen(jnp.zeros((len(length), config.target.vocab_size), bool), own)
+    state = DecodeState(
+        target_cache=caches.target,
+        draft_state=caches.draft,
+        length=length - 1,
+        context=jnp.where(index < 0, -1, context),
+        remaining=budget,
+        stop=stop,
+        keys=row_keys(seed, jnp.arange(len(length), dtype=jnp.int32)),
+        sampling=sampling,
+        seen=seen,
+    )
+    state = dataclasses.replace(state, noise=noise_of_draft(config, state))
+    nodes = config.nodes if config.drafting is not None else 0
+    trees = jnp.zeros((len(length), 3, nodes + 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
+    result = decode_step(config, params, state, trees if nodes else None)
+    return result.state, result.packed
+
+
+def start(config, params, prompts, options=Options()):
+    """Reads prompts and takes the first step: the state and the host buffer."""
+    tokens = np.pad(prompts.tokens, ((0, 0), (0, 1)))
+    return _first(
+        config,
+        params,
+        tokens,
+        prompts.length,
+        config.capacity(prompts.max_length),
+        prompts.max_new_tokens,
+        jnp.asarray(options.stop or (-1,), jnp.int32),
+        jnp.uint32(options.seed),
+        options.sampling.values(),
+    )
