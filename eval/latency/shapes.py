@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from dart_jax.models.platform.int8 import round_params
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.kernels.int8 import round_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
