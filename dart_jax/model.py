@@ -381,16 +381,8 @@ class DartModel:
         Iterating over the result, with `for` or `async for`, yields the text in pieces (`Piece`, a
         `str` with a `drafted` flag and the `row` of its text in the batch), each as soon as it is
         final and never splitting a character; joined they are the text that `generate` returns.
-        Its `completions` are the completions so far; `completion` is the first one.
-
-        Args:
-          prompts: as for `generate`.
-          config: as for `generate`.
-          num_return_sequences: as for `generate`.
-          options: as for `generate`.
-
-        Raises:
-          UserError: as `generate`.
+        Its `completions` are the completions so far; `completion` is the first one. Arguments and
+        errors are those of `generate`.
         """
         sequences = _sequences(config) if num_return_sequences is None else num_return_sequences
         config = GenerationConfig.of(config, options)
