@@ -22,7 +22,7 @@ from rich.console import Console
 
 from dart_jax import _core
 from dart_jax.errors import UserError
-from dart_jax.models.cpu import foreign, products, tiles
+from dart_jax.models import cpu
 from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
@@ -76,14 +76,14 @@ def measure(shape: str, rows: int, repeats: int) -> dict[str, list[float]]:
     number = min(max(_BYTES // (4 * d_in * d_out), 1), _MOST_WEIGHTS)
     rng = np.random.default_rng(0)
     plain = [jnp.asarray(rng.normal(size=(d_in, d_out)), jnp.float32) for _ in range(number)]
-    floats = [tiles.pack(each) for each in plain]
+    floats = [cpu.pack(each) for each in plain]
     x = jnp.asarray(rng.normal(size=(rows, d_in)), jnp.float32)
-    packed = partial(products.product, d_out=d_out)
+    packed = partial(cpu.product, d_out=d_out)
     works = {
         "XLA": partial(_chain, jnp.matmul, x, plain),
         "float32": partial(_chain, packed, x, floats),
         "bfloat16": partial(_chain, packed, x, [each.astype(jnp.bfloat16) for each in floats]),
-        "int8": partial(_chain, packed, x, [tiles.pack_int8(each) for each in plain]),
+        "int8": partial(_chain, packed, x, [cpu.pack_int8(each) for each in plain]),
     }
     times = in_turn(works, repeats)
     return {name: [value / number for value in values] for name, values in times.items()}
@@ -102,7 +102,7 @@ def _chain(product: Callable[..., jax.Array], x: jax.Array, weights: list[jax.Ar
 def run(config: ProductsConfig, console: Console) -> None:
     """Measures, prints and writes the report."""
     check_outputs(config.json)
-    if not foreign.available():
+    if not cpu.available():
         raise UserError("weights in tiles need the C++ core, which this jaxlib cannot call")
     by = f"the C++ core ({_core.instructions})"
     cases = [(shape, rows) for shape in config.shape for rows in config.rows]

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.errors import UserError
-from dart_jax.models.cpu.foreign import available
-from dart_jax.models.cpu.noise import add_noise_native, gumbel_noise_native
+from dart_jax.models.cpu import add_noise_native, available, gumbel_noise_native
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 MOST_SORTED = 128

@@ -12,8 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.cpu.foreign import available
-from dart_jax.models.cpu.rows import largest
+from dart_jax.models.cpu import available, largest
 from dart_jax.models.sharding import collectives
 from dart_jax.models.sharding.collectives import local_shard, shard_offset
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.models.activations import ACTIVATIONS
 from dart_jax.models.architectures import (
     ARCHITECTURES,
     Architecture,
@@ -26,6 +25,7 @@ from dart_jax.models.config_json.fields import (
     require,
     with_head_defaults,
 )
+from dart_jax.models.inputs import ACTIVATIONS
 from dart_jax.models.rope import Rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

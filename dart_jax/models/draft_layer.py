@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dart_jax.models import cpu
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Prefix, Segment, split_heads
-from dart_jax.models.cpu import rows as cpu_rows
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
@@ -125,7 +125,7 @@ class DraftLayer(Layer):
         # verified like all else.
         tokens = jnp.minimum(tokens, table.shape[0] - 1)
         if self.options.tiles:
-            return cpu_rows.take_rows(table, tokens)
+            return cpu.take_rows(table, tokens)
         return jnp.take(table, tokens, axis=0)
 
     def join(self, embeds: jax.Array, hidden: jax.Array) -> jax.Array:

@@ -5,13 +5,19 @@ With plain JAX the two are computed first; the C++ core computes them with the p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.activations import ACTIVATIONS
 from dart_jax.models.sharding.collectives import mean
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+}
 
 
 class Normed(NamedTuple):

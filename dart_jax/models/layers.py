@@ -12,10 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.activations import ACTIVATIONS
-from dart_jax.models.cpu.products import product
-from dart_jax.models.cpu.tiles import is_packed
-from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
+from dart_jax.models.cpu import is_packed, product
+from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
 from dart_jax.models.kernels.int8 import sums, times
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.sharding.collectives import total
@@ -36,7 +34,7 @@ def random_param(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: DTypeLike
 class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
-    A loaded model's kernel may be in 8 bits (`platform.int8`) or, on a CPU, packed (`cpu.tiles`). A
+    A loaded model's kernel may be in 8 bits (`platform.int8`) or, on a CPU, packed (`models.cpu`). A
     layer that is split by its inputs adds up the products of all devices.
     """
 

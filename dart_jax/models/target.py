@@ -28,7 +28,7 @@ from dart_jax.models.attention.segments import (
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.cpu.rows import take_rows
+from dart_jax.models.cpu import take_rows
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions

@@ -90,7 +90,7 @@ def load_target(
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.
       keep_bfloat16: whether kernels of linear layers that are stored in bfloat16 stay so: the same
-        values in half of the memory, for those who pack them (see `models.cpu.tiles`).
+        values in half of the memory, for those who pack them (see `models.cpu`).
       mesh: devices that share the target (see `models.sharding`). A process reads no more than its
         devices get. If they are more than heads of keys and values, the config has one for each.
       place: makes, of the config, what puts parameters onto devices, where no mesh says where they

@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from dart_jax.errors import UserError
-from dart_jax.models.cpu import foreign
+from dart_jax.models import cpu
 from eval.products import ProductsConfig, run
 
 
-@pytest.mark.skipif(not foreign.available(), reason="XLA cannot call the C++ core")
+@pytest.mark.skipif(not cpu.available(), reason="XLA cannot call the C++ core")
 def test_report(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.products._MOST_WEIGHTS", 3)
     path, printed = tmp_path / "report.json", io.StringIO()
@@ -29,6 +29,6 @@ def test_report(tmp_path, monkeypatch):
 
 
 def test_without_the_core(monkeypatch):
-    monkeypatch.setattr(foreign, "available", lambda: False)
+    monkeypatch.setattr(cpu, "available", lambda: False)
     with pytest.raises(UserError, match=r"need the C\+\+ core"):
         run(ProductsConfig(), Console())

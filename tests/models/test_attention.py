@@ -16,11 +16,10 @@ from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.attention import native
 from dart_jax.models.attention.attend import attend
-from dart_jax.models.attention.dense import attend_dense
-from dart_jax.models.attention.segments import Scoring, Segment, split_heads
+from dart_jax.models.attention.segments import Scoring, Segment, attend_dense, split_heads
 from dart_jax.models.attention.triton import _Grid
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
-from dart_jax.models.cpu.foreign import available
+from dart_jax.models.cpu import available
 from dart_jax.models.layers import RMSNorm
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm

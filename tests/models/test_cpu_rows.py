@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dart_jax import _core
-from dart_jax.models.cpu.foreign import available
-from dart_jax.models.cpu.rows import append_rows, largest, take_rows
+from dart_jax.models.cpu import append_rows, available, largest, take_rows
 
 pytestmark = pytest.mark.skipif(
     not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"

@@ -21,7 +21,7 @@ from dart_jax.models.cache import (
     init_cache,
     keep_rows,
 )
-from dart_jax.models.cpu.foreign import available
+from dart_jax.models.cpu import available
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import bind

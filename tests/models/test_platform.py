@@ -10,8 +10,7 @@ import pytest
 from tiny_configs import TARGET, copied, prompt_logits, random_params
 
 from dart_jax.errors import UserError
-from dart_jax.models.cpu.foreign import available
-from dart_jax.models.cpu.tiles import pack_exactly, pack_int8
+from dart_jax.models.cpu import available, pack_exactly, pack_int8
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, fuse, pack
 

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dart_jax import _core
-from dart_jax.models import inputs
-from dart_jax.models.cpu import foreign
-from dart_jax.models.cpu.products import product
-from dart_jax.models.cpu.tiles import (
+from dart_jax.models import cpu, inputs
+from dart_jax.models.cpu import (
     GROUP,
     TILE,
     pack,
     pack_exactly,
     pack_int8,
+    product,
     round_groups,
     unpack,
 )
@@ -199,8 +198,8 @@ def test_programs_that_run_at_the_same_time():
 
 def test_without_the_handler(monkeypatch, caplog):
     monkeypatch.setattr(_core, "cpu_ffi_handlers", {})
-    monkeypatch.setattr(foreign, "_registered", None)
-    assert not foreign.available()
+    monkeypatch.setattr(cpu, "_registered", None)
+    assert not cpu.available()
     assert Execution.of_cpu() == Execution(weights=WeightsForm(fused=True))
     assert [record.levelname for record in caplog.records] == ["WARNING"]  # once
     caplog.clear()

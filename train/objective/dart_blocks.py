@@ -28,8 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.models.attention.dense import scores, weighted_values
-from dart_jax.models.attention.segments import Segment
+from dart_jax.models.attention.segments import Segment, scores, weighted_values
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.rope import Rope, rotate

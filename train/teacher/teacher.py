@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.cpu.tiles import is_packed, unpack
+from dart_jax.models.cpu import is_packed, unpack
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import Params, bind

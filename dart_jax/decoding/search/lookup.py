@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.models.cpu.foreign import available
-from dart_jax.models.cpu.ngram_table import look_up_native
+from dart_jax.models.cpu import available, look_up_native
 from dart_jax.ngram.device_table import NO_COUNT, DeviceTable, log_probability
 
 # log(0 + eps): what an n-gram counts that was never seen.

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.models.attention import mosaic, native, triton
-from dart_jax.models.attention.dense import attend_dense
-from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment
+from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment, attend_dense
 from dart_jax.models.kernels.options import AttentionKernel
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment
 from dart_jax.models.attention.triton_heads import HeadNorm
-from dart_jax.models.cpu.foreign import or_nothing
+from dart_jax.models.cpu import or_nothing
 
 # More are a prompt's, whose rows see many of each other. On two cores of an EPYC, with 1,000 cached
 # rows and 5 heads of 64, 128 rows took 1.3 ms here and 2.4 in plain JAX, 256 rows 4.2 and 6.2 ms.

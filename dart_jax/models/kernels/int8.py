@@ -1,7 +1,7 @@
 """Weights in 8 bits for XLA: each output of a matrix has a scale, which multiplies the product.
 
 The values are converted where they are multiplied, so that a step reads one byte a weight; on GPUs
-and TPUs XLA fuses the two. CPUs have a form of their own (`cpu.tiles`), which the C++ core reads.
+and TPUs XLA fuses the two. CPUs have a form of their own (`models.cpu`), which the C++ core reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.cpu.tiles import round_groups
+from dart_jax.models.cpu import round_groups
 
 # Layers that stay as they are: they are small, and choose experts.
 _EXACT = ("router", "shared_expert_gate")

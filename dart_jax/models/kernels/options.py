@@ -23,7 +23,7 @@ class LayerOptions:
       experts: the kernel of mixtures of experts.
       shards: devices that share the model's weights.
       fused: whether projections that read the same input are one (see `platform.weights`).
-      tiles: whether products' weights are stored for the C++ core (see `cpu.tiles`), which then
+      tiles: whether products' weights are stored for the C++ core (see `models.cpu`), which then
         looks up embeddings, too.
     """
 

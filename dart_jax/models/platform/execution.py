@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from dart_jax.errors import UserError
-from dart_jax.models.cpu import foreign
+from dart_jax.models import cpu
 from dart_jax.models.kernels import pallas
 from dart_jax.models.kernels.options import AttentionKernel, ExpertsKernel, LayerOptions
 from dart_jax.models.platform.weights import WeightsDtype, WeightsForm
@@ -65,7 +65,7 @@ class Execution:
     @classmethod
     def of_cpu(cls) -> Execution:
         """For a CPU; plain JAX where the C++ core cannot be called from XLA."""
-        native = foreign.available()
+        native = cpu.available()
         weights = WeightsForm(fused=True, tiles=native)
         return cls("native" if native else "dense", weights=weights)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.cpu.tiles import is_packed, pack_exactly, pack_int8
+from dart_jax.models.cpu import is_packed, pack_exactly, pack_int8
 from dart_jax.models.kernels.int8 import Int8, Kernel, round_kernel, round_params
 from dart_jax.models.layers import Params
 from dart_jax.models.sharding.rules import SplitConfig, model_specs
@@ -36,7 +36,7 @@ class WeightsForm:
     """The form in which the weights of a loaded model's products are kept.
 
     Attributes:
-      dtype: as in the files, or 8 bits: in the form of `cpu.tiles`, otherwise with a scale for each
+      dtype: as in the files, or 8 bits: in the form of `models.cpu`, otherwise with a scale for each
         output (see `kernels.int8`).
       fused: whether projections are joined (see `fuse`).
       tiles: whether weights are in the tiles that the C++ core reads.
@@ -113,7 +113,7 @@ def fuse(params: Params) -> Params:
 
 
 def pack(params: Params, tile: Callable[..., jax.Array]) -> Params:
-    """Stores the kernels of all linear layers in tiles, by a function of `cpu.tiles`; drops them
+    """Stores the kernels of all linear layers in tiles, by a function of `models.cpu`; drops them
     from `params` on the way."""
     tiles: Params = {}
     for name in [*params]:
