@@ -34,8 +34,8 @@ def random_param(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: DTypeLike
 class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
-    A loaded model's kernel may be in 8 bits (`platform.int8`) or, on a CPU, packed (`models.cpu`). A
-    layer that is split by its inputs adds up the products of all devices.
+    A loaded model's kernel may be in 8 bits (`kernels.int8`) or, on a CPU, in tiles (`models.cpu`).
+    A layer that is split by its inputs adds up the products of all devices.
     """
 
     def __init__(

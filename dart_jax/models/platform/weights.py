@@ -36,7 +36,7 @@ class WeightsForm:
     """The form in which the weights of a loaded model's products are kept.
 
     Attributes:
-      dtype: as in the files, or 8 bits: in the form of `models.cpu`, otherwise with a scale for each
+      dtype: as in the files, or 8 bits: in tiles of `models.cpu`, otherwise with a scale for each
         output (see `kernels.int8`).
       fused: whether projections are joined (see `fuse`).
       tiles: whether weights are in the tiles that the C++ core reads.
