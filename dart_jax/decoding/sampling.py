@@ -396,6 +396,9 @@ def row_keys(seed: jax.Array, row: jax.Array) -> jax.Array:
 def gumbel_noise(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
     """Gumbel noise float32 [B, P, V]; row b's depends only on (keys[b], position).
 
+    The same key therefore gives the same token whether a position is reached by plain decoding or
+    as a node of a draft tree, and whatever the other rows are.
+
     Args:
       keys: uint32 [B, 2], see `row_keys`.
       position: int32 [B, P].

@@ -64,6 +64,10 @@ class Acceptance(NamedTuple):
 def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -> Acceptance:
     """Finds the accepted path.
 
+    A node is accepted if its parent is accepted and its token is the one the target drew at the
+    parent (docs/method.md, section 5). A draw depends only on the logits and on its absolute
+    position, so the emitted tokens are exactly those of plain decoding.
+
     Args:
       tree: the verified tree.
       mask: its `ancestor_mask`.

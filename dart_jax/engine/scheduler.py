@@ -35,6 +35,12 @@ class PagePool:
     """Counts who holds each page. Pages that nobody holds keep their contents until they are needed
     for something else, the ones that were used least recently first.
 
+    A page holds the keys and values of as many tokens, in the target's pool and in the drafter's. A
+    complete page of a text can serve every text that begins alike: it is found by a hash of all
+    tokens up to its end, and the one after that, because the drafter's last row joins the feature
+    of its own token with the next token. A page that only the target has written serves only texts
+    that are not drafted for.
+
     Not for several threads.
 
     Attributes:

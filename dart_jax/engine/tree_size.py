@@ -131,6 +131,9 @@ _PRIOR_STEPS = 2.0
 class AcceptanceRates:
     """Rates at which nodes were accepted lately, by rank.
 
+    Nodes are ordered by score, so the r-th node of every tree is about as promising, whatever the
+    tree's size: what was accepted of large trees tells what smaller ones would have gained.
+
     Attributes:
       accepted: float [N + 1], accepted nodes of each rank; the root's entry is unused.
       tried: float [N + 1], verified nodes of each rank.

@@ -195,6 +195,12 @@ def coupled(
 ) -> jax.Array:
     """Adds the noise to a drafter's logits, which are first treated as the target's are.
 
+    The target draws the argmax of log p / T + g, and the Gumbel noise g of a position depends on
+    (key of the row, position) alone, so it is known before anything is drafted. A drafter that
+    predicts q therefore proposes the largest log q / T + g: where q is near p, mostly the very
+    token that will be drawn. A draft is accepted if it equals the draw, so the output cannot
+    change (docs/method.md, section 5).
+
     Args:
       inputs: how the target samples.
       logits: float32 [B, T, Vd], the drafter's; without noise they are returned as they are.
