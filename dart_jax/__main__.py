@@ -34,7 +34,7 @@ PROGRAMS = {
     "app": Program("dart_jax.app", "the same in a browser"),
     "serve": Program("dart_jax.serve", "the same for OpenAI's clients, many at once"),
     "fetch": Program("dart_jax.programs.fetch", "bring a model by its name, once"),
-    "ngram": Program("dart_jax.ngram", "inspect and convert n-gram files"),
+    "ngram": Program("dart_jax.programs.ngram", "inspect and convert n-gram files"),
     "speedup": Program(
         "eval.speedup", "compare the speed of plain decoding, DART and other methods"
     ),

@@ -29,8 +29,8 @@ COMMANDS = [command for path in documents() for command in commands(path)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Our programs, whose options stand between backticks in the documents.
-PROGRAMS = {program.module for program in NAMED.values()} - {"dart_jax.ngram"}
-PROGRAMS |= {f"dart_jax.ngram {name}" for name in ("info", "query", "convert")}
+PROGRAMS = {program.module for program in NAMED.values()} - {"dart_jax.programs.ngram"}
+PROGRAMS |= {f"dart_jax.programs.ngram {name}" for name in ("info", "query", "convert")}
 
 # Modules of others that are run with `python -m`.
 OTHERS = ("build", "cibuildwheel", "venv")

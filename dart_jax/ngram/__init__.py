@@ -1,7 +1,7 @@
 """The n-gram model: counted from token sequences, stored in one file, queried by the tree search.
 
-May import `dart_jax.text`; only the command line, `__main__.py`, imports more. Start with
-`model.py`; `builder.py` writes the file, `runs.py` counts corpora larger than memory.
+May import `dart_jax.text`. Start with `model.py`; `builder.py` writes the file, `runs.py` counts
+corpora larger than memory.
 """
 
 from dart_jax.ngram.builder import NgramBuilder

@@ -1,5 +1,5 @@
 """Shared by the command-line programs of `dart_jax`, `train` and `eval`.
 
-Options that select a model, reports, figures, progress bars and provenance. May import
-`dart_jax.model` and what it imports. Start with `model_choice.py`.
+Options that select a model, reports, figures, progress bars and provenance; the programs `fetch`
+and `ngram`. May import `dart_jax.model` and what it imports. Start with `model_choice.py`.
 """

@@ -1,4 +1,4 @@
-"""`python -m dart_jax.ngram`: what a person types, and what is printed."""
+"""`dart-jax ngram`: what a person types, and what is printed."""
 
 import json
 import re
@@ -11,8 +11,8 @@ import tokenizers
 
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
-from dart_jax.ngram.__main__ import main
 from dart_jax.ngram.device_table import device_table
+from dart_jax.programs.ngram import main
 from dart_jax.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -1,6 +1,6 @@
 """Inspect and convert n-gram files.
 
-python -m dart_jax.ngram info model.dng
+dart-jax ngram info model.dng
 """
 
 from __future__ import annotations
