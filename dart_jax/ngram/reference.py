@@ -97,7 +97,7 @@ def convert_reference(
                 raise KeyboardInterrupt from error
             raise UserError(
                 f"cannot convert {source} with {memory // 10**6} MB of memory and temporary files "
-                f"in {out.parent}: {reason}; free some space, or run `python -m dart_jax.ngram "
+                f"in {out.parent}: {reason}; free some space, or run `dart-jax ngram "
                 "convert` with more --memory or its output on another disk"
             ) from error
         except ValueError as error:
