@@ -25,7 +25,6 @@ from dart_jax.models.config_json.fields import (
     require,
     with_head_defaults,
 )
-from dart_jax.models.inputs import ACTIVATIONS
 from dart_jax.models.rope import Rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -40,10 +39,12 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "query_pre_attn_scalar": (None,),
     "residual_multiplier": (None, 1),
 }
-# Names that transformers has for one activation -> the one in `ACTIVATIONS`.
+# Names that transformers has for an activation -> the one in `inputs.ACTIVATIONS`.
 _ACTIVATION_NAMES = {
-    "swish": "silu",
-    **dict.fromkeys(("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh"), _TANH_GELU),
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(
+        (_TANH_GELU, "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh"), _TANH_GELU
+    ),
 }
 
 
@@ -137,7 +138,9 @@ class TargetConfig:
         for rope in (self.rope, self.sliding_rope):
             if rope is not None:
                 rope.check(self.head_dim)
-        if self.hidden_act not in ACTIVATIONS or (self.moe and self.hidden_act != "silu"):
+        if self.hidden_act not in _ACTIVATION_NAMES.values() or (
+            self.moe and self.hidden_act != "silu"
+        ):
             raise UserError(
                 f"config.json has hidden_act={self.hidden_act!r}, which is not supported"
             )
