@@ -28,7 +28,7 @@ from dart_jax.engine.programs import (
     burst,
     config_of,
     empty_history,
-    empty_pools,
+    pool_shapes,
     read_chunk,
 )
 from dart_jax.engine.request import Draft, Request
@@ -50,6 +50,10 @@ class Models:
     config: DecodeConfig
     params: DecodeParams
     search: TreeSearch | None
+
+    def pool_shapes(self, pages: int, page: int) -> Pools:
+        """Returns the shapes of pools of `pages` pages of `page` rows for each group of devices."""
+        return pool_shapes(self.config, self.params, pages=pages, page=page)
 
 
 class Emitted(NamedTuple):
@@ -111,7 +115,10 @@ class Batch:
         self._config, self._params, self._search = models.config, models.params, models.search
         self._programs: dict[tuple[int, SamplingMode, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
-        self._pools = pools_of(models, pages, shapes)
+        self._pools = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding),
+            models.pool_shapes(pages, shapes.page),
+        )
         self._history: History | None = None
         group = shapes.slots // shapes.groups
         self._table = RowTable(shapes.slots, shapes.pages_each, shapes.stop_ids, group)
@@ -410,8 +417,3 @@ class Batch:
         if search is not None:
             search.check()
         return result
-
-
-def pools_of(models: Models, pages: int, shapes: Shapes) -> Pools:
-    """Empty pools of so many pages for each group of devices."""
-    return empty_pools(models.config, models.params, pages=pages, page=shapes.page)

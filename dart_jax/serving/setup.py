@@ -11,7 +11,7 @@ import numpy as np
 from dart_jax.decoding.drafting import AnyDrafter
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.tree import MAX_NODES
-from dart_jax.engine.batch import Models, pools_of
+from dart_jax.engine.batch import Models
 from dart_jax.engine.request import MOST_STOP_IDS
 from dart_jax.engine.rows import SamplingMode
 from dart_jax.engine.runner import Runner
@@ -138,8 +138,8 @@ def _sizes(drafter: AnyDrafter | None, rows: int, fixed: int | None) -> tuple[in
 
 def _count_pages(models: Models, config: ServingConfig, shapes: Shapes, share: int) -> int:
     """Returns how many pages of each group of devices the memory holds."""
-    pools = jax.eval_shape(lambda: pools_of(models, 1, shapes))
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pools)) // shapes.groups
+    page = jax.tree.leaves(models.pool_shapes(1, shapes.page))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in page) // shapes.groups
     wanted = shapes.slots // shapes.groups * shapes.pages_each
     if config.kv_memory is None:
         most = _MOST_MEMORY.get(jax.default_backend(), _MOST_MEMORY_ELSEWHERE)

@@ -21,8 +21,8 @@ from dart_jax.weights import hub
 
 _logger = logging.getLogger(__name__)
 
-# Programs that compile faster than this would hardly load faster from the cache.
-_MIN_COMPILE_TIME = 0.3  # seconds
+# A program is read from the cache in some 10 ms; those that prepare weights compile in 100.
+_MIN_COMPILE_TIME = 0.03  # seconds
 _COMPILED_BYTES = 2 * 2**30  # at most; the least recently used programs are evicted first
 
 
