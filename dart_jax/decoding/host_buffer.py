@@ -1,4 +1,4 @@
-"""The host buffer: one packed array that is copied to the host after every step."""
+"""The host buffer: one packed array with all that a search of draft trees reads."""
 
 from __future__ import annotations
 
@@ -22,30 +22,22 @@ DRAWS = 4  # columns that say how the target draws
 class HostBuffer:
     """The layout of the host buffer, int32 [B, width].
 
-    Its columns: number of tokens the step emitted, the tokens (P), which nodes drafted them (P; see
-    `step.AcceptedPath.ranks`), the context (4), the candidates' ids (d * k), the bits of their
-    logits (d * k), with `pairs` the bits of their pair scores ((d - 1) * k * k) and, with `draws`,
-    how the target draws (4): the key of its noise (2), the position of the first draw after the
-    root, and the bits of 1 / temperature, 0 in greedy decoding.
+    Its columns: the context (4), the candidates' ids (d * k), the bits of their logits (d * k),
+    with `pairs` the bits of their pair scores ((d - 1) * k * k) and, with `draws`, how the target
+    draws (4): the key of its noise (2), the position of the first draw after the root, and the bits
+    of 1 / temperature, 0 in greedy decoding.
 
     Attributes:
       positions: drafted positions, d; 0 if the host does not search.
       candidates: candidates per position, k; 0 if only the n-gram model drafts.
-      path: maximum number of tokens per step, P.
       draws: whether it says how the target draws.
       pairs: whether it has pair scores.
     """
 
     positions: int
     candidates: int
-    path: int
     draws: bool = False
     pairs: bool = False
-
-    @property
-    def first(self) -> int:
-        """Column of the first candidate; the context precedes it."""
-        return 1 + 2 * self.path + CONTEXT
 
     @property
     def width(self) -> int:
@@ -56,8 +48,8 @@ class HostBuffer:
     def _bounds(self) -> tuple[int, int, int, int]:
         """The columns where ids, logits and pair scores begin, and where these end."""
         size = self.positions * self.candidates
-        pairs = self.first + 2 * size
-        return self.first, self.first + size, pairs, pairs + math.prod(self.pairs_shape)
+        pairs = CONTEXT + 2 * size
+        return CONTEXT, CONTEXT + size, pairs, pairs + math.prod(self.pairs_shape)
 
     @property
     def pairs_shape(self) -> tuple[int, int, int]:
@@ -68,10 +60,7 @@ class HostBuffer:
     def pack(
         self,
         context: jax.Array,
-        count: jax.Array,
-        ranks: jax.Array,
         active: jax.Array,
-        tokens: jax.Array,
         ids: jax.Array,
         logits: jax.Array,
         pairs: jax.Array | None = None,
@@ -81,10 +70,7 @@ class HostBuffer:
 
         Args:
           context: int32 [B, 4].
-          count: int32 [B].
-          ranks: int32 [B, P].
           active: bool [B].
-          tokens: int32 [B, P].
           ids: int32 [B, d, k].
           logits: float32 [B, d, k].
           pairs: float32 [B, d - 1, k, k], if the buffer has these columns.
@@ -100,9 +86,6 @@ class HostBuffer:
             return jax.lax.bitcast_convert_type(x, jnp.int32).reshape(b, -1)
 
         parts = [
-            count[:, None],
-            tokens,
-            ranks,
             context[:, :-1],
             root[:, None],
             ids.reshape(b, -1),
@@ -120,10 +103,9 @@ class HostBuffer:
         """Views of the context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k]."""
         shape = (len(packed), self.positions, self.candidates)
         first, middle, end, _ = self._bounds
-        context = packed[:, first - CONTEXT : first]
         ids = packed[:, first:middle].reshape(shape)
         logits = packed[:, middle:end].view(np.float32).reshape(shape)
-        return context, ids, logits
+        return packed[:, :CONTEXT], ids, logits
 
     def pairs_of(self, packed: np.ndarray) -> np.ndarray:
         """A view of the pair scores, float32 [B, d - 1, k, k]; [B, 0, k, k] without any."""
@@ -141,7 +123,7 @@ class HostBuffer:
             return jax.lax.bitcast_convert_type(bits, jnp.float32).reshape(batch, *shape)
 
         return (
-            packed[:, self.first - CONTEXT : self.first],
+            packed[:, :CONTEXT],
             ids.reshape(batch, *shape),
             floats(logits, shape),
             floats(pairs, self.pairs_shape) if self.pairs else None,

@@ -81,12 +81,11 @@ class DecodeConfig:
     @functools.cached_property
     def host_buffer(self) -> HostBuffer:
         """The layout of the host buffer."""
-        path = self.max_depth + 1
-        if self.drafting is None:
-            return HostBuffer(positions=0, candidates=0, path=path)
-        draws = self.couples and self.drafting.couples_on_host
         drafting = self.drafting
-        return HostBuffer(drafting.positions, drafting.candidates, path, draws, drafting.pairs)
+        if drafting is None:
+            return HostBuffer(positions=0, candidates=0)
+        draws = self.couples and drafting.couples_on_host
+        return HostBuffer(drafting.positions, drafting.candidates, draws, drafting.pairs)
 
     @property
     def plain(self) -> DecodeConfig:

@@ -169,7 +169,7 @@ def decode_step(
     verified = verify(config, params, state, trees)
     state, path = accept_and_compact(config, state, trees, verified)
     state, candidates = draft(config, state, draft_input(config, params, state, path))
-    return Step(state, path, pack(config.host_buffer, state, path, candidates))
+    return Step(state, path, pack(config.host_buffer, state, candidates))
 
 
 def verify(
@@ -277,19 +277,9 @@ def noise_of_draft(config: DecodeConfig, state: DecodeState) -> jax.Array | None
         return noise_at(state.sampling, state.keys, state.length + 1, rows, vocab)
 
 
-def pack(
-    buffer: HostBuffer, state: DecodeState, path: AcceptedPath, candidates: Candidates
-) -> jax.Array:
+def pack(buffer: HostBuffer, state: DecodeState, candidates: Candidates) -> jax.Array:
     """Packs the host buffer, int32 [B, width]."""
-    return buffer.pack(
-        state.context,
-        path.count,
-        path.ranks,
-        state.active,
-        path.next_tokens,
-        *candidates,
-        draws_of(state),
-    )
+    return buffer.pack(state.context, state.active, *candidates, draws_of(state))
 
 
 def draws_of(state: DecodeState) -> jax.Array:

@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def buffer(self):
-        return HostBuffer(self.levels, self.candidates, self.levels + 1, pairs=self.pairs)
+        return HostBuffer(self.levels, self.candidates, pairs=self.pairs)
 
 
 SETTINGS = [
@@ -66,7 +66,7 @@ def pack(buffer, context, tokens, logits, pairs=None):
     """The host buffer of drafts; contexts are filled up with -1 on the left."""
     rows = len(context)
     context = np.pad(context, ((0, 0), (CONTEXT, 0)), constant_values=-1)[:, -CONTEXT:]
-    parts = [np.zeros((rows, 1 + 2 * buffer.path), np.int32), context, tokens.reshape(rows, -1)]
+    parts = [context, tokens.reshape(rows, -1)]
     parts += [x.view(np.int32).reshape(rows, -1) for x in (logits, pairs) if x is not None]
     return np.concatenate(parts, axis=1).astype(np.int32)
 
@@ -197,6 +197,6 @@ def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
 
 def test_parameters_out_of_range():
     with pytest.raises(ValueError, match="needs the candidates of a drafter"):
-        DeviceSearch(HostBuffer(5, 0, 6), 8)
+        DeviceSearch(HostBuffer(5, 0), 8)
     with pytest.raises(ValueError, match="beam must be at least 1"):
         DeviceSearch(Setting().buffer, 8, search=SearchConfig(beam=0))

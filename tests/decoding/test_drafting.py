@@ -104,7 +104,7 @@ def test_ngram_trees_are_the_most_likely_paths():
     corpus = [np.minimum(rng.zipf(1.3, 60), 40) for _ in range(40)]
     ngram = NgramModel.count(corpus, order=3, vocab_size=50)
     for nodes, levels, eos in ((5, 3, ()), (12, 2, (2,)), (30, 1, ())):
-        pruner = HostSearch(HostBuffer(levels, 0, levels + 1), nodes, ngram=ngram, eos=eos)
+        pruner = HostSearch(HostBuffer(levels, 0), nodes, ngram=ngram, eos=eos)
         for _ in range(10):
             document = corpus[rng.integers(len(corpus))]
             at = rng.integers(CONTEXT, len(document))

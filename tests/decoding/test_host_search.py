@@ -20,7 +20,7 @@ from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.ngram import NgramModel
 
-LAYOUT = HostBuffer(positions=4, candidates=10, path=5)
+LAYOUT = HostBuffer(positions=4, candidates=10)
 VOCAB = 30
 NODES = 24
 
@@ -42,10 +42,7 @@ def pack(rows, seed=0):
     active = np.arange(rows) % 5 != 3
     return LAYOUT.pack(
         jnp.asarray(context, jnp.int32),
-        jnp.zeros(rows, jnp.int32),
-        jnp.zeros((rows, LAYOUT.path), jnp.int32),
         jnp.asarray(active),
-        jnp.zeros((rows, LAYOUT.path), jnp.int32),
         jnp.asarray(ids, jnp.int32),
         jnp.asarray(rng.normal(0, 2, ids.shape), jnp.float32),
     )
@@ -74,7 +71,7 @@ def test_every_method_gives_the_trees_of_the_host(ngram, create, rows):
     assert np.count_nonzero(expected[:, 2]) > rows * NODES // 2
     finished = np.arange(rows) % 5 == 3
     assert not expected[finished].any()
-    assert (expected[~finished, 0, 0] == np.asarray(packed)[~finished, LAYOUT.first - 1]).all()
+    assert (expected[~finished, 0, 0] == np.asarray(packed)[~finished, CONTEXT - 1]).all()
 
     jitted = jax.jit(partial(inside, prune))
     np.testing.assert_array_equal(jitted(packed), expected)
@@ -164,15 +161,15 @@ PROGRAM = """
 import os, sys
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import jax, jax.numpy as jnp, numpy as np
-from dart_jax.decoding.host_buffer import HostBuffer
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search.host import HostSearch
 
 rows, native = int(sys.argv[1]), sys.argv[2] == "native"
-host_buffer = HostBuffer(positions=8, candidates=25, path=9)
+host_buffer = HostBuffer(positions=8, candidates=25)
 prune = HostSearch(host_buffer, 59, native=native)
 rng = np.random.default_rng(0)
 ids, logits = rng.integers(0, 1000, (rows, 200)), rng.normal(0, 1, (rows, 200))
-context = rng.integers(0, 1000, (rows, host_buffer.first))
+context = rng.integers(0, 1000, (rows, CONTEXT))
 packed = np.concatenate([context, ids, logits.astype(np.float32).view(np.int32)], axis=1)
 packed = packed.astype(np.int32)
 
@@ -182,7 +179,7 @@ def loop(prune, packed, matrix):
         i, packed, matrix, trees = state
         matrix = matrix @ matrix  # something that XLA does not compute before
         root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
-        packed = packed.at[:, host_buffer.first - 1].set(root)
+        packed = packed.at[:, CONTEXT - 1].set(root)
         trees = prune.in_program(packed)
         return i + 1, packed, matrix, trees
 

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from dart_jax.decoding.host_buffer import HostBuffer
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from eval.search import main, measure
 
-LAYOUT = HostBuffer(3, 5, 4)
+LAYOUT = HostBuffer(3, 5)
 
 
 @pytest.mark.long
@@ -31,7 +31,7 @@ def test_the_report(tmp_path, capsys):
 def test_different_trees_end_the_measurement():
     rng = np.random.default_rng(0)
     ids, logits = rng.integers(0, 50, (8, 15)), rng.normal(0, 1, (8, 15)).astype(np.float32)
-    before = rng.integers(0, 50, (8, LAYOUT.first))
+    before = rng.integers(0, 50, (8, CONTEXT))
     rows = np.concatenate([before, ids, logits.view(np.int32)], axis=1).astype(np.int32)
     same = {"one": HostSearch(LAYOUT, 6), "other": DeviceSearch(LAYOUT, 6)}
     assert measure(same, rows, 4, 1).keys() == same.keys()

@@ -166,9 +166,9 @@ def why_not_native() -> str | None:
 
 def try_native() -> str | None:
     """Searches a tree in a program that calls the C++ search; says what went wrong, if anything."""
-    search = HostSearch(HostBuffer(positions=2, candidates=2, path=1), 3)
+    search = HostSearch(HostBuffer(positions=2, candidates=2), 3)
     logits = np.log(np.array([3, 1, 2, 1], np.float32)).view(np.int32)
-    packed = np.array([[0] * 6 + [9, 1, 2, 3, 4, *logits]], np.int32)
+    packed = np.array([[0] * 3 + [9, 1, 2, 3, 4, *logits]], np.int32)
     try:
         trees = np.asarray(jax.jit(HostSearch.in_program)(search, packed))
         search.check()

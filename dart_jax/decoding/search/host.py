@@ -112,7 +112,7 @@ class HostSearch:
         buffer = self.host_buffer
         attributes = {
             "context": np.int64(CONTEXT),
-            "first": np.int64(buffer.first),
+            "first": np.int64(CONTEXT),
             "levels": np.int64(buffer.positions),
             "candidates": np.int64(buffer.candidates),
             "pairs": np.int64(math.prod(buffer.pairs_shape)),
