@@ -16,7 +16,13 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the long tests as well, as CI does")
+    parser.addoption("--long", action="store_true", help="run the long tests as well")
+    parser.addoption(
+        "--share",
+        type=int,
+        metavar="N",
+        help="run about one of N long tests as well, as CI does: others with every commit",
+    )
     parser.addoption("--whole", action="store_true", help="run all tests, and all cases of each")
     parser.addoption(
         "--grid-seed",
@@ -28,9 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "long(keep=0, ci=None): run only with --long, --whole or by its name. Of a parametrised "
-        "test, a sample of `keep` cases runs always, and with --long one of `ci` cases, or else "
-        "one in which every value of every argument occurs.",
+        "long(keep=0, ci=None): run only with --long, --share, --whole or by its name. Of a "
+        "parametrised test, a sample of `keep` cases runs always, and with --long one of `ci` "
+        "cases, or else one in which every value of every argument occurs.",
     )
     # Workers of pytest-xdist get the value from the process that starts them.
     config.option.grid_seed = config.option.grid_seed or _commit(config.rootpath)
@@ -51,9 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("long") and not _is_named(item, config.args):
             grids[item.path, getattr(item, "originalname", item.name)].append(item)
     left: set[pytest.Item] = set()
-    for grid in grids.values():
+    for (path, name), grid in grids.items():
         options = grid[0].get_closest_marker("long").kwargs
-        size = options.get("ci") if config.option.long else options.get("keep", 0)
+        is_long = config.option.long or _is_in_share(config, path.name, name)
+        size = options.get("ci") if is_long else options.get("keep", 0)
         left |= {*grid} - {*sample(grid, config.option.grid_seed, size)}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
@@ -80,6 +87,13 @@ def sample(grid: Sequence[pytest.Item], seed: str, size: int | None) -> list[pyt
         taken.append(best)
         missing -= _values(best)
     return taken
+
+
+def _is_in_share(config: pytest.Config, file: str, test: str) -> bool:
+    """Returns True if the seed chooses a long test for `--share`."""
+    text = f"{config.option.grid_seed} {file} {test}"
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+    return bool(config.option.share) and number % config.option.share == 0
 
 
 def _values(case: pytest.Item) -> set[tuple[str, int]]:
