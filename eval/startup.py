@@ -2,16 +2,18 @@
 
     python -m eval.startup
 
-Loads a model and generates text, in new processes: once with an empty compilation cache, then with
-the cache that the first process filled.
+Loads a model and generates text, and starts the server, in new processes: once with an empty
+compilation cache, then with the cache that the first ones filled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
+from eval.serving.servers import start
 
 PROMPT = "def mean(values):\n"
 
@@ -55,9 +58,9 @@ def stages(config: StartupConfig) -> dict[str, float]:
     seconds = {}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
-        start = time.perf_counter()
+        began = time.perf_counter()
         result = work()
-        seconds[name] = time.perf_counter() - start
+        seconds[name] = time.perf_counter() - began
         return result
 
     model = timed("loading the model", config.load)
@@ -71,8 +74,24 @@ def stages(config: StartupConfig) -> dict[str, float]:
     return seconds
 
 
-def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
-    """Runs `stages` in a new process with the compilation cache `cache`; adds its imports."""
+def server_stages(config: StartupConfig) -> dict[str, float]:
+    """Starts a server; returns the seconds until it is ready, and of its first text."""
+    began = time.perf_counter()
+    with start(config.words()) as (url, _):
+        ready = time.perf_counter()
+        body = {"prompt": PROMPT, "max_tokens": config.max_new_tokens, "temperature": 0}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), headers
+        )
+        urllib.request.urlopen(request).read()
+        ended = time.perf_counter()
+    return {"the server is ready": ready - began, "its first text": ended - ready}
+
+
+def in_new_processes(config: StartupConfig, cache: Path) -> dict[str, float]:
+    """Runs `stages` in a new process with the compilation cache `cache`, and `server_stages`; adds
+    the first process's imports."""
     parts = {"target": str(config.target_path), "drafter": config.main_drafter}
     # Paths, as the new process finds no other cache.
     config = dataclasses.replace(
@@ -80,11 +99,12 @@ def in_new_process(config: StartupConfig, cache: Path) -> dict[str, float]:
     )
     with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(cache), HF_HOME=HF_HOME):
         os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
-        start = time.perf_counter()
+        began = time.perf_counter()
         with Child() as child:
             seconds = child.call(stages, config)
-            total = time.perf_counter() - start
-    return {"starting Python, imports": total - sum(seconds.values()), **seconds}
+            total = time.perf_counter() - began
+        imports = {"starting Python, imports": total - sum(seconds.values())}
+        return imports | seconds | server_stages(config)
 
 
 def run(config: StartupConfig, console: Console) -> None:
@@ -93,7 +113,7 @@ def run(config: StartupConfig, console: Console) -> None:
     with tempfile.TemporaryDirectory() as directory:
         starts = range(config.repeats + 1)
         cold, *warm = (
-            in_new_process(config, Path(directory)) for _ in tracked(starts, "starting", console)
+            in_new_processes(config, Path(directory)) for _ in tracked(starts, "starting", console)
         )
     rows = [
         (name, f"{cold[name]:.2f}", spread([run[name] for run in warm], ".2f")) for name in cold

@@ -70,6 +70,16 @@ class ModelChoice:
                 message = f"--{name} was made for one model; pass --model or --target too"
                 raise UserError(message)
 
+    def words(self) -> list[str]:
+        """Returns the options of a command line that make this choice."""
+        words = []
+        for field in dataclasses.fields(ModelChoice):
+            value = getattr(self, field.name)
+            if value != field.default:
+                name = f"--{field.name.replace('_', '-')}"
+                words += [name] if value is True else [name, str(value)]
+        return words
+
     @property
     def named(self) -> NamedModel | None:
         """The model that has a name; None with another target."""

@@ -69,12 +69,7 @@ class ServingBenchConfig(ModelChoice):
 
         A server to measure compiles what it needs before it listens; one to soak, everything.
         """
-        words = []
-        for field in dataclasses.fields(ModelChoice):
-            value = getattr(self, field.name)
-            if value != field.default:
-                name = f"--{field.name.replace('_', '-')}"
-                words += [name] if value is True else [name, str(value)]
+        words = self.words()
         if self.soak is None:
             words += ["--warmup", "filtered" if self.temperature else "greedy"]
         try:

@@ -32,6 +32,7 @@ async def connected(
         pids: list[int] = []
         for name, words in () if urls else options.items():
             notify(f"starting the {name} server")
+            words = ["--compile-first", *words]
             urls[name], pid = stack.enter_context(start(words, 1 / len(options)))
             pids.append(pid)
         clients = {name: Client(url, config.timeout) for name, url in urls.items()}
@@ -49,7 +50,7 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int
       UserError: it did not start; with its own message.
     """
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * share:.2f}"} | os.environ
-    command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", "--compile-first", *options]
+    command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(
