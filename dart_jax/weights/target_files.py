@@ -12,9 +12,8 @@ import numpy as np
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
-from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
-from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
+from dart_jax.weights.tensor_files import ADAPTER, TensorFiles, open_tensors, read_json
 
 # Fields that say how weights are quantised; the second in old files, the last in those of MLX.
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")
@@ -29,11 +28,16 @@ def read_target_config(directory: Path) -> TargetConfig:
     """Reads the config of a Hugging Face directory.
 
     Raises:
-      UserError: it is missing, not supported, or a drafter's.
+      UserError: it is missing, not supported, or a drafter's or an adapter's.
 
     Warns:
       InputWarning: a GGUF file has fields that nothing reads.
     """
+    if (directory / ADAPTER).is_file():
+        raise UserError(
+            f"{directory} holds an adapter ({ADAPTER}), which is not read: merge it into its base "
+            "with PEFT (merge_and_unload, save_pretrained) and pass the result"
+        )
     json = read_json(directory / "config.json")
     if is_drafter(json):
         raise UserError(f"{directory} is a drafter; pass it as the drafter of its target")
@@ -58,8 +62,7 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
 
     Returns:
       The config, with an untied head if the files hold one that is not the embedding, and the
-      tensors: with the adapter in the directory merged into them, and without those that are not
-      used.
+      tensors, without those that are not used.
 
     Raises:
       UserError: something is missing, damaged or not supported.
@@ -69,7 +72,6 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
     """
     config = read_target_config(directory)
     files = _text_part(open_tensors(directory), config)
-    files = adapter.merged(files, directory, tied=config.tie_word_embeddings)
     if config.tie_word_embeddings:
         config = _tie_head(files, config)
     elif HEAD not in files.tensors.keys() | files.lost:

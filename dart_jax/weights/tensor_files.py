@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 # A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
 # as it is without them.
 PAIR_SCORES = "pair_scores.safetensors"
-ADAPTER = "adapter_config.json"  # of a LoRA adapter: see `weights.adapter`
+ADAPTER = "adapter_config.json"  # of a LoRA adapter, which is refused
 _TORCH_WEIGHTS = "pytorch_model.bin"
 _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
@@ -61,11 +61,6 @@ def open_tensors(directory: Path) -> TensorFiles:
     contents = _contents(directory)
     needed = f"{WEIGHTS}, or shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
     raise UserError(f"no weights in {directory}, which holds {contents}; it needs {needed}")
-
-
-def weight_files() -> list[str]:
-    """The names of files one of which a directory with weights has."""
-    return [GGUF_INDEX, *(n for weights in _OPEN for n in (weights, f"{weights}.index.json"))]
 
 
 def open_pair_scores(directory: Path) -> TensorFiles:
