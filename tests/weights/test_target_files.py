@@ -131,7 +131,7 @@ def buffers_and_zero_biases(directory):
     others = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": noise(2),
         "model.layers.0.self_attn.rotary_emb.cos_cached": noise(8, 4),
-        Q.replace("weight", "bias"): np.zeros(16, np.float32),
+        "model.layers.1.self_attn.q_proj.bias": np.zeros(16, np.float32),
     }
     change_tensors(directory, lambda t: t | others)
 
