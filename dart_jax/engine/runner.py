@@ -229,7 +229,7 @@ class Runner:
         steps = max(each.steps for each in emitted)
         if timed:
             self._step_seconds[turn.rows, turn.mode, turn.size] = seconds / steps
-        self.counters.burst(turn.size, steps, [(e.ranks, e.trees, e.nodes) for e in emitted])
+        self.counters.burst([(e.ranks, e.trees, e.nodes) for e in emitted])
         for sequence, each in pairs:
             self._take(sequence, each)
         return pairs
@@ -327,7 +327,6 @@ class Runner:
         return self.counters.statistics(
             running=len(scheduler.active),
             waiting=len(scheduler.waiting) + accepted,
-            slots=self.batch.shapes.slots,
             pages=sum(pool.size for pool in scheduler.pools),
             pages_used=sum(pool.used for pool in scheduler.pools),
             prefix_queries=scheduler.queries,
