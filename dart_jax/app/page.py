@@ -122,18 +122,26 @@ class Page:
                     controls = [gr.Radio(titles, value=titles[0], label="Method", elem_id="method")]
                     for option, (label, hint, least, most, step, value) in _SLIDERS.items():
                         texts = {"label": label, "info": hint, "elem_id": option}
-                        controls.append(gr.Slider(least, most, value, step=step, **texts))
+                        precision = 0 if step >= 1 else None
+                        controls.append(
+                            gr.Slider(least, most, value, step=step, precision=precision, **texts)
+                        )
                     controls.append(gr.Number(0, label="Seed", precision=0, elem_id="seed"))
 
             private: dict[str, Any] = {"api_visibility": "private"}
             quiet = {"show_progress": "hidden", "concurrency_limit": None, **private}
             inputs = [visit, prompt, *controls]
             writing = gr.on(
-                [send.click, prompt.submit], self.write, inputs, [visit, answers], **private
+                [send.click, prompt.submit],
+                self.write,
+                inputs,
+                [visit, answers],
+                show_progress="minimal",
+                **private,
             )
             stop.click(None, cancels=[writing], **private)
-            clear.click(lambda: (Visit(), ""), None, [visit, answers], **quiet)
-            for event in (writing.then, clear.click, tab.select):
+            clearing = clear.click(lambda: (Visit(), ""), None, [visit, answers], **quiet)
+            for event in (writing.then, clearing.then, tab.select):
                 event(_newest, visit, [number, tree], **quiet)
             number.change(_picture, [visit, number], tree, trigger_mode="always_last", **quiet)
 
