@@ -74,10 +74,6 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
     files = _text_part(open_tensors(directory), config)
     if config.tie_word_embeddings:
         config = _tie_head(files, config)
-    elif HEAD not in files.tensors.keys() | files.lost:
-        files.lost.add(HEAD)
-        cure = "if the embedding is the head, set tie_word_embeddings to true in config.json"
-        files.problems.append(f"missing {HEAD} ({cure})")
     _drop_unused(files, config)
     return config, files
 
@@ -87,14 +83,13 @@ def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
     around that it stores as [.., in, out]; transformers, too, recognises them by their shape."""
     renamed = {text_tensor(name): tensor for name, tensor in files.tensors.items()}
     tensors = {name: tensor for name, tensor in renamed.items() if name is not None}
-    lost = {name for name in map(text_tensor, files.lost) if name is not None}
     if tensors.keys() != files.tensors.keys() and config.moe is not None:
         for name, entry in layout(config, tensors).items():
             tensor = tensors.get(name)
             transposed = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
             if tensor is not None and tensor.shape == transposed != entry.shape:
                 tensors[name] = tensor.transposed()
-    return files._replace(tensors=tensors, lost=lost)
+    return files._replace(tensors=tensors)
 
 
 def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
@@ -107,8 +102,7 @@ def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
     if HEAD not in tensors:
         return config
     if EMBEDDING not in tensors:
-        if EMBEDDING not in files.lost:
-            tensors[EMBEDDING] = tensors.pop(HEAD)
+        tensors[EMBEDDING] = tensors.pop(HEAD)
         return config
     if np.array_equal(tensors[EMBEDDING].read(), tensors[HEAD].read()):
         del tensors[HEAD]
