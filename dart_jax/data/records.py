@@ -8,7 +8,8 @@ The suffix, after removing that of a compression (.gz, .bz2, .xz, .zst), decides
     anything else    plain text
 
 A line that cannot be read costs itself alone. What is broken in an array, in a table or in a
-compressed file costs the rest of the file, as one bad record.
+compressed file costs the rest of the file, as one bad record; but plain text in a .zst file that is
+cut off is read up to there without an error.
 """
 
 from __future__ import annotations
