@@ -76,20 +76,20 @@ class Visit:
 
 
 class Page:
-    """The page of a model, which Gradio's queue lets one visitor after the other use.
+    """The page of a model, which Gradio's queue lets one visitor after the other use."""
 
-    Attributes:
-      blocks: the Gradio app.
-    """
-
-    def __init__(self, model: DartModel, name: str):
-        """Builds the page; `name` is the model's."""
+    def __init__(self, model: DartModel):
+        """Takes the model, which a visitor can also let decode plainly."""
         plain = {"plain decoding": model.with_drafter(None)}
         drafted = {} if model.drafter is None else {drafter_title(model.drafter): model}
         self._models = drafted | plain
-        self._chat = chat = bool(model.tokenizer.chat_template)
+        self._chat = bool(model.tokenizer.chat_template)
+
+    def blocks(self, name: str) -> gr.Blocks:
+        """Builds the Gradio app; `name` is the model's."""
+        chat = self._chat
         task = "answers in a chat" if chat else "continues your text; it does not chat"
-        with gr.Blocks(title="dart_jax", analytics_enabled=False) as self.blocks:
+        with gr.Blocks(title="dart_jax", analytics_enabled=False) as blocks:
             visit = gr.State(Visit())
             gr.HTML(
                 f"<h1>dart_jax</h1><p>Speculative decoding with {markup.escape(name)}, which "
@@ -144,6 +144,7 @@ class Page:
             for event in (writing.then, clearing.then, tab.select):
                 event(_newest, visit, [number, tree], **quiet)
             number.change(_picture, [visit, number], tree, trigger_mode="always_last", **quiet)
+        return blocks
 
     def write(
         self, visit: Visit, prompt: str, method: str, *values: float
@@ -205,7 +206,7 @@ def serve(model: DartModel, name: str, *, host: str, port: int) -> None:
     Raises:
       UserError: the port is taken.
     """
-    blocks = Page(model, name).blocks
+    blocks = Page(model).blocks(name)
     blocks.queue(max_size=_QUEUE, api_open=False)
     try:
         _, address, _ = blocks.launch(

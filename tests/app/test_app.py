@@ -1,6 +1,5 @@
 """The web app's parts: escaped text, pictures of draft trees, and answers to visitors."""
 
-import dataclasses
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -35,7 +34,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(model):
-    return Page(model, "a tiny model")
+    return Page(model)
 
 
 def write(page, prompt, visit=None, *, method="DART", temperature=0, tree_nodes=8, seed=0):
@@ -131,12 +130,10 @@ def test_boxes_do_not_overlap():
 
 
 @pytest.fixture(scope="module")
-def visits(page, model):
+def visits(page):
     """An answer of every method, with trees of a size and of one that changes."""
-    without_ngram = Page(dataclasses.replace(model, ngram=None), "the same without n-gram model")
     return {
         "dart": write(page, PROMPT)[0],
-        "without n-gram": write(without_ngram, PROMPT)[0],
         "plain": write(page, PROMPT, method="plain decoding")[0],
         "changing": write(page, PROMPT, tree_nodes=0)[0],
     }
@@ -151,12 +148,11 @@ def test_every_method_writes_the_same(model, visits):
     assert {step.draft for step in visits["plain"].steps} == {None}
 
 
-@pytest.mark.parametrize("name", ["dart", "without n-gram"])
-def test_scores_are_the_searchs(visits, name):
+def test_scores_are_the_searchs(visits):
     """By depth and then by score, as the search sorts nodes."""
-    visit, ngram = visits[name], visits[name].model.ngram
+    visit = visits["dart"]
     for step in visit.steps:
-        ranks = scores(step.draft, visit.search, ngram)
+        ranks = scores(step.draft, visit.search, visit.model.ngram)
         depths = step.draft.tree[2]
         assert ranks[0] is None
         nodes = [(depth, score) for depth, score in zip(depths, ranks, strict=True) if score]
@@ -164,7 +160,7 @@ def test_scores_are_the_searchs(visits, name):
         totals = [(depth, -round(score.total, 3)) for depth, score in nodes]
         assert totals == sorted(totals)
         assert all(0 <= score.drafter <= 1 for _, score in nodes)
-        assert all((score.ngram is None) == (ngram is None or depth == 1) for depth, score in nodes)
+        assert all((score.ngram is None) == (depth == 1) for depth, score in nodes)
 
 
 def test_pair_scores_make_a_probability_depend_on_the_parent():
@@ -224,7 +220,6 @@ def test_sampled_answers_one_after_the_other(page, model):
         options = {"temperature": 1, "seed": seed, "max_new_tokens": MOST}
         expected = model.generate("def f(", **options).text
         assert visit.turns[-2:] == ["def f(", expected]
-        assert visit.search == SearchConfig()
         assert len(html) > 1
         assert html[-1] == "".join(visit.html)
     assert len(visit.turns) == 4
@@ -233,7 +228,7 @@ def test_sampled_answers_one_after_the_other(page, model):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x " * 3000, "The prompt"),
+        ("x " * 3000, "A prompt of 6000 tokens leaves no room in 2048 positions; shorten it"),
         (" \n", "The prompt is empty; write some text or choose an example"),
         ("a\ud800", "The text holds half of a surrogate pair"),
     ],
@@ -250,7 +245,7 @@ def test_a_chat(tmp_path):
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
-    visit, _ = write(Page(model, "chat"), "d", Visit(["a", "bc"], ["<p>before</p>"]))
+    visit, _ = write(Page(model), "d", Visit(["a", "bc"], ["<p>before</p>"]))
     expected = model.generate("<user>a<assistant>bc<user>d", max_new_tokens=MOST).text
     assert visit.turns == ["a", "bc", "d", expected]
     assert visit.html[0] == "<p>before</p>"
