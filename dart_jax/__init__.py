@@ -21,15 +21,13 @@ The packages, from the bottom up (diagram in `docs/architecture.md`):
     app/         the web page
 
 `model.py` on top of them loads a model from its parts; `generate.py` is its command line. Start
-with `model.py`. All may import `errors.py`, `files.py`, `interruption.py`, `memory.py` and
-`xla_log.py`; none imports `train` or `eval`.
+with `model.py`. All may import `errors.py`, `files.py`, `memory.py` and `xla_log.py`; none imports
+`train` or `eval`.
 Names exported here are imported lazily, on first use.
 """
 
-from dart_jax.interruption import end_imports_quietly
 from dart_jax.xla_log import quiet_xla
 
-end_imports_quietly()
 quiet_xla()
 
 __version__ = "0.1.0"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import dart_jax
-from dart_jax import interruption
 
 
 class Program(NamedTuple):
@@ -76,7 +75,6 @@ def main() -> None:
 
     A mistyped name ends in one line and exit status 2, as bad input does.
     """
-    interruption.end_at_once()
     find_programs()
     # A module that was run keeps its own name here; a console script has its path.
     called = "python -m dart_jax" if sys.argv[0].endswith("__main__.py") else "dart-jax"

@@ -14,7 +14,3 @@ The other files are small programs, each with its options, its measurement and i
 
 May import `dart_jax`, never `train`. Start with `speedup/program.py`.
 """
-
-from dart_jax.interruption import end_imports_quietly
-
-end_imports_quietly()

@@ -92,22 +92,23 @@ class Visitor:
 
     def write(self, prompt: str) -> None:
         """Sends a prompt, and waits for the first tokens of its answer."""
+        before = self.page.locator(".entry").count()
         self.page.fill("#prompt textarea", prompt)
-        # A mark that goes with the answer before.
-        self.page.evaluate("document.querySelector('#current .answer')?.classList.add('old')")
         self.page.click("#send")
-        self.page.wait_for_selector("#current .answer:not(.old) :is(.own, .drafted)")
+        self.page.wait_for_selector(f".entry:nth-child({before + 1}) :is(.own, .drafted)")
 
     def finished(self) -> str:
-        """Waits for the answer's end; its line."""
-        self.page.wait_for_selector("#current .busy", state="detached")
-        self.page.wait_for_selector("#send:not([disabled])")
-        return self.page.inner_text("#current .line")
+        """Waits for the newest answer's end; its line."""
+        line = ".entry:last-child > .note"
+        self.page.wait_for_function(
+            f"/cut|finished/.test(document.querySelector('{line}').textContent)"
+        )
+        return self.page.inner_text(line)
 
     @property
     def answer(self) -> str:
         """The newest answer's text."""
-        return self.page.evaluate("document.querySelector('#current .answer').textContent")
+        return self.page.evaluate("document.querySelector('.entry:last-child .answer').textContent")
 
     def tab(self, name: str) -> None:
         """Shows a part of the page."""

@@ -12,7 +12,3 @@ demo and SmolLM2 need. The packages:
 
 May import `dart_jax`, never `eval`. Start with `drafter.py`.
 """
-
-from dart_jax.interruption import end_imports_quietly
-
-end_imports_quietly()

@@ -1,4 +1,4 @@
-"""Serve a web page that shows how drafting works: colours, speed, a race, draft trees.
+"""Serve a web page that shows how drafting works: coloured text, speed, draft trees.
 
     python -m dart_jax.app
 
@@ -13,10 +13,8 @@ import importlib.util
 import os
 from collections.abc import Sequence
 
-from dart_jax.app.methods import methods
-from dart_jax.app.service import Service
 from dart_jax.errors import UserError
-from dart_jax.programs.command_line import check_least, parse, program
+from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 
 
@@ -24,27 +22,15 @@ from dart_jax.programs.model_choice import ModelChoice
 class AppConfig(ModelChoice):
     """Options of the app."""
 
-    eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter, offered as a further method."""
     listen: bool = False
     """Let other machines open the page. There are no passwords."""
     port: int = 7860
     """Port of the page; 0 picks a free one."""
-    max_new_tokens: int = 512
-    """Maximum length of an answer, in tokens, that a visitor can request."""
-    max_length: int = 4096
-    """Maximum tokens of a prompt and its answer; at most the target's number of positions."""
-    visitors: int = 8
-    """Maximum number of answers that each method writes at once; they are decoded together."""
-    queue: int = 48
-    """Maximum number of answers that wait for a method; further visitors are asked to try again
-    later."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be in 0..65535, got {self.port}")
-        check_least(self, visitors=1, queue=0)
 
 
 def run(config: AppConfig) -> None:
@@ -59,16 +45,9 @@ def run(config: AppConfig) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     from dart_jax.app.page import serve
 
-    service = Service(
-        methods(config.load(), config.eagle3),
-        most=config.max_new_tokens,
-        longest=config.max_length,
-        together=config.visitors,
-        waiting=config.queue,
-    )
     name = config.named.title if config.named else str(config.target)
     host = "0.0.0.0" if config.listen else "127.0.0.1"
-    serve(service, name, host=host, port=config.port)
+    serve(config.load(), name, host=host, port=config.port)
 
 
 def main(args: Sequence[str] | None = None) -> None:

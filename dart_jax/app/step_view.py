@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
-from dart_jax.app.answer import Answer
 from dart_jax.app.markup import note
 from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
@@ -58,22 +58,29 @@ def accepted_path(step: Step, draft: Draft) -> list[int]:
     return path
 
 
-def picture(answer: Answer, model: DartModel, number: int) -> str:
-    """Returns the HTML of an answer's step, counted from 1."""
-    if not answer.steps:
+def picture(steps: Sequence[Step], number: int, model: DartModel, search: SearchConfig) -> str:
+    """Returns the HTML of one of an answer's steps.
+
+    Args:
+      steps: those after the first one, which has nothing to verify.
+      number: counted from 1; the nearest if there is no such step.
+      model: what wrote them.
+      search: the parameters of its tree search.
+    """
+    if not steps:
         return NOTHING
-    number = min(max(number, 1), len(answer.steps))
-    step, caption = answer.steps[number - 1], f"Step {number} of {len(answer.steps)}: "
+    number = min(max(number, 1), len(steps))
+    step, caption = steps[number - 1], f"Step {number} of {len(steps)}: "
     if step.draft is None:
-        return note(f"{caption}nothing is drafted; the target emits one token.", "line")
+        return note(f"{caption}nothing is drafted; the target emits one token.")
     caption += f"{_counts(step, step.draft)}."
-    nodes, legend = nodes_of(step, step.draft, model, answer.search), ""
+    nodes, legend = nodes_of(step, step.draft, model, search), ""
     if any(node.score for node in nodes if node.kind != "bonus"):
         legend = (
             " Below a token: the search's score of its path, and the drafter's probability. "
             "Point at a node for more."
         )
-    return f'{note(caption + legend, "line")}<div class="wide">{draw(nodes, caption)}</div>'
+    return f'{note(caption + legend)}<div class="wide">{draw(nodes, caption)}</div>'
 
 
 def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) -> str:

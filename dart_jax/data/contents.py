@@ -21,23 +21,19 @@ A record is read as the first of these forms that matches its fields:
 
     system, system_prompt, system_message   the first message; refused if the chat has another
     tools                                   for the chat template; a list, or one as JSON
-    history                                 [["question", "answer"], ..] before the last question
 
-A field that would change the content and is not read is refused by name. Other fields are not used,
-as in other programs; those that belong to no form are named in a warning.
+A field that would change the content and is not read is refused by name. Other fields are not used;
+those that belong to no form are named in a warning.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dart_jax.data.fields import (
-    FIELDS,
     MORE,
-    REFUSED,
     SYSTEM,
     describe_unknown,
     form_of,
@@ -120,21 +116,7 @@ def read_contents(
     """
     warned = set() if warned is None else warned
 
-    def say_unused(where: str, fields: list[str]) -> None:
-        if fields := [name for name in fields if name not in warned]:
-            warned.update(fields)
-            warn(f"{where}: not used: {', '.join(fields)}")
-
-    def columns(names: list[str]) -> list[str]:
-        if field is not None:
-            _check_field(field, names, f"{path}: ")
-            return [name for name in names if name in (field, *SYSTEM, "tools", *REFUSED)]
-        if not (read := [name for name in names if name in FIELDS]):
-            return names
-        say_unused(str(path), [name for name in names if name not in read])
-        return read
-
-    for record in records(path, columns=columns, memory=memory, bad=bad):
+    for record in records(path, memory=memory, bad=bad):
         try:
             content = parse(record.value, field)
         except RecursionError:
@@ -142,8 +124,10 @@ def read_contents(
         except UserError as error:
             bad(type(error)(f"{record.where}: {error}"))
         else:
-            if field is None and isinstance(record.value, dict):
-                say_unused(record.where, unused_fields(record.value))
+            unused = unused_fields(record.value) if field is None else []
+            if unused := [name for name in unused if name not in warned]:
+                warned.update(unused)
+                warn(f"{record.where}: not used: {', '.join(unused)}")
             yield content, record
 
 
@@ -166,7 +150,10 @@ def parse(value: Any, field: str | None = None) -> Content:
     # Parquet fills missing fields with None.
     record = {name: each for name, each in value.items() if each is not None}
     if field is not None:
-        return _named(record, field, list(value))
+        if field not in value:
+            has = ", ".join(map(str, list(value)[:8])) or "none"
+            raise UserError(f"no field {field!r}; name one with --field (it has {has})")
+        return _named(record, field)
     form = form_of(record)
     if not form:
         if "text" in value:
@@ -179,7 +166,7 @@ def parse(value: Any, field: str | None = None) -> Content:
         return Text(_text(record, "text"))
     if form == ("prompt", "completion"):
         if not any(isinstance(record[name], list) for name in form):
-            for name in (*SYSTEM, "tools", "history"):
+            for name in (*SYSTEM, "tools"):
                 if record.get(name):
                     raise UserError(
                         f"`{name}` beside `prompt` needs a chat; write the record as `messages`"
@@ -187,15 +174,12 @@ def parse(value: Any, field: str | None = None) -> Content:
             return Completion(_text(record, "prompt"), _text(record, "completion"))
         return chat(record, _prompted(record))
     if len(form) == 1:
-        if record.get("history"):
-            raise UserError(f"`history` beside `{form[0]}` is not read; write it there")
         return chat(record, read_messages(record[form[0]], form[0]))
     return chat(record, Messages(alternating(_pair(record, *form))))
 
 
-def _named(record: dict[str, Any], field: str, names: list[str]) -> Content:
+def _named(record: dict[str, Any], field: str) -> Content:
     """Returns the text or the chat in a field."""
-    _check_field(field, names)
     value = record.get(field, "")
     if isinstance(value, str):
         if not is_messages(parsed(value)):
@@ -207,12 +191,6 @@ def _named(record: dict[str, Any], field: str, names: list[str]) -> Content:
         return Text("")
     refuse_unsupported(record)
     return chat(record, read_messages(value, field))
-
-
-def _check_field(field: str, names: list[str], where: str = "") -> None:
-    if field not in names:
-        has = ", ".join(map(str, names[:8])) or "none"
-        raise UserError(f"{where}no field {field!r}; name one with --field (it has {has})")
 
 
 def chat(record: dict[str, Any], turns: Messages) -> Chat:
@@ -252,23 +230,12 @@ def _prompted(record: dict[str, Any]) -> Messages:
 
 
 def _pair(record: dict[str, Any], prompt_field: str, answer_field: str) -> list[str]:
-    """Returns the turns of a question and its answer, earlier ones included."""
+    """Returns the turns of a question and its answer."""
     prompt, answer = _text(record, prompt_field), _text(record, answer_field)
     if prompt_field == "instruction":
         more = [_text(record, name) for name in MORE if name in record]
         prompt = "\n\n".join([prompt, *(text for text in more if text.strip())])
-    return [*earlier_turns(record), prompt, answer]
-
-
-def earlier_turns(record: dict[str, Any]) -> list[str]:
-    """Returns the texts of a record's `history`, the user's first; raises UserError."""
-    history = parsed(record.get("history")) or []
-    if not isinstance(history, list) or not all(
-        isinstance(turns, list) and len(turns) == 2 and all(isinstance(each, str) for each in turns)
-        for turns in history
-    ):
-        raise UserError("`history` must be a list of pairs of texts")
-    return list(itertools.chain(*history))
+    return [prompt, answer]
 
 
 def _tokens(record: dict[str, Any]) -> Tokens:

@@ -23,25 +23,20 @@ PAIRS = (
 MORE = ("input", "context")  # of an instruction
 SYSTEM = ("system", "system_prompt", "system_message")
 _MASKS = ("labels", "loss_mask", "completion_mask", "assistant_masks")
-_PREFERENCES = ("chosen", "rejected")
 _UNWANTED = ("label", "kto_tag")  # false beside an answer that is not wanted
 REFUSED = {
     "functions": "write them as `tools`",
+    "history": "write it as `messages`",
     "documents": "write them into the messages",
     "chat_template_kwargs": "leave them out; options of the template hold for all records",
-} | dict.fromkeys(MEDIA, "only text is read; leave these records out")
-
-# The fields that a content can depend on.
-FIELDS = tuple(
-    dict.fromkeys(
-        (
-            *("tokens", "prompt_length", *TURNS, *sum(PAIRS, ()), *MORE, "text"),
-            *("data", *SYSTEM, "tools", "history", "weight"),
-            *("id", "source", "finish"),  # where a record is from
-            *(*_MASKS, *_PREFERENCES, *_UNWANTED, *REFUSED),
-        )
-    )
-)
+    **dict.fromkeys(MEDIA, "only text is read; leave these records out"),
+    **dict.fromkeys(_MASKS, "only `prompt_length`, or `train` of a message, says what is learned"),
+}
+_READ = {
+    *("tokens", "prompt_length", *TURNS, *sum(PAIRS, ()), *MORE, "text", "data", *SYSTEM, "tools"),
+    *("id", "source", "finish"),  # where a record is from
+    *("weight", *_UNWANTED, *REFUSED),
+}
 
 
 def form_of(record: dict[str, Any]) -> tuple[str, ...]:
@@ -50,7 +45,7 @@ def form_of(record: dict[str, Any]) -> tuple[str, ...]:
     others = tuple((name,) for name in TURNS if name in record)
     others += tuple(pair for pair in PAIRS if set(pair) <= record.keys())
     others += (("text",),) if "text" in record else ()
-    unanswered = not record.keys() & {*sum(PAIRS, ()), *_PREFERENCES} - {"prompt"}
+    unanswered = not record.keys() & {*sum(PAIRS, ()), "chosen", "rejected"} - {"prompt"}
     others += (("prompt",),) if is_messages(record.get("prompt")) and unanswered else ()
     data = record.get("data")
     texts = isinstance(data, list) and all(isinstance(each, str) for each in data)
@@ -69,27 +64,12 @@ def refuse_unread(record: dict[str, Any], form: tuple[str, ...]) -> None:
         raise UserError(f"`weight` must be 1, not {weight!r}: all records weigh the same")
     if form == ("text",):  # it is complete
         return
-    for name in _MASKS:
-        mask = record.get(name)
-        if isinstance(mask, list) and any(isinstance(each, int | list) for each in mask):
-            raise UserError(
-                f"`{name}` is not supported; only `prompt_length`, or `train` of a message, says "
-                "what is learned"
-            )
-    if form == ("tokens",):
-        return
     refuse_unsupported(record)
     for name in _UNWANTED:
         if record.get(name) is False:
             raise UserError(f"`{name}` says that the answer is not wanted; leave such records out")
     if len(form) == 2:
         refuse_more(record, form[0])
-    for name in _PREFERENCES:
-        if record.get(name) and record.get("chosen") != record[form[0]]:
-            raise UserError(
-                f"`{name}` beside `{form[0]}` is a preference; put the answer to learn into "
-                f"`{form[-1]}`, and leave `chosen` and `rejected` out"
-            )
 
 
 def refuse_more(record: dict[str, Any], question: str) -> None:
@@ -106,18 +86,18 @@ def refuse_unsupported(record: dict[str, Any]) -> None:
             raise UserError(f"`{name}` is not supported; {cure}")
 
 
-def unused_fields(record: dict[str, Any]) -> list[str]:
+def unused_fields(record: Any) -> list[str]:
     """Returns the fields of a record that say something and belong to no form."""
     return [
         name
-        for name, value in record.items()
-        if value not in (None, "", [], {}) and name not in FIELDS
+        for name, value in (record.items() if isinstance(record, dict) else ())
+        if value not in (None, "", [], {}) and name not in _READ
     ]
 
 
 def describe_unknown(record: dict[str, Any]) -> str:
     """Describes why a record has no form."""
-    if record.keys() & set(_PREFERENCES):
+    if record.keys() & {"chosen", "rejected"}:
         return (
             "`chosen` and `rejected` are a preference; rename `chosen`, to `messages` where it is "
             "a chat and to `completion` behind a `prompt`, and leave `rejected` out"

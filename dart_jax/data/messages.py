@@ -20,17 +20,13 @@ from dart_jax.errors import UserError
 
 _SPEAKERS = {
     "user": ("human", "user"),
-    "assistant": (
-        *("gpt", "chatgpt", "bing", "bard", "bot", "ai", "assistant", "model"),
-        *("function_call", "tool_call"),
-    ),
+    "assistant": ("gpt", "chatgpt", "bing", "bard", "bot", "ai", "assistant", "model"),
     "system": ("system",),
     "developer": ("developer",),
     "tool": ("tool", "function", "observation", "tool_response"),
 }
 ROLES = {name: role for role, names in _SPEAKERS.items() for name in names}
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-_CALLS = ("function_call", "tool_call")  # roles whose text is a tool call, or several, as JSON
 _SPEECH = ("content", "value", "text")
 _LEARNED = ("train", "training", "loss", "weight")
 _UNREAD = {
@@ -55,8 +51,6 @@ class Messages(NamedTuple):
 def read_messages(turns: Any, name: str) -> Messages:
     """Reads a list of messages, the same as JSON, or a list of texts, of which the user's is first.
 
-    Instead of a list of objects it may be an object of lists, as `datasets` stores some columns.
-
     Args:
       turns: the list.
       name: its field, for errors.
@@ -65,9 +59,6 @@ def read_messages(turns: Any, name: str) -> Messages:
       UserError: it is no such list, or a message is malformed.
     """
     turns = parsed(turns)
-    columns = list(turns.values()) if isinstance(turns, dict) else []
-    if columns and all(isinstance(each, list) and len(each) == len(columns[0]) for each in columns):
-        turns = [dict(zip(turns, each, strict=True)) for each in zip(*columns, strict=True)]
     if not isinstance(turns, list) or not turns:
         what = "empty" if turns == [] else kind(turns)
         raise UserError(f"`{name}` must be a list of messages, not {what}")
@@ -121,42 +112,34 @@ def _message(turn: Any, name: str) -> tuple[dict[str, Any], bool]:
     for key, cure in _UNREAD.items():
         if turn.pop(key, None):
             raise UserError(f"{name}: `{key}` is not supported; {cure}")
-    speaker, other = turn.pop("role", None), turn.pop("from", None)
-    speaker = other if speaker is None else speaker
-    role = _role(speaker)
-    if _role(other) not in (None, role):
-        raise UserError(f"{name} has the role {speaker!r} and is from {other!r}; leave one")
-    content = _content(turn, name)
-    calls = parsed(turn.pop("tool_calls", None)) or None
-    if isinstance(speaker, str) and speaker.lower() in _CALLS:
-        content, calls = "", _calls(content, name)
+    speaker = _taken(turn, ("role", "from"), name)
+    role = ROLES.get(speaker.lower()) if isinstance(speaker, str) else None
     if role is None:
         roles = ", ".join(ROLES)
         raise UserError(f"{name} has the unknown role {speaker!r}; the roles are {roles}")
-    if calls is not None:
+    content = _taken(turn, _SPEECH, name)
+    if isinstance(content, list):
+        content = "".join(_part(part, name) for part in content)
+    if calls := parsed(turn.pop("tool_calls", None)):
         turn["tool_calls"] = calls
     if content is None and (calls or turn.get("reasoning_content") or turn.get("thinking")):
         content = ""
     if not isinstance(content, str):
         raise UserError(f"{name} has no text as its content")
-    learned = _learned(turn, role, name)
-    return {**turn, "role": role, "content": content}, learned
+    learned = _taken(turn, _LEARNED, name)
+    if learned not in (None, 0, 1):
+        raise UserError(f"{name} must have 0 or 1 as its {' or '.join(_LEARNED)}, not {learned!r}")
+    if learned and role != "assistant":
+        raise UserError(f"{name} is to be learned, but only the assistant's turns are")
+    return {**turn, "role": role, "content": content}, role != "assistant" or learned != 0
 
 
-def _role(speaker: Any) -> str | None:
-    return ROLES.get(speaker.lower()) if isinstance(speaker, str) else None
-
-
-def _content(turn: dict[str, Any], name: str) -> Any:
-    """Takes what is said from a message: a text, or something else."""
-    values = {key: turn.pop(key) for key in _SPEECH if key in turn}
-    contents = [
-        "".join(_part(part, name) for part in value) if isinstance(value, list) else value
-        for value in values.values()
-    ]
-    if contents and contents.count(contents[0]) < len(contents):
+def _taken(turn: dict[str, Any], names: tuple[str, ...], name: str) -> Any:
+    """Takes the one of several fields that a message has; None if it has none."""
+    values = {key: turn.pop(key) for key in names if key in turn}
+    if len(values) > 1:
         raise UserError(f"{name} has {' and '.join(f'`{key}`' for key in values)}; leave one")
-    return contents[0] if contents else None
+    return next(iter(values.values()), None)
 
 
 def _part(part: Any, name: str) -> str:
@@ -164,30 +147,3 @@ def _part(part: Any, name: str) -> str:
         what = part.get("type", list(part)) if isinstance(part, dict) else kind(part)
         raise UserError(f"{name} holds something other than text: {what}")
     return part["text"]
-
-
-def _calls(content: Any, name: str) -> list[dict[str, Any]]:
-    """Returns the tool calls that a text holds."""
-    calls = parsed(content)
-    calls = [calls] if isinstance(calls, dict) else calls
-    if not isinstance(calls, list) or not all(
-        isinstance(call, dict) and {"name", "arguments"} <= call.keys() for call in calls
-    ):
-        raise UserError(f"{name} must be a tool call as JSON, with a name and arguments")
-    return [{"type": "function", "function": call} for call in calls]
-
-
-def _learned(turn: dict[str, Any], role: str, name: str) -> bool:
-    """Takes what says whether a message is to be learned."""
-    values = {key: turn.pop(key) for key in _LEARNED if key in turn}
-    for key, value in values.items():
-        if value not in (0, 1):
-            raise UserError(f"{name}: `{key}` must be 0 or 1, not {value!r}")
-        if value and role != "assistant":
-            raise UserError(
-                f"{name}: `{key}` is {value!r} for the role {role}, but only the assistant's turns "
-                "are learned; leave it out"
-            )
-    if len(set(values.values())) > 1:
-        raise UserError(f"{name}: {' and '.join(values)} contradict each other")
-    return role != "assistant" or all(values.values())

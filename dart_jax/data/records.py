@@ -8,14 +8,17 @@ The suffix, after removing that of a compression (.gz, .bz2, .xz, .zst), decides
     anything else    plain text
 
 A line that cannot be read costs itself alone. What is broken in an array, in a table or in a
-compressed file costs the rest of the file, as one bad record.
+compressed file costs the rest of the file, as one bad record; but plain text in a .zst file that is
+cut off is read up to there without an error.
 """
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import dataclasses
 import glob
+import gzip
 import hashlib
 import io
 import json
@@ -29,12 +32,17 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, cast
 
 import duckdb
 
-from dart_jax.data.compression import COMPRESSIONS, decompressed
 from dart_jax.errors import UserError
 from dart_jax.weights import hub
 
+try:
+    import zstandard
+except ImportError:
+    zstandard = None
+
 PARQUET = 256 * 10**6  # least memory for reading Parquet, in bytes
 HUB = "hub:"
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _STRUCTURED = (*_JSON_LINES, ".json", ".parquet")
@@ -54,10 +62,6 @@ class Record(NamedTuple):
     where: str
     value: Any
     read: int
-
-
-# Which of a Parquet file's columns to read.
-Columns = Callable[[list[str]], list[str]]
 
 
 class DamagedError(UserError):
@@ -98,14 +102,13 @@ def open_text(path: Path) -> Iterator[tuple[TextIO, BinaryIO]]:
     Raises:
       UserError: it cannot be read, now or inside the block; a `DamagedError` if its content is bad.
     """
-    with _one_line(path), path.open("rb") as raw, decompressed(raw, path) as stream:
+    with _one_line(path), path.open("rb") as raw, _decompressed(raw, path) as stream:
         yield io.TextIOWrapper(stream, "utf-8-sig", newline=""), raw
 
 
 def records(
     path: Path,
     *,
-    columns: Columns = list,
     memory: int = PARQUET,
     bad: Callable[[UserError], None] = refuse,
 ) -> Iterator[Record]:
@@ -113,7 +116,6 @@ def records(
 
     Args:
       path: the file.
-      columns: names of a Parquet file's columns -> those to read.
       memory: bytes that reading Parquet may use.
       bad: called with the error of each record that cannot be read; reading then goes on.
 
@@ -123,13 +125,13 @@ def records(
     with _one_line(path):
         if ending(path) == ".parquet":
             try:
-                yield from _rows(path, columns, memory)
+                yield from _rows(path, memory)
             except duckdb.OutOfMemoryException:
                 raise
             except duckdb.Error as error:
                 bad(_damaged(path, error))
             return
-        with path.open("rb") as raw, decompressed(raw, path) as stream:
+        with path.open("rb") as raw, _decompressed(raw, path) as stream:
             try:
                 values = _lines if ending(path) in _JSON_LINES else _elements
                 for line, value in values(stream, path, bad):
@@ -223,7 +225,26 @@ def _is_data(path: Path) -> bool:
     return ending(path) in _IN_DIRECTORIES
 
 
-_DAMAGES = (OSError, EOFError, zlib.error, lzma.LZMAError)
+def _decompressed(raw: BinaryIO, path: Path) -> BinaryIO:
+    """Returns the decompressed stream of an open file, according to its suffix."""
+    match path.suffix.lower():
+        case ".gz":
+            return cast(BinaryIO, gzip.open(raw))
+        case ".bz2":
+            return cast(BinaryIO, bz2.open(raw))
+        case ".xz":
+            return cast(BinaryIO, lzma.open(raw))
+        case ".zst":
+            if zstandard is None:
+                raise UserError(f"{path} needs a package: pip install zstandard")
+            reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            return cast(BinaryIO, io.BufferedReader(reader))
+    return raw
+
+
+_DAMAGES: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
+if zstandard is not None:
+    _DAMAGES += (zstandard.ZstdError,)
 
 
 def _damaged(path: Path, error: Exception) -> DamagedError:
@@ -251,17 +272,15 @@ def _one_line(path: Path) -> Iterator[None]:
         raise UserError(f"cannot read {path}: {reason}") from None
 
 
-def _rows(path: Path, columns: Columns, memory: int) -> Iterator[Record]:
+def _rows(path: Path, memory: int) -> Iterator[Record]:
     size = path.stat().st_size
     with duckdb.connect(config={"threads": 1, "memory_limit": f"{memory}B"}) as database:
         # As a query parameter, so that no character of the name is interpreted.
         source = [glob.escape(str(path))]
-        described = database.execute("describe select * from read_parquet($1)", [source])
-        names = columns([name for name, *_ in described.fetchall()])
-        quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
         count = database.execute("select count(*) from read_parquet($1)", [source])
         rows = cast(tuple, count.fetchone())[0]
-        database.execute(f"select {quoted} from read_parquet($1)", [source])
+        database.execute("select * from read_parquet($1)", [source])
+        names = [name for name, *_ in database.description or ()]
         row = 0
         while batch := database.fetchmany(64):
             for values in batch:

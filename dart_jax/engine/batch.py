@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
-from itertools import repeat
 from typing import NamedTuple
 
 import jax
@@ -102,16 +99,12 @@ class Batch:
       shapes: what programs are compiled for.
       page_count: pages of the pools.
       vocab_size: V.
-      compiling: whether a program runs for the first time, and is compiled before. Other threads
-        may read it.
     """
 
     def __init__(self, models: Models, shapes: Shapes, pages: int):
         """Allocates pools of so many pages for each group of devices."""
         self.shapes, self.page_count = shapes, pages
         self.vocab_size = models.config.target.vocab_size
-        self.compiling = False
-        self._compiled: set[Hashable] = set()
         self._config, self._params, self._search = models.config, models.params, models.search
         self._programs: dict[tuple[int, SamplingMode, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
@@ -190,27 +183,16 @@ class Batch:
         """Reads tokens; see `read_chunk`. `drafts`: whether the drafter reads them, too."""
         shape = ChunkShape(tokens.shape[1] - 1, self.shapes.filled(int(start.max())))
         drafts = drafts and self.reads_drafts
-        with self._compiles("read", drafts, shape, len(tokens)):
-            pools = read_chunk(
-                (self._config if drafts else self._config.plain).reading,
-                self._params,
-                self._pools_for(drafts),
-                tokens,
-                start,
-                pages,
-                shape=shape,
-            )
+        pools = read_chunk(
+            (self._config if drafts else self._config.plain).reading,
+            self._params,
+            self._pools_for(drafts),
+            tokens,
+            start,
+            pages,
+            shape=shape,
+        )
         self._keep(pools)
-
-    @contextlib.contextmanager
-    def _compiles(self, *program: Hashable) -> Iterator[None]:
-        """Around a call of a program: tells others if it is the first one."""
-        self.compiling = program not in self._compiled
-        try:
-            yield
-        finally:
-            self.compiling = False
-            self._compiled.add(program)
 
     def _pools_for(self, drafts: bool) -> Pools:
         """The pools that a program needs."""
@@ -238,8 +220,7 @@ class Batch:
         trees = np.zeros((count, 3, nodes + 1), np.int32) if nodes else None
         if program.mode == "full" and self._history is None:
             self._history = self._empty_history()
-        with self._compiles(program, rows, width):
-            self._run(program, self._table.rows([None] * count, width), trees, 1, 1)
+        self._run(program, self._table.rows([None] * count, width), trees, 1, 1)
 
     def compile_beginning(self, mode: SamplingMode) -> None:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
@@ -249,10 +230,6 @@ class Batch:
         sequence.slot, sequence.mode = 0, mode
         self.begin(sequence)
         self._table.clear(0)
-
-    def forget_programs(self) -> None:
-        """Forgets which programs were compiled, after `jax.clear_caches()`."""
-        self._compiled.clear()
 
     def program(self, nodes: int, mode: SamplingMode, *, follows: bool = False) -> BurstProgram:
         """The program of bursts with trees of so many nodes; 0 for plain decoding, which the
@@ -272,7 +249,6 @@ class Batch:
         limit: int = 1,
         *,
         least: int = 1,
-        nodes: SequenceOf[int] | None = None,
     ) -> list[Emitted]:
         """Takes steps of sequences that have been read, until all have ended.
 
@@ -283,22 +259,17 @@ class Batch:
           program: verifies and drafts.
           limit: the most steps, at most `program.steps`; the sequences have pages for them.
           least: end also when fewer sequences than that go on.
-          nodes: of each sequence's trees, at most; None for as many as the program's.
         """
         table, config, shapes = self._table, program.config, self.shapes
         slots: list[int | None] = [None] * (rows * shapes.groups)
-        for sequence, place, most in zip(
-            sequences, places, nodes or repeat(config.nodes), strict=False
-        ):
-            self._update(
-                sequence, most if sequence.drafter_is_current or not self.reads_drafts else 0
-            )
+        for sequence, place in zip(sequences, places, strict=True):
+            drafted = sequence.drafter_is_current or not self.reads_drafts
+            self._update(sequence, config.nodes if drafted else 0)
             slots[place] = sequence.slot
         width = shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, places, len(slots), config.nodes)
         drafts = self._drafts_of(sequences, places, trees)
-        with self._compiles(program, rows, width):
-            result = self._run(program, table.rows(slots, width), trees, limit, least)
+        result = self._run(program, table.rows(slots, width), trees, limit, least)
         self._drafts = None
         if result.trees is not None:
             self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.errors import UserError
 
 # Why a text ended: a stop id, or its budget or the target's last position.
@@ -41,9 +40,6 @@ class Request:
       stop_ids: ids that end the text.
       logprobs: report every token's log-probability, and this many of the most likely tokens; None
         for none. They are the target's, before penalties, temperature and filters.
-      method: which of the engine's models decodes it; None for the first one.
-      tree_nodes: nodes of its draft trees, beside the root; 0 for plain decoding. None for as many
-        as pay. The step of all its neighbours is as large.
       drafts: report what each step verified.
 
     Raises:
@@ -60,8 +56,6 @@ class Request:
     choice: int = 0
     stop_ids: tuple[int, ...] = ()
     logprobs: int | None = None
-    method: str | None = None
-    tree_nodes: int | None = None
     drafts: bool = False
 
     def __post_init__(self) -> None:
@@ -75,8 +69,6 @@ class Request:
             value = getattr(self, name)
             if not -2 <= value <= 2:
                 raise UserError(f"{name} must be between -2 and 2, got {value}")
-        if self.tree_nodes is not None and not 0 <= self.tree_nodes <= MAX_NODES:
-            raise UserError(f"tree_nodes must be in 0..{MAX_NODES}, got {self.tree_nodes}")
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
                 raise UserError(f"logit_bias of {token} must be between -100 and 100, got {bias}")
@@ -150,16 +142,12 @@ class Update(NamedTuple):
         drew in its own step.
       finish: why the text ended; None if more follows. The last update has it.
       logprobs: of the tokens, if they were asked for.
-      seconds: time so far of the reads and bursts that it took part in, compilation excluded.
-      draft: what was verified, if that was asked for; None if nothing was drafted.
     """
 
     tokens: tuple[int, ...]
     ranks: tuple[int, ...]
     finish: Finish | None = None
     logprobs: Logprobs | None = None
-    seconds: float = 0.0
-    draft: Draft | None = None
 
     @property
     def drafted(self) -> tuple[bool, ...]:

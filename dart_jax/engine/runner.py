@@ -37,15 +37,13 @@ class _Turn(NamedTuple):
     Attributes:
       rows: of each group of devices.
       mode: how it samples.
-      chosen: nodes of the trees of requests that do not ask for a number.
-      size: nodes that the program verifies.
+      size: nodes of the trees.
       steps: at most.
       follows: whether the drafter reads what plain decoding writes.
     """
 
     rows: int
     mode: SamplingMode
-    chosen: int
     size: int
     steps: int
     follows: bool
@@ -59,9 +57,6 @@ class Runner:
       scheduler: the requests that have not ended.
       sizes: chooses the sizes of trees.
       counters: counts.
-      accepted: requests of an engine, those that were not cancelled and those that its thread has
-        not seen yet, the oldest first. The engine's lock guards it.
-      seconds: time that its turns took, by which lanes share the device (see `Engine`).
     """
 
     def __init__(
@@ -69,7 +64,7 @@ class Runner:
         models: Models,
         shapes: Shapes,
         sizes: TreeSizes,
-        on_end: Callable[[Runner, Sequence], None] = lambda lane, sequence: None,
+        on_end: Callable[[Sequence], None] = lambda sequence: None,
         *,
         pages: int | None = None,
         reuse: bool = True,
@@ -93,8 +88,6 @@ class Runner:
         self.scheduler = Scheduler(slots, pools, shapes.pages_each * shapes.page)
         self.sizes = sizes
         self.counters = Counters()
-        self.accepted: dict[Sequence, None] = {}
-        self.seconds = 0.0
         self._on_end, self._mesh = on_end, models.config.execution.devices.mesh
         self._burst_seconds = burst_seconds
         self._step_seconds: dict[tuple[int, SamplingMode, int], float] = {}
@@ -117,13 +110,9 @@ class Runner:
           clock: gives seconds, and stands still while programs are compiled.
           limit: of the steps; None for as many as programs take.
         """
-        began = clock()
         read = self.read()
-        for sequence in self.scheduler.reading:
-            sequence.seconds += clock() - began
         self.burst(clock, limit, timed=not read)  # otherwise a step also waits for what was read
         self.read_for_drafts()
-        self.seconds += clock() - began
 
     def read(self) -> bool:
         """Reads prompts, as many tokens as a chunk has; returns whether there were any."""
@@ -194,9 +183,7 @@ class Runner:
 
     def _wants_drafts(self, sequence: Sequence) -> bool:
         """True if a request should be drafted for."""
-        shapes, nodes = self.batch.shapes, sequence.request.tree_nodes
-        if nodes is not None:
-            return nodes > 0 and shapes.most_nodes > 0
+        shapes = self.batch.shapes
         running = max(map(len, self._by_group(self.scheduler.running))) + 1
         rows = shapes.rows_for(min(running, shapes.rows[-1]))
         return self.sizes.drafts(rows, sequence.mode)
@@ -224,7 +211,6 @@ class Runner:
         running = list(scheduler.running)
         if not running:
             return []
-        own = [sequence.request.tree_nodes for sequence in running]
         waits = scheduler.waiting or scheduler.reading
         began, began_by_wall = clock(), time.perf_counter()
         emitted = self.batch.burst(
@@ -234,21 +220,17 @@ class Runner:
             program,
             turn.steps,
             least=len(running) if waits else self.batch.shapes.fewer_rows(turn.rows) + 1,
-            nodes=None
-            if all(nodes is None for nodes in own)
-            else [turn.chosen if nodes is None else nodes for nodes in own],
         )
         seconds = clock() - began
         # A program that was compiled is slower at first.
         timed = timed and time.perf_counter() - began_by_wall < seconds + 1e-4
         pairs = list(zip(running, emitted, strict=True))
-        self._learn(turn, pairs, seconds if timed and turn.size == turn.chosen else None)
+        self._learn(turn, pairs, seconds if timed else None)
         steps = max(each.steps for each in emitted)
         if timed:
             self._step_seconds[turn.rows, turn.mode, turn.size] = seconds / steps
-        self.counters.burst(turn.size, steps, [(e.ranks, e.trees, e.nodes) for e in emitted])
+        self.counters.burst([(e.ranks, e.trees, e.nodes) for e in emitted])
         for sequence, each in pairs:
-            sequence.seconds += seconds
             self._take(sequence, each)
         return pairs
 
@@ -260,17 +242,12 @@ class Runner:
         rows = shapes.rows_for(max(map(len, self._by_group(running))))
         mode = highest(sequence.mode for sequence in running)
         steps = min(limit or shapes.steps, shapes.steps)
-        free = [sequence for sequence in running if sequence.request.tree_nodes is None]
-        asked = [sequence.request.tree_nodes or 0 for sequence in running if sequence not in free]
-        chosen, follows = 0, False
-        if free:
-            state = self.sizes.choose(rows, mode)
-            steps = max(min(steps, state.left), 1)
-            reads = self.batch.reads_drafts
-            drafted = not reads or any(sequence.drafter_is_current for sequence in free)
-            chosen = state.size if drafted else 0
-            follows = drafted and not chosen and state.left <= PAUSES[0]
-        size = max(chosen, shapes.nodes_for(max(asked, default=0)) if shapes.most_nodes else 0)
+        state = self.sizes.choose(rows, mode)
+        steps = max(min(steps, state.left), 1)
+        reads = self.batch.reads_drafts
+        drafted = not reads or any(sequence.drafter_is_current for sequence in running)
+        size = state.size if drafted else 0
+        follows = drafted and not size and state.left <= PAUSES[0]
         path = self.batch.program(size, mode).config.max_depth + 1
         if any(sequence.request.drafts for sequence in running):
             steps = 1
@@ -279,19 +256,17 @@ class Runner:
             steps = min(steps, max(int(self._burst_seconds / seconds), 1))
         while steps > 1 and not scheduler.has_room(steps * path + path):
             steps //= 2
-        return _Turn(rows, mode, chosen, size, steps, follows and not size)
+        return _Turn(rows, mode, size, steps, follows)
 
     def _learn(
         self, turn: _Turn, pairs: SequenceOf[tuple[Sequence, Emitted]], seconds: float | None
     ) -> None:
         """Learns from the trees whose size was chosen."""
         seconds = first_of(self._mesh, seconds)  # the processes that decode together choose alike
-        own = [each for sequence, each in pairs if sequence.request.tree_nodes is None]
-        if own:
-            ranks = np.concatenate([each.ranks for each in own])
-            steps = max(each.steps for _, each in pairs)
-            texts = sum(each.steps for each in own)
-            self.sizes.learn(turn.rows, turn.mode, turn.chosen, ranks, texts, steps, seconds)
+        ranks = np.concatenate([each.ranks for _, each in pairs])
+        steps = max(each.steps for _, each in pairs)
+        texts = sum(each.steps for _, each in pairs)
+        self.sizes.learn(turn.rows, turn.mode, turn.size, ranks, texts, steps, seconds)
 
     def _take(self, sequence: Sequence, each: Emitted) -> None:
         """Passes on what a burst gave a request."""
@@ -309,8 +284,6 @@ class Runner:
             tuple(each.ranks.tolist()),
             finish,
             _logprobs(sequence, each),
-            sequence.seconds,
-            each.draft,
         )
         if not self.give(sequence, update) or finish is not None:
             self.end(sequence)
@@ -346,15 +319,14 @@ class Runner:
         sequence.ended = True
         self.scheduler.end(sequence)
         self.counters.end()
-        self._on_end(self, sequence)
+        self._on_end(sequence)
 
     def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
-        """A snapshot, with what the engine counts: requests that no lane has yet, and others."""
+        """A snapshot; `accepted`: requests beside those here, and what the engine counts."""
         scheduler = self.scheduler
         return self.counters.statistics(
             running=len(scheduler.active),
             waiting=len(scheduler.waiting) + accepted,
-            slots=self.batch.shapes.slots,
             pages=sum(pool.size for pool in scheduler.pools),
             pages_used=sum(pool.used for pool in scheduler.pools),
             prefix_queries=scheduler.queries,

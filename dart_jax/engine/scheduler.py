@@ -151,7 +151,6 @@ class Sequence:
       cancelled: whether nobody wants it any more.
       ended: whether it is over and holds nothing.
       begun: when it first got a slot; None before.
-      seconds: time of the reads and steps that it took part in.
     """
 
     def __init__(self, request: Request, max_length: int, on_update: OnUpdate):
@@ -173,7 +172,6 @@ class Sequence:
         self.draft_row: int | None = None
         self.cancelled = self.ended = False
         self.begun: float | None = None
-        self.seconds = 0.0
 
     @property
     def tokens(self) -> np.ndarray:

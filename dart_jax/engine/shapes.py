@@ -6,9 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-# Sizes of programs for trees of a size that a request asks for: few, since each is compiled.
-_ASKED_SIZES = (0, 4, 8, 16, 32, 64, 128, 256, 512)
-
 # A table and a chunk have at most this many times the places that are needed.
 STEP = 4
 
@@ -60,10 +57,6 @@ class Shapes:
     def fewer_rows(self, rows: int) -> int:
         """The next smaller number of rows; 0 if there is none."""
         return max((n for n in self.rows if n < rows), default=0)
-
-    def nodes_for(self, asked: int) -> int:
-        """Nodes of the program that verifies trees of a size that a request asks for."""
-        return next(size for size in _ASKED_SIZES if size >= asked)
 
     def chunk_for(self, tokens: int) -> int:
         """Tokens read at a time, where so many must be."""

@@ -21,7 +21,6 @@ class Statistics:
     Attributes:
       running: requests with a slot.
       waiting: requests without one.
-      slots: number of slots.
       pages: pages of the KV pools.
       pages_used: those that requests hold, beside what is kept for later ones.
       prefix_queries: prompt tokens that were looked up among the kept pages.
@@ -30,19 +29,16 @@ class Statistics:
       compilations: programs compiled.
       prompt_tokens: tokens of the prompts of requests that have begun.
       generation_tokens: tokens emitted.
-      steps: steps of the whole batch.
       drafts: trees verified.
       draft_tokens: their nodes.
       accepted_tokens: nodes accepted.
       accepted_per_position: nodes accepted by depth, from 1.
-      tree_nodes: size of the last step's trees.
       failed: whether the engine had to stop.
       replicas: engines that these are of.
     """
 
     running: int = 0
     waiting: int = 0
-    slots: int = 0
     pages: int = 0
     pages_used: int = 0
     prefix_queries: int = 0
@@ -51,28 +47,25 @@ class Statistics:
     compilations: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    steps: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
-    tree_nodes: int = 0
     failed: bool = False
     replicas: int = 1
 
 
 def add(one: Statistics, other: Statistics) -> Statistics:
-    """The sum of two; the size of a tree is the larger one's."""
+    """The sum of two."""
     sums = {
         field.name: getattr(one, field.name) + getattr(other, field.name)
         for field in dataclasses.fields(Statistics)
-        if field.name not in ("accepted_per_position", "tree_nodes", "failed")
+        if field.name not in ("accepted_per_position", "failed")
     }
     pairs = zip_longest(one.accepted_per_position, other.accepted_per_position, fillvalue=0)
     return Statistics(
         **sums,
         accepted_per_position=tuple(a + b for a, b in pairs),
-        tree_nodes=max(one.tree_nodes, other.tree_nodes),
         failed=one.failed or other.failed,
     )
 
@@ -82,7 +75,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._prompt_tokens = self._generation_tokens = 0
-        self._steps = self._drafts = self._draft_tokens = self._tree_nodes = 0
+        self._drafts = self._draft_tokens = 0
         self._accepted: list[int] = []
         self._ends: deque[float] = deque(maxlen=_REMEMBERED)
 
@@ -90,17 +83,13 @@ class Counters:
         """Counts a request that gets a slot."""
         self._prompt_tokens += prompt_tokens
 
-    def burst(self, size: int, steps: int, emitted: Iterable[tuple[np.ndarray, int, int]]) -> None:
+    def burst(self, emitted: Iterable[tuple[np.ndarray, int, int]]) -> None:
         """Counts a burst.
 
         Args:
-          size: of its trees.
-          steps: of the whole batch.
           emitted: of each request the ranks of its tokens (see `Emitted`), and how many trees were
             verified and their nodes.
         """
-        self._steps += steps
-        self._tree_nodes = size
         for ranks, trees, nodes in emitted:
             self._generation_tokens += len(ranks)
             self._drafts += trees
@@ -127,11 +116,9 @@ class Counters:
         return Statistics(
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
-            steps=self._steps,
             drafts=self._drafts,
             draft_tokens=self._draft_tokens,
             accepted_tokens=sum(self._accepted),
             accepted_per_position=tuple(self._accepted),
-            tree_nodes=self._tree_nodes,
             **others,
         )

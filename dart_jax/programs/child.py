@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable
 from multiprocessing import connection
@@ -11,7 +12,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from dart_jax.errors import UserError
-from dart_jax.interruption import HeldBack
+
+
+class HeldBack:
+    """Holds Ctrl-C back in this thread; processes started in the block never receive it.
+
+    They inherit the signal mask. Their parent handles the interruption, once.
+    """
+
+    def __enter__(self) -> None:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    def __exit__(self, *error: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 class ChildError(UserError):

@@ -24,16 +24,16 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tyro
 
-from dart_jax import interruption
 from dart_jax.errors import InputWarning, UserError
 
 RESUMABLE = "run the same command again to continue"
 
-_CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells report it
+# As shells report them: 128 + SIGINT, 128 + SIGPIPE.
+_INTERRUPTED, _CLOSED_PIPE = 130, 141
 
 
 @dataclasses.dataclass
@@ -51,43 +51,34 @@ def program(advice: str = "") -> Iterator[Advice]:
       advice: the advice that is yielded, to begin with.
     """
     current = Advice(advice)
-    # Otherwise the process is somebody else's, and so is Ctrl-C.
-    ours = signal.getsignal(signal.SIGINT) is interruption.exit_now
-    if ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         try:
             with _warnings_of_one_line():
                 yield current
-        except UserError as error:
-            print("error:", " ".join(str(error).split("\n")), file=sys.stderr)
-            raise SystemExit(2) from None
-        except Exception:
-            # Libraries and XLA's callbacks turn a KeyboardInterrupt into exceptions of their own.
-            if ours and "KeyboardInterrupt" in traceback.format_exc():
-                raise KeyboardInterrupt from None
-            raise
         finally:
             print(end="", flush=True)
-    except KeyboardInterrupt:
-        _interrupted(current, ours)
+    except UserError as error:
+        print("error:", " ".join(str(error).split("\n")), file=sys.stderr)
+        raise SystemExit(2) from None
     except BrokenPipeError:
         # The interpreter would flush once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_CLOSED_PIPE)
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, interruption.exit_now)
+    except KeyboardInterrupt:
+        _interrupted(current)
+    except Exception:
+        # Libraries and XLA's callbacks turn a KeyboardInterrupt into exceptions of their own.
+        if "KeyboardInterrupt" in traceback.format_exc():
+            _interrupted(current)
+        raise
 
 
-def _interrupted(advice: Advice, ours: bool) -> None:
-    if ours:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupted(advice: Advice) -> NoReturn:
+    """Ends the process at once: threads may still compile or compute, which crash or delay an
+    orderly end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("; ".join(filter(None, ("interrupted", advice.text))), file=sys.stderr, flush=True)
-    if ours:
-        # At once: threads may still compile or compute, which crash or delay an orderly end.
-        os._exit(interruption.STATUS)
-    sys.exit(interruption.STATUS)
+    os._exit(_INTERRUPTED)
 
 
 @contextlib.contextmanager

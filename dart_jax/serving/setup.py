@@ -49,17 +49,16 @@ _BURST_SECONDS = 0.03
 def runner_of(
     model: DartModel,
     config: ServingConfig,
-    on_end: Callable[[Runner, Sequence], None],
-    share: int = 1,
+    on_end: Callable[[Sequence], None],
 ) -> Runner:
-    """Returns a runner that serves a model; `share`: among how many the memory is divided.
+    """Returns a runner that serves a model.
 
     Raises:
       UserError: the options do not fit the model.
     """
     shapes = shapes_of(model, config)
     decoder = model.decoder(
-        nodes=shapes.most_nodes, max_length=shapes.max_length, search=search_of(model, config)
+        nodes=shapes.most_nodes, max_length=shapes.max_length, search=_search(model, config)
     )
     models = decoder.models
     sizes = TreeSizes(
@@ -69,7 +68,7 @@ def runner_of(
         files=decoder.memory.files,
         program=(models.config, jax.tree.structure(models.search), "server"),
     )
-    pages = _count_pages(models, config, shapes, share)
+    pages = _count_pages(models, config, shapes)
     return Runner(
         models,
         shapes,
@@ -113,7 +112,7 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
     )
 
 
-def search_of(model: DartModel, config: ServingConfig) -> SearchConfig:
+def _search(model: DartModel, config: ServingConfig) -> SearchConfig:
     """Returns the parameters of the tree search: those tuned for the default tree, unless trees are
     larger."""
     nodes, search = default_tree(model.drafter)
@@ -136,17 +135,17 @@ def _sizes(drafter: AnyDrafter | None, rows: int, fixed: int | None) -> tuple[in
     return (0, *reversed(sizes))
 
 
-def _count_pages(models: Models, config: ServingConfig, shapes: Shapes, share: int) -> int:
+def _count_pages(models: Models, config: ServingConfig, shapes: Shapes) -> int:
     """Returns how many pages of each group of devices the memory holds."""
     page = jax.tree.leaves(models.pool_shapes(1, shapes.page))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in page) // shapes.groups
     wanted = shapes.slots // shapes.groups * shapes.pages_each
     if config.kv_memory is None:
         most = _MOST_MEMORY.get(jax.default_backend(), _MOST_MEMORY_ELSEWHERE)
-        return max(min(wanted, most // share // size), shapes.pages_each)
-    count = parse_memory(config.kv_memory) // share // size
+        return max(min(wanted, most // size), shapes.pages_each)
+    count = parse_memory(config.kv_memory) // size
     if count < shapes.pages_each:
-        least = share * shapes.pages_each * size / 1e6
+        least = shapes.pages_each * size / 1e6
         raise UserError(
             f"--kv-memory {config.kv_memory} is too little for one request of "
             f"{shapes.max_length} tokens, which takes {least:,.0f} MB; raise it or lower "

@@ -84,8 +84,6 @@ def load_target(
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
-    A LoRA adapter in the same directory is merged into them (see `weights.adapter`).
-
     Args:
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.

@@ -37,7 +37,7 @@ def authors_names(files: TensorFiles) -> TensorFiles:
     Raises:
       UserError: two tensors have the same name then.
     """
-    first = not any("midlayer." in name for name in {*files.tensors, *files.lost})
+    first = not any("midlayer." in name for name in files.tensors)
 
     def renamed(name: str) -> str:
         name = name.removeprefix("model.")
@@ -56,7 +56,7 @@ def authors_names(files: TensorFiles) -> TensorFiles:
         for name, new in names.items()
         if new not in _OF_TARGET and not BUFFERS.search(new)
     }
-    return files._replace(tensors=tensors, lost={renamed(name) for name in files.lost})
+    return files._replace(tensors=tensors)
 
 
 def with_stored_parts(
@@ -90,7 +90,7 @@ def with_stored_parts(
             f"numbers and the target's {config.target_hidden_size}, so that it cannot read the "
             "target's; pass a file with the embedding that it was trained with"
         )
-    if HEAD not in files.tensors and HEAD not in files.lost:
+    if HEAD not in files.tensors:
         head = None if target is None else _head_of(target)
         if head is None or head.shape != (config.draft_vocab_size, config.hidden_size):
             raise UserError(
@@ -100,7 +100,7 @@ def with_stored_parts(
             )
         files.tensors[HEAD] = head
     # Configs copied from a target's name its number of layers.
-    later = sorted(name for name in {*files.tensors, *files.lost} if name.startswith("layers."))
+    later = sorted(name for name in files.tensors if name.startswith("layers."))
     if isinstance(config, DrafterConfig) and not later:
         config = dataclasses.replace(config, num_hidden_layers=1)
     if isinstance(config, Eagle3Config) and later:
@@ -163,8 +163,8 @@ def _stored_ids(files: TensorFiles, config: DraftLayerConfig) -> np.ndarray:
     draftable = files.tensors.pop("t2d", None)
     stored = files.tensors.pop("d2t", None)
     if stored is None:
-        if size < config.vocab_size and "d2t" not in files.lost:
-            files.problems.append("missing d2t")
+        if size < config.vocab_size:
+            raise UserError(f"{files.path} does not fit its config: missing d2t")
         return np.arange(size, dtype=np.int32)
     if stored.shape != (size,) or stored.dtype.kind not in "iu":
         raise UserError(

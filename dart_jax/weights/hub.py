@@ -13,7 +13,7 @@ from dart_jax.named import models
 from dart_jax.weights.gguf import file as gguf
 from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
 
-_TOKENIZER_FILES = (
+TOKENIZER = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -25,11 +25,13 @@ _TOKENIZER_FILES = (
     "chat_template*",
     "additional_chat_templates/*.jinja",
     "processor_config.json",
+    "config.json",
+    "generation_config.json",
+    ADAPTER,
 )
-TOKENIZER = (*_TOKENIZER_FILES, "config.json", "generation_config.json", ADAPTER)
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
-TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS, "adapter_model.bin")
+TARGET = (*TOKENIZER, *_WEIGHTS, *_TORCH_WEIGHTS)
 # A small language model that drafts is compared with its target by its tokens.
 DRAFTER = ("config.json", "tokenizer.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 
@@ -53,8 +55,7 @@ def resolve(
 ) -> Path:
     """Returns the directory of a model, local or `owner/name` on the hub, downloaded if needed.
 
-    For a LoRA adapter, that is a directory that holds its base as well (see `adapter.with_base`);
-    for a GGUF file, one in the user's cache (see `gguf.directory`).
+    For a GGUF file, that is one in the user's cache (see `gguf.directory`).
 
     The hub's own settings apply: its cache, HF_HOME, HF_HUB_OFFLINE, HF_TOKEN. Cached models need
     no network.
@@ -81,15 +82,7 @@ def resolve(
         from dart_jax.weights.gguf.directory import target_directory  # which needs JAX
 
         return target_directory(place)
-    if not (place / ADAPTER).is_file():
-        return place
-    from dart_jax.weights import adapter  # which needs JAX
-
-    return adapter.with_base(
-        place,
-        lambda base, revision: resolve(base, revision=revision, token=token, patterns=patterns),
-        _TOKENIZER_FILES,
-    )
+    return place
 
 
 def _downloaded(

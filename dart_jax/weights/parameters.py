@@ -21,6 +21,7 @@ from dart_jax.models.kernels.int8 import Kernel, round_one
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
 from dart_jax.weights.layouts import (
+    HEAD,
     AnyConfig,
     Entry,
     ParamPath,
@@ -125,10 +126,11 @@ def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) 
 
 
 def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:
-    problems = list(files.problems)
-    problems += [
-        f"missing {name}" for name in entries if name not in files.tensors.keys() | files.lost
-    ]
+    cures = {
+        HEAD: " (if the embedding is the head, set tie_word_embeddings to true in config.json)"
+    }
+    missing = [name for name in entries if name not in files.tensors]
+    problems = [f"missing {name}{cures.get(name, '')}" for name in missing]
     problems += [f"unexpected {name}" for name in files.tensors if name not in entries]
     for name, tensor in files.tensors.items():
         if name not in entries:

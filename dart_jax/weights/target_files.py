@@ -12,9 +12,8 @@ import numpy as np
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
-from dart_jax.weights import adapter
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
-from dart_jax.weights.tensor_files import TensorFiles, open_tensors, read_json
+from dart_jax.weights.tensor_files import ADAPTER, TensorFiles, open_tensors, read_json
 
 # Fields that say how weights are quantised; the second in old files, the last in those of MLX.
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")
@@ -29,11 +28,16 @@ def read_target_config(directory: Path) -> TargetConfig:
     """Reads the config of a Hugging Face directory.
 
     Raises:
-      UserError: it is missing, not supported, or a drafter's.
+      UserError: it is missing, not supported, or a drafter's or an adapter's.
 
     Warns:
       InputWarning: a GGUF file has fields that nothing reads.
     """
+    if (directory / ADAPTER).is_file():
+        raise UserError(
+            f"{directory} holds an adapter ({ADAPTER}), which is not read: merge it into its base "
+            "with PEFT (merge_and_unload, save_pretrained) and pass the result"
+        )
     json = read_json(directory / "config.json")
     if is_drafter(json):
         raise UserError(f"{directory} is a drafter; pass it as the drafter of its target")
@@ -58,8 +62,7 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
 
     Returns:
       The config, with an untied head if the files hold one that is not the embedding, and the
-      tensors: with the adapter in the directory merged into them, and without those that are not
-      used.
+      tensors, without those that are not used.
 
     Raises:
       UserError: something is missing, damaged or not supported.
@@ -69,13 +72,8 @@ def open_target(directory: Path) -> tuple[TargetConfig, TensorFiles]:
     """
     config = read_target_config(directory)
     files = _text_part(open_tensors(directory), config)
-    files = adapter.merged(files, directory, tied=config.tie_word_embeddings)
     if config.tie_word_embeddings:
         config = _tie_head(files, config)
-    elif HEAD not in files.tensors.keys() | files.lost:
-        files.lost.add(HEAD)
-        cure = "if the embedding is the head, set tie_word_embeddings to true in config.json"
-        files.problems.append(f"missing {HEAD} ({cure})")
     _drop_unused(files, config)
     return config, files
 
@@ -85,14 +83,13 @@ def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
     around that it stores as [.., in, out]; transformers, too, recognises them by their shape."""
     renamed = {text_tensor(name): tensor for name, tensor in files.tensors.items()}
     tensors = {name: tensor for name, tensor in renamed.items() if name is not None}
-    lost = {name for name in map(text_tensor, files.lost) if name is not None}
     if tensors.keys() != files.tensors.keys() and config.moe is not None:
         for name, entry in layout(config, tensors).items():
             tensor = tensors.get(name)
             transposed = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
             if tensor is not None and tensor.shape == transposed != entry.shape:
                 tensors[name] = tensor.transposed()
-    return files._replace(tensors=tensors, lost=lost)
+    return files._replace(tensors=tensors)
 
 
 def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
@@ -105,8 +102,7 @@ def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
     if HEAD not in tensors:
         return config
     if EMBEDDING not in tensors:
-        if EMBEDDING not in files.lost:
-            tensors[EMBEDDING] = tensors.pop(HEAD)
+        tensors[EMBEDDING] = tensors.pop(HEAD)
         return config
     if np.array_equal(tensors[EMBEDDING].read(), tensors[HEAD].read()):
         del tensors[HEAD]

@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 # A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
 # as it is without them.
 PAIR_SCORES = "pair_scores.safetensors"
-ADAPTER = "adapter_config.json"  # of a LoRA adapter: see `weights.adapter`
+ADAPTER = "adapter_config.json"  # of a LoRA adapter, which is refused
 _TORCH_WEIGHTS = "pytorch_model.bin"
 _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
@@ -33,39 +33,29 @@ class TensorFiles(NamedTuple):
     Attributes:
       path: the file of weights, or the index of the shards.
       tensors: by name, in the order of the index and, within a shard, of the file.
-      problems: missing shards.
-      lost: names that the index lists in missing shards.
     """
 
     path: Path
     tensors: dict[str, Tensor]
-    problems: list[str]
-    lost: set[str]
 
 
 def open_tensors(directory: Path) -> TensorFiles:
     """Reads the headers of all files of weights; prefers safetensors to PyTorch files.
 
     Raises:
-      UserError: there are none, or one is damaged.
+      UserError: there are none, or one is missing or damaged.
     """
     if (directory / GGUF_INDEX).is_file():
-        path, tensors = open_gguf(directory)
-        return TensorFiles(path, tensors, [], set())
+        return TensorFiles(*open_gguf(directory))
     for weights, open_file in _OPEN.items():
         path, index = directory / weights, _index(directory / weights)
         if path.is_file():
-            return TensorFiles(path, open_file(path), [], set())
+            return TensorFiles(path, open_file(path))
         if index.is_file():
             return _open_shards(index, open_file)
     contents = _contents(directory)
     needed = f"{WEIGHTS}, or shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
     raise UserError(f"no weights in {directory}, which holds {contents}; it needs {needed}")
-
-
-def weight_files() -> list[str]:
-    """The names of files one of which a directory with weights has."""
-    return [GGUF_INDEX, *(n for weights in _OPEN for n in (weights, f"{weights}.index.json"))]
 
 
 def open_pair_scores(directory: Path) -> TensorFiles:
@@ -80,7 +70,7 @@ def open_pair_scores(directory: Path) -> TensorFiles:
             f"no file {path}, although config.json has a pair_rank; add the file, or remove "
             "pair_rank to draft without pair scores"
         )
-    return TensorFiles(path, open_safetensors(path), [], set())
+    return TensorFiles(path, open_safetensors(path))
 
 
 def write_pair_scores(directory: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -170,18 +160,15 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) -> TensorFiles:
     names = _weight_map(index)
+    paths = {file: index.parent / file for file in names.values()}
+    if missing := [file for file, path in paths.items() if not path.is_file()]:
+        raise UserError(f"{index} lists files that are missing: {', '.join(missing)}")
     tensors: dict[str, Tensor] = {}
-    problems, lost = [], set()
-    for file in dict.fromkeys(names.values()):
-        path = index.parent / file
-        if not path.is_file():
-            problems.append(f"missing file {file}")
-            lost |= {name for name, where in names.items() if where == file}
-            continue
+    for file, path in paths.items():
         for name, tensor in open_file(path).items():
             if name not in tensors or names.get(name) == file:  # in two files: the index decides
                 tensors[name] = tensor
-    return TensorFiles(index, tensors, problems, lost - tensors.keys())
+    return TensorFiles(index, tensors)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -14,8 +14,8 @@ Every record is read by the first of these formats that its fields match:
     {"prompt": ".."}                                   any other, used unchanged
 
 A record with `messages`, `conversations` or another chat (see `dart_jax.data.contents`) is read
-after `turns`: the model answers its user's turns, up to a tool call. System prompts, tools and
-Alpaca's history beside any of these are part of the prompts.
+after `turns`: the model answers its user's turns, up to a tool call. System prompts and tools
+beside any of these are part of the prompts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from dart_jax.data.contents import Chat, chat, earlier_turns, parse
+from dart_jax.data.contents import Chat, chat, parse
 from dart_jax.data.fields import MORE, TURNS, refuse_more, refuse_unsupported
 from dart_jax.data.messages import Messages, alternating, is_messages
 from dart_jax.data.records import Record, kind
@@ -82,8 +82,7 @@ def read_question(record: Record, bench: str, title: str, by_category: bool = Fa
             before, turns, tools = _answerable(content)
         else:
             turns, raw = _turns(fields)
-            earlier = alternating([*earlier_turns(fields), turns[0]])
-            messages, tools, _ = chat(fields, Messages(earlier))
+            messages, tools, _ = chat(fields, Messages(alternating(list(turns[:1]))))
             before = tuple(messages[:-1])
     except UserError as error:
         raise UserError(f"{record.where}: {error}") from None

@@ -11,8 +11,15 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from dart_jax.data.compression import COMPRESSIONS
-from dart_jax.data.records import HUB, Skipped, find_files, is_text, records, refuse
+from dart_jax.data.records import (
+    COMPRESSIONS,
+    HUB,
+    Skipped,
+    find_files,
+    is_text,
+    records,
+    refuse,
+)
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, read_question

@@ -1,33 +1,29 @@
-"""The web app's parts: escaped text, pictures, counts, and answers to visitors."""
+"""The web app's parts: escaped text, pictures of draft trees, and answers to visitors."""
 
-import asyncio
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
+import gradio as gr
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stub_engine import StubEngine
 from tiny_model import make as make_tiny
 
-from dart_jax.app import markup, service, step_view
+from dart_jax.app import markup, step_view
 from dart_jax.app.__main__ import AppConfig, run
-from dart_jax.app.answer import Answer
-from dart_jax.app.methods import DART, DART_NO_NGRAM, PLAIN, methods
+from dart_jax.app.page import Page, Visit, _newest
 from dart_jax.app.scores import scores
-from dart_jax.app.service import COMPILING, Entry, Service, Visitor
 from dart_jax.app.tree_picture import Node, draw, label
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.engine.request import Draft, Request
+from dart_jax.engine.request import Draft
 from dart_jax.errors import UserError
-from dart_jax.generation import Piece, Step
+from dart_jax.generation import Completion, Piece
 from dart_jax.model import DartModel
-from dart_jax.serving.engine import EngineFailed
-from dart_jax.serving.interface import QueueFull
 
 MOST = 24  # new tokens
+PROMPT = "def heappush("
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +33,15 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(model):
-    served = Service(methods(model), most=MOST, longest=128, together=4, warmup="none")
-    yield served
-    served.close()
+def page(model):
+    return Page(model)
 
 
-def settings_of(served, *, tree_nodes=8, **changes):
-    """The page's initial settings with trees of one size, of which less must be compiled."""
-    return served.default._replace(tree_nodes=tree_nodes, **changes)
-
-
-async def answered(served, prompt, visitor=None, **changes):
-    answer = served.prepare([], prompt, settings_of(served, **changes))
-    async for _ in served.serve(visitor or Visitor(), [answer]):
-        pass
-    return answer
-
-
-def alone(served, prompt, **changes):
-    """The text of `generate` with the same settings."""
-    options = settings_of(served, **changes)._asdict()
-    base = served.methods[options.pop("method")].model.with_drafter(None)
-    return base.generate(prompt, **options | {"tree_nodes": 0}).text
+def write(page, prompt, visit=None, *, method="DART", temperature=0, tree_nodes=8, seed=0):
+    """The conversation after an answer, and the page's HTML each time that it was drawn."""
+    values = (temperature, 1, 0, tree_nodes, MOST, seed)
+    drawn = list(page.write(visit or Visit(), prompt, method, *values))
+    return drawn[-1][0], [html for _, html in drawn]
 
 
 # Text
@@ -86,66 +68,30 @@ def test_escaped_text_is_one_text_node(text):
     assert len(ET.fromstring(f"<p>{escaped}</p>")) == 0
 
 
-def answer_of(title, text="", seconds=0.0, finish=None, limit=12):
-    answer = Answer(title, Request(np.zeros(1, np.int32), limit), None)
-    state = answer._text
-    state.tokens, state.pieces, state.finish = [0] * len(text), [Piece(text, False)], finish
-    answer.seconds, answer.ended = seconds, finish is not None
-    return answer
+def completion_of(*pieces, seconds=0.5, **changes):
+    count = sum(map(len, pieces))
+    fields = {"drafted": np.zeros(count, bool), "steps": 2, "finish": "length"} | changes
+    return Completion(
+        "".join(pieces), np.zeros(count, np.int32), prompt_tokens=1, seconds={"device": seconds},
+        pieces=pieces, **fields,
+    )  # fmt: skip
 
 
-def test_an_entry_is_escaped_and_coloured_by_origin():
-    answer = answer_of("DART")
-    answer._text.pieces = [Piece("a", 0), Piece("<", 1), Piece("b", 1), Piece("c", 0)]
-    body = (
+@pytest.mark.parametrize("chat", [False, True])
+def test_an_entry_is_escaped_and_coloured_by_origin(chat):
+    answer = completion_of(Piece("a", 0), Piece("<", 1), Piece("b", 1), Piece("c", 0))
+    html = markup.entry("p<", answer, chat=chat)
+    texts = "".join(ET.fromstring(html).itertext())
+    assert texts == "p<a<bc4 tokens · 8 tokens/s · cut at the maximum length"
+    assert (
         '<span class="answer"><span class="own">a</span><span class="drafted">&lt;b</span>'
         '<span class="own">c</span></span>'
-    )
-    for chat in (False, True):
-        entry = ET.fromstring(markup.entry("p<", answer, chat=chat))
-        assert "".join(entry.itertext()) == "p<a<bc"
-        assert body in markup.entry("p<", answer, chat=chat)
+    ) in html
 
 
 def test_statistics():
-    answer = answer_of("DART", "abcdefghi", 0.5, "length")
-    assert markup.statistics(answer) == "9 tokens · 18 tokens/s · cut at the maximum length"
-    answer.steps = [Step([], np.zeros(4, int), 3, object())] * 2
-    assert "tau 4.00" in markup.statistics(answer)
-    assert markup.statistics(answer, with_limit=True).startswith("9 of 12 tokens · ")
-    assert markup.statistics(answer_of("DART")) == ""
-
-
-def bars(*answers):
-    board = ET.fromstring(f"<div>{markup.board(answers)}</div>")
-    return [
-        (
-            row.get("class").split()[1:],
-            [int(row.find("progress").get(name)) for name in ("value", "max")],
-            [part.text for part in row.iter("span")],
-        )
-        for row in board
-    ]
-
-
-def test_bars_of_a_race():
-    """The bars show the tokens of each method, and at the end who won."""
-    running = answer_of("plain", "xyz", 0.5)
-    fast, slow = (
-        answer_of(title, "x" * 12, seconds, "length")
-        for title, seconds in (("DART", 0.5), ("plain", 1.0))
-    )
-    assert bars(running, fast) == [
-        ([], [3, 12], ["plain", "0.50 s", "3 of 12 tokens · 6 tokens/s"]),
-        ([], [12, 12], ["DART", "0.50 s", "12 of 12 tokens · 24 tokens/s"]),
-    ]
-    assert [state for state, *_ in bars(slow, fast)] == [["lost"], ["won"]]
-    assert bars(answer_of("DART", "x" * 5, 0.5, "stop"))[0][1] == [12, 12]
-    assert markup.verdict(slow, fast) == (
-        "DART wins: 0.50 s against 1.00 s, 2.00 times as fast as plain. Both texts are the same."
-    )
-    assert "The texts differ" in markup.verdict(fast, answer_of("plain", "y", 1.0, "stop"))
-    assert markup.verdict(fast, running) == "The race was stopped."
+    answer = completion_of(Piece("abcdefghi", 1), finish=None, drafted=np.ones(9, bool))
+    assert markup.statistics(answer) == "9 tokens · 18 tokens/s · tau 4.00"
 
 
 # Trees
@@ -184,28 +130,29 @@ def test_boxes_do_not_overlap():
 
 
 @pytest.fixture(scope="module")
-def watched(served):
-    """An answer of every method, whose drafts are seldom accepted."""
-    keys = (DART, DART_NO_NGRAM, PLAIN)
-    return {key: asyncio.run(answered(served, "def heappush(", method=key)) for key in keys}
+def visits(page):
+    """An answer of every method, with trees of a size and of one that changes."""
+    return {
+        "dart": write(page, PROMPT)[0],
+        "plain": write(page, PROMPT, method="plain decoding")[0],
+        "changing": write(page, PROMPT, tree_nodes=0)[0],
+    }
 
 
-def test_every_method_writes_the_same(served, watched):
-    for answer in watched.values():
-        assert answer.text == alone(served, "def heappush(")
-        assert (answer.tokens, answer.finish) == (MOST, "length")
-        assert answer.tau == (MOST - 1) / len(answer.steps)
-        assert answer.seconds > 0
-    assert {step.draft.tree.shape[1] for step in watched[DART].steps} == {9}
-    assert {step.draft for step in watched[PLAIN].steps} == {None}
+def test_every_method_writes_the_same(model, visits):
+    expected = model.generate(PROMPT, max_new_tokens=MOST, tree_nodes=0).text
+    for visit in visits.values():
+        assert visit.turns == [PROMPT, expected]
+        assert sum(len(step.tokens) for step in visit.steps) == MOST - 1
+    assert {step.draft.tree.shape[1] for step in visits["dart"].steps} == {9}
+    assert {step.draft for step in visits["plain"].steps} == {None}
 
 
-@pytest.mark.parametrize("key", [DART, DART_NO_NGRAM])
-def test_scores_are_the_searchs(served, watched, key):
+def test_scores_are_the_searchs(visits):
     """By depth and then by score, as the search sorts nodes."""
-    ngram = served.methods[key].model.ngram
-    for step in watched[key].steps:
-        ranks = scores(step.draft, watched[key].search, ngram)
+    visit = visits["dart"]
+    for step in visit.steps:
+        ranks = scores(step.draft, visit.search, visit.model.ngram)
         depths = step.draft.tree[2]
         assert ranks[0] is None
         nodes = [(depth, score) for depth, score in zip(depths, ranks, strict=True) if score]
@@ -213,7 +160,7 @@ def test_scores_are_the_searchs(served, watched, key):
         totals = [(depth, -round(score.total, 3)) for depth, score in nodes]
         assert totals == sorted(totals)
         assert all(0 <= score.drafter <= 1 for _, score in nodes)
-        assert all((score.ngram is None) == (ngram is None or depth == 1) for depth, score in nodes)
+        assert all((score.ngram is None) == (depth == 1) for depth, score in nodes)
 
 
 def test_pair_scores_make_a_probability_depend_on_the_parent():
@@ -226,25 +173,24 @@ def test_pair_scores_make_a_probability_depend_on_the_parent():
     np.testing.assert_allclose(ranks, 1 / (1 + np.exp(differences)))
 
 
-def test_pictures_of_steps(served, watched):
-    """Trees of a size, and of one that changes."""
-    watched = watched | {"changing": asyncio.run(answered(served, "def f(", tree_nodes=0))}
-    assert watched["changing"].text == alone(served, "def f(")
-    for answer in watched.values():
-        model = served.model_of(answer)
-        for number, step in enumerate(answer.steps, 1):
-            picture = step_view.picture(answer, model, number)
-            assert f"Step {number} of {len(answer.steps)}: " in picture
+def test_pictures_of_steps(visits):
+    for visit in visits.values():
+        for number, step in enumerate(visit.steps, 1):
+            picture = step_view.picture(visit.steps, number, visit.model, visit.search)
+            assert f"Step {number} of {len(visit.steps)}: " in picture
             if step.draft is None:
                 assert "nothing is drafted; the target emits one token." in picture
                 continue
             path = step_view.accepted_path(step, step.draft)
             assert step.draft.tree[0][path[1:]].tolist() == step.tokens[: step.drafted].tolist()
-            nodes = step_view.nodes_of(step, step.draft, model, answer.search)
+            nodes = step_view.nodes_of(step, step.draft, visit.model, visit.search)
             assert sum(node.kind == "accepted" for node in nodes) == step.drafted
             drafted = np.count_nonzero(step.draft.tree[2])
             assert len(nodes) == 1 + drafted + (len(step.tokens) > step.drafted)
-    assert step_view.picture(answer_of("x"), served.methods[DART].model, 1) == step_view.NOTHING
+        slider, first = _newest(visit)
+        assert slider.maximum == len(visit.steps)
+        assert "Step 1 of" in first
+    assert _newest(Visit())[1] == step_view.NOTHING
 
 
 def test_a_step_drawn_without_a_page(model):
@@ -266,151 +212,43 @@ def test_a_step_drawn_without_a_page(model):
 # Visitors
 
 
-def test_visitors_at_once(served):
-    """All are answered with what they get alone."""
-    changes = [
-        {"seed": n, "temperature": n % 2, "method": (DART, PLAIN)[n % 3 == 0], "tree_nodes": 4 * n}
-        for n in range(5)
-    ]
-
-    async def everyone():
-        return await asyncio.gather(
-            *(answered(served, f"def f{n}(", **change) for n, change in enumerate(changes))
-        )
-
-    for n, answer in enumerate(asyncio.run(everyone())):
-        assert answer.text == alone(served, f"def f{n}(", **changes[n])
-
-
-def test_a_race(served):
-    """Both sides are answered, and each has its own clock."""
-
-    async def race():
-        both = [
-            served.prepare([], "def f(", settings_of(served, method=method, temperature=1, seed=3))
-            for method in (PLAIN, DART)
-        ]
-        async for _ in served.serve(Visitor(), both):
-            pass
-        return both
-
-    one, other = asyncio.run(race())
-    assert one.text == other.text == alone(served, "def f(", temperature=1, seed=3)
-    assert one.finish == other.finish is not None
-    assert one.seconds != other.seconds
-
-
-class Stub(StubEngine):
-    """An engine that gives what a test says, and has room for one request."""
-
-    def __init__(self, *_, **__):
-        super().__init__()
-
-    def submit(self, *args):
-        if self.accepted:
-            raise QueueFull("full", 1.0)
-        ticket = super().submit(*args)
-        ticket.compiling, ticket.ahead = False, None
-        return ticket
-
-    def search(self, _):
-        return SearchConfig()
-
-
-@pytest.fixture
-def stubbed(model, monkeypatch):
-    monkeypatch.setattr(service, "Engine", Stub)
-    return Service(methods(model), most=MOST, longest=64)
-
-
-def test_who_waits_is_told_why_and_beyond_these_nobody_is_served(stubbed):
-    async def visit():
-        visitor = Visitor()
-        serving = stubbed.serve(visitor, [stubbed.prepare([], "def f(", stubbed.default)])
-        lines = [await anext(serving)]
-        with pytest.raises(UserError, match="an answer is being written; stop it first"):
-            await answered(stubbed, "def f(", visitor)
-        with pytest.raises(UserError, match=r"places are taken \(2 at once, 2 waiting\)"):
-            await answered(stubbed, "def f(")
-        [ticket] = visitor.tickets
-        for ticket.compiling, ticket.ahead in ((False, 3), (True, 3), (False, None)):
-            lines.append(await anext(serving))
-        stubbed.engine.give("x", "length")
-        lines += [line async for line in serving]
-        assert visitor.tickets == []
-        return lines
-
-    waiting = "3 waiting ahead of you."
-    assert asyncio.run(visit()) == ["", waiting, COMPILING, "", ""]
-
-
-@pytest.mark.parametrize("how", ["stop", "leave"])
-def test_a_visitor_who_stops_or_leaves_frees_the_place(stubbed, how):
-    async def visit():
-        visitor, answer = Visitor(), stubbed.prepare([], "def f(", stubbed.default)
-        serving = stubbed.serve(visitor, [answer])
-        await anext(serving)
-        if how == "stop":
-            stubbed.engine.give("x")
-            visitor.stop()
-            assert [line async for line in serving] == [""]
-            assert answer.tokens > 0  # what came before
-        else:
-            await serving.aclose()
-        assert stubbed.engine.accepted[0][2].cancelled
-        assert (visitor.tickets, answer.ended) == ([], True)
-
-    asyncio.run(visit())
-
-
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        (UserError("the logits are NaN"), "^the logits are NaN$"),
-        (EngineFailed("the engine failed"), "the engine failed; the app must be started again"),
-    ],
-)
-def test_failures_are_reported_in_one_line(stubbed, failure, message):
-    async def visit():
-        serving = stubbed.serve(Visitor(), [stubbed.prepare([], "def f(", stubbed.default)])
-        await anext(serving)
-        stubbed.engine.accepted[0][1](failure)
-        await anext(serving)
-
-    with pytest.raises(UserError, match=message):
-        asyncio.run(visit())
+def test_sampled_answers_one_after_the_other(page, model):
+    """Drawn while they are written; a target without a template reads only the last prompt."""
+    visit = None
+    for seed in (1, 2):
+        visit, html = write(page, "def f(", visit, temperature=1, seed=seed)
+        options = {"temperature": 1, "seed": seed, "max_new_tokens": MOST}
+        expected = model.generate("def f(", **options).text
+        assert visit.turns[-2:] == ["def f(", expected]
+        assert len(html) > 1
+        assert html[-1] == "".join(visit.html)
+    assert len(visit.turns) == 4
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x " * 200, "the prompt is too long: 104 tokens fit beside the answer; shorten it"),
-        ("x" * 10**6, "the prompt is too long: 104 tokens"),
-        (" \n", "the prompt is empty; write some text or choose an example"),
-        ("a\ud800", "the text holds half of a surrogate pair"),
+        ("x " * 3000, "A prompt of 6000 tokens leaves no room in 2048 positions; shorten it"),
+        (" \n", "The prompt is empty; write some text or choose an example"),
+        ("a\ud800", "The text holds half of a surrogate pair"),
     ],
 )
-def test_bad_prompts(served, text, message):
-    with pytest.raises(UserError, match=message):
-        served.prepare([], text, settings_of(served))
+def test_bad_prompts(page, text, message):
+    with pytest.raises(gr.Error, match=message):
+        write(page, text)
 
 
-def test_a_chat(tmp_path, monkeypatch):
+def test_a_chat(tmp_path):
     """A target with a template reads the whole chat."""
     tiny = make_tiny(tmp_path)
     (tiny.target / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
-    monkeypatch.setattr(service, "Engine", Stub)
-    chatty = Service(methods(model), most=MOST, longest=64)
-    before = [Entry("a", "bc")]
-    tokens = chatty.prepare(before, "d", chatty.default).request.tokens.tolist()
-    assert tokens == model.tokenizer.encode("<user>a<assistant>bc<user>d")
-    with pytest.raises(UserError, match="shorten it, clear the chat, or lower Maximum new tokens"):
-        chatty.prepare(before * 9, "d", chatty.default)
-    with pytest.raises(UserError, match="the prompt is empty"):
-        chatty.prepare(before, " ", chatty.default)
+    visit, _ = write(Page(model), "d", Visit(["a", "bc"], ["<p>before</p>"]))
+    expected = model.generate("<user>a<assistant>bc<user>d", max_new_tokens=MOST).text
+    assert visit.turns == ["a", "bc", "d", expected]
+    assert visit.html[0] == "<p>before</p>"
 
 
 # The command

@@ -30,7 +30,7 @@ KERNELS = {
 }
 
 
-def ended(runner, sequence):
+def ended(sequence):
     pass
 
 

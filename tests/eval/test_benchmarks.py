@@ -106,7 +106,6 @@ SYSTEM = {"role": "system", "content": "s"}
         ({"data": ["a", "x", "b", "y"]}, ("a", "b"), ()),
         ({"prompt": alternating(["a"]), "completion": alternating(["a", "x"])[1:]}, ("a",), ()),
         ({"instruction": "a", "input": "", "system": "s"}, ("a",), (SYSTEM,)),
-        ({"instruction": "a", "history": [["q", "r"]]}, ("a",), tuple(alternating(["q", "r"]))),
     ],
 )
 def test_chats(record, turns, before):

@@ -29,7 +29,6 @@ CASES = {
     "app --port 70000": "--port must be in 0..65535, got 70000",
     "serve --port 70000": "--port must be in 0..65535, got 70000",
     "serve --slots 0": "--slots must be at least 1, got 0",
-    "app --visitors 0": "--visitors must be at least 1",
     "serve --drain -1": "--drain must be 0 or a positive number, got -1",
     "serve --max-body big": "memory must be written like 4GB or 800MB, got 'big'",
     "serve --host no.such.host.invalid": "cannot listen at no.such.host.invalid, port 8000",

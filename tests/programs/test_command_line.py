@@ -13,11 +13,8 @@ from documents import ROOT
 
 from dart_jax import __main__ as programs
 
-# Prepares a process as `python -m` of a program prepares itself.
 PREPARED = """
 import os, signal, sys
-from dart_jax import interruption
-interruption.end_at_once()
 from dart_jax.programs.command_line import program
 """
 
@@ -42,43 +39,6 @@ def run(code, **options):
 
 
 # Ctrl-C
-
-
-@pytest.fixture(scope="module")
-def interrupting(tmp_path_factory):
-    """A directory whose modules press Ctrl-C while they are imported, and wait to be ended."""
-    place = tmp_path_factory.mktemp("interrupting")
-    code = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
-    for name in ("jax", "numpy", "rich", "tyro"):
-        (place / f"{name}.py").write_text(code)
-    return place
-
-
-@pytest.mark.parametrize("words", ["dart_jax speedup", "dart_jax.app", "eval.ngram", "train.plot"])
-def test_ctrl_c_during_imports(words, interrupting):
-    """Of the dispatcher, and of a program of each package."""
-    process = start("-m", *words.split(), path=[interrupting])
-    assert process.communicate(timeout=60) == ("", "interrupted\n")
-    assert process.returncode == 130
-
-
-def test_other_processes_keep_their_handler():
-    # Other modules that Python runs, and whose arguments name one of ours.
-    words = ["-m", "timeit", "-n1", "-r1", "import dart_jax, signal; print(signal.getsignal(2))"]
-    output, error = start(*words, "-m", "eval.speedup").communicate(timeout=60)
-    assert "default_int_handler" in output, error
-
-
-def test_ignored_ctrl_c_stays_ignored():
-    """As in the background jobs of scripts."""
-    status, output, _ = run("""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        interruption.end_at_once()
-        with program():
-            os.kill(os.getpid(), signal.SIGINT)
-            print("went on")
-    """)
-    assert (status, output) == (0, "went on\n")
 
 
 @pytest.mark.parametrize(
@@ -122,16 +82,6 @@ def test_after_a_ctrl_c_that_is_taken_back_errors_are_reported():
     assert "FileNotFoundError" in error
 
 
-def test_ctrl_c_after_the_work():
-    status, _, error = run("""
-        import atexit
-        atexit.register(os.kill, os.getpid(), signal.SIGINT)
-        with program():
-            print("done")
-    """)
-    assert (status, error) == (130, "interrupted\n")
-
-
 def test_files_are_whole_after_ctrl_c(tmp_path):
     status, _, error = run(f"""
         from pathlib import Path
@@ -148,10 +98,11 @@ def test_files_are_whole_after_ctrl_c(tmp_path):
 
 def test_children_started_while_ctrl_c_is_held_back_never_receive_it():
     status, _, error = run("""
-        import subprocess, time
+        import subprocess
+        from dart_jax.programs.child import HeldBack
         code = "import time; print('ready', flush=True); time.sleep(0.5); print('whole')"
         with program("later"):
-            with interruption.HeldBack():
+            with HeldBack():
                 child = subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True)
             assert child.stdout.readline() == "ready\\n"
             child.send_signal(signal.SIGINT)

@@ -16,8 +16,10 @@ LONG = {"prompt": "def f", "max_tokens": 400, "ignore_eos": True, "temperature":
 
 @pytest.fixture(scope="module")
 def served():
-    """With one slot, so that a second request waits and a third one is refused."""
-    with server(*QUICK, "--slots", "1", "--queue", "1") as running:
+    """With one slot, so that a second request waits and a third one is refused; its metrics have
+    vLLM's names."""
+    with server(*QUICK, "--slots", "1", "--queue", "1", "--metrics-names", "vllm") as running:
+        assert "vllm:num_requests_running" in running.read("/metrics")
         yield running
 
 

@@ -156,6 +156,29 @@ def test_health(engine):
     assert refused["error"]["code"] == "unavailable"
 
 
+def test_only_with_the_key(engine):
+    async def ask(**headers):
+        async with client_of(service_of(engine, api_key="sesame")) as client:
+            assert (await client.get("/health")).status_code == 200
+            return await client.get("/v1/models", headers=headers)
+
+    for headers in ({}, {"authorization": "Bearer sesam"}, {"authorization": "Bearer sesame2"}):
+        response = asyncio.run(ask(**headers))
+        assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+        assert response.json()["error"]["type"] == "authentication_error"
+    assert asyncio.run(ask(authorization="Bearer sesame")).status_code == 200
+
+
+def test_a_base_model_cannot_chat(engine):
+    async def ask():
+        async with client_of(service_of(engine)) as client:
+            return await client.post("/v1/chat/completions", json={"messages": [{}]})
+
+    response = asyncio.run(ask())
+    assert response.status_code == 400
+    assert "no chat template; use /v1/completions" in response.json()["error"]["message"]
+
+
 def test_an_engine_that_closes_between(engine):
     async def ask():
         engine.close_to_requests()

@@ -1,9 +1,11 @@
 """The engine gives every request the text of `generate`, whatever else it serves."""
 
-import asyncio
+import itertools
 import re
+import threading
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DEMO, DartModel
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine, EngineClosed
+from dart_jax.serving.interface import QueueFull
 
 TEXT = (DEMO.parent / "errors.py").read_text() + (DEMO.parent / "files.py").read_text()
 SMALL = {"slots": 4, "page": 16, "max_length": 320, "warmup": "none", "tree_nodes": 4}
@@ -282,7 +285,7 @@ def test_a_failure_of_the_device_ends_all(model):
     def fail(*_, **options):
         raise MemoryError("out of memory")
 
-    engine._runner(None).batch.burst = fail
+    engine._runner.batch.burst = fail
     answer = Answer()
     engine.submit(Request(np.zeros(1, np.int32), 5), answer)
     with pytest.raises(UserError, match="the engine failed: MemoryError"):
@@ -293,25 +296,45 @@ def test_a_failure_of_the_device_ends_all(model):
     engine.close()
 
 
+def test_a_full_queue(model):
+    """A request that is cancelled frees its place at once, though nothing has moved yet."""
+    engine = Engine(model, ServingConfig(**SMALL | {"slots": 1, "queue": 1}))
+    gate, request, answers = threading.Event(), Request(np.zeros(1, np.int32), 3), [Answer()]
+
+    def hold(update):
+        answers[0](update)
+        gate.wait(60)
+
+    engine.submit(request, hold)
+    assert answers[0].started.wait(60)
+    waiting = engine.submit(request, Answer())
+    with pytest.raises(QueueFull, match="1 requests are waiting") as full:
+        engine.submit(request, Answer())
+    assert full.value.retry_after >= 1
+    waiting.cancel()
+    answers.append(Answer())
+    engine.submit(request, answers[1])
+    gate.set()
+    assert [len(answer.wait().tokens) for answer in answers] == [3, 3]
+    assert engine.drain(60)
+    with pytest.raises(EngineClosed):
+        engine.submit(request, Answer())
+    engine.close()
+
+
 @pytest.mark.long
-def test_streams_for_asyncio(model, engine, expected):
-    async def whole(n):
-        updates = engine.stream(request_of(model, n))
-        return [token async for update in updates for token in update.tokens]
-
-    async def cut(n):
-        updates = engine.stream(request_of(model, n))
-        first = await anext(updates)
-        await updates.aclose()
-        return first.tokens
-
-    async def together():
-        return await asyncio.gather(whole(0), cut(1), whole(2))
-
-    first, begun, last = asyncio.run(together())
-    assert (first, last) == (expected(0), expected(2))
-    assert list(begun) == expected(1)[: len(begun)]
-    assert wait_until(lambda: engine.statistics().running == 0)
+def test_programs_are_dropped_when_there_are_too_many(model, expected, monkeypatch):
+    """As their memory mappings are limited; the texts stay the same."""
+    monkeypatch.setattr("dart_jax.serving.engine._MOST_COMPILED", 1)
+    jax.clear_caches()  # those of other tests
+    clear, count = jax.clear_caches, itertools.count()
+    monkeypatch.setattr(jax, "clear_caches", lambda: (next(count), clear()))
+    engine = Engine(model, ServingConfig(**SMALL))
+    for n in range(4):
+        (answer,) = ask(engine, request_of(model, n))
+        assert answer.tokens == expected(n)
+    engine.close()
+    assert next(count) > 1
 
 
 def wait_until(holds, seconds=60):

@@ -486,7 +486,7 @@ def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
 
 def test_a_package_that_is_missing(tmp_path, count, monkeypatch):
     path = write(tmp_path / "a.jsonl.zst", lines(["a"]))
-    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setattr("dart_jax.data.records.zstandard", None)
     with pytest.raises(UserError, match=r"a\.jsonl\.zst needs a package: pip install zstandard"):
         count(path)
 

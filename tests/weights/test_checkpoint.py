@@ -494,10 +494,7 @@ def test_missing_shards_are_named_all_at_once(shards):
     for file in (files[0], files[2]):
         file.unlink()
     message = report(load_target, directory)
-    assert message == (
-        f"{index} does not fit its config: missing file {files[0].name}; "
-        f"missing file {files[2].name}"
-    )
+    assert message == (f"{index} lists files that are missing: {files[0].name}, {files[2].name}")
 
 
 def test_a_tensor_that_the_index_does_not_list_is_named(shards):

@@ -172,20 +172,6 @@ def test_a_gguf_file_is_downloaded_alone(server, tmp_path):
         hub.resolve("some/model-GGUF", patterns=hub.TARGET)
 
 
-def test_an_adapter_and_its_base_are_downloaded(server, monkeypatch):
-    config = b'{"peft_type": "LORA", "base_model_name_or_path": "some/base"}'
-    server.repositories["some/base"] = TARGET | {"config.json": b"{}"}
-    server.repositories["some/adapter"] = {
-        "adapter_config.json": config,
-        "adapter_model.bin": b"weights",
-    }
-    directory = hub.resolve("some/adapter", patterns=hub.TARGET)
-    names = {*TARGET, "adapter_config.json", "adapter_model.bin"}
-    assert files_of(directory) == set(server.fetched) == names
-    cached = without_network(monkeypatch, hub.resolve, "some/adapter", patterns=hub.TARGET)
-    assert cached == [directory] * 2
-
-
 def test_ngram_files(server, monkeypatch):
     server.repositories["some/ngrams"] = {"small.trie": b"1", "full.trie": b"2", "old/a.dng": b"3"}
     for name, content in (("small.trie", b"1"), ("old/a.dng", b"3")):

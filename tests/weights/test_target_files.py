@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import warnings
 
 import jax
@@ -20,7 +19,6 @@ from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
-from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.generation_file import load_eos
 
@@ -39,10 +37,7 @@ LLAMA = TargetConfig(
 TIED = dataclasses.replace(LLAMA, tie_word_embeddings=True)
 TOKENS = np.random.default_rng(0).integers(0, LLAMA.vocab_size, (1, 9)).astype(np.int32)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-Q, V, DOWN = (
-    f"model.layers.1.{name}_proj.weight" for name in ("self_attn.q", "self_attn.v", "mlp.down")
-)
+WEIGHTS = "model.safetensors"
 
 
 def noise(*shape, seed=1):
@@ -136,7 +131,7 @@ def buffers_and_zero_biases(directory):
     others = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": noise(2),
         "model.layers.0.self_attn.rotary_emb.cos_cached": noise(8, 4),
-        Q.replace("weight", "bias"): np.zeros(16, np.float32),
+        "model.layers.1.self_attn.q_proj.bias": np.zeros(16, np.float32),
     }
     change_tensors(directory, lambda t: t | others)
 
@@ -193,84 +188,6 @@ SITUATIONS = (
 )
 
 
-# Adapters: fields of the config and tensors, by the names that PEFT gives them.
-
-
-def pairs(name, seed, shape=(16, 16), rank=3):
-    module = "base_model.model." + name.removesuffix(".weight")
-    down, up = noise(rank, shape[1], seed=seed), noise(shape[0], rank, seed=seed + 50)
-    return {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
-
-
-ADAPTERS = {
-    "queries and values": ({"ensure_weight_tying": True}, pairs(Q, 1) | pairs(V, 2, (8, 16))),
-    "ranks and scales by module": (
-        {
-            "use_rslora": True,
-            "rank_pattern": {"v_proj": 2},
-            "alpha_pattern": {"v_proj": 7, r".*\.1\.mlp\.down_proj": 3},
-        },
-        pairs(Q, 1) | pairs(V, 2, (8, 16), 2) | pairs(DOWN, 3, (16, 24)),
-    ),
-    "a head of its own": (
-        {"modules_to_save": ["lm_head"]},
-        pairs(Q, 1) | {"base_model.model.lm_head.weight": noise(61, 16, seed=4)},
-    ),
-}
-
-
-def adapter(directory, name="queries and values", base=None, **fields):
-    """Writes an adapter; with its targets as the tensors have them."""
-    config, tensors = ADAPTERS[name]
-    modules = sorted({n.split(".lora_")[0].rsplit(".", 1)[1] for n in tensors if ".lora_" in n})
-    text = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None if base is None else str(base),
-        "r": 3,
-        "lora_alpha": 5,
-        "target_modules": modules,
-        "layers_to_transform": [1],
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "bias": "none",
-    }
-    directory.mkdir(exist_ok=True)
-    whole = text | config | fields
-    (directory / "adapter_config.json").write_text(json.dumps(whole))
-    save_file(tensors, directory / ADAPTER, {"format": "pt"})
-
-
-@pytest.fixture
-def links(tmp_path, monkeypatch):
-    """The user's cache, where adapters are linked to their base."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def adapted(tmp_path, name, config=LLAMA):
-    """An adapter in a directory of its own, and what a program opens for it."""
-    target(tmp_path / "base", config)
-    adapter(tmp_path / "adapter", name, tmp_path / "base")
-    return tmp_path / "adapter", hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
-
-
-def test_an_adapters_tokenizer_comes_first(tmp_path, links):
-    for place, text in (("base", "of the base"), ("adapter", "its own")):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "tokenizer.json").write_text(text)
-    (tmp_path / "base" / "special_tokens_map.json").write_text("of the base")
-    (tmp_path / "base" / "generation_config.json").write_text("of the base")
-    _, joined = adapted(tmp_path, "queries and values")
-    assert (joined / "tokenizer.json").read_text() == "its own"
-    assert not (joined / "special_tokens_map.json").exists()
-    # Saving the target has removed the one that was there.
-    for place, text in (("base", "of the base"), ("adapter", "its own")):
-        (tmp_path / place / "generation_config.json").write_text(text)
-    joined = hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
-    assert (joined / "generation_config.json").read_text() == "of the base"
-    assert hub.resolve(tmp_path / "adapter", patterns=hub.TARGET) == joined
-
-
 def test_a_missing_head_may_be_the_embedding(tmp_path):
     target(tmp_path, TIED)
     expected = our_logits(tmp_path)
@@ -308,53 +225,10 @@ def test_fields_that_change_the_result_are_refused(tmp_path, fields, message):
         load_target(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"peft_type": "IA3"}, "peft_type='IA3', which is not supported for adapters; merge it"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
-        ({"layer_replication": [[0, 1], [0, 2]]}, "layer_replication="),
-        ({"lora_bias": True}, "lora_bias=True"),
-        ({"use_dora": True}, "use_dora=True"),
-        ({"some_new_method": {"x": 1}}, "some_new_method="),
-        ({"lora_alpha": "16"}, "lora_alpha or alpha_pattern other than numbers"),
-        ({"base_model_name_or_path": ""}, "names no base_model_name_or_path"),
-        (
-            {"base_model_name_or_path": "./nowhere"},
-            r"LoRA adapter of './nowhere' \(adapter_config\.json\): no directory",
-        ),
-    ],
-)
-def test_adapters_that_cannot_be_merged_are_named(tmp_path, links, fields, message):
-    adapter(tmp_path / "adapter", base=target(tmp_path / "base"), **fields)
-    with pytest.raises(UserError, match=message):
-        load_target(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET))
-
-
-def test_where_an_adapters_base_is(tmp_path, links):
-    """By a path from the adapter's own directory; the base's config may lie beside the adapter."""
-    adapter(tmp_path / "adapter", base="../base-of-it")
-    target(tmp_path / "base-of-it")
-    joined = hub.resolve(tmp_path / "adapter", patterns=hub.TARGET)
-    shutil.copy(tmp_path / "base-of-it" / "config.json", tmp_path / "adapter")
-    assert hub.resolve(tmp_path / "adapter", patterns=hub.TARGET) == joined
-    load_target(joined)
-    adapter(tmp_path / "second", base=tmp_path / "adapter")
-    (tmp_path / "adapter" / "config.json").unlink()
-    (tmp_path / "adapter" / ADAPTER).unlink()
-    with pytest.raises(UserError, match=r"has an adapter_config\.json and none of"):
-        load_target(hub.resolve(tmp_path / "adapter", patterns=hub.TARGET))
-    with pytest.raises(UserError, match=r"second is an adapter of an adapter, .*adapter': merge"):
-        hub.resolve(tmp_path / "second", patterns=hub.TARGET)
-
-
-def test_adapters_of_another_base_are_named(tmp_path):
-    target(tmp_path, dataclasses.replace(LLAMA, hidden_size=32))
-    adapter(tmp_path)
-    with pytest.raises(UserError, match="pass the adapter's own base"):
-        load_target(tmp_path)
-    target(tmp_path, dataclasses.replace(LLAMA, num_hidden_layers=1))
-    with pytest.raises(UserError, match=r"changes model\.layers\.1\..*, which its base does not"):
+def test_adapters_are_refused(tmp_path):
+    target(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"holds an adapter .* not read: merge it into its base"):
         load_target(tmp_path)
 
 
@@ -384,25 +258,18 @@ def test_ids_that_end_a_text_but_cannot_be_written(tmp_path):
         load_eos(tmp_path)
 
 
-# The judges: transformers, and PEFT for adapters.
-
-
 @pytest.fixture(scope="module")
 def their_logits():
     if os.environ.get("DART_REQUIRE_PARITY") == "1":
-        import peft
         import torch
     else:
         torch = pytest.importorskip("torch")
-        peft = pytest.importorskip("peft")
     import transformers
 
     transformers.logging.set_verbosity_error()
 
-    def logits(directory, adapter=None):
+    def logits(directory):
         model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="float32")
-        if adapter is not None:
-            model = peft.PeftModel.from_pretrained(model, adapter)
         with torch.no_grad():
             return model.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
 
@@ -422,17 +289,3 @@ def test_what_people_have_gives_the_logits_of_transformers(tmp_path, their_logit
         warnings.simplefilter("ignore")
         theirs = their_logits(tmp_path)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("config", [LLAMA, TIED], ids=["head", "tied"])
-@pytest.mark.parametrize("name", ADAPTERS)
-@pytest.mark.filterwarnings("ignore")
-def test_adapters_give_the_logits_of_peft(tmp_path, links, their_logits, name, config):
-    alone, joined = adapted(tmp_path, name, config)
-    theirs, ours = their_logits(tmp_path / "base", alone), our_logits(joined)
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
-    assert np.abs(ours - our_logits(tmp_path / "base")).max() > 0.01
-    # The same beside its base.
-    for file in ("adapter_config.json", ADAPTER):
-        shutil.copy(tmp_path / "adapter" / file, tmp_path / "base")
-    np.testing.assert_array_equal(our_logits(tmp_path / "base"), ours)

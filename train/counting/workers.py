@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.interruption import HeldBack
+from dart_jax.programs.child import HeldBack
 
 
 class Workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dart_jax.errors import UserError
+from dart_jax.programs.command_line import check_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +27,8 @@ class ClusterOptions:
     started on this machine, for this server alone."""
 
     def __post_init__(self) -> None:
-        least = {"replicas": 1, "max_replicas": self.replicas or 1}
-        for name in ("replicas", "max_replicas", "replica_cpus", "replica_gpus"):
-            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
-            if value is not None and not least.get(name, 0) <= value < float("inf"):
-                raise UserError(f"{option} must be at least {least.get(name, 0)}, got {value}")
+        least = {"max_replicas": self.replicas or 1, "replica_cpus": 0, "replica_gpus": 0}
+        check_least(self, replicas=1, **least)
         for name in ("max_replicas", "replica_gpus", "ray_address"):
             if self.replicas is None and getattr(self, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')} needs --replicas")

@@ -73,8 +73,7 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
     of = Fields(files)
     if (kind := files.metadata.get("general.type", "model")) != "model":
         raise UserError(
-            f"{files.paths[0]} holds no model but what it calls {kind!r}; pass the model's file "
-            "(an adapter is read in the layout of PEFT)"
+            f"{files.paths[0]} holds no model but what it calls {kind!r}; pass the model's file"
         )
     if of.architecture not in _ARCHITECTURES:
         raise UserError(

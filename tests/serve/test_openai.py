@@ -1,4 +1,4 @@
-"""/v1/completions and what tells about the server, with OpenAI's client and the demo model."""
+"""OpenAI's API with OpenAI's client: a demo model that has a chat template, under two names."""
 
 import concurrent.futures
 import json
@@ -8,29 +8,49 @@ import subprocess
 import numpy as np
 import openai
 import pytest
+from chat_demo import write_chat_target
 from documents import ROOT
 from serve_process import QUICK, post, server, wait_until
 
 from dart_jax import __version__
-from dart_jax.model import DartModel
+from dart_jax.model import DEMO, DartModel
 
 PROMPT = "def mean(values):\n"
 
+# Refuses what it does not know, as many do, and has an option.
+TEMPLATE = """{%- for message in messages -%}
+{%- if message.role not in ('system', 'user', 'assistant') -%}
+{{ raise_exception('there is no role ' + message.role) }}
+{%- endif -%}
+# {{ message.role }}: {{ message.content }}
+{% endfor -%}
+{%- if short is defined %}# short
+{% endif -%}
+{%- if add_generation_prompt %}def {% endif -%}"""
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
+CHAT = [
+    {"role": "system", "content": "Write Python."},
+    {"role": "user", "content": "A mean, with žluť."},
+]
+
 
 @pytest.fixture(scope="module")
-def served():
-    with server(*QUICK) as running:
+def model(tmp_path_factory):
+    target = write_chat_target(tmp_path_factory.mktemp("chat"), TEMPLATE)
+    return DartModel.from_pretrained(target, DEMO / "drafter", DEMO / "ngram.dng")
+
+
+@pytest.fixture(scope="module")
+def served(model):
+    parts = ("--target", str(model.tokenizer.directory), "--drafter", str(DEMO / "drafter"))
+    with server(*parts, "--served-model-name", "demo", "second", *QUICK) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def client(served):
     return served.client()
-
-
-@pytest.fixture(scope="module")
-def model():
-    return DartModel.demo()
 
 
 def complete(client, prompt=PROMPT, **options):
@@ -182,7 +202,7 @@ def test_many_at_once(served, greedy):
 @pytest.mark.parametrize(
     ("options", "status", "param", "message"),
     [
-        ({"model": "gpt-9"}, 404, "model", "there is no model 'gpt-9'; this server has demo"),
+        ({"model": "gpt-9"}, 404, "model", "no model 'gpt-9'; this server has demo, second"),
         ({"n": 0}, 400, "n", "n should be greater than or equal to 1, got 0"),
         ({"n": 1000}, 400, "n", "1000 texts were asked for at once; the most is 260"),
         ({"temperature": "hot"}, 400, "temperature", "temperature should be a valid number"),
@@ -219,15 +239,11 @@ def test_fields_that_make_no_difference_are_ignored(client):
     assert answer.choices == complete(client).choices
 
 
-def test_a_base_model_cannot_chat(client):
-    with pytest.raises(openai.BadRequestError, match="no chat template; use /v1/completions"):
-        client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hi"}])
-
-
-def test_models(served, client):
-    [model] = client.models.list()
-    assert (model.id, model.root, model.max_model_len) == ("demo", "demo", 512)
-    assert client.models.retrieve("demo") == model
+def test_models(client, model):
+    first, second = client.models.list()
+    assert (first.id, second.id) == ("demo", "second")
+    assert (first.root, first.max_model_len) == (str(model.tokenizer.directory), 512)
+    assert client.models.retrieve("demo") == first
     with pytest.raises(openai.NotFoundError, match="no model 'other'"):
         client.models.retrieve("other")
 
@@ -297,3 +313,116 @@ def test_the_examples_in_the_documents(served, document, capsys):
     assert len(curls) == 1
     process = subprocess.run(["bash", "-c", curls[0]], capture_output=True, text=True, check=True)
     assert json.loads(process.stdout)["usage"]["completion_tokens"] == 64
+
+
+# Chats.
+
+
+def chat(client, messages=CHAT, **options):
+    options = {"model": "demo", "max_tokens": 16, "temperature": 0} | options
+    return client.chat.completions.create(messages=messages, **options)
+
+
+def test_the_answer_continues_the_chat(client, model):
+    answer = chat(client)
+    expected = complete(client, model.tokenizer.encode_chat(CHAT), max_tokens=16)
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", expected.choices[0].text)
+    assert choice.finish_reason == "length"
+    assert (answer.object, answer.model) == ("chat.completion", "demo")
+    assert answer.usage == expected.usage
+    assert chat(client, model="second").choices == answer.choices
+
+
+def test_contents_in_parts(client):
+    parts = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("a", "b")]}]
+    joined = chat(client, [{"role": "user", "content": "a\nb"}])
+    assert chat(client, parts).choices == joined.choices
+
+
+def test_options_of_the_template(client, model):
+    options = {"short": True}
+    answer = chat(client, extra_body={"chat_template_kwargs": options})
+    expected = complete(client, model.tokenizer.encode_chat(CHAT, **options), max_tokens=16)
+    assert answer.usage == expected.usage != chat(client).usage
+    assert answer.choices[0].message.content == expected.choices[0].text
+
+
+def test_max_completion_tokens_is_the_newer_name(client):
+    assert chat(client, max_completion_tokens=3).usage.completion_tokens == 3
+    # Without either, up to the end of the context.
+    stop = {"stop": ["\n"]}
+    assert chat(client, max_tokens=None, **stop).choices[0].finish_reason in ("stop", "length")
+
+
+def test_streams_of_chats(client):
+    whole = chat(client, n=2, temperature=1, seed=3)
+    usage = {"include_usage": True}
+    *chunks, last = chat(client, n=2, temperature=1, seed=3, stream=True, stream_options=usage)
+    for choice in whole.choices:
+        parts = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
+        assert [part.delta.role for part in parts] == ["assistant"] + [None] * (len(parts) - 1)
+        assert parts[0].delta.content  # not before there is something to show
+        text = "".join(part.delta.content or "" for part in parts)
+        assert text == choice.message.content
+        assert parts[-1].finish_reason == choice.finish_reason
+    assert last.usage == whole.usage
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_events_as_they_are_sent(served):
+    body = {"messages": CHAT, "max_tokens": 4, "stream": True, "temperature": 0}
+    status, headers, content = served.ask(post("/v1/chat/completions", body))
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    events = [line for line in content.split(b"\r\n") if line.startswith(b"data: ")]
+    lines = b"".join(events).split(b"\n\n")
+    assert lines[-2:] == [b"data: [DONE]", b""]
+    assert all(json.loads(line.removeprefix(b"data: "))["choices"] for line in lines[:-2])
+
+
+@pytest.mark.long
+def test_log_probabilities_of_chats(client, model):
+    [choice] = chat(client, logprobs=True, top_logprobs=2).choices
+    [expected] = complete(
+        client, model.tokenizer.encode_chat(CHAT), max_tokens=16, logprobs=2
+    ).choices
+    tokens = choice.logprobs.content
+    assert b"".join(bytes(token.bytes) for token in tokens).decode() == choice.message.content
+    assert [token.token for token in tokens] == expected.logprobs.tokens
+    assert [token.logprob for token in tokens] == expected.logprobs.token_logprobs
+    for token, top in zip(tokens, expected.logprobs.top_logprobs, strict=True):
+        alternatives = {one.token: one.logprob for one in token.top_logprobs}
+        assert alternatives == dict(list(top.items())[:2])
+    [choice] = chat(client, logprobs=True).choices
+    assert {len(token.top_logprobs) for token in choice.logprobs.content} == {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "message"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools is not"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "response_format is not"),
+        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs"),
+        ({"logprobs": 2}, "logprobs", "logprobs should be a valid boolean, got 2"),
+        ({"messages": []}, "messages", "messages must not be empty"),
+        ({"messages": ["hi"]}, "messages.0", "messages.0 should be an object"),
+        ({"messages": [{"content": "hi"}]}, "messages", "message 0 has no role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "there is no role tool"),
+        (
+            {"messages": [{"role": "user", "content": [PICTURE]}]},
+            "messages",
+            "type 'image_url'; only",
+        ),
+        ({"extra_body": {"chat_template_kwargs": {"chat_template": "x"}}}, None, "must not have"),
+    ],
+)
+def test_bad_requests_of_chats(client, options, param, message):
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        chat(client, **options)
+    assert param is None or caught.value.param == param
+    assert str(DEMO.parent) not in str(caught.value)
+
+
+def test_tokens_of_a_chat(served, model):
+    _, _, body = served.ask(post("/tokenize", {"messages": CHAT}))
+    assert json.loads(body)["tokens"] == model.tokenizer.encode_chat(CHAT)
