@@ -156,20 +156,6 @@ def test_bad_records(record, message):
         read(record)
 
 
-def test_bad_records_can_be_skipped(tmp_path):
-    path = tmp_path / "my.json"
-    path.write_text(json.dumps([*TURNS, {"turns": 1}, *TURNS])[:-20])
-    with pytest.raises(UserError, match=r"must be a list of strings.*; --skip-bad skips such"):
-        load(str(path), None)
-    plain = Tokenizer(tokenizers_made.byte_level())
-    questions, left_out = load_all(str(path), plain, None, 9, skip_bad=True)
-    assert len(questions[str(path)]) == 5
-    assert left_out == [
-        f"{path}, skipped 2 bad records, the first: {path}:1: `turns` must be a list of strings, "
-        "not 1"
-    ]
-
-
 # Names
 
 

@@ -247,23 +247,16 @@ def test_large_row_groups_of_parquet(tmp_path):
             f"copy (select repeat(chr(97 + (i % 26)::int) || i, 800) as text "
             f"from range(60000) t(i)) to '{path}' (row_group_size 60000)"
         )
-    assert len(examples_of(path, memory=2**30)) == 60_000
     with pytest.raises(UserError, match=r"a\.parquet: its row groups are too large .* --memory"):
         examples_of(path, memory=64 * 10**6)
 
 
 def test_a_killed_worker_is_one_line():
-    """Whether it dies at work or between two tasks."""
-    for at_work in (False, True):
-        with Workers(2) as workers:
-            [pid] = workers.map(os.getpid, [()])
-            assert pid != os.getpid()
-            if not at_work:
-                os.kill(pid, signal.SIGKILL)
-                time.sleep(0.5)
-            task = (os.kill, [(pid, signal.SIGKILL)]) if at_work else (os.getpid, [()])
-            with pytest.raises(UserError, match="a worker process was killed"):
-                list(workers.map(*task))
+    with Workers(2) as workers:
+        [pid] = workers.map(os.getpid, [()])
+        assert pid != os.getpid()
+        with pytest.raises(UserError, match="a worker process was killed"):
+            list(workers.map(os.kill, [(pid, signal.SIGKILL)]))
 
 
 def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch):
@@ -271,11 +264,11 @@ def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "PART", 3000)
     monkeypatch.setattr(runs, "ROW_GROUP", 2048)
     layout, rng = WindowLayout(4, 2**20), np.random.default_rng(0)
-    documents = [rng.integers(0, 20, n) * 50_000 for n in rng.integers(0, 200, 400)]
+    documents = [rng.integers(0, 20, n) * 50_000 for n in rng.integers(0, 200, 200)]
     offsets = np.cumsum([0, *map(len, documents)])
     whole = layout.windows(np.concatenate(documents), offsets)
     expected = np.unique(whole, axis=0, return_counts=True)
-    for name, fan_in, slice_bytes in (("a", 100, 64), ("b", 2, 64 * 10**6 // 100)):
+    for name, fan_in, slice_bytes in (("a", 100, 64), ("b", 2, 64 * 10**6 // 400)):
         monkeypatch.setattr(counting, "FAN_IN", fan_in)
         monkeypatch.setattr(runs, "SLICE", slice_bytes)
         (tmp_path / name).mkdir()
@@ -286,7 +279,7 @@ def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch):
             if fan_in == 2:  # runs that are merged whole do not fit
                 patch.setattr(runs, "rows_in", lambda memory, layout: 1500)
             job = counting.Counting(tmp_path / name, layout, 64 * 10**6, Workers(1), progress)
-            totals = counting.Totals(5, 400, len(whole), 0, 7)
+            totals = counting.Totals(5, 200, len(whole), 0, 7)
             parts = [runs.read_run(part, layout) for part in job.merge(totals)]
         assert len(parts) > 1
         np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), expected[0])
@@ -338,13 +331,13 @@ def corpus(tmp_path):
     return tmp_path / "data"
 
 
-def program(corpus, out, tokenizer, *options, unit=20_000):
+def program(corpus, out, tokenizer, *options):
     """The command, with small units."""
-    code = f"""
+    code = """
         if __name__ == "__main__":
             from train import ngram
             from train.counting import pipeline
-            ngram.UNIT, pipeline.PART = {unit}, 3000
+            ngram.UNIT, pipeline.PART = 8000, 3000
             ngram.main()
     """
     return [
@@ -353,21 +346,11 @@ def program(corpus, out, tokenizer, *options, unit=20_000):
     ]
 
 
-def test_workers_and_memory_change_nothing(corpus, count, tmp_path, tokenizer_directory):
-    expected, out = count(corpus).read_bytes(), tmp_path / "several.dng"
-    options = ("--workers", "3", "--memory", "2300MB")
-    command = program(corpus, out, tokenizer_directory, *options, unit=17_000)
-    made = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert made.returncode == 0, made.stderr
-    assert "2,000 documents" in made.stdout
-    assert out.read_bytes() == expected
-
-
 @pytest.mark.long
 def test_kill_and_resume(corpus, count, tmp_path, tokenizer_directory):
     expected = count(corpus).read_bytes()
     out, work = tmp_path / "killed.dng", tmp_path / "killed.dng.work"
-    command = program(corpus, out, tokenizer_directory, "--memory", "2GB", "--keep-work", unit=8000)
+    command = program(corpus, out, tokenizer_directory, "--memory", "2300MB", "--keep-work")
 
     def run(*options, until=None):
         """Runs; kills as soon as so many more files are done. Returns whether it ended itself."""
