@@ -241,10 +241,10 @@ def test_data_repaired_where_they_were_bad(config, in_blocks, ending):
     with pytest.raises(UserError, match=match):
         run(config)
     assert config.out.read_bytes() == b"".join(whole.splitlines(keepends=True)[:12])
-    write(data, [{"text": "another"}, *RECORDS[1:3], {"query": "a"}])
-    with pytest.raises(UserError, match=r"data\.jsonl:4: .* \(10 answers are in "):
+    write(data, [{"text": "another"}, *RECORDS[1:4], {"query": "a"}])
+    with pytest.raises(UserError, match=r"data\.jsonl:5: .* \(12 answers are in "):
         run(config)
-    assert config.out.read_bytes().splitlines()[2:] == whole.splitlines()[2:10]
+    assert config.out.read_bytes().splitlines()[2:] == whole.splitlines()[2:12]
     write(data, RECORDS)
     calls = ending["calls"]
     run(config)

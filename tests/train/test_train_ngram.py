@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import duckdb
@@ -323,34 +322,25 @@ def test_options_reach_the_file(tmp_path, count, encode, tokenizer):
 # The same bytes, whatever happens
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    """Two files of together some 300 kB."""
-    write(tmp_path / "data/a.jsonl", lines(words(5, 1500)))
-    write(tmp_path / "data/b.jsonl.gz", lines(words(6, 500)))
-    return tmp_path / "data"
-
-
-def program(corpus, out, tokenizer, *options):
-    """The command, with small units."""
-    code = """
-        if __name__ == "__main__":
-            from train import ngram
-            from train.counting import pipeline
-            ngram.UNIT, pipeline.PART = 8000, 3000
-            ngram.main()
-    """
-    return [
-        *(sys.executable, "-c", textwrap.dedent(code), "--data", str(corpus)),
-        *("--tokenizer", str(tokenizer), "--out", str(out), *options),
-    ]
+CODE = """
+if __name__ == "__main__":
+    from train import ngram
+    from train.counting import pipeline
+    ngram.UNIT, pipeline.PART = 8000, 3000
+    ngram.main()
+"""
 
 
 @pytest.mark.long
-def test_kill_and_resume(corpus, count, tmp_path, tokenizer_directory):
-    expected = count(corpus).read_bytes()
+def test_kill_and_resume(count, tmp_path, tokenizer_directory):
+    """In several processes, with another memory limit."""
+    write(tmp_path / "data/a.jsonl", lines(words(5, 1500)))
+    write(tmp_path / "data/b.jsonl.gz", lines(words(6, 500)))
+    expected = count(tmp_path / "data").read_bytes()
     out, work = tmp_path / "killed.dng", tmp_path / "killed.dng.work"
-    command = program(corpus, out, tokenizer_directory, "--memory", "2300MB", "--keep-work")
+    paths = ("--data", tmp_path / "data", "--tokenizer", tokenizer_directory, "--out", out)
+    options = (*map(str, paths), "--memory", "2300MB", "--keep-work")
+    command = [sys.executable, "-c", CODE, *options]
 
     def run(*options, until=None):
         """Runs; kills as soon as so many more files are done. Returns whether it ended itself."""
