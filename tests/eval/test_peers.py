@@ -13,6 +13,7 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.weights import hub
+from eval.peers import own
 from eval.peers.engine import ENGINES, PLAIN, Setup, whole
 from eval.peers.program import Peer, PeersConfig, run
 
@@ -25,10 +26,14 @@ def tiny(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
-def texts(target, work, name):
+def setup(target, work, name, threads=1):
     choice = ModelChoice(target=str(target), dtype="float32")
     directory = hub.resolve(target, patterns=hub.TARGET)
-    with Peer(Setup(name, choice, directory, None, 1, LENGTH, work)) as peer:
+    return Setup(name, choice, directory, None, threads, LENGTH, work)
+
+
+def texts(*options):
+    with Peer(setup(*options)) as peer:
         return [peer.decode(prompt, NEW)[0] for prompt in PROMPTS]
 
 
@@ -90,7 +95,7 @@ def test_same_tokens(kind, tiny, tmp_path):
 
 def test_without_a_drafter(tiny, tmp_path):
     with pytest.raises(UserError, match=r"^needs a DART drafter; pass it as --drafter$"):
-        texts(tiny.target, tmp_path, "dart")
+        own.load(setup(tiny.target, tmp_path, "dart", threads=999))
 
 
 def test_time_of_one_token_is_subtracted(monkeypatch):
