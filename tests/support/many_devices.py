@@ -21,7 +21,7 @@ from dart_jax.weights.checkpoint import save_target
 from train.data.batch import Batch
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
-from train.run.mesh import MeshConfig, fsdp_shardings, make_mesh, place
+from train.run.mesh import fsdp_shardings, make_mesh, place
 from train.teacher.teacher import Teacher
 
 TARGET = TargetConfig(
@@ -87,9 +87,9 @@ def drafter_losses(directory: Path) -> dict[str, list[float]]:
 
         return teacher, [*map(float, measure(params, Frozen(teacher.params, ids), batch))]
 
-    mesh = make_mesh(MeshConfig(data=2, model=4))
+    mesh = make_mesh("data=2,model=4")
     rows = jax.NamedSharding(mesh, jax.P("data"))
-    one, single = measured(make_mesh(MeshConfig(data=1)), params, batch)
+    one, single = measured(make_mesh("data=1"), params, batch)
     many, sharded = measured(
         mesh,
         place(params, fsdp_shardings(mesh, params)),
@@ -102,7 +102,7 @@ def drafter_losses(directory: Path) -> dict[str, list[float]]:
 def main(directory: Path) -> None:
     """Writes runs of the toy, and the drafter's losses, to the directory."""
     assert jax.device_count() == 8
-    meshes = {"data": MeshConfig(), "both": MeshConfig(data=2, model=4)}
+    meshes = {"data": None, "both": "data=2,model=4"}
     for name, mesh in meshes.items():
         toy_fit(directory / name, dataclasses.replace(RECIPE, mesh=mesh))
     config = dataclasses.replace(RECIPE, batch_size=16, accumulate=2)

@@ -18,7 +18,7 @@ from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
 from dart_jax.errors import UserError
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from train.run.checkpoints import whole_steps
-from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh
+from train.run.mesh import batch_sharding, fsdp_shardings, make_mesh
 from train.run.prefetch import load
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -147,34 +147,23 @@ class Device:
         return f"{self.process_index}/{self.id}"
 
 
-def grid(config: MeshConfig, processes: int, each: int) -> list[list[int]]:
+def grid(shape: str | None, processes: int, each: int) -> list[list[int]]:
     """The process at each place of the mesh, for devices in no particular order."""
     devices = [Device(p, each * p + n) for n in range(each) for p in range(processes)]
-    mesh = make_mesh(config, devices)
+    mesh = make_mesh(shape, devices)
     assert mesh.axis_names == ("data", "model")
     return [[device.process_index for device in row] for row in mesh.devices]
 
 
 def test_neighbours_belong_to_one_process():
-    assert grid(MeshConfig(), 2, 2) == [[0], [0], [1], [1]]
-    assert grid(MeshConfig(model=2), 2, 4) == [[0, 0], [0, 0], [1, 1], [1, 1]]
-    assert grid(MeshConfig(data=2, model=4), 4, 2) == [[0, 0, 1, 1], [2, 2, 3, 3]]
-    assert grid(MeshConfig(data=3), 1, 4) == [[0], [0], [0]]
-
-
-@pytest.mark.parametrize(
-    ("config", "processes", "told"),
-    [
-        (MeshConfig(data=8), 1, "data 8 and model 1 does not fit 4 devices"),
-        (MeshConfig(model=8), 1, "data -1 and model 8 does not fit 4 devices"),
-        (MeshConfig(data=0), 1, "data 0 and model 1 does not fit"),
-        (MeshConfig(model=3), 1, "data 1 and model 3 leaves 1 of 4 devices over"),
-        (MeshConfig(data=3), 2, "data 3 and model 1 leaves 1 of 4 devices over"),
-    ],
-)
-def test_meshes_that_do_not_fit(config, processes, told):
-    with pytest.raises(UserError, match=told):
-        grid(config, processes, 4 // processes)
+    assert grid(None, 2, 2) == [[0], [0], [1], [1]]
+    assert grid("data=4,model=2", 2, 4) == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert grid("data=2,model=4", 4, 2) == [[0, 0, 1, 1], [2, 2, 3, 3]]
+    assert grid("data=3", 1, 4) == [[0], [0], [0]]
+    with pytest.raises(UserError, match="data=8,model=1 needs 8 devices; there are 4"):
+        grid("data=8", 1, 4)
+    with pytest.raises(UserError, match="data=2,model=1 leaves processes without a device"):
+        grid("data=2", 2, 2)
 
 
 def mesh_of(data: int, model: int) -> jax.sharding.AbstractMesh:
@@ -218,7 +207,7 @@ def test_rows_are_read_once_and_in_order():
             asked.append((step, rows))
             return {"row": np.arange(self.batch)[rows], "none": None}
 
-    sharding = batch_sharding(make_mesh(MeshConfig()), 12, 3)
+    sharding = batch_sharding(make_mesh(), 12, 3)
     got = load(Rows(12), 5, sharding, 3)
     assert got["row"].tolist() == np.arange(12).reshape(3, 4).tolist()
     assert got["none"] is None
