@@ -1,7 +1,6 @@
 """Many devices, and several processes, compute the same as one device."""
 
 import dataclasses
-import json
 import os
 import shutil
 import socket
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
+from toy_training import RECIPE, ToyBatches, records, toy_fit
 
 from dart_jax.errors import UserError
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
@@ -21,7 +20,7 @@ from train.run.checkpoints import whole_steps
 from train.run.mesh import batch_sharding, fsdp_shardings, make_mesh
 from train.run.prefetch import load
 
-SUPPORT = Path(__file__).parents[1] / "support"
+PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -38,61 +37,32 @@ def assert_close(ours: list[dict], theirs: list[dict]) -> None:
         assert our == pytest.approx(their, rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The results of one device."""
-    directory = tmp_path_factory.mktemp("alone")
-    return toy_fit(directory), directory
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    """The results of eight devices."""
-    directory = tmp_path_factory.mktemp("many")
-    command = [sys.executable, str(SUPPORT / "many_devices.py"), str(directory)]
+@pytest.mark.long
+def test_eight_devices_train_as_one(tmp_path):
+    """In microbatches; and one device goes on with what eight have saved."""
+    recipe = dataclasses.replace(RECIPE, batch_size=16, accumulate=2)
+    params = toy_fit(tmp_path / "one", recipe)
+    options = ["--batch-size", "16", "--accumulate", "2", "--mesh", "data=2,model=4"]
+    command = [*PROGRAM, "--directory", str(tmp_path / "many"), *options]
     subprocess.run(command, env=environment(8), check=True, capture_output=True)
-    return directory
+    assert_close(records(tmp_path / "many"), records(tmp_path / "one"))
+    shutil.rmtree(tmp_path / "many" / "checkpoints" / "12")
+    again = toy_fit(tmp_path / "many", recipe)
+    assert_close(records(tmp_path / "many"), records(tmp_path / "one"))
+    for name, leaf in params.items():
+        np.testing.assert_allclose(again[name], leaf, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mesh", ["data", "both"])
-def test_eight_devices_train_as_one(alone, many, mesh):
-    assert_close(records(many / mesh), records(alone[1]))
-
-
-@pytest.mark.long
-def test_microbatches_on_eight_devices(many, tmp_path):
-    recipe = dataclasses.replace(RECIPE, batch_size=16)
-    toy_fit(tmp_path, recipe, loss=plain_loss, batches=ToyBatches(16))
-    assert_close(records(many / "accumulated"), records(tmp_path))
-
-
-@pytest.mark.long
-def test_a_split_target_and_drafter_compute_the_same(many):
-    found = json.loads((many / "drafter.json").read_text())
-    assert found["many"] == pytest.approx(found["one"], rel=1e-5)
-
-
-@pytest.mark.long
-def test_going_on_with_another_mesh(alone, many, tmp_path):
-    """Saved by eight devices, loaded by one."""
-    shutil.copytree(many / "both", tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "12")
-    params = toy_fit(tmp_path / "run")
-    assert_close(records(tmp_path / "run"), records(alone[1]))
-    for name, leaf in alone[0].items():
-        np.testing.assert_allclose(params[name], leaf, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.long
-def test_two_processes(alone, tmp_path):
+def test_two_processes(tmp_path):
     """They resume a run of one process; then one process resumes theirs."""
     run = tmp_path / "run"
-    shutil.copytree(alone[1], run)
+    toy_fit(run)
+    alone = records(run)
     for step in (10, 12):
         shutil.rmtree(run / "checkpoints" / str(step))
     options = ["--directory", str(run), "--coordinator", free_address(), "--processes", "2"]
-    command = [sys.executable, str(SUPPORT / "toy_training.py"), *options, "--process-id"]
+    command = [*PROGRAM, *options, "--process-id"]
     both = [
         subprocess.Popen(
             [*command, str(process)], env=environment(2), stderr=subprocess.PIPE, text=True
@@ -104,11 +74,11 @@ def test_two_processes(alone, tmp_path):
     # Only one process reports.
     assert "step 12/12" in told[0]
     assert "toy: " not in told[1]
-    assert_close(records(run), records(alone[1]))
+    assert_close(records(run), alone)
     shutil.rmtree(run / "checkpoints" / "12")
     assert whole_steps(run / "checkpoints")[-1] == 10
     toy_fit(run)
-    assert_close(records(run), records(alone[1]))
+    assert_close(records(run), alone)
 
 
 @pytest.mark.parametrize(
