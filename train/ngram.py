@@ -28,7 +28,7 @@ from dart_jax.files import check_writable
 from dart_jax.machine import available_cores, available_memory
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
-from dart_jax.programs.command_line import RESUMABLE, parse, program
+from dart_jax.programs.command_line import RESUMABLE, check_least, parse, program
 from dart_jax.progress import progress_bars
 from train.counting.pipeline import UNIT, Budget, Counting, least_memory, units
 from train.counting.tokenizer import Encoding, eos_of, load
@@ -153,9 +153,7 @@ def check(config: NgramConfig) -> None:
     """Raises UserError for invalid settings, before anything is read."""
     if not 2 <= config.order <= 5:
         raise UserError(f"--order must be 2 to 5, got {config.order}")
-    for name in ("limit", "workers"):
-        if (value := getattr(config, name)) is not None and value < 1:
-            raise UserError(f"--{name} must be at least 1, got {value}")
+    check_least(config, limit=1, workers=1)
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
     check_writable(config.out)

@@ -30,7 +30,14 @@ from dart_jax.errors import UserError
 from dart_jax.files import check_writable
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
-from dart_jax.programs.command_line import RESUMABLE, Advice, parse, program
+from dart_jax.programs.command_line import (
+    RESUMABLE,
+    Advice,
+    check_least,
+    check_some,
+    parse,
+    program,
+)
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
 from train.data.answers import (
@@ -90,15 +97,10 @@ class RegenerateConfig:
     """Skip and count records that cannot be used, instead of stopping at the first."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "batch_size", "limit"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_least(self, max_new_tokens=1, batch_size=1, limit=1, seed=0)
+        check_some(self, "temperature")
         if self.minutes is not None and not self.minutes > 0:
             raise UserError(f"--minutes must be above 0, got {self.minutes:g}")
-        if self.seed < 0:
-            raise UserError(f"--seed must not be negative, got {self.seed}")
-        if not self.temperature:
-            raise UserError("--temperature needs at least one value")
         parse_template_kwargs(self.chat_template_kwargs)
         for config in self.samplings:
             _ = config.sampling  # raises for invalid values

@@ -333,7 +333,7 @@ def test_errors(config, tmp_path):
     )
     with pytest.raises(UserError, match="batch-size must be at least 1"):
         dataclasses.replace(config, batch_size=0)
-    with pytest.raises(UserError, match="seed must not be negative"):
+    with pytest.raises(UserError, match="seed must be at least 0"):
         dataclasses.replace(config, seed=-1)
     with pytest.raises(UserError, match="top_p must be"):
         dataclasses.replace(config, top_p=2.0)

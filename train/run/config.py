@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import MeshShape
+from dart_jax.programs.command_line import check_least
 from train.run.optimizer import OptimizerConfig
 
 # Options that may change when a run resumes; of these only `accumulate` changes random draws.
 FREE = ("accumulate", "save_every", "eval_every", "keep", "mesh")
 _STEPS = 1000  # by default
-_AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", "keep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,7 @@ class TrainerConfig(OptimizerConfig):
         super().__post_init__()
         if self.minutes is not None and self.steps is not None:
             raise UserError("--steps and --minutes exclude each other; pass one of them")
-        for name in _AT_LEAST_1:
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        check_least(self, steps=1, batch_size=1, accumulate=1, save_every=1, eval_every=1, keep=1)
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")
         if self.mesh is not None:
