@@ -75,9 +75,9 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Cha
             continue
         yield _rate(f"{name}: speed-up", old["speedups"], new["speedups"], ".2f")
         same_tree = old["tree"] == new["tree"] and not old["tree"].get("sizes")
-        shares = [each["identical"] / each["prompts"] for each in (old, new)]
+        same, now_same = (each["identical"] / each["prompts"] for each in (old, new))
         yield _exact(f"{name}: tau", old["tau"], new["tau"], ".3f", same_tree)
-        yield _exact(f"{name}: identical", *shares, ".0%", same_tree)
+        yield _exact(f"{name}: identical", same, now_same, ".0%", same_tree)
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
