@@ -106,7 +106,6 @@ def run(config: NgramConfig) -> str:
         "--chat-template-kwargs": template_kwargs,
         "--eos": eos,
         "--order": config.order,
-        "--limit": config.limit,
     }
     memory = available_memory() // 2 if config.memory is None else parse_memory(config.memory)
     number = config.workers or default_workers(memory)
