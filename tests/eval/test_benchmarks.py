@@ -254,14 +254,9 @@ def test_our_own_questions(thinking):
 # The hub
 
 
-# Benchmark on the hub -> a record of the file that is read.
+# A benchmark of each kind of file -> a record of the file that is read.
 ON_HUB = {
-    "alpaca": {"instruction": "a", "input": "x", "output": "o", "text": "t"},
     "code_alpaca": {"instruction": "a", "input": "", "output": "o"},
-    "humaneval": {"task_id": "0", "prompt": "def f():", "test": "t", "entry_point": "f"},
-    "livecodebench": {"question_content": "a", "starter_code": "class A:"},
-    "math500": {"problem": "a", "solution": "s", "answer": "3"},
-    "mbpp": {"task_id": 11, "text": "a", "test_list": ["t1", "t2"], "test_setup_code": ""},
     "mt_bench": {"prompt": ["a", "b"], "category": "writing"},
     "gsm8k": {"question": "a", "answer": "3"},
 }

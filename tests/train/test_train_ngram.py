@@ -267,7 +267,7 @@ def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch):
     offsets = np.cumsum([0, *map(len, documents)])
     whole = layout.windows(np.concatenate(documents), offsets)
     expected = np.unique(whole, axis=0, return_counts=True)
-    for name, fan_in, slice_bytes in (("a", 100, 64), ("b", 2, 64 * 10**6 // 400)):
+    for name, fan_in, slice_bytes in (("a", 100, 64), ("b", 2, 64 * 10**6 // 1000)):
         monkeypatch.setattr(counting, "FAN_IN", fan_in)
         monkeypatch.setattr(runs, "SLICE", slice_bytes)
         (tmp_path / name).mkdir()
@@ -400,7 +400,7 @@ def test_without_counts_nothing_is_held_against_a_run(tmp_path, count):
 
 def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
     """A bad record ends the first run after some units; the counts are used, merged anew."""
-    monkeypatch.setattr(ngram, "UNIT", 1000)
+    monkeypatch.setattr(ngram, "UNIT", 3000)
     good, more = lines(words(7)), lines(words(8))
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     write(first, good + '{"query": 1}\n')
