@@ -4,15 +4,13 @@
     python -m eval.campaign --list
 
 Each part is a run of another program in a process of its own. What it prints, its JSON report and
-summary.md are written as soon as it is done; the same command goes on with what an interrupted
-campaign has not done. A part starts only if the time that is left can suffice.
+summary.md are written as soon as it is done; the same command goes on with the parts that have no
+report. A part starts only if the time that is left can suffice.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -37,10 +35,9 @@ from dart_jax.models.experts.plain import grouped
 from dart_jax.models.platform.execution import Execution
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import write_json, write_text
-from dart_jax.programs.provenance import environment, revision
+from dart_jax.programs.provenance import environment
 from dart_jax.progress import stage
 
-_GRACE = 15.0  # seconds that an interrupted program has to write its reports
 _MOST_APART = 2e-2  # relative, of the kernels' bfloat16 results and plain JAX's float32
 
 
@@ -89,7 +86,7 @@ class CampaignConfig:
     minutes: float = 9.0
     """Time for everything."""
     out: Path = Path("campaign")
-    """Directory of the results. If it holds a campaign of the same revision, go on with that."""
+    """Directory of the results; a part whose report is there is not run again."""
     list: bool = False
     """Print the parts, their commands and the time they need at least, and run nothing."""
     device: bool = False
@@ -104,82 +101,62 @@ class CampaignConfig:
             raise UserError("--json needs --device; a campaign's results go to --out")
 
 
-def run(config: CampaignConfig, console: Console) -> dict[str, dict[str, Any]]:
-    """Runs the parts that the time suffices for.
-
-    Returns:
-      Part -> its `state`, `seconds` and last line if it failed, earlier ones included.
+def run(config: CampaignConfig, console: Console) -> dict[str, str]:
+    """Runs the parts that the time suffices for; returns part -> its state: done, failed, out of
+    time, or not run.
 
     Raises:
-      UserError: the results cannot be written, or --out holds a campaign of another revision.
+      UserError: the results cannot be written.
     """
-    end, path, now = time.monotonic() + 60 * config.minutes, config.out / "summary.json", revision()
+    end, outcomes = time.monotonic() + 60 * config.minutes, dict[str, str]()
     check_writable(config.out, directory=True)
-    parts: dict[str, dict[str, Any]] = {}
-    if path.exists():
-        before = json.loads(path.read_text())
-        if before["revision"] != now:
-            raise UserError(
-                f"{config.out} holds a campaign of another revision; pass another --out"
-            )
-        parts = before["parts"]
     for part in PARTS:
         left = end - time.monotonic()
-        if parts.get(part.name, {}).get("state") == "done":
-            console.print(f"{part.name}: done before")
-        elif left < part.least:
-            console.print(f"{part.name}: not run, needs {part.least} s of the {left:.0f} s left")
+        if (config.out / f"{part.name}.json").exists():
+            outcomes[part.name] = "done"
+        elif left < part.least or outcomes.get("device") == "failed":
+            outcomes[part.name] = "not run"
         else:
             with stage(f"{part.name} ({left:.0f} s left)", console):
-                outcome = parts[part.name] = run_part(part, config.out, left)
-            write_json(path, {"revision": now, "parts": parts})
-            write_text(config.out / "summary.md", summary(config.out, now, parts))
-            console.print(f"{part.name}: {outcome['state']} after {outcome['seconds']:.0f} s")
-            if part.name == "device" and outcome["state"] == "failed":
-                break
-    return parts
+                outcomes[part.name] = run_part(part, config.out, left)
+            write_text(config.out / "summary.md", summary(config.out, outcomes))
+        console.print(f"{part.name}: {outcomes[part.name]}")
+    return outcomes
 
 
-def run_part(part: Part, directory: Path, seconds: float) -> dict[str, Any]:
-    """Runs a part; NAME.json and what it prints, NAME.txt, go to `directory`.
-
-    After so many seconds it is interrupted as by Ctrl-C, and ended if that does not help.
-    """
+def run_part(part: Part, directory: Path, seconds: float) -> str:
+    """Runs a part, for so many seconds at most; NAME.json and what it prints, NAME.txt, go to
+    `directory`. Returns its state."""
     output, report = (directory / f"{part.name}.{kind}" for kind in ("txt", "json"))
     command = [sys.executable, "-m", "dart_jax", *part.call.split(), "--json", str(report)]
-    began, state = time.monotonic(), "done"
-    # Ctrl-C reaches only this process, which then ends the other.
+    # Ctrl-C reaches only this process, which then ends the other, with the servers that it started.
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "process_group": 0}
     with (
         output.open("wb") as file,
         subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **options) as process,
     ):
         try:
-            state = "failed" if process.wait(seconds) else "done"
+            if not process.wait(seconds):
+                return "done"
+            if report.exists():  # of a check that failed, to be repeated
+                report.replace(directory / f"{part.name}.failed.json")
+            return "failed"
         except subprocess.TimeoutExpired:
-            state = "out of time"
+            return "out of time"
         finally:
-            for ending in (signal.SIGINT, signal.SIGKILL):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    if process.poll() is None:
-                        os.killpg(process.pid, ending)
-                        process.wait(_GRACE)
-    lines = output.read_text(errors="replace").strip().splitlines() or ["no output"]
-    message = "" if state == "done" else lines[-1]
-    return {"state": state, "seconds": time.monotonic() - began, "message": message}
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def summary(directory: Path, revision: str | None, parts: dict[str, dict[str, Any]]) -> str:
+def summary(directory: Path, outcomes: dict[str, str]) -> str:
     """Returns the report in Markdown: a table of the parts, then what each of them printed."""
-    lines = [f"# Campaign, revision {revision or 'unknown'}", ""]
-    lines += ["| part | command | seconds | |", "| --- | --- | ---: | --- |"]
+    lines = ["# Campaign", "", "| part | command | |", "| --- | --- | --- |"]
     for part in PARTS:
-        outcome = parts.get(part.name, {"state": "not run", "seconds": 0, "message": ""})
-        state = f"{outcome['state']} {outcome['message']}".strip().replace("|", "\\|")
-        lines.append(f"| {part.name} | `{part.call}` | {outcome['seconds']:.0f} | {state} |")
-    for name in parts:
-        output = (directory / f"{name}.txt").read_text(errors="replace").strip()
-        lines += ["", f"## {name}", "", "```text", output, "```"]
+        lines.append(f"| {part.name} | `{part.call}` | {outcomes.get(part.name, 'not run')} |")
+    for name in outcomes:
+        if (printed := directory / f"{name}.txt").exists():
+            text = printed.read_text(errors="replace").strip()
+            lines += ["", f"## {name}", "", "```text", text, "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -256,7 +233,7 @@ def main(args: Sequence[str] | None = None) -> None:
         elif config.list:
             for part in PARTS:
                 console.print(f"{part.name} ({part.least} s)\n    dart-jax {part.call}")
-        elif any(each["state"] == "failed" for each in run(config, console).values()):
+        elif "failed" in run(config, console).values():
             raise SystemExit(1)
 
 

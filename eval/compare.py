@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -42,22 +42,9 @@ class CompareConfig:
     """Another one."""
 
 
-class Change(NamedTuple):
-    """One figure of one method in one setting, as the table shows it.
-
-    Attributes:
-      figure: its name, after the setting and the method.
-      before: in the first report.
-      after: in the second report.
-      ratio: after over before, of medians.
-      verdict: better, worse, same, or why nothing can be said.
-    """
-
-    figure: str
-    before: str
-    after: str
-    ratio: str
-    verdict: str
+# Name of a figure, its values in both reports, the ratio of these, and better, worse, same, or why
+# nothing can be said.
+Change = tuple[str, str, str, str, str]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -80,38 +67,34 @@ def read(path: Path) -> dict[str, Any]:
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
     """Yields every figure that both reports have, over all prompts of a setting."""
     old_methods = _methods(before)
-    for (setting, name), new in _methods(after).items():
-        old = old_methods.get((setting, name))
-        if old is None:
+    for name, new in _methods(after).items():
+        if (old := old_methods.get(name)) is None:
             continue
-        where = f"{setting}, {name}: "
-        yield _rate(f"{where}tok/s", old["rates"], new["rates"], ",.0f")
-        if name == "plain":
+        yield _rate(f"{name}: tok/s", old["rates"], new["rates"], ",.0f")
+        if name.endswith(", plain"):
             continue
-        yield _rate(f"{where}speed-up", old["speedups"], new["speedups"], ".2f")
+        yield _rate(f"{name}: speed-up", old["speedups"], new["speedups"], ".2f")
         same_tree = old["tree"] == new["tree"] and not old["tree"].get("sizes")
-        shares = [each["identical"] / each["prompts"] for each in (old, new)]
-        yield _exact(f"{where}tau", old["tau"], new["tau"], ".3f", same_tree)
-        yield _exact(f"{where}identical", shares[0], shares[1], ".0%", same_tree)
+        same, now_same = (each["identical"] / each["prompts"] for each in (old, new))
+        yield _exact(f"{name}: tau", old["tau"], new["tau"], ".3f", same_tree)
+        yield _exact(f"{name}: identical", same, now_same, ".0%", same_tree)
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Lists what else differs: environment, options, revision."""
-    facts = [
-        {**each.get("environment", {}), **each.get("config", {}), "revision": each.get("revision")}
-        for each in (before, after)
-    ]
     old, new = (
-        {k: v for k, v in x.items() if k not in ("json", "markdown", "plot")} for x in facts
+        {**each["environment"], **each["config"], "revision": each["revision"]}
+        for each in (before, after)
     )
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names]
+    names = [name for name in {**old, **new} if name not in ("json", "markdown", "plot")]
+    pairs = [(name, old.get(name), new.get(name)) for name in names]
+    return [f"{name}: {one} -> {other}" for name, one, other in pairs if one != other]
 
 
-def _methods(report: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+def _methods(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the figures and the tree of each setting and method."""
     return {
-        (f"{each['bench']}, T {each['temperature']:g}, batch {each['batch_size']}", name): {
+        f"{each['bench']}, T {each['temperature']:g}, batch {each['batch_size']}, {name}": {
             **figures,
             "tree": each["trees"].get(name),
         }
@@ -131,7 +114,7 @@ def _rate(figure: str, old: list[float], new: list[float], form: str) -> Change:
     elif min(old) - max(new) > widest:
         verdict = "worse"
     ratio = statistics.median(new) / statistics.median(old)
-    return Change(figure, spread(old, form), spread(new, form), f"{ratio:.3f}", verdict)
+    return figure, spread(old, form), spread(new, form), f"{ratio:.3f}", verdict
 
 
 def _exact(figure: str, old: float, new: float, form: str, same_tree: bool) -> Change:
@@ -139,8 +122,7 @@ def _exact(figure: str, old: float, new: float, form: str, same_tree: bool) -> C
     verdict = "same"
     if abs(new - old) > _ROUNDING:
         verdict = "other trees" if not same_tree else "better" if new > old else "worse"
-    ratio = f"{new / old:.3f}" if old else "-"
-    return Change(figure, f"{old:{form}}", f"{new:{form}}", ratio, verdict)
+    return figure, f"{old:{form}}", f"{new:{form}}", f"{new / old:.3f}" if old else "-", verdict
 
 
 def run(config: CompareConfig, console: Console) -> bool:
@@ -158,7 +140,7 @@ def run(config: CompareConfig, console: Console) -> bool:
         )
     for line in differences(before, after):
         console.print(line, soft_wrap=True, markup=False)
-    counts = Counter(change.verdict for change in figures)
+    counts = Counter(verdict for *_, verdict in figures)
     title = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     console.print(table(title, ("figure", "before", "after", "ratio", ""), figures))
     return not counts["worse"]

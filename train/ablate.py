@@ -29,7 +29,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.drafter_config import DrafterConfig
-from dart_jax.programs.command_line import RESUMABLE, parse, program
+from dart_jax.programs.command_line import RESUMABLE, check_least, parse, program
 from dart_jax.programs.outputs import check_outputs, write_text
 from dart_jax.programs.provenance import environment
 from train.data.prepare import prepare
@@ -107,11 +107,7 @@ class AblateConfig:
     """Tokens decoded per prompt."""
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "prompts"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1")
-        if self.max_new_tokens < 2:
-            raise UserError("--max-new-tokens must be at least 2")
+        check_least(self, seeds=1, prompts=1, max_new_tokens=2)
         if self.values and self.experiment == "shift":
             raise UserError("the experiment shift compares no numbers; leave --values out")
 

@@ -34,7 +34,6 @@ from dart_jax.weights.checkpoint import (
     load_target,
     save_target,
 )
-from train.data.answer_file import unfinished
 from train.language_model import (
     END_OF_TEXT,
     TokenWindows,
@@ -43,7 +42,7 @@ from train.language_model import (
     train_tokenizer,
 )
 from train.recipes import begin, half, package, train_recipe
-from train.regenerate import RegenerateConfig
+from train.regenerate import RegenerateConfig, unfinished
 from train.regenerate import run as regenerate
 from train.run.config import TrainerConfig
 from train.run.trainer import Trainer

@@ -32,7 +32,7 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import Params, init_params
 from dart_jax.models.sharding.placement import replicate
-from dart_jax.programs.command_line import RESUMABLE, program
+from dart_jax.programs.command_line import RESUMABLE, check_least, program
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
@@ -100,8 +100,7 @@ class DrafterTraining:
             raise UserError(f"--epochs must be a finite number above 0, got {self.epochs:g}")
         if self.epochs is not None and self.trainer.minutes is not None:
             raise UserError("--epochs and --minutes exclude each other; pass one of them")
-        if self.chunk is not None and self.chunk < 1:
-            raise UserError(f"--chunk must be at least 1, got {self.chunk}")
+        check_least(self, chunk=1)
 
 
 def train(config: DrafterTraining) -> Path:

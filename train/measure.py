@@ -11,6 +11,7 @@ not fit this device.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,14 +19,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from rich.console import Console
-from rich.table import Table
 
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import Params, abstract_params
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.provenance import environment
+from dart_jax.programs.tables import table
 from dart_jax.progress import stage
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import read_target_config
@@ -49,10 +50,8 @@ class MeasureConfig:
     """dtype in which the loss is computed."""
 
     def __post_init__(self) -> None:
-        if not self.context or min(self.context) < 4:
-            raise UserError("--context must be lengths of at least 4")
-        if not self.positions or min(self.positions) < 1:
-            raise UserError("--positions must be numbers of at least 1")
+        check_some(self, "context", "positions")
+        check_least(self, context=4, positions=1)
 
 
 def measure(target: TargetConfig, context: int, positions: int, dtype: DTypeLike) -> int:
@@ -94,16 +93,13 @@ def run(config: MeasureConfig, console: Console) -> None:
     """Measures every case and prints a table of them."""
     target = read_target_config(hub.resolve(config.target, patterns=("config.json",)))
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
-    table = Table(title="Loss and gradient of every prefix", title_justify="left")
-    table.caption = "MB: temporary memory"
-    for name in ("T", "d", "MB"):
-        table.add_column(name, justify="right")
-    for context in config.context:
-        for positions in config.positions:
-            with stage(f"T {context}, d {positions}", console):
-                memory = measure(target, context, positions, jnp.dtype(config.dtype))
-            table.add_row(str(context), str(positions), f"{memory / 1e6:,.1f}")
-    console.print(table)
+    rows = []
+    for context, positions in itertools.product(config.context, config.positions):
+        with stage(f"T {context}, d {positions}", console):
+            memory = measure(target, context, positions, jnp.dtype(config.dtype))
+        rows.append((str(context), str(positions), f"{memory / 1e6:,.1f}"))
+    title, caption = "Loss and gradient of every prefix", "MB: temporary memory"
+    console.print(table(title, ("T", "d", "MB"), rows, caption))
 
 
 def main(args: Sequence[str] | None = None) -> None:

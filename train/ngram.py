@@ -28,8 +28,7 @@ from dart_jax.files import check_writable
 from dart_jax.machine import available_cores, available_memory
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
-from dart_jax.ngram.builder import check_lossy
-from dart_jax.programs.command_line import RESUMABLE, parse, program
+from dart_jax.programs.command_line import RESUMABLE, check_least, parse, program
 from dart_jax.progress import progress_bars
 from train.counting.pipeline import UNIT, Budget, Counting, least_memory, units
 from train.counting.tokenizer import Encoding, eos_of, load
@@ -63,10 +62,6 @@ class NgramConfig:
     """The end-of-sequence token, if the tokenizer names none or another."""
     order: int = 3
     """Tokens in the longest n-grams, 2 to 5."""
-    min_counts: tuple[int, ...] = ()
-    """Minimum counts of n-grams of 1, 2, .. `order` tokens; rarer ones are dropped."""
-    precision: int | None = None
-    """Significant bits kept per count, 2 to 16; by default all."""
     limit: int | None = None
     """Maximum number of documents to read; each piece of a long one counts."""
     skip_bad: bool = False
@@ -111,7 +106,6 @@ def run(config: NgramConfig) -> str:
         "--chat-template-kwargs": template_kwargs,
         "--eos": eos,
         "--order": config.order,
-        "--limit": config.limit,
     }
     memory = available_memory() // 2 if config.memory is None else parse_memory(config.memory)
     number = config.workers or default_workers(memory)
@@ -135,8 +129,6 @@ def run(config: NgramConfig) -> str:
                 builder.write(
                     config.out,
                     fingerprint=tokenizer_fingerprint(tokenizer.backend),
-                    min_counts=config.min_counts or None,
-                    precision=config.precision,
                 )
         except (duckdb.Error, OSError, RuntimeError) as error:
             reason = str(error).split("\n", 1)[0]
@@ -160,10 +152,7 @@ def check(config: NgramConfig) -> None:
     """Raises UserError for invalid settings, before anything is read."""
     if not 2 <= config.order <= 5:
         raise UserError(f"--order must be 2 to 5, got {config.order}")
-    check_lossy(config.order, config.min_counts, config.precision)
-    for name in ("limit", "workers"):
-        if (value := getattr(config, name)) is not None and value < 1:
-            raise UserError(f"--{name} must be at least 1, got {value}")
+    check_least(config, limit=1, workers=1)
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
     check_writable(config.out)

@@ -11,13 +11,14 @@ becomes a record for `train.drafter`, with token ids, so that it is not tokenise
 
 Answers to the same record share their source. Each finished block of records is in --out at once;
 after --minutes, Ctrl-C or an error, all answers are. The same command goes on where it stopped,
-also with records that were repaired or added behind those that are answered.
+also with records that were repaired or added: a log beside --out, from which that is written anew,
+has all answers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -29,15 +30,22 @@ from dart_jax.errors import UserError
 from dart_jax.files import check_writable
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
-from dart_jax.programs.command_line import RESUMABLE, Advice, parse, program
+from dart_jax.programs.command_line import (
+    RESUMABLE,
+    Advice,
+    check_least,
+    check_some,
+    parse,
+    program,
+)
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
-from train.data.answer_file import AnswerFile, lines, unfinished, work_of
 from train.data.answers import (
     AnswerGenerator,
     AnswerLog,
     Conversation,
     OutOfTimeError,
+    lines,
 )
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import Example, read_all
@@ -87,19 +95,12 @@ class RegenerateConfig:
     """Begin no batch of answers after this many minutes, but at least one; by default no limit."""
     skip_bad: bool = False
     """Skip and count records that cannot be used, instead of stopping at the first."""
-    work: Path | None = None
-    """Directory for intermediate results; by default next to the output."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "batch_size", "limit"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_least(self, max_new_tokens=1, batch_size=1, limit=1, seed=0)
+        check_some(self, "temperature")
         if self.minutes is not None and not self.minutes > 0:
             raise UserError(f"--minutes must be above 0, got {self.minutes:g}")
-        if self.seed < 0:
-            raise UserError(f"--seed must not be negative, got {self.seed}")
-        if not self.temperature:
-            raise UserError("--temperature needs at least one value")
         parse_template_kwargs(self.chat_template_kwargs)
         for config in self.samplings:
             _ = config.sampling  # raises for invalid values
@@ -116,6 +117,17 @@ class RegenerateConfig:
             )
             for temperature in self.temperature
         ]
+
+
+def log_of(out: Path) -> Path:
+    """Returns the log of a file of answers, in a work directory next to it."""
+    return out.with_name(out.name + ".work").resolve() / _LOG
+
+
+def unfinished(out: Path) -> bool:
+    """Tells whether answers are missing from a file, of which a log has those that were made."""
+    log = log_of(out)
+    return log.is_file() and log.stat().st_size > 0
 
 
 class Summary(NamedTuple):
@@ -164,35 +176,34 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
     Raises:
       UserError: a setting, the models or the data cannot be used; answers made before stay.
     """
-    began = time.monotonic()
+    began, path = time.monotonic(), log_of(config.out)
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
     check_writable(config.out)
-    work = (config.work or work_of(config.out)).resolve()
-    if config.out.exists() and not unfinished(config.out, work):
+    if config.out.exists() and not unfinished(config.out):
         raise UserError(f"--out {config.out} already exists; delete it or name another file")
     directory = hub.resolve(config.target, patterns=hub.TARGET)
-    files = without(find_files(config.data), (work, config.out))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(work_directory.locked(work))
-        file = AnswerFile(config.out, work)
-        log = stack.enter_context(AnswerLog(work / _LOG))
-        result = f"{file.answers:,} answers" if file.answers else "answers" * (not log.empty)
-        cure = "another --out" if config.work is None else "another --out and --work"
-        work_directory.check_settings(work, _settings(config, directory), result=result, cure=cure)
+    files = without(find_files(config.data), (path.parent, config.out))
+    with work_directory.locked(path.parent), AnswerLog(path) as log:
+        work_directory.check_settings(
+            path.parent,
+            _settings(config, directory),
+            result="answers" * (not log.empty),
+            cure="another --out",
+        )
         with stage(f"loading {config.target}"):
             model = DartModel.from_pretrained(
                 directory, config.drafter, config.ngram, dtype=config.dtype, mesh=config.mesh
             )
         try:
-            summary = _Regeneration(config, files, model, file, log, began).run(advice or Advice())
+            summary = _Regeneration(config, files, model, log, began).run(advice or Advice())
         except OSError as error:
             raise UserError(
-                f"cannot write to {work} or {config.out}: {error.strerror or error}; free disk "
-                "space, and run again to resume"
+                f"cannot write to {path.parent} or {config.out}: {error.strerror or error}; free "
+                "disk space, and run again to resume"
             ) from error
         if summary.complete:
-            work_directory.remove(work)
+            work_directory.remove(path.parent)
     return summary
 
 
@@ -215,16 +226,16 @@ class _Regeneration:
         config: RegenerateConfig,
         files: Sequence[Path],
         model: DartModel,
-        file: AnswerFile,
         log: AnswerLog,
         began: float,
     ):
-        self._config, self._files, self._file, self._log = config, files, file, log
+        self._config, self._files, self._log = config, files, log
         self._began, self._tokenizer = began, model.tokenizer
         self._skipped = Skipped()
         self._bad = self._skipped if config.skip_bad else refuse
         self._conversations: list[Conversation] = []  # of the block in progress
-        self._summary = Summary(self._skipped)
+        self._summary = Summary(self._skipped)  # of what is in the file
+        self._size = 0  # bytes of the file that this process has written
         self._new = 0  # answers of this process
         self._generator = AnswerGenerator(
             model,
@@ -242,23 +253,22 @@ class _Regeneration:
         complete = True
         try:
             self._answer_all()
-            self._file.check_whole()
         except OSError:
             raise
         except (KeyboardInterrupt, Exception) as end:
             complete = False
-            self._file.keep(lines(self._conversations, self._tokenizer))
-            if self._file.answers:
-                note = f"{self._file.answers:,} answers are in {self._config.out}"
+            self._write()
+            if self._summary.answers:
+                note = f"{self._summary.answers:,} answers are in {self._config.out}"
                 advice.text = f"{note}; {RESUMABLE}"
                 if isinstance(end, UserError):
                     raise UserError(f"{end} ({note}, and the same command goes on)") from None
             if not isinstance(end, OutOfTimeError):
                 raise
-        summary = self._summary.plus(self._conversations)
-        if complete and not summary.answers:
+        if complete and not self._summary.answers:
             raise UserError(f"there is no answer to write: {self._skipped.first}")
-        return summary._replace(seconds=time.monotonic() - self._began, complete=complete)
+        seconds = time.monotonic() - self._began
+        return self._summary._replace(seconds=seconds, complete=complete)
 
     def _late(self) -> bool:
         minutes, passed = self._config.minutes, time.monotonic() - self._began
@@ -278,13 +288,25 @@ class _Regeneration:
                     answers = self._summary.plus(self._conversations).answers
                     pace = self._new / (time.monotonic() - began)
                     progress.update(bar, note=f"{answers:,} answers, {pace:.1f} a second")
-                self._file.add(lines(self._conversations, self._tokenizer))
-                self._summary = self._summary.plus(self._conversations)
-                self._conversations.clear()
+                self._write()
                 place += len(block)
                 # Files are read in chunks, ahead of the answers.
                 progress.update(bar, completed=min(block[-1][1], size - 1))
             progress.update(bar, completed=size)
+
+    def _write(self) -> None:
+        """Appends the answers of the block to the file, in place of what an earlier run left."""
+        added = lines(self._conversations, self._tokenizer)
+        if added:
+            try:
+                with self._config.out.open("ab" if self._size else "wb") as file:
+                    file.write(added)
+            except OSError:
+                os.truncate(self._config.out, self._size)  # no half a line
+                raise
+        self._size += len(added)
+        self._summary = self._summary.plus(self._conversations)
+        self._conversations.clear()
 
     def _opened(self, example: Example) -> list[Conversation]:
         """Returns a record's conversations, one for each sampling configuration."""

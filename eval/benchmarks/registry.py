@@ -7,19 +7,10 @@ Any file of questions is a benchmark too; `questions` lists the formats of its r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from dart_jax.data.records import (
-    COMPRESSIONS,
-    HUB,
-    Skipped,
-    find_files,
-    is_text,
-    records,
-    refuse,
-)
+from dart_jax.data.records import COMPRESSIONS, HUB, find_files, is_text, records
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, read_question
@@ -110,7 +101,6 @@ def load_all(
     tokenizer: Tokenizer,
     data_dir: Path | None,
     limit: int,
-    skip_bad: bool = False,
 ) -> tuple[dict[str, list[Question]], list[str]]:
     """Loads the first questions of several benchmarks; of `all`, of those whose files are there.
 
@@ -120,10 +110,9 @@ def load_all(
       tokenizer: the target's.
       data_dir: as for `load`.
       limit: maximum number of questions of each.
-      skip_bad: skip records that cannot be used.
 
     Returns:
-      Name or file -> questions; and why benchmarks of `all`, or records, were left out.
+      Name or file -> questions; and why benchmarks of `all` were left out.
 
     Raises:
       UserError: as `parse_names` and `load`, or there is no file of any benchmark.
@@ -134,15 +123,12 @@ def load_all(
     if text == DEMO:
         return questions, left_out
     for name in parse_names(text):
-        skipped = Skipped()
         try:
-            questions[name] = load(name, data_dir, limit, skipped if skip_bad else refuse)
+            questions[name] = load(name, data_dir, limit)
         except MissingFile as error:
             if name in _split(text):
                 raise
             left_out.append(f"{name}: {error}")
-        if skipped.count:
-            left_out.append(f"{name}{skipped}")
     if not questions:
         raise UserError(f"no benchmark of {text!r} is found; {left_out[0]}")
     return questions, left_out
@@ -186,40 +172,34 @@ def find(name: str) -> Benchmark:
     return Benchmark(stem.stem, stem.stem, (name,), None)
 
 
-def load(
-    name: str,
-    data_dir: Path | None,
-    limit: int | None = None,
-    bad: Callable[[UserError], None] = refuse,
-) -> list[Question]:
+def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Question]:
     """Loads the questions of a benchmark, in the order of its file.
 
     Args:
       name: one of `BENCHMARKS`, that of `OWN`, or the path of a file.
       data_dir: directory of the named benchmarks' files; None downloads them from the hub.
       limit: maximum number of questions; nothing after them is read.
-      bad: called with the error of a record that cannot be used, which is then skipped.
 
     Raises:
       MissingFile: there is no such file.
-      UserError: the file cannot be read or used; says where.
+      UserError: the file, or a record of it, cannot be read or used; says where.
     """
     if limit is not None and limit < 1:
         raise UserError(f"at least one question of a benchmark is needed, not {limit}")
     benchmark = find(name)
     files = _files(benchmark, data_dir)
-
-    def read() -> Iterator[Question]:
-        for record in (r for path in files for r in records(path, bad=bad)):
-            try:
-                yield read_question(record, benchmark.name, benchmark.title, benchmark.by_category)
-            except UserError as error:
-                bad(error)
-
-    questions = list(islice(read(), limit))
+    every = (record for path in files for record in records(path, bad=_refuse))
+    questions = [
+        read_question(record, benchmark.name, benchmark.title, benchmark.by_category)
+        for record in islice(every, limit)
+    ]
     if not questions:
         raise UserError(f"{files[0]} holds no questions; check the file, or leave it out")
     return questions
+
+
+def _refuse(error: UserError) -> None:
+    raise error
 
 
 def _files(benchmark: Benchmark, data_dir: Path | None) -> tuple[Path, ...]:

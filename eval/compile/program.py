@@ -39,7 +39,7 @@ from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, de
 from eval.compile.findings import Result, inspect
 from eval.latency.cost import costs
 from eval.latency.report import narrow
-from eval.latency.shapes import check_batch, target_of
+from eval.latency.shapes import target_of
 
 _KERNELS = (
     "layer: kernels in a layer of the target, the median; Pallas: kernels of ours; graphs: CUDA "
@@ -118,7 +118,11 @@ class CompileConfig:
         for name in self.shape:
             check_divides(target_of(name), AbstractMesh(mesh, (DATA, MODEL)))
         for batch in self.batch_size:
-            check_batch(batch, mesh.data)
+            if batch % mesh.data:
+                raise UserError(
+                    f"{mesh.data} groups of devices cannot share a batch of {batch} evenly; change "
+                    "--batch-size or --mesh"
+                )
 
     def programs(self) -> list[tuple[Case, Program]]:
         """Lists what to compile: plain decoding has no tree, so it is in there once; only methods

@@ -128,15 +128,6 @@ def as_loaded(
     return target, drafter, dataclasses.replace(execution, devices=devices)
 
 
-def check_batch(batch: int, groups: int) -> None:
-    """Raises UserError if groups of devices cannot share a batch."""
-    if batch % groups:
-        raise UserError(
-            f"{groups} groups of devices cannot share a batch of {batch} evenly; change "
-            "--batch-size or --mesh"
-        )
-
-
 def cache_row(config: AnyDrafter, dtype: Any) -> int:
     """Returns the bytes of one token's keys and values in all layers of a model's cache."""
     layers = 1 if isinstance(config, Eagle3Config) else config.num_hidden_layers

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.decoder import STEPS, Decoder, Generation
+from dart_jax.engine.decoder import Decoder, Generation
 from dart_jax.progress import progress_bar
 from eval.benchmarks.prompts import demo_prompts
 from eval.lossless.config import (
@@ -57,17 +57,15 @@ class Lossless:
             tree(model, case.nodes or None, LEVEL_DECAY),
             max_length=length,
             sampling=case.sampling,
-            steps=case.burst,
             coupled=not self.config.no_coupling,
         )
         return dataclasses.replace(result, memory=RandomMemory())
 
     def cases(self, sampling: Sampling, batch_size: int) -> list[Case]:
-        """Returns the settings of all methods, trees and bursts."""
-        every = product(self.methods, self.config.tree_nodes, self.config.burst)
+        """Returns the settings of all methods and trees."""
         cases = (
-            Case(name, sampling, batch_size, min(nodes, METHODS[name].most), burst)
-            for name, nodes, burst in every
+            Case(name, sampling, batch_size, min(nodes, METHODS[name].most))
+            for name, nodes in product(self.methods, self.config.tree_nodes)
         )
         return list(dict.fromkeys(cases))
 
@@ -80,11 +78,11 @@ class Lossless:
             for sampling, size in groups:
                 name = f"{describe(sampling)}, batch {size}"
                 progress.update(task, description=f"{name}, plain")
-                plain = self._decode(Case(PLAIN, sampling, size, 0, STEPS))
+                plain = self._decode(Case(PLAIN, sampling, size, 0))
                 progress.advance(task)
                 for case in self.cases(sampling, size):
                     sizes = f"{case.nodes} nodes" if case.nodes else "changing sizes"
-                    title = f"{name}, {METHODS[case.method].title}, {sizes}, bursts of {case.burst}"
+                    title = f"{name}, {METHODS[case.method].title}, {sizes}"
                     progress.update(task, description=title)
                     yield self._outcome(case, plain, self._decode(case))
                     progress.advance(task)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dart_jax.data.stdlib import HELD_OUT
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.decoder import STEPS
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
 from eval.methods.registry import MethodChoice
@@ -42,8 +41,6 @@ class LosslessConfig(MethodChoice):
     tree_nodes: tuple[int, ...] = (8, 60, 0)
     """Nodes of the draft trees, at most 16 of prompt lookup and n-grams and 6 of a draft model; 0
     for sizes that change at random, down to plain decoding."""
-    burst: tuple[int, ...] = (STEPS, 1)
-    """Steps of a burst, which is one call of a jitted program, at most."""
     samples: int = 1024
     """Sequences sampled for each distribution test, with the first method; 0 skips the tests."""
     seed: int = 0
@@ -53,8 +50,8 @@ class LosslessConfig(MethodChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_some(self, "temperature", "batch_size", "tree_nodes", "burst")
-        check_least(self, prompts=1, max_new_tokens=1, batch_size=1, tree_nodes=0, burst=1)
+        check_some(self, "temperature", "batch_size", "tree_nodes")
+        check_least(self, prompts=1, max_new_tokens=1, batch_size=1, tree_nodes=0)
         if max(self.batch_size) > self.prompts * len(HELD_OUT):
             raise UserError(
                 f"--batch-size {max(self.batch_size)} needs as many prompts, and --prompts "

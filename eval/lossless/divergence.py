@@ -60,14 +60,12 @@ class Case:
       sampling: sampling parameters.
       batch_size: prompts decoded together.
       nodes: nodes of the draft trees; 0 for sizes that change at random.
-      burst: steps of a burst, at most.
     """
 
     method: str
     sampling: Sampling
     batch_size: int
     nodes: int
-    burst: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@
     python -m eval.lossless --method all
 
 Decodes the same prompts with and without drafts, with the same seeds, in every combination of
-temperature, filters, batch size, tree size and burst. The first difference of two outputs is
+temperature, filters, batch size and tree size. The first difference of two outputs is
 examined: it is either a tie within rounding or two different distributions. Then many short samples
 are compared with the target's exact probabilities. Exit status 1 if anything differs beyond
 rounding.
@@ -38,9 +38,7 @@ def run(config: LosslessConfig, console: Console) -> bool:
     for name in lossless.methods:
         of_method = [outcome for outcome in outcomes if outcome.case.method == name]
         sizes = ", ".join(dict.fromkeys(str(outcome.case.nodes) for outcome in of_method))
-        bursts = " and ".join(str(steps) for steps in dict.fromkeys(config.burst))
-        against = f"{METHODS[name].title} against plain decoding"
-        title = f"{against}: trees of {sizes} nodes, bursts of {bursts} steps"
+        title = f"{METHODS[name].title} against plain decoding: trees of {sizes} nodes"
         console.print(tables.equality_table(title, of_method))
     if any(outcome.divergences for outcome in outcomes):
         console.print(tables.divergence_table(outcomes, lossless.tokenizer))

@@ -30,7 +30,7 @@ def describe(sampling: Sampling) -> str:
 
 
 def equality_table(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """Returns a row per sampling and batch size, over all trees and bursts."""
+    """Returns a row per sampling and batch size, over all trees."""
     rows = []
     groups = groupby(outcomes, key=lambda outcome: (outcome.case.sampling, outcome.case.batch_size))
     for (sampling, batch_size), members in groups:
@@ -70,7 +70,7 @@ def divergence_table(outcomes: Sequence[Outcome], tokenizer: Tokenizer) -> Table
     rows = [
         (
             f"{METHODS[case.method].title}, {describe(case.sampling)}\n"
-            f"batch {case.batch_size}, {case.nodes} nodes, bursts of {case.burst}\n"
+            f"batch {case.batch_size}, {case.nodes} nodes\n"
             f"prompt {each.prompt}, new token {each.new_token}",
             *map(text, (each.plain, each.dart)),
             *(f"{number:.2g}" for number in (each.margin, each.top2, each.rounding)),

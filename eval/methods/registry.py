@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.decoder import STEPS, Decoder
+from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import adaptive_tree, default_search, default_tree
 from dart_jax.model import DartModel
@@ -204,7 +204,6 @@ def decoder(
     *,
     max_length: int,
     sampling: Sampling,
-    steps: int = STEPS,
     acceptance: float | None = None,
     coupled: bool = True,
 ) -> Decoder:
@@ -215,7 +214,6 @@ def decoder(
       tree: its draft tree.
       max_length: rows of the KV cache.
       sampling: sampling parameters.
-      steps: of a burst, at most.
       acceptance: imposed tau: tokens that every verification emits, whatever the target samples;
         stop tokens are then ignored. Trees must be deep enough.
       coupled: whether drafts are ranked with the noise of the target's draws.
@@ -232,7 +230,6 @@ def decoder(
         search=search,
         coupled=coupled,
     )
-    result = dataclasses.replace(result, steps=steps)
     if acceptance is None or not tree.nodes:
         return result
     config = dataclasses.replace(result.config, acceptance=ImposedTau(acceptance))

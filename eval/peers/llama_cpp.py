@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,19 +17,12 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.weights.gguf.tensors import gguf_files
-from eval.peers.engine import Loaded, Setup, stepwise
-
-_FTYPES = {
-    "float32": "LLAMA_FTYPE_ALL_F32",
-    "float16": "LLAMA_FTYPE_MOSTLY_F16",
-    "bfloat16": "LLAMA_FTYPE_MOSTLY_BF16",
-}
+from eval.peers.engine import Loaded, Setup
 
 
 def load(setup: Setup) -> Loaded:
-    """Loads the target's GGUF file, with the weights as they are stored, or as llama.cpp converts
-    them to the precision. Keys and values are in float32 if the weights are, otherwise in float16,
-    llama.cpp's default.
+    """Loads the target's GGUF file, with the weights as they are stored. Keys and values are in
+    float32 if the weights are, otherwise in float16, llama.cpp's default.
 
     Raises:
       UserError: the target is no GGUF file.
@@ -36,22 +30,13 @@ def load(setup: Setup) -> Loaded:
     files = gguf_files(setup.target)
     if not files:
         raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
-    path, label = files[0], setup.precision
     llama: Any = importlib.import_module("llama_cpp")
     llama.llama_backend_init()
-    if label == "stored":
-        tensors = [each for each in gguf.GGUFReader(path).tensors if len(each.shape) > 1]
-        label = Counter(each.tensor_type.name for each in tensors).most_common(1)[0][0]
-    else:
-        conversion = llama.llama_model_quantize_default_params()
-        conversion.ftype, conversion.allow_requantize = getattr(llama, _FTYPES[label]), True
-        source, path = path, setup.work / f"{label}.gguf"
-        names = str(source).encode(), str(path).encode()
-        if llama.llama_model_quantize(*names, ctypes.byref(conversion)):
-            raise RuntimeError("llama.cpp cannot convert the file")
+    tensors = [each for each in gguf.GGUFReader(files[0]).tensors if len(each.shape) > 1]
+    stored = Counter(each.tensor_type.name for each in tensors).most_common(1)[0][0]
     options = llama.llama_model_default_params()
     options.n_gpu_layers = 0
-    model = llama.llama_model_load_from_file(str(path).encode(), options)
+    model = llama.llama_model_load_from_file(str(files[0]).encode(), options)
     if not model:
         raise RuntimeError("llama.cpp cannot load the file")
     how = llama.llama_context_default_params()
@@ -59,7 +44,7 @@ def load(setup: Setup) -> Loaded:
     how.n_threads = how.n_threads_batch = setup.threads
     how.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED  # faster here than without
     how.no_perf = True
-    if setup.precision == "float32":
+    if stored == "F32":
         how.type_k = how.type_v = llama.GGML_TYPE_F32
     context = llama.llama_init_from_model(model, how)
     if not context:
@@ -67,9 +52,7 @@ def load(setup: Setup) -> Loaded:
     memory = llama.llama_get_memory(context)
     vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
-    def step(tokens: Sequence[int], position: int) -> int:
-        if position == 0:
-            llama.llama_memory_clear(memory, True)
+    def step(tokens: Sequence[int]) -> int:
         ids = (ctypes.c_int32 * len(tokens))(*tokens)
         status = llama.llama_decode(context, llama.llama_batch_get_one(ids, len(tokens)))
         if status:
@@ -77,4 +60,12 @@ def load(setup: Setup) -> Loaded:
         logits = llama.llama_get_logits_ith(context, -1)
         return int(np.argmax(np.ctypeslib.as_array(logits, (vocab_size,))))
 
-    return Loaded(label, stepwise(step))
+    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+        llama.llama_memory_clear(memory, True)
+        tokens = [step(prompt.tolist())]
+        start = time.perf_counter()
+        for _ in range(new_tokens - 1):
+            tokens.append(step(tokens[-1:]))
+        return tokens, time.perf_counter() - start
+
+    return Loaded(stored, decode)

@@ -17,7 +17,7 @@ import importlib.util
 import itertools
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,11 +53,9 @@ class PeersConfig(ModelChoice):
     """The model, the engines, and how to time them."""
 
     engine: tuple[str, ...] = tuple(ENGINES)
-    """Engines, of plain, dart, transformers, compiled (transformers with torch.compile), lookup and
-    assisted (its generate with prompt lookup, or with a small model), and llama.cpp, for GGUF
-    targets; plain is always there. Those that lack a package or a part are left out."""
-    draft_model: str | None = None
-    """Directory or hub repository of a small model with the target's vocabulary, for assisted."""
+    """Engines, of plain, dart, transformers, lookup (transformers with its prompt lookup), and
+    llama.cpp, for GGUF targets; plain is always there. Those that lack a package or a part are left
+    out."""
     bench: str | None = None
     """Benchmarks or files, as for eval.speedup, of which the first turns are answered."""
     data_dir: Path | None = None
@@ -92,15 +90,15 @@ class Peer(Child):
 
     Attributes:
       name: the engine, of `ENGINES`.
-      precision: as tables show it.
+      weights: their dtype, as tables show it.
     """
 
     def __init__(self, setup: Setup):
         """Starts the process and loads the model; raises UserError if the engine cannot."""
-        super().__init__(setup.work / f"{setup.name}-{setup.precision}.log")
+        super().__init__(setup.work / f"{setup.name}.log")
         self.name = setup.name
         try:
-            self.precision: str = self.call(_load, setup)
+            self.weights: str = self.call(_load, setup)
         except BaseException:
             self.__exit__()
             raise
@@ -123,7 +121,7 @@ def _load(setup: Setup) -> str:
     module = importlib.import_module(f"eval.peers.{ENGINES[setup.name].module}")
     loaded: Loaded = module.load(setup)
     _decodes.append(loaded.decode)
-    return loaded.precision
+    return loaded.weights
 
 
 def _decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
@@ -135,7 +133,7 @@ class Measurement(NamedTuple):
 
     Attributes:
       engine: its name.
-      precision: of weights and arithmetic, as tables show it.
+      weights: their dtype, as tables show it.
       rates: tokens per second over all prompts, one value per repeat.
       ratios: of these to plain decoding's.
       tokens: [prompt], of the last repeat.
@@ -143,23 +141,11 @@ class Measurement(NamedTuple):
     """
 
     engine: str
-    precision: str
+    weights: str
     rates: list[float]
     ratios: list[float]
     tokens: list[list[int]]
     same: int
-
-
-def cases(config: PeersConfig, left_out: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields the engines that are installed, plain decoding first, in each of their precisions;
-    tells `left_out` of the others."""
-    for name in dict.fromkeys((PLAIN, *config.engine)):
-        title, _, packages, precisions = ENGINES[name]
-        missing = [pip for pip, module in packages.items() if not importlib.util.find_spec(module)]
-        if missing:
-            left_out.append(f"{title} is not installed: pip install {' '.join(missing)}")
-        else:
-            yield from ((name, precision) for precision in precisions)
 
 
 def measure(
@@ -183,7 +169,7 @@ def measure(
     return [
         Measurement(
             peer.name,
-            peer.precision,
+            peer.weights,
             rates[n],
             [ours / theirs for ours, theirs in zip(rates[n], rates[0], strict=True)],
             tokens[n],
@@ -218,19 +204,23 @@ def run(config: PeersConfig, console: Console) -> None:
     length = length_bucket(max(map(len, prompts)) + config.new_tokens)
     peers: list[Peer] = []
     left_out: list[str] = []
+    names = list(dict.fromkeys((PLAIN, *config.engine)))
     with tempfile.TemporaryDirectory(prefix="dart_jax-") as work, contextlib.ExitStack() as stack:
-        options = config, target, config.draft_model, config.tree_nodes, threads, length, Path(work)
-        for name, precision in tracked([*cases(config, left_out)], "loading the engines", console):
+        for name in tracked(names, "loading the engines", console):
+            title, _, packages = ENGINES[name]
+            missing = [pip for pip, each in packages.items() if not importlib.util.find_spec(each)]
+            if missing:
+                left_out.append(f"{title} is not installed: pip install {' '.join(missing)}")
+                continue
+            setup = Setup(name, config, target, config.tree_nodes, threads, length, Path(work))
             try:
-                peer = stack.enter_context(Peer(Setup(name, precision, *options)))
+                peer = stack.enter_context(Peer(setup))
                 peer.decode(prompts[0], 2)  # fails here if it cannot run the model
                 peers.append(peer)
             except UserError as error:
                 if name == PLAIN:
                     raise
-                line = f"{ENGINES[name].title}: {error}"
-                if line not in left_out:  # of another precision
-                    left_out.append(line)
+                left_out.append(f"{title}: {error}")
         measurements = measure(peers, prompts, config, console)
     for line in left_out:
         console.print(f"left out: {line}", highlight=False, soft_wrap=True)
@@ -245,7 +235,7 @@ def _table(measurements: Sequence[Measurement], new_tokens: int, threads: int) -
     rows = [
         (
             ENGINES[each.engine].title,
-            each.precision,
+            each.weights,
             spread(each.rates),
             spread(each.ratios, ".2f", "x"),
             f"{each.same}/{prompts}",

@@ -43,8 +43,6 @@ class SpeedupConfig(MethodChoice):
     default questions for a target with a chat template, otherwise demo."""
     data_dir: Path | None = None
     """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
-    skip_bad: bool = False
-    """Skip and count questions that cannot be used, instead of stopping at the first."""
     thinking: bool = False
     """Enable thinking in the chat template."""
     temperature: tuple[float, ...] = (0.0,)

@@ -80,7 +80,7 @@ class Speedup:
         """
         self.config, self.console = config, console
         questions, missing = load_all(
-            config.bench, config.tokenizer(), config.data_dir, config.prompts, config.skip_bad
+            config.bench, config.tokenizer(), config.data_dir, config.prompts
         )
         base = config.load()
         self.models, left_out = config.models(base)

@@ -155,20 +155,6 @@ def test_bad_records(record, message):
         read(record)
 
 
-def test_bad_records_can_be_skipped(tmp_path):
-    path = tmp_path / "my.json"
-    path.write_text(json.dumps([*TURNS, {"turns": 1}, *TURNS])[:-20])
-    with pytest.raises(UserError, match=r"must be a list of strings.*; --skip-bad skips such"):
-        load(str(path), None)
-    plain = Tokenizer(tokenizers_made.byte_level())
-    questions, left_out = load_all(str(path), plain, None, 9, skip_bad=True)
-    assert len(questions[str(path)]) == 5
-    assert left_out == [
-        f"{path}, skipped 2 bad records, the first: {path}:1: `turns` must be a list of strings, "
-        "not 1"
-    ]
-
-
 # Names
 
 
@@ -267,14 +253,9 @@ def test_our_own_questions(thinking):
 # The hub
 
 
-# Benchmark on the hub -> a record of the file that is read.
+# A benchmark of each kind of file -> a record of the file that is read.
 ON_HUB = {
-    "alpaca": {"instruction": "a", "input": "x", "output": "o", "text": "t"},
     "code_alpaca": {"instruction": "a", "input": "", "output": "o"},
-    "humaneval": {"task_id": "0", "prompt": "def f():", "test": "t", "entry_point": "f"},
-    "livecodebench": {"question_content": "a", "starter_code": "class A:"},
-    "math500": {"problem": "a", "solution": "s", "answer": "3"},
-    "mbpp": {"task_id": 11, "text": "a", "test_list": ["t1", "t2"], "test_setup_code": ""},
     "mt_bench": {"prompt": ["a", "b"], "category": "writing"},
     "gsm8k": {"question": "a", "answer": "3"},
 }

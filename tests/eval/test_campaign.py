@@ -1,8 +1,7 @@
 """eval.campaign: its parts are valid commands, and nothing that was measured is lost."""
 
 import importlib
-import io
-import json
+import time
 
 import pytest
 from rich.console import Console
@@ -37,32 +36,23 @@ def test_every_part_is_a_valid_command(part, monkeypatch, capsys):
 @pytest.mark.long
 def test_a_campaign_keeps_what_it_has_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "PARTS", (GOOD, BAD, LATE))
-    out, config = io.StringIO(), CampaignConfig(minutes=2, out=tmp_path / "c")
-    outcomes = run(config, Console(file=out, width=200))
-    assert {name: each["state"] for name, each in outcomes.items()} == {
-        "good": "done",
-        "bad": "failed",
-    }
-    assert "late: not run, needs 10000 s" in out.getvalue()
+    config = CampaignConfig(minutes=2, out=tmp_path / "c")
+    outcomes = run(config, Console(quiet=True))
+    assert outcomes == {"good": "done", "bad": "failed", "late": "not run"}
     report = (tmp_path / "c/good.json").read_bytes()
     text = (tmp_path / "c/summary.md").read_text()
-    assert "| late | `lossless` | 0 | not run |" in text
-    assert "failed error: --prompts must be at least 1" in text
+    assert "| late | `lossless` | not run |" in text
+    assert "error: --prompts must be at least 1" in text
     assert "| 1x1" in text  # the part's own table
-    assert run(config, Console(file=out, width=200)).keys() == outcomes.keys()
-    assert "good: done before\nbad: failed" in out.getvalue()
+    assert run(config, Console(quiet=True)) == outcomes
     assert (tmp_path / "c/good.json").read_bytes() == report
-    path = tmp_path / "c/summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "revision": "other"}))
-    with pytest.raises(UserError, match="another revision"):
-        run(config, Console(file=out))
 
 
 @pytest.mark.long
 def test_a_part_that_takes_too_long_is_ended(tmp_path):
-    outcome = run_part(SLOW, tmp_path, 3)
-    assert outcome["state"] == "out of time"
-    assert outcome["seconds"] < 15
+    began = time.monotonic()
+    assert run_part(SLOW, tmp_path, 3) == "out of time"
+    assert time.monotonic() - began < 15
 
 
 @pytest.mark.long

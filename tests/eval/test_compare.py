@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from dart_jax.errors import UserError
 from eval import compare
-from eval.compare import changes, differences, read
+from eval.compare import changes, differences
 
 EXACT = {"identical": 8, "prompts": 8}
 DART = {"rates": [100.0, 104.0, 102.0], "speedups": [1.5, 1.6, 1.55], "tau": 4.0, **EXACT}
@@ -38,7 +37,7 @@ def changed(tree=None, **figures):
 
 def verdicts(after):
     """The last word of each figure -> its verdict."""
-    return {each.figure.split(": ")[1]: each.verdict for each in changes(REPORT, after)}
+    return {name.split(": ")[1]: verdict for name, *_, verdict in changes(REPORT, after)}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_verdicts(after, others):
 
 def test_trees_that_change_have_another_tau_every_time():
     before, after = (changed(tau=tau, tree={"sizes": [0, 8]}) for tau in (3.0, 4.0))
-    assert {each.verdict for each in changes(before, after)} == {"same", "other trees"}
+    assert {verdict for *_, verdict in changes(before, after)} == {"same", "other trees"}
 
 
 def test_other_differences_are_listed():
@@ -72,24 +71,24 @@ def test_other_differences_are_listed():
 
 
 def test_the_program(tmp_path, capsys):
-    before, after = tmp_path / "before.json", tmp_path / "after.json"
-    before.write_text(json.dumps(REPORT))
-    after.write_text(json.dumps(changed(tau=5.0)))
-    compare.main([str(before), str(after)])
+    def compared(*reports):
+        paths = [tmp_path / f"{n}.json" for n in range(2)]
+        for path, report in zip(paths, reports, strict=True):
+            path.write_text(json.dumps(report))
+        compare.main([*map(str, paths)])
+
+    compared(REPORT, changed(tau=5.0))
     assert "4 same, 1 better" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as end:
-        compare.main([str(after), str(before)])
-    assert end.value.code == 1
-    other = changed()
+    other, foreign = changed(), {"settings": [{"method": "dart", "tau": 3.0}]}
     other["settings"][0]["bench"] = "gsm8k"
-    after.write_text(json.dumps(other))
-    with pytest.raises(SystemExit) as end:
-        compare.main([str(before), str(after)])
-    assert end.value.code == 2
-    assert "in common" in capsys.readouterr().err
-
-
-def test_reports_of_other_programs_are_refused(tmp_path):
-    (tmp_path / "a.json").write_text('{"settings": [{"method": "dart", "tau": 3.0}]}')
-    with pytest.raises(UserError, match=r"not a report of eval\.speedup"):
-        read(tmp_path / "a.json")
+    for reports, status in (
+        ((changed(tau=5.0), REPORT), 1),
+        ((REPORT, other), 2),
+        ((REPORT, foreign), 2),
+    ):
+        with pytest.raises(SystemExit) as end:
+            compared(*reports)
+        assert end.value.code == status
+    told = capsys.readouterr().err
+    assert "in common" in told
+    assert "1.json is not a report of eval.speedup" in told

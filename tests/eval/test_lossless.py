@@ -26,7 +26,7 @@ from eval.lossless.check import LosslessConfig
 from eval.lossless.program import run
 
 # Settings that compile few programs.
-QUICK = {"temperature": (0.0, 0.7), "tree_nodes": (8,), "burst": (64,)}
+QUICK = {"temperature": (0.0, 0.7), "tree_nodes": (8,)}
 
 # Tokens that both target and drafter prefer: otherwise random models hardly ever agree.
 LIKELY = slice(40, 48)
@@ -89,7 +89,7 @@ def broken(monkeypatch):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_product(check, monkeypatch):
-    """Batches, temperatures, filters, tree sizes and bursts all give plain decoding's output."""
+    """Batches, temperatures, filters and tree sizes all give plain decoding's output."""
     # A random drafter is hardly right at depth: use broad trees.
     monkeypatch.setattr("eval.lossless.check.LEVEL_DECAY", 0.7)
     options = {"tree_nodes": (1, 60, 0), "batch_size": (1, 8), "temperature": (0.0, 0.7)}
@@ -98,14 +98,14 @@ def test_the_product(check, monkeypatch):
     settings = content["settings"]
     assert passed
     assert content["lossless"]
-    names = ("temperature", "top_k", "batch_size", "nodes", "burst")
+    names = ("temperature", "top_k", "batch_size", "nodes")
     rows = [tuple((s | s["sampling"])[name] for name in names) for s in settings]
     samplings = [(0.0, 0), (0.7, 0), (0.7, 4)]
-    expected = itertools.product(samplings, (1, 8), (1, 60, 0), (64, 1))
+    expected = itertools.product(samplings, (1, 8), (1, 60, 0))
     assert rows == [(*sampling, *rest) for sampling, *rest in expected]
     assert {s["prompts"] for s in settings} == {8}
     tokens = sum(s["tokens"] for s in settings)
-    assert f"\nLossless: {tokens:,} tokens in 36 settings; 0 divergences" in text
+    assert f"\nLossless: {tokens:,} tokens in 18 settings; 0 divergences" in text
     for fit in content["distribution"]:
         assert min(fit["positions"], fit["drafted"], fit["dof"]) > 0
     assert "the target's distribution (smallest p" in text
@@ -147,7 +147,7 @@ def test_a_wrong_acceptance_diverges(broken, pair, tmp_path, capfd):
 
     broken("accept", lambda *a: lenient(*a) if a[0].tokens.shape[1] > 1 else accept(*a))
     path = tmp_path / "report.json"
-    words = "--temperature 0 --tree-nodes 8 --burst 64 --batch-size 4 --prompts 1 --samples 0"
+    words = "--temperature 0 --tree-nodes 8 --batch-size 4 --prompts 1 --samples 0"
     parts = [f"--{name}={value}" for name, value in pair.items()]
     with pytest.raises(SystemExit) as exit:
         lossless.main([*parts, *words.split(), "--max-new-tokens=16", f"--json={path}"])
@@ -174,7 +174,7 @@ def test_a_wrong_tree_diverges(check, broken, mistake):
         broken("ancestor_mask", orphans)
     else:
         broken("append", lambda cache, rows, index, *a: append(cache, rows, index * 0, *a))
-    settings = {"temperature": (1.0,), "tree_nodes": (32,), "burst": (1,), "top_k": 0}
+    settings = {"temperature": (1.0,), "tree_nodes": (32,), "top_k": 0}
     passed, text, content = check(**settings, top_p=1.0, prompts=2, max_new_tokens=60)
     assert not passed
     assert not all(each["tie"] for s in content["settings"] for each in s["divergences"])
@@ -196,7 +196,7 @@ def test_ties_are_called_ties(check, broken, pair, tmp_path):
         return (logits.shape[2] - 1 - jnp.argmax(logits[:, :, ::-1], axis=2)).astype(jnp.int32)
 
     broken("draw", last)
-    settings = {"temperature": (0.0,), "tree_nodes": (8,), "burst": (64,)}
+    settings = {"temperature": (0.0,), "tree_nodes": (8,)}
     passed, text, content = check(target=str(tmp_path), **settings)
     [setting] = content["settings"]
     assert setting["divergences"]
@@ -220,7 +220,7 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
         return gumbel_noise(keys, position // 2 * 2, vocab)
 
     broken(*(("draw", hotter) if mistake == "temperature" else ("noise_at", repeated)))
-    settings = {"temperature": (1.5,), "tree_nodes": (8,), "burst": (64,), "top_k": 0}
+    settings = {"temperature": (1.5,), "tree_nodes": (8,), "top_k": 0}
     passed, text, content = check(top_p=1.0, samples=2048, **settings)
     assert not passed
     assert not any(setting["divergences"] for setting in content["settings"])

@@ -4,7 +4,6 @@ import importlib.util
 import io
 import json
 
-import gguf
 import numpy as np
 import pytest
 import tiny_model
@@ -14,13 +13,12 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.weights import hub
+from eval.peers import own
 from eval.peers.engine import ENGINES, PLAIN, Setup, whole
 from eval.peers.program import Peer, PeersConfig, run
 
 LENGTH, NEW = 64, 6
 PROMPTS = [np.arange(3, 20, dtype=np.int32), np.arange(40, 49, dtype=np.int32)]
-# Without `compiled`, which would compile for half a minute.
-OTHERS = [name for name in ENGINES if name not in (PLAIN, "dart", "compiled")]
 
 
 @pytest.fixture(scope="module")
@@ -28,35 +26,15 @@ def tiny(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
-def write_target(directory, **options):
-    """Writes a GGUF target; llama.cpp needs a merge."""
-    tokenizer = no_meaning(61)
-    tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"
-    tokenizer["tokenizer.ggml.merges"] = ["a b"]
-    return tiny_gguf(directory, "Llama", tokenizer=tokenizer, **options)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    """A GGUF target in float32."""
-    return write_target(tmp_path_factory.mktemp("gguf"))
-
-
-def setup(target, work, name, draft_model=None, precision="float32"):
+def setup(target, work, name, threads=1):
     choice = ModelChoice(target=str(target), dtype="float32")
     directory = hub.resolve(target, patterns=hub.TARGET)
-    return Setup(name, precision, choice, directory, draft_model, None, 1, LENGTH, work)
+    return Setup(name, choice, directory, None, threads, LENGTH, work)
 
 
-def texts(setup):
-    with Peer(setup) as peer:
+def texts(*options):
+    with Peer(setup(*options)) as peer:
         return [peer.decode(prompt, NEW)[0] for prompt in PROMPTS]
-
-
-@pytest.fixture(scope="module")
-def plain(target, tmp_path_factory):
-    """The continuations by plain decoding."""
-    return texts(setup(target, tmp_path_factory.mktemp("plain"), PLAIN))
 
 
 @pytest.mark.long
@@ -97,51 +75,27 @@ def test_report(tiny, tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == [questions, config.json]
 
 
-def has(name):
-    return all(importlib.util.find_spec(module) for module in ENGINES[name].packages.values())
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", OTHERS)
-def test_same_tokens(name, target, plain, tmp_path):
-    if not has(name):
-        pytest.skip(f"{name} is not installed")
-    draft_model, precision = (
-        str(target) if name == "assisted" else None,
-        ENGINES[name].precisions[0],
-    )
-    assert texts(setup(target, tmp_path, name, draft_model, precision)) == plain
+@pytest.mark.parametrize("kind", ["GGUF", "directory"])
+def test_same_tokens(kind, tiny, tmp_path):
+    """Of all engines that are installed and take the target."""
+    target, names = tiny.target, ["transformers", "lookup"]
+    if kind == "GGUF":
+        tokenizer = no_meaning(61)  # llama.cpp needs a merge
+        tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"
+        tokenizer["tokenizer.ggml.merges"] = ["a b"]
+        target, names = tiny_gguf(tmp_path, "Llama", tokenizer=tokenizer), [*names, "llama.cpp"]
+    packages = {name: ENGINES[name].packages.values() for name in names}
+    names = [name for name in names if all(map(importlib.util.find_spec, packages[name]))]
+    if not names:
+        pytest.skip("no other engine is installed")
+    expected = texts(target, tmp_path, PLAIN)
+    assert {name: texts(target, tmp_path, name) for name in names} == dict.fromkeys(names, expected)
 
 
-@pytest.mark.long
-@pytest.mark.skipif(not has("llama.cpp"), reason="llama-cpp-python is not installed")
-def test_llama_cpp_converts_a_target(tmp_path):
-    """Weights in 8 bits become the floats that they stand for."""
-    kinds = {r"(ffn|attn)_\w+\.weight": gguf.GGMLQuantizationType.Q8_0}
-    target = write_target(tmp_path, kinds=kinds)
-    floats = texts(setup(target, tmp_path, "llama.cpp"))
-    assert floats == texts(setup(target, tmp_path, PLAIN))
-    tensors = gguf.GGUFReader(tmp_path / "float32.gguf").tensors
-    assert {each.tensor_type for each in tensors} == {gguf.GGMLQuantizationType.F32}
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not has("transformers"), reason="torch is not installed")
-def test_a_directory_of_transformers(tiny, tmp_path):
-    expected = texts(setup(tiny.target, tmp_path, PLAIN))
-    assert texts(setup(tiny.target, tmp_path, "transformers")) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("dart", r"^needs a DART drafter; pass it as --drafter$"),
-        ("assisted", r"^needs a small model; pass it as --draft-model$"),
-    ],
-)
-def test_an_engine_without_its_part(name, message, tiny, tmp_path):
-    with pytest.raises(UserError, match=message):
-        Peer(setup(tiny.target, tmp_path, name))
+def test_without_a_drafter(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"^needs a DART drafter; pass it as --drafter$"):
+        own.load(setup(tiny.target, tmp_path, "dart", threads=999))
 
 
 def test_time_of_one_token_is_subtracted(monkeypatch):

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import json
 import re
@@ -198,13 +197,16 @@ def test_two_servers_get_the_same_in_turn(tmp_path, capsys):
     assert "WARNING" not in output  # what was compiled before does not count
 
 
-def test_servers_that_fail_or_do_not_start():
+def test_a_server_that_fails():
     """`tests/programs/test_bad_input.py` has one that does not listen."""
-    config = ServingBenchConfig(model="demo", clients=(2,))
     with StubServer(Faults(fails=True)) as server:
-        config = dataclasses.replace(config, url=(server.url,))
+        config = ServingBenchConfig(model="demo", clients=(2,), url=(server.url,))
         with pytest.raises(UserError, match="the first server answers no request: status 500"):
             run(config, Console())
+
+
+@pytest.mark.long
+def test_a_server_that_does_not_start():
     with (
         pytest.raises(UserError, match=r"did not start: .*nowhere"),
         start(["--target", "nowhere"]),

@@ -30,7 +30,7 @@ from train.drafter import DrafterTraining, train
 from train.objective.predictions import Frozen, PackedForward
 from train.run.checkpoints import whole_steps
 from train.run.config_file import parse
-from train.run.mesh import MeshConfig, make_mesh
+from train.run.mesh import make_mesh
 from train.teacher.outputs import cached_outputs
 from train.teacher.teacher import Teacher
 
@@ -169,7 +169,7 @@ def test_filling_the_cache_goes_on_where_it_ended(trained, tiny, tmp_path):
     shutil.copytree(config.out / "features", tmp_path / "features")
     [directory] = (tmp_path / "features").iterdir()
     dataset = PackedDataset.load(config.out / "data", "training")
-    teacher = Teacher.load(tiny.target, np.dtype("float32"), make_mesh(MeshConfig()))
+    teacher = Teacher.load(tiny.target, np.dtype("float32"), make_mesh())
     names = ("features", "hidden", "log_total", "best")
     whole = [(directory / name).read_bytes() for name in names]
     for name, kept in zip(names, whole, strict=True):
@@ -347,12 +347,12 @@ def test_devices_that_share_the_target(
 ):
     """They compute and evaluate what one device does; of two processes, one tells and writes."""
     options += ["--target", mixture, "--ngram", tiny.ngram, "--draft-vocab", 200]
-    options += ["--eval-prompts", 3, "--mesh-model"]
+    options += ["--eval-prompts", 3, "--mesh"]
     told = run_program(
-        ["--config", recipe_file, "--out", tmp_path / "many", *options, 4], **devices
+        ["--config", recipe_file, "--out", tmp_path / "many", *options, "data=2,model=4"], **devices
     )
     assert [f"step {STEPS}/{STEPS}" in each for each in told] == [True, False][: len(told)]
-    train(recipe(tmp_path / "one", *options, 1))
+    train(recipe(tmp_path / "one", *options, "model=1"))
     ours, theirs = metrics(tmp_path / "many"), metrics(tmp_path / "one")
     assert [record.keys() for record in ours] == [record.keys() for record in theirs]
     assert "tau_without_ngram" in ours[-1]
@@ -416,13 +416,13 @@ pair_rank = 4
 lr = 1
 steps = 5
 [devices]
-mesh-model = 2
+mesh = "model=2"
 """)
     args = [f"--config={path}", "--target", "t", "--init", "i", "--steps", "3"]
     config = parse(DrafterTraining, args, None)
     assert config.data.data == ("a.jsonl",)
     assert (config.out, config.drafter.train, config.drafter.init) == (Path("here"), "pairs", "i")
-    assert (config.trainer.steps, config.trainer.lr, config.trainer.mesh.model) == (3, 1.0, 2)
+    assert (config.trainer.steps, config.trainer.lr, config.trainer.mesh) == (3, 1.0, "model=2")
     assert isinstance(config.trainer.lr, float)
     assert config.trainer.b1 == 0.9  # of neither
 

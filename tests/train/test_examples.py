@@ -148,8 +148,7 @@ def test_the_assistants_turns_are_supervised(encoder, template):
         expected.append(f"{answer}<|im_end|>")
     # The header's line end and the next answer's first ones can be one token.
     assert "".join(parts(encoder, document)) == "".join(expected) + "\n"
-    if template == "TURNS":
-        assert parts(encoder, document)[:4] == expected[:4]
+    assert parts(encoder, document)[:4] == expected[:4]
     assert [part.strip() for part in parts(encoder, document)] == [
         part.strip() for part in [*expected, "\n"]
     ]
@@ -304,9 +303,8 @@ WITH_TOOLS = "{% if tools %}<s>{{ tools | tojson }}</s>{% endif %}"
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-@pytest.mark.parametrize("template", ["TURNS", "MARKED"])
-def test_what_stands_beside_a_chat_is_rendered_as_transformers_does(encoder, template):
-    encoder = encoder(WITH_TOOLS + getattr(tokenizers_made, template))
+def test_what_stands_beside_a_chat_is_rendered_as_transformers_does(encoder):
+    encoder = encoder(WITH_TOOLS + tokenizers_made.TURNS)
     turns = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
     record = turns | {"system": "Be terse.", "tools": json.dumps(TOOLS)}
     (document,) = encode(encoder, parse(record))
@@ -317,7 +315,7 @@ def test_what_stands_beside_a_chat_is_rendered_as_transformers_does(encoder, tem
     assert [part.strip() for part in parts(encoder, document)][1] == "b<|im_end|>"
 
 
-@pytest.mark.parametrize("template", ["TURNS", "MARKED", "THINKING"])
+@pytest.mark.parametrize("template", ["TURNS", "THINKING"])
 def test_turns_that_are_not_to_be_learned(encoder, template):
     encoder = encoder(getattr(tokenizers_made, template))
     contents = chat("a", "one", "b", "two", "c", "three")

@@ -1,7 +1,6 @@
 """Many devices, and several processes, compute the same as one device."""
 
 import dataclasses
-import json
 import os
 import shutil
 import socket
@@ -13,15 +12,15 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from toy_training import RECIPE, ToyBatches, plain_loss, records, toy_fit
+from toy_training import RECIPE, ToyBatches, records, toy_fit
 
 from dart_jax.errors import UserError
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from train.run.checkpoints import whole_steps
-from train.run.mesh import MeshConfig, batch_sharding, fsdp_shardings, make_mesh
+from train.run.mesh import batch_sharding, fsdp_shardings, make_mesh
 from train.run.prefetch import load
 
-SUPPORT = Path(__file__).parents[1] / "support"
+PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -38,61 +37,32 @@ def assert_close(ours: list[dict], theirs: list[dict]) -> None:
         assert our == pytest.approx(their, rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The results of one device."""
-    directory = tmp_path_factory.mktemp("alone")
-    return toy_fit(directory), directory
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory):
-    """The results of eight devices."""
-    directory = tmp_path_factory.mktemp("many")
-    command = [sys.executable, str(SUPPORT / "many_devices.py"), str(directory)]
+@pytest.mark.long
+def test_eight_devices_train_as_one(tmp_path):
+    """In microbatches; and one device goes on with what eight have saved."""
+    recipe = dataclasses.replace(RECIPE, batch_size=16, accumulate=2)
+    params = toy_fit(tmp_path / "one", recipe)
+    options = ["--batch-size", "16", "--accumulate", "2", "--mesh", "data=2,model=4"]
+    command = [*PROGRAM, "--directory", str(tmp_path / "many"), *options]
     subprocess.run(command, env=environment(8), check=True, capture_output=True)
-    return directory
+    assert_close(records(tmp_path / "many"), records(tmp_path / "one"))
+    shutil.rmtree(tmp_path / "many" / "checkpoints" / "12")
+    again = toy_fit(tmp_path / "many", recipe)
+    assert_close(records(tmp_path / "many"), records(tmp_path / "one"))
+    for name, leaf in params.items():
+        np.testing.assert_allclose(again[name], leaf, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mesh", ["data", "both"])
-def test_eight_devices_train_as_one(alone, many, mesh):
-    assert_close(records(many / mesh), records(alone[1]))
-
-
-@pytest.mark.long
-def test_microbatches_on_eight_devices(many, tmp_path):
-    recipe = dataclasses.replace(RECIPE, batch_size=16)
-    toy_fit(tmp_path, recipe, loss=plain_loss, batches=ToyBatches(16))
-    assert_close(records(many / "accumulated"), records(tmp_path))
-
-
-@pytest.mark.long
-def test_a_split_target_and_drafter_compute_the_same(many):
-    found = json.loads((many / "drafter.json").read_text())
-    assert found["many"] == pytest.approx(found["one"], rel=1e-5)
-
-
-@pytest.mark.long
-def test_going_on_with_another_mesh(alone, many, tmp_path):
-    """Saved by eight devices, loaded by one."""
-    shutil.copytree(many / "both", tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "12")
-    params = toy_fit(tmp_path / "run")
-    assert_close(records(tmp_path / "run"), records(alone[1]))
-    for name, leaf in alone[0].items():
-        np.testing.assert_allclose(params[name], leaf, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.long
-def test_two_processes(alone, tmp_path):
+def test_two_processes(tmp_path):
     """They resume a run of one process; then one process resumes theirs."""
     run = tmp_path / "run"
-    shutil.copytree(alone[1], run)
+    toy_fit(run)
+    alone = records(run)
     for step in (10, 12):
         shutil.rmtree(run / "checkpoints" / str(step))
     options = ["--directory", str(run), "--coordinator", free_address(), "--processes", "2"]
-    command = [sys.executable, str(SUPPORT / "toy_training.py"), *options, "--process-id"]
+    command = [*PROGRAM, *options, "--process-id"]
     both = [
         subprocess.Popen(
             [*command, str(process)], env=environment(2), stderr=subprocess.PIPE, text=True
@@ -104,11 +74,11 @@ def test_two_processes(alone, tmp_path):
     # Only one process reports.
     assert "step 12/12" in told[0]
     assert "toy: " not in told[1]
-    assert_close(records(run), records(alone[1]))
+    assert_close(records(run), alone)
     shutil.rmtree(run / "checkpoints" / "12")
     assert whole_steps(run / "checkpoints")[-1] == 10
     toy_fit(run)
-    assert_close(records(run), records(alone[1]))
+    assert_close(records(run), alone)
 
 
 @pytest.mark.parametrize(
@@ -147,34 +117,23 @@ class Device:
         return f"{self.process_index}/{self.id}"
 
 
-def grid(config: MeshConfig, processes: int, each: int) -> list[list[int]]:
+def grid(shape: str | None, processes: int, each: int) -> list[list[int]]:
     """The process at each place of the mesh, for devices in no particular order."""
     devices = [Device(p, each * p + n) for n in range(each) for p in range(processes)]
-    mesh = make_mesh(config, devices)
+    mesh = make_mesh(shape, devices)
     assert mesh.axis_names == ("data", "model")
     return [[device.process_index for device in row] for row in mesh.devices]
 
 
 def test_neighbours_belong_to_one_process():
-    assert grid(MeshConfig(), 2, 2) == [[0], [0], [1], [1]]
-    assert grid(MeshConfig(model=2), 2, 4) == [[0, 0], [0, 0], [1, 1], [1, 1]]
-    assert grid(MeshConfig(data=2, model=4), 4, 2) == [[0, 0, 1, 1], [2, 2, 3, 3]]
-    assert grid(MeshConfig(data=3), 1, 4) == [[0], [0], [0]]
-
-
-@pytest.mark.parametrize(
-    ("config", "processes", "told"),
-    [
-        (MeshConfig(data=8), 1, "data 8 and model 1 does not fit 4 devices"),
-        (MeshConfig(model=8), 1, "data -1 and model 8 does not fit 4 devices"),
-        (MeshConfig(data=0), 1, "data 0 and model 1 does not fit"),
-        (MeshConfig(model=3), 1, "data 1 and model 3 leaves 1 of 4 devices over"),
-        (MeshConfig(data=3), 2, "data 3 and model 1 leaves 1 of 4 devices over"),
-    ],
-)
-def test_meshes_that_do_not_fit(config, processes, told):
-    with pytest.raises(UserError, match=told):
-        grid(config, processes, 4 // processes)
+    assert grid(None, 2, 2) == [[0], [0], [1], [1]]
+    assert grid("data=4,model=2", 2, 4) == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert grid("data=2,model=4", 4, 2) == [[0, 0, 1, 1], [2, 2, 3, 3]]
+    assert grid("data=3", 1, 4) == [[0], [0], [0]]
+    with pytest.raises(UserError, match="data=8,model=1 needs 8 devices; there are 4"):
+        grid("data=8", 1, 4)
+    with pytest.raises(UserError, match="data=2,model=1 leaves processes without a device"):
+        grid("data=2", 2, 2)
 
 
 def mesh_of(data: int, model: int) -> jax.sharding.AbstractMesh:
@@ -218,7 +177,7 @@ def test_rows_are_read_once_and_in_order():
             asked.append((step, rows))
             return {"row": np.arange(self.batch)[rows], "none": None}
 
-    sharding = batch_sharding(make_mesh(MeshConfig()), 12, 3)
+    sharding = batch_sharding(make_mesh(), 12, 3)
     got = load(Rows(12), 5, sharding, 3)
     assert got["row"].tolist() == np.arange(12).reshape(3, 4).tolist()
     assert got["none"] is None

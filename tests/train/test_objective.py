@@ -21,7 +21,7 @@ from tiny_configs import (
 
 from dart_jax.errors import UserError
 from dart_jax.models.platform.weights import WeightsForm, untie
-from dart_jax.models.pure import bind, init_params
+from dart_jax.models.pure import bind
 from train.data.batch import Batch, causal, positions
 from train.evaluation.acceptance import Agreement
 from train.objective.drafter_shape import DrafterShape
@@ -193,23 +193,6 @@ def test_agreement_with_a_target_of_more_tokens(batch, target):
     for t, (first, _) in enumerate(found, 1):
         assert figures[f"alpha_{t}"] == pytest.approx(first)
     assert figures["held_out_loss"] == pytest.approx(np.mean([x[1] for x in found]), rel=1e-5)
-
-
-@pytest.mark.long
-def test_fresh_pair_scores_change_nothing(batch, target):
-    """The loss and the gradient of all else are as without; the pair scores get one."""
-    loss, plain = loss_of(PAIRS), loss_of(dataclasses.replace(PAIRS, pair_rank=0))
-    params = random_params(plain.forward.drafter, 2)
-    pairs = init_params(PAIRS, 3)["pairs"]
-
-    def of(loss):
-        total = lambda params: loss(params, frozen(target), batch, jax.random.key(0))[0]  # noqa: E731
-        return jax.jit(jax.value_and_grad(total))
-
-    value, gradient = of(loss)({**params, "pairs": pairs})
-    own = gradient.pop("pairs")
-    assert np.asarray(own["next"]).any()
-    assert_close((value, gradient), of(plain)(params))
 
 
 @pytest.mark.long

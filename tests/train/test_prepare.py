@@ -282,6 +282,7 @@ def test_draft_vocabulary(config, make):
         draft_vocabulary(training, 0)
 
 
+@pytest.mark.long
 def test_data_of_the_hub(tmp_path):
     """In separate processes, which read the hub's settings."""
     program = """

@@ -242,6 +242,7 @@ def test_resuming_is_exact(uninterrupted, tmp_path):
     assert records(tmp_path) == records(directory)
 
 
+@pytest.mark.long
 def test_kill_at_any_moment(uninterrupted, tmp_path):
     """A process is killed while it trains and writes; another resumes."""
     params, directory = uninterrupted
@@ -269,14 +270,13 @@ def test_a_finished_run_is_only_read(uninterrupted):
 
 
 # Where a checkpoint cannot be read to its end, orbax drops the reads that were under way; Python
-# tells of them when they are collected, which tests wait for.
-half_read = pytest.mark.filterwarnings(
+# tells of them when they are collected, which the test waits for.
+@pytest.mark.filterwarnings(
     "ignore:.*:pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning"
 )
-
-
-@half_read
-def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way, capsys):
+def test_what_is_damaged_is_named_and_what_is_unfinished_passed_over(
+    uninterrupted, half_way, capsys
+):
     params, directory = uninterrupted
     checkpoints = half_way / "checkpoints"
     shutil.copytree(checkpoints / "10", checkpoints / "11")
@@ -284,20 +284,14 @@ def test_what_is_damaged_or_unfinished_is_passed_over(uninterrupted, half_way, c
         if path.is_file() and path.parent.name == "d":
             os.truncate(path, path.stat().st_size // 2)
     shutil.copytree(checkpoints / "10", checkpoints / "12.orbax-checkpoint-tmp")
+    with pytest.raises(UserError, match=rf"checkpoint {checkpoints / '11'} cannot be read: .* del"):
+        toy_fit(half_way)
+    shutil.rmtree(checkpoints / "11")
     assert bits(toy_fit(half_way)) == bits(params)
     assert records(half_way) == records(directory)
     assert not list(checkpoints.glob("*tmp*"))
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("toy: ")]
-    assert told[0].startswith(f"toy: skipped a damaged checkpoint: {checkpoints / '11'}: ")
-    assert told[1] == "toy: resuming from the checkpoint of step 10"
+    assert "toy: resuming from the checkpoint of step 10" in capsys.readouterr().err
     gc.collect()
-
-
-def test_nothing_but_damaged_checkpoints(half_way):
-    for path in (half_way / "checkpoints").glob("*/_CHECKPOINT_METADATA"):
-        path.write_text("{")
-    with pytest.raises(UserError, match=r"no checkpoint can be read; the last tried was .*10"):
-        toy_fit(half_way)
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path):
@@ -359,17 +353,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
         toy_fit(tmp_path, batches=Bad(8))
     assert whole_steps(tmp_path / "checkpoints") == [5, 6]
     assert len(records(tmp_path)) == 7
-
-
-def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
-    """Its derivative at zero is infinite, and the loss is finite."""
-
-    def rooted(params, frozen, batch, key):
-        return jnp.sqrt(jnp.sum(params["bias"]) * 0) + 1.0, jnp.float32(1)
-
-    with pytest.raises(UserError, match=r"in step 1 of toy the loss is 1\.0 and the gradient norm"):
-        toy_fit(tmp_path, loss=rooted, evaluate=None)
-    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_options_out_of_range(tmp_path):

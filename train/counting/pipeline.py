@@ -139,9 +139,7 @@ class Counting:
     skip_bad: bool = False
 
     def count(self, corpus: Iterable[Unit], size: int, encoding: Encoding) -> Totals:
-        """Counts the units whose runs are missing, and writes these.
-
-        The last run may be of a unit that has grown since: it is counted again.
+        """Counts the units whose runs are missing or of other documents, and writes these.
 
         Args:
           corpus: all units.
@@ -149,10 +147,9 @@ class Counting:
           encoding: how the units are encoded.
 
         Raises:
-          UserError: there is no text, or bad data, or other units were counted before.
+          UserError: there is no text, or bad data.
         """
-        earlier, stats = runs.read_stats(self.work), dict[int, Stats]()
-        last, digest = max(earlier, default=0), 0
+        earlier, stats, digest = runs.read_stats(self.work), dict[int, Stats](), 0
         bar = self.progress.add_task("count", total=size, note="")
         new, began = 0, time.perf_counter()
 
@@ -166,12 +163,6 @@ class Counting:
                 if counted == own:
                     stats[unit.number] = earlier[unit.number]
                     self.skipped.count += int(skipped)
-                elif unit.number in earlier and unit.number < last:
-                    raise UserError(
-                        f"{self.work} holds counts of {len(earlier):,} units, made from another "
-                        "--data; pass the same again to go on, more only behind them, or name "
-                        "another --work, or delete it"
-                    )
                 else:
                     settings = self.layout, self.work, self.memory, self.skip_bad
                     yield unit, encoding, *settings

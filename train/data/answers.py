@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,6 +144,23 @@ def _user_turns(
         elif turns[-1]:
             turns.append([])
     return [turn for turn in turns if turn and turn[-1]["role"] == "user"]
+
+
+def lines(conversations: Iterable[Conversation], tokenizer: Tokenizer) -> bytes:
+    """Returns one record per answer, as `train.drafter` reads them."""
+    records = []
+    for conversation in conversations:
+        for answer in conversation.answers:
+            tokens = [*answer.prompt, *answer.tokens]
+            record = {
+                "tokens": tokens,
+                "prompt_length": len(answer.prompt),
+                "text": tokenizer.decode(tokens, skip_special_tokens=False),
+                "finish": answer.finish,
+                "source": f"{conversation.digest:016x}",
+            }
+            records.append(json.dumps(record).encode() + b"\n")
+    return b"".join(records)
 
 
 class AnswerLog:

@@ -2,9 +2,9 @@
 
 The supervised tokens of a chat are those that the target itself would write: the content of each of
 the assistant's turns and the token that ends the turn; not the turn's header, and not what the
-template writes after the end. A template with `{% generation %}` marks them itself. With any other
-template, a turn is where the rendered chat changes when a placeholder replaces the turn's content,
-whatever the template does to turns (Qwen3's drops all thinking except the last turn's).
+template writes after the end. A turn is where the rendered chat changes when a placeholder replaces
+the turn's content, whatever the template does to turns (Qwen3's drops all thinking except the last
+turn's).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from train.data.examples import Example
 
 LossOn = Literal["assistant", "all"]
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PRIVATE_USE = range(0xE000, 0xF900)  # code points that real text does not use
 
 
@@ -141,22 +140,14 @@ class Encoder:
                 text = prompt + completion
                 return _Plan(text, [Span(len(prompt), len(text))], True)
             case Chat() if self.loss_on == "all":
-                return self._chat_plan(self._render(content)[0], [])
+                return self._chat_plan(self._render(content), [])
             case Chat(messages, _, unlearned):
                 turns = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
                 if not turns:
                     raise UserError("the chat has no turn of the assistant")
-                text, own = self._render(content)
-                if not own:
-                    learned = [n for n in turns if n not in unlearned]
-                    return self._chat_plan(text, self._turns(content, learned, text))
-                others = self._turns(content, unlearned, text)
-                spans = [
-                    span
-                    for span in own
-                    if all(span.end <= other.begin or other.end <= span.begin for other in others)
-                ]
-                return self._chat_plan(text, spans)
+                text = self._render(content)
+                learned = [n for n in turns if n not in unlearned]
+                return self._chat_plan(text, self._turns(content, learned, text))
 
     def _chat_plan(self, text: str, spans: list[Span]) -> _Plan:
         return _Plan(text, spans, self.tokenizer.adds_to_chat(text))
@@ -206,24 +197,21 @@ class Encoder:
         if not document.supervised.any() and not isinstance(content, Text):
             raise UserError("it has no supervised tokens: no answer, or an empty one")
 
-    def _render(self, chat: Chat) -> tuple[str, list[Span]]:
-        """Returns the rendered text, and the spans that the template itself marks as supervised."""
+    def _render(self, chat: Chat) -> str:
         special = self.tokenizer.wrapped.special_tokens_map  # imports transformers, quietly
         from transformers.utils.chat_template_utils import render_jinja_template
 
         options = self.template_kwargs | ({"tools": chat.tools} if chat.tools else {})
         template = self.tokenizer.template_for(options)
-        marks = bool(_GENERATION.search(template))
         try:
-            texts, spans = cast(Any, render_jinja_template)(
+            [text], _ = cast(Any, render_jinja_template)(
                 [self.tokenizer.for_template(chat.messages, template)],
-                return_assistant_tokens_mask=marks,
                 **special | options | {"chat_template": template},
             )
         except Exception as error:  # a template may raise anything
             reason = str(error).strip().split("\n", 1)[0]
             raise UserError(f"the chat template rejects the messages: {reason}") from None
-        return texts[0], [Span(*span) for span in spans[0]] if marks else []
+        return text
 
     def _turns(self, chat: Chat, turns: Sequence[int], whole: str) -> list[Span]:
         """Finds the spans of the assistant's turns with these indices in a rendering of a chat."""
@@ -232,7 +220,7 @@ class Encoder:
         spans = []
         for n in turns:
             messages = [*chat.messages[:n], message, *chat.messages[n + 1 :]]
-            other, _ = self._render(chat._replace(messages=messages))
+            other = self._render(chat._replace(messages=messages))
             if mark not in other:
                 raise UserError(
                     f"the chat template leaves out message {n + 1}, a turn of the assistant"

@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
+from dart_jax.programs.command_line import check_least
 from dart_jax.progress import progress_bars
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.encoding import Encoder, LossOn, parse_template_kwargs
@@ -52,10 +53,7 @@ class DataConfig:
     """Skip and count records that cannot be used, instead of stopping at the first."""
 
     def __post_init__(self) -> None:
-        if self.context is not None and self.context < 2:
-            raise UserError(f"--context must be at least 2, got {self.context}")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"--limit must be at least 1, got {self.limit}")
+        check_least(self, context=2, limit=1)
         if not self.held_out >= 0 or (self.held_out > 1 and self.held_out % 1):
             raise UserError(
                 f"--held-out must be a fraction or a number of records, got {self.held_out:g}"

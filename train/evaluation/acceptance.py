@@ -16,6 +16,7 @@ from dart_jax.model import DartModel
 from dart_jax.models.pure import Params
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ROWS
+from dart_jax.programs.command_line import check_least
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
 from train.objective.loss import divergence, total
@@ -43,11 +44,7 @@ class AcceptanceConfig:
     """Weight of the n-gram model in that search; 0.5 in the paper."""
 
     def __post_init__(self) -> None:
-        for name in ("eval_rows", "eval_prompts"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name.replace('_', '-')} cannot be negative")
-        if self.eval_new_tokens < 2:
-            raise UserError("--eval-new-tokens must be at least 2")
+        check_least(self, eval_rows=0, eval_prompts=0, eval_new_tokens=2)
         if not 0 <= self.ngram_weight < math.inf:
             raise UserError(
                 f"--ngram-weight must be a finite number of at least 0, got {self.ngram_weight:g}"

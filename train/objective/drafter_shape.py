@@ -8,6 +8,7 @@ from typing import Literal
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.programs.command_line import check_least
 
 # Tokens of a draft vocabulary, as in EAGLE-3: the head over all tokens of a large vocabulary is the
 # greater part of a drafter.
@@ -42,8 +43,7 @@ class DrafterShape:
     def __post_init__(self) -> None:
         if self.draft_vocab is not None and self.draft_vocab < 0:
             raise UserError("--draft-vocab must be 0, for all tokens, or more")
-        if self.positions < 1 or self.layers < 1:
-            raise UserError("--positions and --layers must be at least 1")
+        check_least(self, positions=1, layers=1)
         if self.pair_rank < 0:
             raise UserError("--pair-rank must be 0, for no pair scores, or more")
         if self.method == "eagle3" and (self.pair_rank or self.train == "pairs"):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from dart_jax.errors import UserError
 from dart_jax.models.pure import Params
+from dart_jax.programs.command_line import check_least
 from train.data.batch import Batch
 from train.objective.chunked_sum import chunked_sum
 from train.objective.predictions import (
@@ -50,8 +51,7 @@ class Objective:
     def __post_init__(self) -> None:
         if not 0 < self.gamma <= 1:
             raise UserError(f"--gamma must be above 0 and at most 1, got {self.gamma:g}")
-        if self.anchors is not None and self.anchors < 1:
-            raise UserError(f"--anchors must be at least 1, got {self.anchors}")
+        check_least(self, anchors=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,11 +26,7 @@ _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 class Checkpoints:
-    """The newest checkpoints of a run.
-
-    Attributes:
-      damaged: the checkpoints that could not be read, each with the reason.
-    """
+    """The newest checkpoints of a run."""
 
     def __init__(self, directory: Path, keep: int, settings: Mapping[str, Any]):
         """Opens or creates the directory; removes checkpoints that a killed run left half-written.
@@ -40,7 +36,6 @@ class Checkpoints:
           keep: number of newest checkpoints to keep.
           settings: what must not change when a run resumes, by option name.
         """
-        self.damaged: list[str] = []
         # orbax raises its errors as exceptions; its log would print each a second time.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._directory, self._settings = directory, json.loads(json.dumps(settings))
@@ -54,30 +49,29 @@ class Checkpoints:
             )
 
     def resume(self, abstract: TrainState) -> tuple[int, float, TrainState] | None:
-        """Returns the newest readable checkpoint's step, seconds of training and state; None if
-        there is no checkpoint.
-
-        A damaged checkpoint is recorded in `damaged` and skipped.
+        """Returns the newest checkpoint's step, seconds of training and state; None if there is no
+        checkpoint.
 
         Args:
           abstract: shapes, dtypes and the shardings to load with, which may differ from those
             that were saved.
 
         Raises:
-          UserError: the run was started with other settings, or no checkpoint can be read.
+          UserError: the run was started with other settings, or the checkpoint cannot be read.
         """
-        for checkpoint in reversed(self._checkpointer.checkpoints):
-            step = checkpoint.step
-            try:
-                seconds = self._check(step)
-                loaded = self._checkpointer.load_checkpointables(step, abstract._asdict())
-                return step, seconds, TrainState(**loaded)
-            except _DAMAGED as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                self.damaged.append(f"{checkpoint.path}: {reason}")
-        if self.damaged:
-            raise UserError(f"no checkpoint can be read; the last tried was {self.damaged[-1]}")
-        return None
+        if not self._checkpointer.checkpoints:
+            return None
+        newest = self._checkpointer.checkpoints[-1]
+        try:
+            seconds = self._check(newest.step)
+            loaded = self._checkpointer.load_checkpointables(newest.step, abstract._asdict())
+        except _DAMAGED as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"the checkpoint {newest.path} cannot be read: {reason}; delete it to go on from "
+                "the one before"
+            ) from error
+        return newest.step, seconds, TrainState(**loaded)
 
     def save(self, step: int, seconds: float, state: TrainState) -> None:
         """Starts writing the state after `step` updates; it may be donated afterwards.
@@ -94,7 +88,6 @@ class Checkpoints:
                 step,
                 state._asdict(),
                 force=True,  # orbax would skip it while the previous one is still being written
-                overwrite=True,  # a damaged checkpoint
                 custom_metadata={"step": step, "seconds": seconds, "settings": self._settings},
             )
 

@@ -7,13 +7,13 @@ import math
 from typing import Any, Literal
 
 from dart_jax.errors import UserError
-from train.run.mesh import MeshConfig
+from dart_jax.models.sharding.mesh import MeshShape
+from dart_jax.programs.command_line import check_least
 from train.run.optimizer import OptimizerConfig
 
 # Options that may change when a run resumes; of these only `accumulate` changes random draws.
 FREE = ("accumulate", "save_every", "eval_every", "keep", "mesh")
 _STEPS = 1000  # by default
-_AT_LEAST_1 = ("steps", "batch_size", "accumulate", "save_every", "eval_every", "keep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +45,20 @@ class TrainerConfig(OptimizerConfig):
     """Steps between evaluations; the run always ends with one."""
     keep: int = 2
     """Newest checkpoints to keep."""
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    """The devices that share the work."""
+    mesh: str | None = None
+    """Devices that share the work, such as data=2,model=4: groups of devices that share the
+    target's matrices (model), each with some of a batch's rows (data). By default all devices, each
+    with some rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.minutes is not None and self.steps is not None:
             raise UserError("--steps and --minutes exclude each other; pass one of them")
-        for name in _AT_LEAST_1:
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+        check_least(self, steps=1, batch_size=1, accumulate=1, save_every=1, eval_every=1, keep=1)
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")
+        if self.mesh is not None:
+            MeshShape.parse(self.mesh)
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}, got {self.seed}")
 

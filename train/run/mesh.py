@@ -6,60 +6,37 @@ target is sharded along "model" as for decoding (`dart_jax.models.sharding.rules
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import numpy as np
-import tyro
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.errors import UserError
-from dart_jax.models.sharding.mesh import MeshShape, in_order
+from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.placement import put
 
 # Parameters with fewer elements are not sharded: communication would cost more than it saves.
 SMALL = 2**12
 
 
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    """Shape of the device mesh."""
-
-    data: Annotated[int, tyro.conf.arg(name="mesh-data")] = -1
-    """Groups of devices that share a batch's rows; -1 uses all devices."""
-    model: Annotated[int, tyro.conf.arg(name="mesh-model")] = 1
-    """Devices that share the target's matrices."""
-
-
-def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns the mesh ("data", "model") of all devices, or of the first ones as configured.
-
-    A process's devices are adjacent, so that it reads adjacent rows.
+def make_mesh(shape: str | None = None, devices: Sequence[Any] | None = None) -> Mesh:
+    """Returns the mesh ("data", "model") of a shape such as "data=2,model=4"; by default each of
+    all devices has some of the rows. A process's devices are adjacent, so that it reads adjacent
+    rows.
 
     Args:
-      config: the mesh's shape.
+      shape: the shape, as `MeshShape.parse` reads it.
       devices: JAX devices; by default all.
 
     Raises:
-      UserError: there are too few devices, or there are several processes and devices left over.
+      UserError: as `MeshShape.parse` and `MeshShape.make`.
     """
-    devices = in_order(devices or jax.devices())
-    count, model = len(devices), config.model
-    data = count // model if config.data == -1 and model > 0 else config.data
-    used = data * model
-    if data < 1 or model < 1 or used > count:
-        raise UserError(
-            f"a mesh of data {config.data} and model {model} does not fit {count} devices"
-        )
-    rest = count - used
-    if rest and (config.data == -1 or len({device.process_index for device in devices}) > 1):
-        raise UserError(
-            f"a mesh of data {data} and model {model} leaves {rest} of {count} devices over"
-        )
-    return MeshShape(data, model).of(devices[:used])
+    devices = devices or jax.devices()
+    sizes = MeshShape(data=len(devices)) if shape is None else MeshShape.parse(shape)
+    return sizes.make(devices)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -165,8 +165,6 @@ class Trainer:
             tokens=self._tokens,
         )
         self._report = stack.enter_context(report)
-        for line in self._checkpoints.damaged:
-            report.say(f"skipped a damaged checkpoint: {line}")
         if self._done:
             report.say(f"resuming from the checkpoint of step {self._done}")
         self._signals = stack.enter_context(_signals())
