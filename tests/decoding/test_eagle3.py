@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, NAMES, load_golden
 from safetensors.numpy import load_file
+from tiny_configs import EAGLE3, TARGET, random_params
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.decoding.tree import ancestor_mask, unpack
 from dart_jax.errors import UserError
 from dart_jax.models.cache import append, init_cache
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.pure import abstract_params, bind
 from dart_jax.models.rope import Rope
+from train.drafter import check_trainable
 
 REFERENCE = Eagle3Tree()
 
@@ -365,16 +367,30 @@ def test_drafts_in_bfloat16():
         assert len({*zip(parents[1:].tolist(), tokens[1:].tolist(), strict=True)}) == 59
 
 
-def test_parameters_are_a_dart_drafters_without_the_mask():
-    shared = {
-        field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(DraftLayerConfig)
-    }
-    dart = abstract_params(DrafterConfig(**shared, draft_length=7))
-    del dart["mask_rep"]
-    assert abstract_params(CONFIG) == dart
+def test_the_target_captures_the_layers_that_are_asked_for():
+    target = bind(TARGET, random_params(TARGET, 0))
+    tokens, mask = jnp.arange(6, dtype=jnp.int32)[None], jnp.tril(jnp.ones((1, 6, 6), bool))
+
+    def features(layers):
+        return np.asarray(target(tokens, tokens, mask, feature_layers=layers).features)
+
+    np.testing.assert_array_equal(features(None), features((2, 3, 4)))
+    each = [features((layer,)) for layer in (0, 3, 6)]
+    np.testing.assert_array_equal(each[0], target.embed(tokens))
+    np.testing.assert_array_equal(features((0, 3, 6)), np.concatenate(each, axis=-1))
 
 
 @pytest.mark.parametrize(("depth", "top_k"), [(0, 10), (7, 0)])
 def test_settings_out_of_range(depth, top_k):
     with pytest.raises(UserError, match=f"got {depth} and {top_k}"):
         Eagle3Tree(depth, top_k)
+
+
+@pytest.mark.parametrize("name", ["norm_output", "own_embedding", "feature_layers"])
+def test_a_drafter_that_is_not_trained_on(name):
+    target = TARGET
+    check_trainable("there", target, EAGLE3)
+    value = (0, 1, 2) if name == "feature_layers" else True
+    drafter = dataclasses.replace(EAGLE3, **{name: value})
+    with pytest.raises(UserError, match=f"--init there is a drafter with {name}, .* leave --init"):
+        check_trainable("there", target, drafter)

@@ -85,11 +85,6 @@ def test_a_batch(model):
         same(model.generate(prompt, max_new_tokens=24), completion)
 
 
-def test_options_replace_those_of_the_config(model, sampled):
-    config = GenerationConfig(max_new_tokens=90, temperature=0.1, top_p=0.95, seed=5)
-    same(model.generate(TEXT, config, max_new_tokens=40, temperature=0.5), sampled)
-
-
 def test_streamed_pieces_join_to_the_text(model, sampled):
     stream = model.stream(TEXT, SAMPLED)
     assert stream.completion.text == ""

@@ -24,7 +24,6 @@ from dart_jax.weights.checkpoint import (
     save_drafter,
     save_target,
 )
-from dart_jax.weights.drafter_files import check_fit
 
 TARGET = TargetConfig(
     vocab_size=30,
@@ -417,20 +416,6 @@ def test_a_drafter_is_no_target_nor_a_target_a_drafter(target, tmp_path_factory)
     assert report(load_target, directory) == (
         f"{directory} is a drafter; pass it as the drafter of its target"
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vocab_size": 2030}, "the drafter has 2030 tokens and the target 30"),
-        ({"target_hidden_size": 16}, "hidden_size is 8 in the target and 16 in the drafter"),
-    ],
-)
-@pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
-def test_a_drafter_that_does_not_fit_its_target(drafter, changes, message):
-    check_fit(TARGET, drafter)
-    with pytest.raises(UserError, match=message):
-        check_fit(TARGET, dataclasses.replace(drafter, **changes))
 
 
 @pytest.mark.long(keep=2)
