@@ -152,12 +152,3 @@ def test_the_package_loads_its_exports_lazily():
         _ = dart_jax.Nothing
     with pytest.raises(ImportError):
         importlib.import_module("dart_jax.nothing")
-
-
-def test_import_paths_that_documents_taught_still_work():
-    import dart_jax
-    from dart_jax.model import DartModel
-    from eval.speedup import SpeedupConfig, program, run
-
-    assert DartModel is dart_jax.DartModel
-    assert (SpeedupConfig, run) == (program.SpeedupConfig, program.run)

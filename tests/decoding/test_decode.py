@@ -162,7 +162,7 @@ def test_plain_decoding(models, prompts, plain, sampling):
         assert not any(drafted.any() for drafted in generation.drafted)
 
 
-@pytest.mark.long(keep=8)
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(("name", "sizes"), CASES)
 def test_every_method_is_plain_decoding(prompts, plain, setting, name, sizes, sampling):

@@ -68,7 +68,7 @@ def compare(kernel, shape, size, length, seed=0):
         np.testing.assert_array_equal(got, attend([new], filled, scoring, kernel))
 
 
-@pytest.mark.long(keep=8)
+@pytest.mark.long(keep=5)
 @KERNELS
 @pytest.mark.parametrize(("shape", "size", "length"), CASES, ids=str)
 def test_a_kernel_against_plain_jax(kernel, shape, size, length):
@@ -116,7 +116,7 @@ def test_sizes_that_kernels_leave_to_plain_jax(shape, kernel):
     np.testing.assert_array_equal(attend([new], filled, kernel=kernel), attend([new], filled))
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("offset", [None, 1.0, "no norm"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(5, 1, 64), (2, 2, 128)])
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def random_layers(rng, *shape, layers=2, dtype="float32"):
 APPEND = jax.jit(append, static_argnames="kernel")
 
 
-@pytest.mark.long(keep=5)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize("way", ["dense", NATIVE, "interpret"])
 @pytest.mark.parametrize(
     ("size", "kept", "layers", "dtype"),

@@ -95,7 +95,7 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.long(keep=8)
+@pytest.mark.long(keep=4)
 def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
     logits, features, _ = prefilled
     close(logits, expected.logits.numpy())
@@ -103,7 +103,7 @@ def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
     close(features, torch.cat(entering, -1).numpy())
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=2)
 def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tokens):
     """After a cached prefix, longer in one row: the next token, and a tree below it."""
     config, params = ours
@@ -177,7 +177,7 @@ def covers(after, before):
     )
 
 
-@pytest.mark.long(keep=5)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize(
     ("dtype", "shard"), [("float32", 10**9), ("bfloat16", 20_000)], ids=["float32", "shards"]
 )

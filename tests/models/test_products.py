@@ -1,7 +1,5 @@
 """Products with weights in tiles: against float64, and the same bits however they are computed."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,16 +182,6 @@ def test_weights_of_another_shape_are_refused():
             product(x, tiles, d_out).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match="must be float32, bfloat16 or int8"):
         product(x, pack(w).astype(jnp.float16), 50).block_until_ready()
-
-
-@native
-def test_programs_that_run_at_the_same_time():
-    x, w = random(9, 300, 900)
-    tiles = pack(w)
-    expected = product(x, tiles, 900)
-    with ThreadPoolExecutor(6) as threads:
-        for y in threads.map(lambda _: jitted(x, tiles, 900), range(60)):
-            same_bits(y, expected)
 
 
 def test_without_the_handler(monkeypatch, caplog):

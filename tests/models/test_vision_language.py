@@ -87,7 +87,7 @@ def saved(request, tmp_path_factory):
     return model, directory, getattr(transformers, alone)
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 def test_the_text_part_computes_the_models_logits(saved, tmp_path):
     model, directory, text_class = saved
     config, params = load_target(directory)
@@ -105,7 +105,7 @@ def test_the_text_part_computes_the_models_logits(saved, tmp_path):
 TEXT = ("model.language_model.", "language_model.model.", "model.")
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 def test_older_and_newer_names_are_the_same_weights(saved, tmp_path):
     """The text part's tensors have had three prefixes, and Qwen's configs no `text_config`."""
     _, directory, _ = saved

@@ -24,7 +24,7 @@ from ngram_corpora import (
 
 from dart_jax import _core
 from dart_jax.errors import UserError
-from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout
+from dart_jax.ngram import NgramModel, WindowLayout
 
 precisions = st.integers(2, 16)
 
@@ -121,43 +121,6 @@ def test_count_rejects(document, options, message):
 
 # Windows
 
-vocab_sizes = st.one_of(
-    st.integers(1, 40), st.integers(1, 24).flatmap(lambda b: st.integers(2**b - 2, 2**b))
-).map(lambda size: max(size, 1))
-
-
-@given(orders, vocab_sizes, seeds)
-def test_packed_windows_order_as_their_tokens(order, vocab_size, seed):
-    layout = WindowLayout(order, vocab_size)
-    rng = np.random.default_rng(seed)
-    windows = rng.integers(0, vocab_size, (50, order))
-    edge = rng.random((50, order))
-    windows[edge < 0.2] = vocab_size - 1
-    windows[edge > 0.8] = 0
-    lengths = rng.integers(1, order + 1, 50)
-    windows[np.arange(order)[None] >= lengths[:, None]] = -1
-
-    words = layout.pack(windows)
-    assert (words.dtype, words.shape) == (np.uint64, (50, layout.words))
-    assert layout.words == -(-order // (64 // vocab_size.bit_length()))
-    np.testing.assert_array_equal(layout.unpack(words), windows)
-    by_words = sorted(words.tolist())
-    assert layout.unpack(np.array(by_words, np.uint64)).tolist() == sorted(windows.tolist())
-
-
-@given(corpora(), orders)
-def test_windows_of_documents_are_those_of_brute_force(corpus, order):
-    documents, vocab_size = corpus
-    layout = WindowLayout(order, vocab_size)
-    tokens = np.array([token for document in documents for token in document], np.int32)
-    offsets = np.cumsum([0, *map(len, documents)])
-    unpacked = layout.unpack(layout.windows(tokens, offsets)).tolist()
-    assert unpacked == [
-        (document[i : i + order] + [-1] * order)[:order]
-        for document in documents
-        for i in range(len(document))
-    ]
-
 
 def test_the_largest_vocabulary(directory):
     """Tokens of 25 bits: three words for five of them."""
@@ -244,31 +207,6 @@ def test_counts_of_zero(directory, corpus, order, seed, share):
             model.lossy(again, min_counts=[1] * order)
 
 
-@pytest.mark.parametrize(
-    ("windows", "counts", "message"),
-    [
-        ([[1, 2, 3], [1, 2, -1]], [1, 1], "do not ascend"),  # a prefix comes first
-        ([[1, -1, 3]], [1], "not made of the vocabulary's tokens"),
-        ([[1, 6, -1]], [1], "not made of the vocabulary's tokens"),
-        ([[1, 2, 3]], [-1], "a count is negative"),
-        ([[1, 2, 3], [1, 2, 4]], [2**62, 2**62], "counts are too large"),
-        ([[1, 2, 3]], [1, 1], r"counts must have shape \[1\], got \[2\]"),
-    ],
-)
-def test_builder_rejects(windows, counts, message):
-    builder = NgramBuilder(WindowLayout(3, 6))
-    words = builder.layout.pack(np.array(windows))
-    with pytest.raises(ValueError, match=message):
-        builder.add(words, np.array(counts))
-
-
-def test_builder_rejects_inconsistent_counts(directory):
-    """5 6 7 ends in 6 7, which is not there."""
-    with pytest.raises(UserError, match="not counts of a corpus"):
-        build(directory / "none", {(5, 6, 7): 1, (6,): 1, (7,): 1}, 3, 8)
-    assert not (directory / "none").exists()
-
-
 # Lossy files
 
 
@@ -325,24 +263,6 @@ def test_counts_keep_their_leading_bits(directory, corpus, order, precision, lar
     exact = build(directory / "exact", windows, order, vocab_size)
     exact.lossy(directory / "lossy", precision=precision)
     assert (directory / "lossy").read_bytes() == model.file.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_counts": [2, 1, 1]}, "do not descend"),
-        ({"min_counts": [1, 1, 1, 1]}, "takes 3 numbers"),
-        ({"precision": 1}, "precision must be 2 to 16, got 1"),
-        ({"precision": 17}, "precision must be 2 to 16, got 17"),
-    ],
-)
-def test_lossy_rejects(directory, options, message):
-    path = directory / "rejected"
-    with pytest.raises(UserError, match=message):
-        NgramModel.count([[1, 2, 3]]).lossy(path, **options)
-    with pytest.raises(UserError, match=message):
-        build(path, {(1, 2, 3): 1, (2, 3): 1, (3,): 1}, 3, 4, **options)
-    assert not path.exists()
 
 
 def test_counts_too_large_for_the_file_are_refused(directory):

@@ -1,7 +1,6 @@
 """The n-gram file against an independent reader, written only from docs/ngram-format.md, and what
 the real reader makes of damaged files."""
 
-import functools
 import struct
 import tempfile
 from pathlib import Path
@@ -226,8 +225,6 @@ def test_another_reader_reads_long_lists():
 
 # Damage
 
-DAMAGE = r"\b(it|its|the file|a section|a list)\b"
-
 
 def load_bytes(data, *, checksums=True):
     return NgramModel(np.array(bytearray(data), np.uint8), checksums=checksums)
@@ -236,39 +233,6 @@ def load_bytes(data, *, checksums=True):
 @pytest.fixture(scope="module")
 def small():
     return NgramModel.count([[1, 2, 3, 1, 2, 4], [30, 2]]).file.tobytes()
-
-
-@functools.cache
-def large(order):
-    """With long lists."""
-    documents = random_documents(order, 60, documents=4, length=500)
-    return NgramModel.count(documents, order).file.tobytes()
-
-
-def test_every_truncation_is_reported(small):
-    for size in range(len(small)):
-        for checksums in (True, False):  # without reading the whole file, too
-            with pytest.raises(ValueError, match=DAMAGE):
-                load_bytes(small[:size], checksums=checksums)
-
-
-def flip(data, bit):
-    damaged = bytearray(data)
-    damaged[bit // 8] ^= 1 << bit % 8
-    return bytes(damaged)
-
-
-@settings(max_examples=300)
-@given(orders, st.floats(0, 1, exclude_max=True))
-def test_a_flipped_bit_is_reported(order, place):
-    with pytest.raises(ValueError, match=DAMAGE):
-        load_bytes(flip(large(order), int(place * 8 * len(large(order)))))
-
-
-def test_a_damaged_header_is_reported_without_checksums(small):
-    for bit in range(8 * HEADER.size):
-        with pytest.raises(ValueError, match=DAMAGE):
-            load_bytes(flip(small, bit), checksums=False)
 
 
 def with_checksums(data):
@@ -288,18 +252,11 @@ def with_checksums(data):
         (8, "<I", 2, "it has format version 2, this program reads version 1"),
         (12, "<I", 280, "its header is damaged"),
         (16, "<I", 0, "its order is not 1 to 5"),
-        (16, "<I", 6, "its order is not 1 to 5"),
         (20, "<I", 1, "its precision is out of range"),
-        (20, "<I", 17, "its precision is out of range"),
         (24, "<Q", 0, "its vocabulary size is out of range"),
-        (24, "<Q", 2**24 + 1, "its vocabulary size is out of range"),
         (32, "<Q", 2, "its smallest count is out of range"),
         (200, "<I", 58, "its fields are too wide"),
-        (204, "<I", 2**32 - 1, "its fields are too wide"),
         (208, "<Q", 2**64 - 1, "a section is not where it belongs"),
-        (216, "<Q", 280, "a section is not where it belongs"),
-        (224, "<Q", 2**64 - 8, "a section is not where it belongs"),
-        (240, "<Q", 0, "a section is not where it belongs"),
     ],
 )
 def test_impossible_headers_are_reported(small, offset, layout, value, message):

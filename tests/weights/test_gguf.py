@@ -164,7 +164,7 @@ def resolved(path):
     return hub.resolve(path, patterns=hub.TARGET)
 
 
-@pytest.mark.long(keep=9)
+@pytest.mark.long(keep=5)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_was_converted_comes_back(name, tmp_path):
     changes, extra = MODELS[name]
@@ -409,7 +409,7 @@ def torch():
     return torch
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", THEIRS)
 @pytest.mark.filterwarnings("ignore")
 def test_logits_are_those_of_transformers(name, tmp_path, torch):
