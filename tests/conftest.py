@@ -25,7 +25,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.decoder import Generation
-from dart_jax.model import DEMO
+from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.pure import init_params
@@ -179,6 +179,20 @@ def scored(models) -> tuple[DrafterConfig, DecodeParams]:
         init_params(drafter, 0)["pairs"],
     )
     return drafter, {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
+
+
+@pytest.fixture(scope="session")
+def demo() -> DartModel:
+    """The demo model."""
+    return DartModel.demo()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """The files of a tiny random model, and prompts."""
+    import tiny_model  # which takes long to import
+
+    return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")

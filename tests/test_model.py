@@ -17,11 +17,6 @@ from dart_jax.text.tokenizer import Tokenizer
 MAX_LENGTH = 60
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    return tiny_model.make(tmp_path_factory.getbasetemp())
-
-
 @pytest.fixture(scope="module")
 def model(tiny):
     return DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)

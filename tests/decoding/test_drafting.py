@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_model
 from conftest import SEED
 from decoding import Options, generate
 
@@ -26,11 +25,6 @@ from dart_jax.ngram import NgramModel
 from dart_jax.weights.drafter_files import check_fit
 from eval.methods.imposed import ImposedTau
 from eval.methods.measure import accepted_lengths
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
 def literal_lookup(text: list[int], nodes: int, longest: int, shortest: int) -> list[int]:

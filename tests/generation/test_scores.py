@@ -21,8 +21,8 @@ SAMPLED = {"temperature": 0.7, "top_k": 12, "repetition_penalty": 1.2, "seed": 3
 
 
 @pytest.fixture(scope="module")
-def model():
-    return DartModel.demo()
+def model(demo):
+    return demo
 
 
 def close(ours, theirs):

@@ -32,8 +32,8 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def model():
-    return DartModel.demo()
+def model(demo):
+    return demo
 
 
 @pytest.fixture(scope="module")

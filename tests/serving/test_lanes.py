@@ -12,7 +12,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
-from dart_jax.model import DEMO, DartModel
+from dart_jax.model import DEMO
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine, EngineClosed
 from dart_jax.serving.interface import QueueFull
@@ -22,8 +22,7 @@ SMALL = {"slots": 2, "page": 16, "max_length": 256, "warmup": "none"}
 
 
 @pytest.fixture(scope="module")
-def models(demo_drafters):
-    demo = DartModel.demo()
+def models(demo, demo_drafters):
     return {
         "dart": demo,
         "eagle3": demo.with_drafter(demo_drafters["eagle3"]),
