@@ -5,8 +5,6 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dart_jax import _core
 from dart_jax.models.attention import native
@@ -81,20 +79,6 @@ def test_a_kernel_against_plain_jax(kernel, shape, size, length):
 @pytest.mark.parametrize(("shape", "size"), PAGES, ids=str)
 def test_plain_jax_reads_pages(shape, size):
     compare("dense", shape, size, None)
-
-
-@pytest.mark.long(ci=1)
-@KERNELS
-@settings(max_examples=6, deadline=None)
-@given(
-    st.integers(1, 20),
-    st.integers(1, 90),
-    st.sampled_from([None, 1, 2, 16, 24, 64]),
-    st.integers(1, 40) | st.none(),
-    st.integers(0, 2**32 - 1),
-)
-def test_any_sizes(kernel, rows, capacity, size, window, seed):
-    compare(kernel, AttentionShape(2, 2, 1, rows, capacity, window=window), size, None, seed)
 
 
 @pytest.mark.parametrize(

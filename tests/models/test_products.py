@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dart_jax import _core
 from dart_jax.models import cpu, inputs
@@ -75,23 +73,6 @@ def test_weights_in_8_bits_are_near(dtype, d_in, d_out):
 
 
 @native
-@settings(max_examples=12, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from([1, 2, 9, 16, 61, 70]),
-    st.sampled_from([1, 3, 32, 65, 512]),
-    st.sampled_from([1, 31, 32, 33, 200]),
-    st.sampled_from(DTYPES),
-)
-def test_products_are_right(seed, count, d_in, d_out, dtype):
-    x, w = random(count, d_in, d_out, seed, dtype)
-    exact = np.float64(x) @ np.float64(w)
-    # The error of a sum of n products, each rounded to 24 bits.
-    bound = d_in * 2**-24 * (np.abs(np.float64(x)) @ np.abs(np.float64(w)))
-    assert (np.abs(product(x, pack(w), d_out) - exact) <= bound).all()
-
-
-@native
 @pytest.mark.parametrize(("count", "d_in", "d_out"), [(1, 64, 32), (9, 100, 33), (30, 1, 1)])
 def test_8_bits_are_exact_after_rounding(count, d_in, d_out):
     x, w = random(count, d_in, d_out)
@@ -116,34 +97,6 @@ def read(kind, x, scale, eps=1e-6):
 
 
 KINDS = ("rows", "norm", "offset", "silu", "gelu_pytorch_tanh")
-
-
-@native
-@settings(max_examples=10, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from([6, 130, 512]),
-    st.sampled_from([33, 320, 1000]),
-    st.sampled_from([pack, pack_int8]),
-    st.sampled_from(KINDS),
-)
-def test_a_row_has_the_same_bits_among_others(seed, d_in, d_out, tile, kind):
-    """In each of 1 to 70 rows; the larger shapes are shared by threads where there are cores."""
-    x, w = random(70, d_in, d_out, seed)
-    tiles = tile(w if kind in KINDS[:3] else w[: d_in // 2])
-    scale = jnp.linspace(-1, 2, d_in, dtype=jnp.float32)
-    residual, _ = random(70, d_out, 1, seed + 1)
-
-    def rows(at):
-        return product(read(kind, x[at], scale), tiles, d_out, None, residual[at])
-
-    alone = {r: rows(slice(r, r + 1))[0] for r in (0, 17, 69)}
-    for count in (70, *np.random.default_rng(seed).integers(1, 70, 3)):
-        among = rows(slice(count))
-        for r, row in alone.items():
-            if r < count:
-                same_bits(among[r], row)
-    same_bits(rows(slice(None, None, -1))[::-1], rows(slice(None)))
 
 
 @native

@@ -1,5 +1,6 @@
 """The n-gram model against a brute-force count."""
 
+import struct
 import subprocess
 import sys
 import tempfile
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ngram_corpora import (
@@ -314,3 +316,57 @@ def test_other_files_are_reported(tmp_path):
         other.write_bytes(content)
         with pytest.raises(UserError, match=rf"cannot read n-gram model .*other\.dng: {message}"):
             NgramModel.load(other)
+
+
+# Damage; of single bits and bytes native/tests has more.
+
+
+def with_checksums(data):
+    """The same bytes with checksums that fit what they say."""
+    data = bytearray(data)
+    for field in (216, 240):
+        offset, size = struct.unpack_from("<2Q", data, field)
+        part = bytes(data[offset : offset + size])
+        struct.pack_into("<Q", data, field + 16, xxhash.xxh64_intdigest(part))
+    struct.pack_into("<Q", data, 264, xxhash.xxh64_intdigest(bytes(data[:264])))
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("offset", "layout", "value", "message"),
+    [
+        (8, "<I", 2, "it has format version 2, this program reads version 1"),
+        (12, "<I", 280, "its header is damaged"),
+        (16, "<I", 0, "its order is not 1 to 5"),
+        (20, "<I", 1, "its precision is out of range"),
+        (24, "<Q", 0, "its vocabulary size is out of range"),
+        (32, "<Q", 2, "its smallest count is out of range"),
+        (200, "<I", 58, "its fields are too wide"),
+        (208, "<Q", 2**64 - 1, "a section is not where it belongs"),
+    ],
+)
+def test_impossible_headers_are_reported(offset, layout, value, message):
+    data = bytearray(NgramModel.count([[1, 2, 3, 1, 2, 4], [30, 2]]).file.tobytes())
+    struct.pack_into(layout, data, offset, value)
+    with pytest.raises(ValueError, match=message):
+        NgramModel(np.frombuffer(with_checksums(data), np.uint8))
+
+
+def test_lists_that_overlap_are_reported():
+    """Every other token's list is the same one: what would grow with the square of the file."""
+    vocab_size = 400
+    model = NgramModel.count([[0, t] for t in range(vocab_size)], 2, vocab_size=vocab_size)
+    data = bytearray(model.file.tobytes())
+    count_bits, offset_bits, list_bits = struct.unpack_from("<2IQ", data, 200)
+    table = 0
+    for token in range(vocab_size + 1):
+        entry = vocab_size | (token % 2 * list_bits) << count_bits
+        table |= entry << token * (count_bits + offset_bits)
+    offset, size = struct.unpack_from("<2Q", data, 240)
+    data[offset : offset + size] = table.to_bytes(size, "little")
+    struct.pack_into("<5Q", data, 48, *[2**63] * 5)
+    hostile = NgramModel(np.frombuffer(with_checksums(data), np.uint8))
+    with pytest.raises(ValueError, match="lists overlap"):
+        _ = hostile.levels
+    with pytest.raises(ValueError, match="its lists are not in order"):
+        hostile.check()
