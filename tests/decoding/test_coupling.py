@@ -81,10 +81,10 @@ def test_a_draft_of_the_targets_own_logits_is_its_draw(columns, penalty, options
     full = jnp.full((2, 3, vocab), -jnp.inf).at[:, :, ids].set(logits)
     noise = noise_of(2, POSITIONS[:, :columns], vocab)
     inputs = inputs_with(sampling, seen, noise)
-    drafted = ids[jnp.argmax(coupled(inputs, logits, ids, noise), axis=-1)]
+    drafted = ids[jnp.argmax(jax.jit(coupled)(inputs, logits, ids, noise), axis=-1)]
     if penalty != 1:
         full = penalize_repetition(jnp.float32(penalty), full, seen[:, None])
-    tokens = jnp.argmax(scale_and_filter(sampling, full) + noise, axis=-1)
+    tokens = jnp.argmax(jax.jit(scale_and_filter)(sampling, full) + noise, axis=-1)
     np.testing.assert_array_equal(drafted, tokens)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,11 @@ from train.drafter import check_trainable
 REFERENCE = Eagle3Tree()
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "embedding", "draft_ids"],
+    meta_fields=["config"],
+)
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A drafter, and its target's embedding."""
@@ -33,8 +39,7 @@ class Model:
     draft_ids: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class DraftInput:
+class DraftInput(NamedTuple):
     """The rows of each sequence, padded: a row's features, and the token after it."""
 
     features: jax.Array
@@ -42,9 +47,9 @@ class DraftInput:
     last: jax.Array
 
     @classmethod
-    def pad(cls, features, next_tokens, garbage=0):
+    def pad(cls, features, next_tokens):
         rows = max(map(len, features))
-        rng = np.random.default_rng(garbage)
+        rng = np.random.default_rng(0)
         shape = (len(features), rows)
         padded = rng.normal(size=(*shape, features[0].shape[1])).astype(np.float32)
         tokens = rng.integers(0, 9, shape).astype(np.int32)
@@ -65,44 +70,17 @@ class DraftInput:
         return jnp.take_along_axis(self.next_tokens, self.last[:, None], axis=1)[:, 0]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _draft(config, settings, nodes, params, embedding, draft_ids, inputs, first, cache, length):
-    features, next_tokens, last = inputs
-    positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
-    return draft_tree(
-        settings,
-        bind(config, params),
-        lambda tokens: embedding[tokens],
-        draft_ids,
-        features,
-        next_tokens,
-        positions,
-        last,
-        nodes,
-        cache,
-        length,
-    )
-
-
+@functools.partial(jax.jit, static_argnames=("nodes", "settings"))
 def draft(model, inputs, nodes, settings=REFERENCE, cache=None, length=None):
-    """Packed trees and the rows to append."""
-    first = jnp.zeros_like(inputs.last) if length is None else length
-    rows = (inputs.features, inputs.next_tokens, inputs.last)
-    packed, rows = _draft(
-        model.config,
-        settings,
-        nodes,
-        model.params,
-        model.embedding,
-        model.draft_ids,
-        rows,
-        first,
-        cache,
-        length,
+    """Packed trees, int32 [B, 3, nodes + 1], and the rows to append."""
+    features, next_tokens, last = inputs
+    first = jnp.zeros_like(last) if length is None else length
+    positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+    drafter = bind(model.config, model.params)
+    rows = features, next_tokens, positions, last
+    return draft_tree(
+        settings, drafter, model.embedding.__getitem__, model.draft_ids, *rows, nodes, cache, length
     )
-    assert packed.dtype == jnp.int32
-    assert packed.shape == (len(inputs.last), 3, nodes + 1)
-    return np.asarray(packed), rows
 
 
 # The reference
@@ -358,7 +336,7 @@ def test_drafting_with_a_cache():
 
 def test_drafts_in_bfloat16():
     model, inputs = random_model(3, dtype=jnp.bfloat16), random_inputs(3, [5, 8])
-    inputs = dataclasses.replace(inputs, features=inputs.features.astype(jnp.bfloat16))
+    inputs = inputs._replace(features=inputs.features.astype(jnp.bfloat16))
     trees, _ = draft(model, inputs, 59)
     for (tokens, parents, depth), root in zip(trees, inputs.root, strict=True):
         assert (tokens[0], depth[0]) == (root, 0)

