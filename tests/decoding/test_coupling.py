@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import native
 
-from dart_jax import _core
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.decoding.drafting.base import DraftInput, coupled
@@ -22,7 +22,6 @@ from dart_jax.decoding.sampling import (
 from eval.benchmarks.prompts import demo_prompts
 from tests.support.draws import keys_of, noise_of
 
-native = pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="built without jaxlib's headers")
 POSITIONS = jnp.asarray([[0, 1, 5], [7, 100_000, 3]], jnp.int32)
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import native
 
-from dart_jax import _core
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.cache import extend, init_cache
 from dart_jax.models.platform.execution import Execution
@@ -16,9 +16,7 @@ from dart_jax.models.pure import bind
 from dart_jax.models.rope import Rope
 from tests.support.tiny_configs import TARGET, copied, random_params
 
-pytestmark = pytest.mark.skipif(
-    not _core.cpu_ffi_handlers, reason="built without jaxlib's headers, so JAX computes all"
-)
+pytestmark = native
 
 TOKENS = 24
 CAPACITY = 40

@@ -5,14 +5,13 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import NATIVE
 
-from dart_jax import _core
 from dart_jax.models.attention import native
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Scoring, Segment, attend_dense, split_heads
 from dart_jax.models.attention.triton import _Grid
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
-from dart_jax.models.cpu import available
 from dart_jax.models.layers import RMSNorm
 from dart_jax.models.rope import Rope, rotate
 from tests.support.attention_inputs import AttentionShape, attention_arrays, paged_arrays
@@ -40,12 +39,6 @@ CASES = [
     *((shape, size, None) for shape, size in PAGES),
     *((AttentionShape(2, 4, 2, 5, 640), None, length) for length in EDGES),
 ]
-NATIVE = pytest.param(
-    "native",
-    marks=pytest.mark.skipif(
-        not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
-    ),
-)
 KERNELS = pytest.mark.parametrize("kernel", ["interpret", "interpret-mosaic", NATIVE])
 
 

@@ -4,13 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import native
 
-from dart_jax import _core
-from dart_jax.models.cpu import append_rows, available, take_rows
+from dart_jax.models.cpu import append_rows, take_rows
 
-pytestmark = pytest.mark.skipif(
-    not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
-)
+pytestmark = native
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -4,22 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import NATIVE
 
-from dart_jax import _core
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import (
     PagedCache,
     capacity_of,
     first_rows,
-)
-from dart_jax.models.cpu import available
-
-NATIVE = pytest.param(
-    "native",
-    marks=pytest.mark.skipif(
-        not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
-    ),
 )
 
 

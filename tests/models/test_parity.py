@@ -1,12 +1,13 @@
 """Parity with transformers: random models of every architecture, both ways; logits filters."""
 
-import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
+from transformers_models import MODELS, make, torch
 
 from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
@@ -16,13 +17,6 @@ from dart_jax.engine.decoder import Decoder
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target
-
-if os.environ.get("DART_REQUIRE_PARITY") == "1":
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-from transformers.generation import logits_process
-from transformers_models import MODELS, make
 
 LENGTH = 25
 # Fields of the file, and those of which the consequences are written for every layer.
@@ -215,12 +209,12 @@ def test_fused_experts_are_the_same_experts(name, tmp_path):
 def test_filters_are_those_of_transformers(sampling):
     logits = np.random.default_rng(2).normal(0, 3, (200, 50)).astype(np.float32)
     warpers: list = [
-        logits_process.TemperatureLogitsWarper(sampling.temperature),
-        logits_process.TopKLogitsWarper(sampling.top_k),
-        logits_process.TopPLogitsWarper(sampling.top_p),
+        transformers.TemperatureLogitsWarper(sampling.temperature),
+        transformers.TopKLogitsWarper(sampling.top_k),
+        transformers.TopPLogitsWarper(sampling.top_p),
     ]
     if sampling.min_p:
-        warpers.append(logits_process.MinPLogitsWarper(sampling.min_p))
+        warpers.append(transformers.MinPLogitsWarper(sampling.min_p))
     scores = torch.from_numpy(logits)
     for warper in warpers:
         scores = warper(None, scores)
@@ -236,7 +230,7 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty):
     tokens = rng.integers(0, 50, (20, 12))
     seen = np.zeros((20, 50), bool)
     np.put_along_axis(seen, tokens, True, axis=1)
-    processor = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
+    processor = transformers.RepetitionPenaltyLogitsProcessor(penalty)
     expected = processor(torch.from_numpy(tokens), torch.from_numpy(logits.copy())).numpy()
     ours = penalize_repetition(jnp.float32(penalty), jnp.asarray(logits), jnp.asarray(seen))
     np.testing.assert_allclose(ours, expected, rtol=1e-6)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import native
 
 from dart_jax import _core
 from dart_jax.models import cpu, inputs
@@ -21,7 +22,6 @@ from dart_jax.models.inputs import Gated, Normed
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm
 
-native = pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="built without jaxlib's headers")
 DTYPES = (jnp.float32, jnp.bfloat16)
 jitted = jax.jit(product, static_argnums=2)
 

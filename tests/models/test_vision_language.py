@@ -1,22 +1,16 @@
 """Vision-language models of transformers: their text part is read from the whole checkpoint."""
 
 import json
-import os
 
 import jax
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
+from tiny_configs import prompt_logits
+from transformers_models import EXPERTS, SHAPE, TWO_ROPES, randomized, torch
 
 from dart_jax.weights.checkpoint import load_target, save_target
-
-if os.environ.get("DART_REQUIRE_PARITY") == "1":
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-import transformers
-from tiny_configs import prompt_logits
-from transformers_models import EXPERTS, SHAPE, TWO_ROPES, randomized
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}

@@ -1,7 +1,6 @@
 """GGUF files as targets: what was converted comes back, in every architecture."""
 
 import dataclasses
-import os
 
 import gguf
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf_files import metadata_of, write
+from needs import judge
 from tiny_configs import prompt_logits
 from tokenizers import Regex, pre_tokenizers
 from tokenizers_made import TEXTS, byte_fallback, byte_level
@@ -399,10 +399,7 @@ THEIRS = {
 
 @pytest.fixture(scope="module")
 def torch():
-    if os.environ.get("DART_REQUIRE_PARITY") == "1":
-        import torch
-    else:
-        torch = pytest.importorskip("torch")
+    torch = judge("torch")
     import transformers
 
     transformers.logging.set_verbosity_error()
