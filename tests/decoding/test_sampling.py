@@ -11,7 +11,6 @@ from scipy.stats import chisquare
 
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding import vocabulary
-from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.errors import UserError
@@ -89,12 +88,6 @@ def test_filters_are_the_literal_ones(vocab):
             )
             filtered = filter_logits(sampling, logits - logits.max(-1, keepdims=True))
             np.testing.assert_array_equal(tokens, np.argmax(filtered + noise, -1), str(filters))
-
-
-def test_seen_tokens_are_penalised():
-    logits = jnp.asarray([[2.0, -2.0, 0.0, 3.0]], jnp.float32)
-    seen = jnp.asarray([[True, True, True, False]])
-    assert penalize_repetition(jnp.float32(2), logits, seen).tolist() == [[1.0, -4.0, 0.0, 3.0]]
 
 
 def test_temperature_0_takes_the_first_of_the_most_likely():
