@@ -196,8 +196,8 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def demo_drafters(tmp_path_factory) -> dict[str, Path]:
-    """Drafters of each kind for the demo's target: its own, the same as one of EAGLE-3, whose layers
-    are the same, and the target itself."""
+    """Drafters of each kind for the demo's target: its own; one of EAGLE-3 with the same layers, so
+    that many of its drafts are right; and the target itself."""
     dart, params, ids = load_drafter(DEMO / "drafter")
     del params["pairs"]
     names = [field.name for field in dataclasses.fields(DraftLayerConfig)]
