@@ -93,7 +93,7 @@ print(*(events.count(f"/jax/compilation_cache/cache_{kind}") for kind in ("hits"
 """
 
 
-@pytest.mark.long(ci=1)
+@pytest.mark.long
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "callback"])
 def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     # Not the cache of all tests, where another may have put the programs.
