@@ -1,6 +1,5 @@
 """The engine gives every request the text of `generate`, whatever else it serves."""
 
-import asyncio
 import re
 import time
 
@@ -282,27 +281,6 @@ def test_a_failure_of_the_device_ends_all(model):
     with pytest.raises(EngineClosed):
         engine.submit(Request(np.zeros(1, np.int32), 5), Answer())
     engine.close()
-
-
-@pytest.mark.long
-def test_streams_for_asyncio(model, engine, expected):
-    async def whole(n):
-        updates = engine.stream(request_of(model, n))
-        return [token async for update in updates for token in update.tokens]
-
-    async def cut(n):
-        updates = engine.stream(request_of(model, n))
-        first = await anext(updates)
-        await updates.aclose()
-        return first.tokens
-
-    async def together():
-        return await asyncio.gather(whole(0), cut(1), whole(2))
-
-    first, begun, last = asyncio.run(together())
-    assert (first, last) == (expected(0), expected(2))
-    assert list(begun) == expected(1)[: len(begun)]
-    assert wait_until(lambda: engine.statistics().running == 0)
 
 
 def wait_until(holds, seconds=60):
