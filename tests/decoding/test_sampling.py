@@ -75,7 +75,7 @@ def rows(vocab):
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("vocab", [40, 300, 5003])
 def test_filters_are_the_literal_ones(vocab):
-    """And draws are those of the filtered logits, however they are found."""
+    """Draws are those of the filtered logits, too, however they are found."""
     position = jnp.arange(4, dtype=jnp.int32)[None] + 90
     noise = np.asarray(noise_of(3, position, vocab))
     # Of many probabilities a sum in another order may fall on the other side of top_p.
