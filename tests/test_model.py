@@ -138,10 +138,9 @@ def test_tokens_without_embeddings_are_not_drafted_in_vain(tiny, tmp_path):
     path = tmp_path / "ngram"
     NgramModel.count(documents, vocab_size=size + 1, fingerprint=fingerprint).save(path)
     model = DartModel.from_pretrained(target, None, path)
-    for options in ({}, {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 3}):
-        plain = model.generate("x", tree_nodes=0, max_new_tokens=12, **options)
-        drafted = model.generate("x", tree_nodes=8, max_new_tokens=12, **options)
-        assert drafted.tokens.tolist() == plain.tokens.tolist()
+    options = {"temperature": 1.0, "repetition_penalty": 1.2, "seed": 3, "max_new_tokens": 12}
+    plain, drafted = (model.generate("x", tree_nodes=nodes, **options) for nodes in (0, 8))
+    assert drafted.tokens.tolist() == plain.tokens.tolist()
 
 
 def test_an_ngram_model_and_a_tokenizer_that_adds_tokens(tiny, tmp_path):

@@ -190,6 +190,7 @@ def test_every_method_is_plain_decoding(prompts, plain, setting, name, sizes, sa
         assert any(token >= 200 for row in expected for token in row)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", ["eagle3", "dart"])
 def test_the_drafter_follows_plain_decoding(prompts, setting, name):
     """After plain steps its drafts are those of a text in which it took part all along."""
@@ -217,6 +218,7 @@ def oracle(models, truth, levels):
     return config, models.params, Oracle(config, truth(GREEDY), levels)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", BURSTS)
 def test_every_step_ends_on_a_token_of_the_target(models, prompts, plain, truth, loop):
     """On a path with 3 true levels, 3 tokens are drafted and the 4th is the bonus token; budgets
