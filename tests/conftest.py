@@ -18,21 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding import Options, Prompts, generate_stepwise
-from demo_drafters import write_eagle3
 from hypothesis import settings
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.decoder import Generation
-from dart_jax.model import DEMO
+from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.pure import init_params
 from dart_jax.named import models as named_models
 from dart_jax.named.models import NamedModel
 from dart_jax.ngram import NgramModel
-from dart_jax.weights.checkpoint import load_drafter, load_target
+from dart_jax.weights.checkpoint import load_drafter, load_target, save_drafter
 
 # Which tests run: the long ones, and samples of grids.
 pytest_plugins = ["grids"]
@@ -182,14 +181,30 @@ def scored(models) -> tuple[DrafterConfig, DecodeParams]:
 
 
 @pytest.fixture(scope="session")
+def demo() -> DartModel:
+    """The demo model."""
+    return DartModel.demo()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """The files of a tiny random model, and prompts."""
+    import tiny_model  # which takes long to import
+
+    return tiny_model.make(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
 def demo_drafters(tmp_path_factory) -> dict[str, Path]:
-    """Drafters of each kind for the demo's target: its own, the same as one of EAGLE-3, and the
-    target itself."""
-    return {
-        "drafter": DEMO / "drafter",
-        "eagle3": write_eagle3(tmp_path_factory.mktemp("eagle3")),
-        "draft_model": DEMO / "target",
-    }
+    """Drafters of each kind for the demo's target: its own; one of EAGLE-3 with the same layers, so
+    that many of its drafts are right; and the target itself."""
+    dart, params, ids = load_drafter(DEMO / "drafter")
+    del params["pairs"]
+    names = [field.name for field in dataclasses.fields(DraftLayerConfig)]
+    eagle3 = Eagle3Config(**{name: getattr(dart, name) for name in names})
+    directory = tmp_path_factory.mktemp("eagle3")
+    save_drafter(directory, eagle3, params, ids)
+    return {"drafter": DEMO / "drafter", "eagle3": directory, "draft_model": DEMO / "target"}
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 # Architectures' numbers, those of the reference, and texts of the engine. Whole texts of
 # `generate` are compared by `eval.lossless` and `eval.speedup` in `.ci/run`, compiled as users do.
 TESTS = """
-    decoding/test_same_bits.py decoding/test_golden.py decoding/test_filtered_draws.py
+    decoding/test_same_bits.py decoding/test_golden.py decoding/test_sampling.py
     models/test_drafter.py models/test_int8.py
     serving/test_engine.py::test_every_method[ngram]
 """

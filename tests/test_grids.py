@@ -22,16 +22,12 @@ def test_cheap(case): pass
 @pytest.mark.parametrize("column", "abc")
 def test_grid(row, column): pass
 
-@pytest.mark.long(keep=1, ci=3)
-@pytest.mark.parametrize("case", range(9))
-def test_few(case): pass
-
 @pytest.mark.parametrize("case", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_one_is_long(case): pass
 """
-EVERYDAY = {"short": 1, "cheap": 30, "grid": 2, "few": 1, "one_is_long": 1}
-CI = {"short": 1, "long": 1, "cheap": 30, "grid": 5, "few": 3, "one_is_long": 2}
-WHOLE = {"short": 1, "long": 1, "cheap": 30, "grid": 15, "few": 9, "one_is_long": 2}
+EVERYDAY = {"short": 1, "cheap": 30, "grid": 2, "one_is_long": 1}
+CI = {"short": 1, "long": 1, "cheap": 30, "grid": 5, "one_is_long": 2}
+WHOLE = {"short": 1, "long": 1, "cheap": 30, "grid": 15, "one_is_long": 2}
 
 
 @pytest.fixture
@@ -68,7 +64,7 @@ def test_what_runs(collect):
         names, printed = collect("--long", "--grid-seed", seed)
         assert f"--grid-seed {seed};" in printed
         assert number(names) == CI
-        samples[seed] = [name for name in names if name.startswith(("grid", "few"))]
+        samples[seed] = [name for name in names if name.startswith("grid")]
         cases = re.findall(r"grid\[(.)-(.)\]", " ".join(names))
         assert {column for column, _ in cases} == set("abc")
         assert {row for _, row in cases} == set("01234")

@@ -1,7 +1,6 @@
 """The package's own description: versions, stubs, and programs."""
 
 import ast
-import math
 import re
 import sys
 import tomllib
@@ -99,44 +98,10 @@ def compiled(thing) -> dict:
     }
 
 
-def parameters(node: ast.FunctionDef) -> list:
-    """Names, kinds and defaults of a function's parameters."""
-    args = node.args
-    defaults = [None] * (len(args.args) - len(args.defaults)) + args.defaults
-    positional = [(arg.arg, "positional", _value(d)) for arg, d in zip(args.args, defaults)]  # noqa: B905
-    named = [(arg.arg, "named", _value(d)) for arg, d in zip(args.kwonlyargs, args.kw_defaults)]  # noqa: B905
-    return positional + named
-
-
-def _value(node: ast.expr | None):
-    value = "required" if node is None else ast.literal_eval(node)
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    # The core holds some of them as float32.
-    return float(f"{value:.5g}") if isinstance(value, float) and math.isfinite(value) else value
-
-
-def signature(text: str) -> list:
-    """Parameters of a compiled function, from the first line of its docstring."""
-    [made] = ast.parse(f"def {text.splitlines()[0]}: ...").body
-    assert isinstance(made, ast.FunctionDef)
-    return parameters(made)
-
-
 def test_stubs_are_those_of_the_compiled_module():
     stubs = members(ast.parse((ROOT / "dart_jax/_core.pyi").read_text()).body)
     there = compiled(_core)
     assert stubs.keys() == there.keys()
     for name, stub in stubs.items():
-        if isinstance(stub, ast.FunctionDef):
-            assert parameters(stub) == signature(there[name].__doc__), name
-        elif isinstance(stub, ast.ClassDef):
-            inner, own = members(stub.body), compiled(there[name])
-            assert inner.keys() == own.keys(), name
-            for method, node in inner.items():
-                is_property = isinstance(own[method], property)
-                decorated = isinstance(node, ast.AnnAssign) or bool(node.decorator_list)
-                assert is_property == decorated, f"{name}.{method}"
-                if not is_property:
-                    text = own[method].__doc__
-                    assert parameters(node) == signature(text), f"{name}.{method}"
+        if isinstance(stub, ast.ClassDef):
+            assert members(stub.body).keys() == compiled(there[name]).keys(), name

@@ -11,6 +11,7 @@ from dart_jax.named.fetched import fetch
 README = Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.long
 def test_the_example_in_python(capsys):
     try:
         fetch("smollm2", patient=False)

@@ -2,6 +2,8 @@
 trees of any size."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,7 @@ METHODS = {
     "dart": (60, 1),
     "dart with pair scores": (60, 1),
     "eagle3": (59, 1),
+    "eagle3 of other layers": (8, 1),
     "target": (8, 7),
     "small draft model": (8, 1),
     "target of fewer tokens": (8, 1),
@@ -39,8 +42,10 @@ METHODS = {
     "prompt lookup": (8, 1),
     "n-gram": (20, 2),
 }
-CASES = [(name, sizes) for name in METHODS for sizes in ("one size", "changing")]
-CASES.remove(("oracle", "changing"))  # it makes trees of one size
+# The oracle makes trees of one size; of draft models, a small one stands for all.
+ONE_SIZE = {"oracle", "target", "target of fewer tokens", "target of more tokens"}
+CASES = [(name, "one size") for name in METHODS]
+CASES += [(name, "changing") for name in METHODS if name not in ONE_SIZE]
 
 
 def lists(tokens):
@@ -65,6 +70,9 @@ def setting(models, scored, truth):
                 drafter, params = scored
             case "eagle3":
                 drafter, params = models.eagle, models.eagle_params
+            case "eagle3 of other layers":
+                drafter = dataclasses.replace(models.eagle, feature_layers=(0, 1, 3, 6))
+                params = {**models.eagle_params, "drafter": init_params(drafter, 0)}
             case "target":
                 drafter, params = target, {"target": own, "drafter": own}
             case "small draft model":
@@ -121,12 +129,25 @@ class Scripted(TreeSizes):
             self._state = self._state._replace(left=0)
 
 
+class After(Scripted):
+    """Takes the largest trees after so many plain steps."""
+
+    def __init__(self, sizes, plain_steps):
+        super().__init__(sizes, 0)
+        self._state = State(0, plain_steps, SIZES[-1])
+
+    def choose(self, rows, mode):
+        if self._state.left <= 0:
+            self._state = State(SIZES[-1], 99, SIZES[-1])
+        return self._state
+
+
 @dataclasses.dataclass(frozen=True)
 class ScriptedMemory(TreeMemory):
-    seed: int = 0
+    make: Callable[[dict], TreeSizes] = Scripted
 
     def policy(self, program, kind, shapes, first):
-        return Scripted(shapes.sizes, self.seed)
+        return self.make(shapes.sizes)
 
 
 @pytest.mark.long(keep=1)
@@ -143,7 +164,7 @@ def test_plain_decoding(models, prompts, plain, sampling):
         assert not any(drafted.any() for drafted in generation.drafted)
 
 
-@pytest.mark.long(keep=8)
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(("name", "sizes"), CASES)
 def test_every_method_is_plain_decoding(prompts, plain, setting, name, sizes, sampling):
@@ -152,7 +173,7 @@ def test_every_method_is_plain_decoding(prompts, plain, setting, name, sizes, sa
     if sizes == "changing":
         parts = setting(name, sampling)
         for seed in (1, 2):
-            memory = ScriptedMemory(seed=seed)
+            memory = ScriptedMemory(make=partial(Scripted, seed=seed))
             generation = generate(*parts, prompts, options, sizes=SIZES, memory=memory)
             assert lists(generation.tokens) == expected
         return
@@ -169,6 +190,7 @@ def test_every_method_is_plain_decoding(prompts, plain, setting, name, sizes, sa
         assert any(token >= 200 for row in expected for token in row)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", ["eagle3", "dart"])
 def test_the_drafter_follows_plain_decoding(prompts, setting, name):
     """After plain steps its drafts are those of a text in which it took part all along."""
@@ -176,7 +198,7 @@ def test_the_drafter_follows_plain_decoding(prompts, setting, name):
     for plain_steps in (0, 6):
         batch = begin(
             *setting(name), prompts, Options(seed=SEED), sizes=SIZES, drafts=True,
-            memory=Always(plain_steps),
+            memory=ScriptedMemory(make=partial(After, plain_steps=plain_steps)),
         )  # fmt: skip
         drafts = {}
         for new in batch:
@@ -190,36 +212,13 @@ def test_the_drafter_follows_plain_decoding(prompts, setting, name):
     assert all(trees[0][key] == trees[1][key] for key in common)
 
 
-@dataclasses.dataclass(frozen=True)
-class Always(TreeMemory):
-    """Drafts with the largest trees, after so many plain steps."""
-
-    plain_steps: int = 0
-
-    def __init__(self, plain_steps):
-        super().__init__()
-        object.__setattr__(self, "plain_steps", plain_steps)
-
-    def policy(self, program, kind, shapes, first):
-        sizes, left = TreeSizes(shapes.sizes), [self.plain_steps]
-
-        def choose(rows, mode):
-            return State(SIZES[-1] if left[0] <= 0 else 0, left[0] if left[0] > 0 else 99, 8)
-
-        def learn(rows, mode, size, ranks, texts, steps, seconds):
-            left[0] -= steps
-
-        sizes.choose, sizes.learn = choose, learn
-        sizes.drafts = lambda rows, mode: True
-        return sizes
-
-
 def oracle(models, truth, levels):
     """A config of 8 nodes, the parameters, and trees with so many true levels."""
     config = DecodeConfig(models.target, models.drafter, nodes=8)
     return config, models.params, Oracle(config, truth(GREEDY), levels)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("loop", BURSTS)
 def test_every_step_ends_on_a_token_of_the_target(models, prompts, plain, truth, loop):
     """On a path with 3 true levels, 3 tokens are drafted and the 4th is the bonus token; budgets

@@ -143,7 +143,7 @@ def test_elementary_functions_have_the_bits_of_the_core():
     np.testing.assert_array_equal(_core.logarithm(positive), literal.logarithm(positive))
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("setting", SETTINGS, ids=range(len(SETTINGS)))
 def test_trees_are_those_of_the_search_in_cpp(setting):
     @settings(max_examples=8, deadline=None)

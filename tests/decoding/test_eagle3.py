@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +10,25 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, NAMES, load_golden
 from safetensors.numpy import load_file
+from tiny_configs import EAGLE3, TARGET, random_params
 
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.decoding.tree import ancestor_mask, unpack
 from dart_jax.errors import UserError
 from dart_jax.models.cache import append, init_cache
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.pure import abstract_params, bind
 from dart_jax.models.rope import Rope
+from train.drafter import check_trainable
 
 REFERENCE = Eagle3Tree()
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "embedding", "draft_ids"],
+    meta_fields=["config"],
+)
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A drafter, and its target's embedding."""
@@ -31,8 +39,7 @@ class Model:
     draft_ids: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class DraftInput:
+class DraftInput(NamedTuple):
     """The rows of each sequence, padded: a row's features, and the token after it."""
 
     features: jax.Array
@@ -40,9 +47,9 @@ class DraftInput:
     last: jax.Array
 
     @classmethod
-    def pad(cls, features, next_tokens, garbage=0):
+    def pad(cls, features, next_tokens):
         rows = max(map(len, features))
-        rng = np.random.default_rng(garbage)
+        rng = np.random.default_rng(0)
         shape = (len(features), rows)
         padded = rng.normal(size=(*shape, features[0].shape[1])).astype(np.float32)
         tokens = rng.integers(0, 9, shape).astype(np.int32)
@@ -63,44 +70,17 @@ class DraftInput:
         return jnp.take_along_axis(self.next_tokens, self.last[:, None], axis=1)[:, 0]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _draft(config, settings, nodes, params, embedding, draft_ids, inputs, first, cache, length):
-    features, next_tokens, last = inputs
-    positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
-    return draft_tree(
-        settings,
-        bind(config, params),
-        lambda tokens: embedding[tokens],
-        draft_ids,
-        features,
-        next_tokens,
-        positions,
-        last,
-        nodes,
-        cache,
-        length,
-    )
-
-
+@functools.partial(jax.jit, static_argnames=("nodes", "settings"))
 def draft(model, inputs, nodes, settings=REFERENCE, cache=None, length=None):
-    """Packed trees and the rows to append."""
-    first = jnp.zeros_like(inputs.last) if length is None else length
-    rows = (inputs.features, inputs.next_tokens, inputs.last)
-    packed, rows = _draft(
-        model.config,
-        settings,
-        nodes,
-        model.params,
-        model.embedding,
-        model.draft_ids,
-        rows,
-        first,
-        cache,
-        length,
+    """Packed trees, int32 [B, 3, nodes + 1], and the rows to append."""
+    features, next_tokens, last = inputs
+    first = jnp.zeros_like(last) if length is None else length
+    positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+    drafter = bind(model.config, model.params)
+    rows = features, next_tokens, positions, last
+    return draft_tree(
+        settings, drafter, model.embedding.__getitem__, model.draft_ids, *rows, nodes, cache, length
     )
-    assert packed.dtype == jnp.int32
-    assert packed.shape == (len(inputs.last), 3, nodes + 1)
-    return np.asarray(packed), rows
 
 
 # The reference
@@ -356,7 +336,7 @@ def test_drafting_with_a_cache():
 
 def test_drafts_in_bfloat16():
     model, inputs = random_model(3, dtype=jnp.bfloat16), random_inputs(3, [5, 8])
-    inputs = dataclasses.replace(inputs, features=inputs.features.astype(jnp.bfloat16))
+    inputs = inputs._replace(features=inputs.features.astype(jnp.bfloat16))
     trees, _ = draft(model, inputs, 59)
     for (tokens, parents, depth), root in zip(trees, inputs.root, strict=True):
         assert (tokens[0], depth[0]) == (root, 0)
@@ -365,16 +345,30 @@ def test_drafts_in_bfloat16():
         assert len({*zip(parents[1:].tolist(), tokens[1:].tolist(), strict=True)}) == 59
 
 
-def test_parameters_are_a_dart_drafters_without_the_mask():
-    shared = {
-        field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(DraftLayerConfig)
-    }
-    dart = abstract_params(DrafterConfig(**shared, draft_length=7))
-    del dart["mask_rep"]
-    assert abstract_params(CONFIG) == dart
+def test_the_target_captures_the_layers_that_are_asked_for():
+    target = bind(TARGET, random_params(TARGET, 0))
+    tokens, mask = jnp.arange(6, dtype=jnp.int32)[None], jnp.tril(jnp.ones((1, 6, 6), bool))
+
+    def features(layers):
+        return np.asarray(target(tokens, tokens, mask, feature_layers=layers).features)
+
+    np.testing.assert_array_equal(features(None), features((2, 3, 4)))
+    each = [features((layer,)) for layer in (0, 3, 6)]
+    np.testing.assert_array_equal(each[0], target.embed(tokens))
+    np.testing.assert_array_equal(features((0, 3, 6)), np.concatenate(each, axis=-1))
 
 
 @pytest.mark.parametrize(("depth", "top_k"), [(0, 10), (7, 0)])
 def test_settings_out_of_range(depth, top_k):
     with pytest.raises(UserError, match=f"got {depth} and {top_k}"):
         Eagle3Tree(depth, top_k)
+
+
+@pytest.mark.parametrize("name", ["norm_output", "own_embedding", "feature_layers"])
+def test_a_drafter_that_is_not_trained_on(name):
+    target = TARGET
+    check_trainable("there", target, EAGLE3)
+    value = (0, 1, 2) if name == "feature_layers" else True
+    drafter = dataclasses.replace(EAGLE3, **{name: value})
+    with pytest.raises(UserError, match=f"--init there is a drafter with {name}, .* leave --init"):
+        check_trainable("there", target, drafter)

@@ -4,23 +4,19 @@ trees."""
 import dataclasses
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_model
 from conftest import RANK, SEED
 from decoding import Options, stream
 from literal_search import paths, transcribe
-from tiny_configs import DART, copied, random_params
+from tiny_configs import DART, random_params
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.model import DartModel
 from dart_jax.models.drafter import Drafter
-from dart_jax.models.pure import bind, init_params
-from dart_jax.weights.checkpoint import load_drafter, save_drafter
+from dart_jax.models.pure import bind
 
 EOS = (511,)
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9)
@@ -98,26 +94,3 @@ def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes
             without, _ = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
             changed += without != expected
     assert changed
-
-
-@pytest.mark.long
-def test_a_loaded_model(tmp_path, tmp_path_factory):
-    """With packed weights of 8 bits, from its files."""
-    tiny = tiny_model.make(tmp_path_factory.getbasetemp())
-    config, params, ids = load_drafter(tiny.drafter)
-    config = dataclasses.replace(config, pair_rank=RANK)
-    rng = np.random.default_rng(2)
-    pairs = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32),
-        init_params(config, 0)["pairs"],
-    )
-    save_drafter(tmp_path, config, {**copied(params), "pairs": pairs}, ids)
-    model = DartModel.from_pretrained(tiny.target, tmp_path, tiny.ngram, weights_dtype="int8")
-    assert "DART with pair scores" in repr(model)
-    for sampling in (GREEDY, FILTERED):
-        plain = model.with_drafter(None).decoder(nodes=0, max_length=64, sampling=sampling)
-        expected = plain(tiny.prompts, 12, seed=1)
-        decoder = model.decoder(nodes=6, max_length=64, sampling=sampling)
-        drafted = decoder(tiny.prompts, 12, seed=1)
-        for ours, theirs in zip(drafted.tokens, expected.tokens, strict=True):
-            np.testing.assert_array_equal(ours, theirs)

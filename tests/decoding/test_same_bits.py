@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import native
 
-from dart_jax import _core
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.cache import extend, init_cache
 from dart_jax.models.platform.execution import Execution
@@ -16,9 +16,7 @@ from dart_jax.models.pure import bind
 from dart_jax.models.rope import Rope
 from tests.support.tiny_configs import TARGET, copied, random_params
 
-pytestmark = pytest.mark.skipif(
-    not _core.cpu_ffi_handlers, reason="built without jaxlib's headers, so JAX computes all"
-)
+pytestmark = native
 
 TOKENS = 24
 CAPACITY = 40
@@ -96,7 +94,8 @@ def test_logits_alone_and_in_a_tree(name, batch):
     for loaded, weights_dtype in ((params, "stored"), (rounded, "stored"), (params, "int8")):
         prepared = Execution.here(weights_dtype=weights_dtype).weights.prepare(copied(loaded))
         alone, caches, forward = both(config, prepared, tokens, batch)
-        for start, depth in [(0, 8), (9, 5), (TOKENS - 9, 8)]:
+        depth = 8
+        for start in (0, 9, TOKENS - 9):
             # The path in question, and after each of its nodes one that is not on it.
             path = tokens[:, start : start + depth + 1]
             other = jnp.asarray(rng.integers(0, config.vocab_size, path.shape), jnp.int32)

@@ -1,4 +1,5 @@
-"""Filters against sorts, frequencies against probabilities, and what the noise depends on."""
+"""Filters against sorts, draws against their noise and their probabilities, and the largest of long
+rows."""
 
 import functools
 
@@ -6,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dart_jax.decoding import sampling as sampling_module
-from dart_jax.decoding.logits import penalize_repetition
+from dart_jax.decoding import vocabulary
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.errors import UserError
 from tests.support.draws import draw_at, noise_of
 
@@ -38,14 +38,15 @@ def softmax(logits):
 
 
 def literal_filter(sampling, logits):
-    """[V] -> the same with -inf; no two logits are equal."""
+    """[V] -> the same with -inf; all that equal the last one kept are kept, too."""
     kept = logits.copy()
-    if sampling.top_k:
-        kept[np.argsort(-kept)[sampling.top_k :]] = -np.inf
+    if 0 < sampling.top_k < len(kept):
+        kept[kept < np.sort(kept)[-sampling.top_k]] = -np.inf
     if sampling.top_p < 1:
-        order = np.argsort(-kept)
-        reached = np.cumsum(softmax(kept)[order])
-        kept[order[1 + np.searchsorted(reached, sampling.top_p) :]] = -np.inf
+        probability = softmax(kept)
+        ordered = np.sort(probability)[::-1]
+        last = np.searchsorted(np.cumsum(ordered), sampling.top_p)
+        kept[probability < ordered[min(last, len(kept) - 1)]] = -np.inf
     if sampling.min_p:
         probability = softmax(kept)
         kept[probability < sampling.min_p * probability.max()] = -np.inf
@@ -57,32 +58,38 @@ def levels_of(position):
     return jnp.broadcast_to(jnp.arange(position.shape[1], dtype=jnp.int32)[None], position.shape)
 
 
-# The same examples every time: a sum in another order may fall on the other side of top_p.
-@settings(derandomize=True, max_examples=30)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 10.0]))
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"),
-    [
-        (0, 1.0, 0.0),
-        (7, 1.0, 0.0),
-        (0, 0.5, 0.0),
-        (0, 1.0, 0.1),
-        (0, 1.0, 1.0),
-        (7, 0.9, 0.0),
-        (20, 0.95, 0.2),
-    ],
-)
-def test_filters_are_the_literal_ones(top_k, top_p, min_p, seed, spread):
-    logits = np.random.default_rng(seed).normal(0, spread, (2, 3, VOCAB)).astype(np.float32)
-    sampling = Sampling(1.0, top_k, top_p, min_p)
-    expected = [[literal_filter(sampling, node) for node in row] for row in logits]
-    np.testing.assert_array_equal(filter_logits(sampling, jnp.asarray(logits)), expected)
+FILTERS = [(k, 1.0, 0.0) for k in (0, 1, 7, 128, 129, 300, 10_000)]
+FILTERS += [(0, p, 0.0) for p in (1e-6, 0.5, 0.9)] + [(0, 1.0, p) for p in (0.1, 1.0)]
+FILTERS += [(7, 0.9, 0.0), (20, 0.95, 0.2), (200, 0.5, 0.0)]
 
 
-def test_seen_tokens_are_penalised():
-    logits = jnp.asarray([[2.0, -2.0, 0.0, 3.0]], jnp.float32)
-    seen = jnp.asarray([[True, True, True, False]])
-    assert penalize_repetition(jnp.float32(2), logits, seen).tolist() == [[1.0, -4.0, 0.0, 3.0]]
+def rows(vocab):
+    """Logits of one row of 4 nodes: different, many of them equal, all equal, most of them -inf."""
+    rng = np.random.default_rng(vocab)
+    normal = rng.normal(0, 3, (1, 4, vocab)).astype(np.float32)
+    few = np.where(rng.random(normal.shape) < 0.3, normal, -np.inf)
+    few[..., 0] = 0
+    return normal, np.round(normal) + 0.0, np.zeros_like(normal), few  # -0 is below 0
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("vocab", [40, 300, 5003])
+def test_filters_are_the_literal_ones(vocab):
+    """Draws are those of the filtered logits, too, however they are found."""
+    position = jnp.arange(4, dtype=jnp.int32)[None] + 90
+    noise = np.asarray(noise_of(3, position, vocab))
+    # Of many probabilities a sum in another order may fall on the other side of top_p.
+    few = [filters for filters in FILTERS if vocab < 1000 or filters[1] == 1]
+    for logits in rows(vocab):
+        for filters in few:
+            sampling = Sampling(1.0, *filters)
+            expected = np.array([[literal_filter(sampling, node) for node in logits[0]]])
+            np.testing.assert_array_equal(filter_logits(sampling, logits), expected, str(filters))
+            tokens = draw(
+                sampling, jnp.asarray(logits), jnp.uint32(3), position, levels_of(position)
+            )
+            filtered = filter_logits(sampling, logits - logits.max(-1, keepdims=True))
+            np.testing.assert_array_equal(tokens, np.argmax(filtered + noise, -1), str(filters))
 
 
 def test_temperature_0_takes_the_first_of_the_most_likely():
@@ -108,10 +115,7 @@ def test_a_top_k_beyond_int32_is_refused():
         Sampling(top_k=2**31)
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(), Sampling(1.0), Sampling(1.0, top_k=2), Sampling(1.0, 2, 0.5, 0.5)],
-)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 2, 0.5, 0.5)])
 def test_nan_draws_no_token(sampling):
     logits = jnp.asarray([[[0, 1, jnp.nan, 0], [0, 1, 0, 0], [0, jnp.inf, 0, 0]]], jnp.float32)
     zero = jnp.zeros((1, 3), jnp.int32)
@@ -136,9 +140,9 @@ def noise_by(generator):
     return noise
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.5), Sampling(1.3, 6, 0.9)])
 @pytest.mark.parametrize("over", ["positions", "seeds", "rows"])
-def test_frequencies_are_the_probabilities(sampling, over):
+def test_frequencies_are_the_probabilities(over):
+    sampling = Sampling(1.3, 6, 0.9)
     n, logits = 4096, np.random.default_rng(1).normal(size=8).astype(np.float32)
     index, zero = jnp.arange(n, dtype=jnp.int32), jnp.zeros((1, 1), jnp.int32)
     draw_one = functools.partial(draw, sampling, jnp.asarray(logits)[None, None])
@@ -158,18 +162,11 @@ def test_frequencies_are_the_probabilities(sampling, over):
     assert chisquare(counts[kept], n * probability[kept]).pvalue > 1e-3
 
 
-@pytest.fixture(scope="module")
-def nodes():
-    """Logits of 3 rows of 6 nodes on 4 levels, with their levels and positions."""
-    rng = np.random.default_rng(2)
+def test_a_node_draws_what_it_would_draw_alone():
+    sampling, rng = Sampling(0.8, 20, 0.9), np.random.default_rng(2)
     logits = jnp.asarray(rng.normal(size=(3, 6, VOCAB)), jnp.float32)
     levels = jnp.asarray(rng.integers(0, 4, (3, 6)), jnp.int32)
-    return logits, jnp.asarray([[5], [90], [0]], jnp.int32) + jnp.arange(4)[None], levels
-
-
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, 20, 0.9)])
-def test_a_node_draws_what_it_would_draw_alone(sampling, nodes):
-    logits, position, levels = nodes
+    position = jnp.asarray([[5], [90], [0]], jnp.int32) + jnp.arange(4)[None]
     together = draw(sampling, logits, jnp.uint32(7), position, levels)
     assert together.dtype == jnp.int32
     zero = jnp.zeros((3, 1), jnp.int32)
@@ -211,3 +208,57 @@ def test_wrong_settings_are_named(wrong):
     [name] = wrong
     with pytest.raises(UserError, match=f"^{name} must"):
         Sampling(**wrong)
+
+
+# The largest of a row.
+
+
+@pytest.fixture
+def in_blocks(monkeypatch):
+    """As on accelerators."""
+    monkeypatch.setattr(vocabulary, "available", lambda: False)
+
+
+@pytest.fixture(params=["on this platform", "in blocks"])
+def way(request):
+    if request.param == "in blocks":
+        request.getfixturevalue("in_blocks")
+
+
+@pytest.mark.parametrize(
+    ("size", "k"),
+    [(5, 5), (9, 0), (257, 1), (1000, 3), (4096, 25), (4096, 65), (5003, 10), (32_000, 25)],
+)
+def test_the_same_entries(size, k, way):
+    rng = np.random.default_rng(size)
+    normal = rng.normal(size=(2, 3, size)).astype(np.float32)
+    rows = {
+        "different": normal,
+        "a few values": np.round(normal) + 0.0,  # without -0, which the C++ core takes for 0
+        "one value": np.zeros_like(normal),
+        "fewer finite ones than k": np.where(rng.random(normal.shape) < 3 / size, normal, -np.inf),
+    }
+    ours = jax.jit(lambda *arguments: exact_top_k(*arguments), static_argnums=1)
+    for name, x in rows.items():
+        for mine, theirs in zip(ours(x, k), jax.lax.top_k(x, k), strict=True):
+            np.testing.assert_array_equal(mine, theirs, err_msg=name)
+            assert mine.dtype == theirs.dtype
+        mapped = jax.vmap(functools.partial(exact_top_k, k=k))(x)
+        np.testing.assert_array_equal(mapped[1], ours(x, k)[1])
+
+
+def test_no_row_is_sorted(in_blocks):
+    x = jax.ShapeDtypeStruct((1, 8, 151_936), np.float32)
+    steps = jax.make_jaxpr(lambda x: exact_top_k(x, 25))(x).jaxpr.eqns
+    sorts = [step for step in steps if step.primitive.name == "top_k"]
+    assert len(sorts) == 2
+    assert max(step.invars[0].aval.shape[-1] for step in sorts) < 4000
+
+
+def test_both_ways_to_find_the_largest_agree():
+    """The one for CPUs and the one for accelerators."""
+    inf, nan = np.inf, np.nan
+    x = [[1, 2, 2], [-inf, -inf, -inf], [0, nan, inf], [nan, nan, nan], [inf, 1, inf], [-1, -2, -1]]
+    one, two = (f(jnp.asarray(x)) for f in (vocabulary._argmax_in_one, vocabulary._argmax_in_two))
+    assert one.tolist() == two.tolist() == [1, 0, -1, -1, 0, 0]
+    assert one.dtype == two.dtype == jnp.int32

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_model
 from conftest import SEED, sequences
-from decoding import Options, generate, generate_stepwise
+from decoding import Options, generate
 
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.decoding.sampling import Sampling
@@ -28,11 +27,6 @@ GREEDY, SAMPLED = Sampling(), Sampling(0.9, top_k=30)
 NATIVE = choice.why_not_native() is None  # not for another jaxlib than it was built for
 WAYS = ("callback", "device", *(["native"] if NATIVE else []))
 EOS = (511,)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return tiny_model.make(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
@@ -68,29 +62,21 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
             continue
         search = make(config, ngram, way)
         assert search.way == way
-        for decode in (generate, generate_stepwise):
-            generation = decode(config, params, search, prompts, options)
-            for row, expected in zip(generation.tokens, plain(sampling).tokens, strict=True):
-                np.testing.assert_array_equal(row, expected)
-            steps.append(generation.steps)
+        generation = generate(config, params, search, prompts, options)
+        for row, expected in zip(generation.tokens, plain(sampling).tokens, strict=True):
+            np.testing.assert_array_equal(row, expected)
+        steps.append(generation.steps)
     np.testing.assert_array_equal(steps, np.broadcast_to(steps[0], np.shape(steps)))
     share = 0.8 if drafter == NgramConfig() else 1  # the others' weights are random
     assert steps[0].sum() < share * plain(sampling).steps.sum()
 
 
-@pytest.mark.long(ci=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_searches_where_it_is_told(tiny, way):
-    """With trees whose sizes change, too."""
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram, search=way)
-    prompt = tiny.prompts[0]
-    expected = model.generate(prompt, tree_nodes=0, max_new_tokens=24).tokens
-    for nodes in (6, None):
-        completion = model.generate(prompt, tree_nodes=nodes, max_new_tokens=24)
-        np.testing.assert_array_equal(completion.tokens, expected)
-    decoder = model.decoder(nodes=6, max_length=64)
-    assert decoder.search is not None
-    assert decoder.search.way == way
+    search = model.decoder(nodes=6, max_length=64).search
+    assert search is not None
+    assert search.way == way
 
 
 CACHED = """
@@ -107,7 +93,7 @@ print(*(events.count(f"/jax/compilation_cache/cache_{kind}") for kind in ("hits"
 """
 
 
-@pytest.mark.long(ci=1)
+@pytest.mark.long
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "callback"])
 def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     # Not the cache of all tests, where another may have put the programs.

@@ -1,7 +1,6 @@
-"""The tree search against the reference's trees, a literal transcription, and its invariants."""
+"""The tree search against a literal transcription, and its invariants."""
 
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal_search import paths, transcribe
 from ngram_corpora import random_documents
-from safetensors.numpy import load_file
 
 from dart_jax import _core
 from dart_jax.ngram import NgramModel
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 VOCAB = 60  # of the models here; frequent tokens are below 12
 EOS = (3, 50)
 
@@ -123,32 +120,7 @@ def with_unusable(seed, tokens, logits):
     return tokens, logits
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-draft-vocab"])
-@pytest.mark.parametrize("prompt", range(4))
-@pytest.mark.parametrize("step", range(4))
-def test_trees_are_those_of_the_reference(name, prompt, step):
-    golden = np.load(GOLDEN / name / "golden.npz")
-    draft_to_target = load_file(GOLDEN / name / "drafter" / "model.safetensors")["d2t"]
-    model = NgramModel.count(np.load(GOLDEN / name / "ngram_corpus.npy"), order=3)
-
-    draft_logits = golden[f"draft_logits_{prompt}_{step}"]
-    top = np.argsort(-draft_logits, axis=-1, kind="stable")[:, :25]
-    tokens = (top + draft_to_target[top]).astype(np.int32)
-    logits = np.take_along_axis(draft_logits, top, axis=-1)
-    context = golden[f"preceding_{prompt}_{step}"][-2:].astype(np.int32)
-    config = {"nodes": 59, "eos": [511]}
-    [tree] = search(model, context[None], tokens[None], logits[None], **config)
-
-    node_tokens = golden[f"draft_tokens_{prompt}_{step}"]
-    expected = set()
-    for leaf in golden[f"retrieve_indices_{prompt}_{step}"]:
-        path = tuple(node_tokens[leaf[leaf >= 0]].tolist())
-        expected.update(path[:n] for n in range(1, len(path) + 1))
-    assert len(expected) == 60
-    assert set(paths(tree)) == expected
-
-
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(seeds, steps, st.sampled_from([0.0, 0.3]), st.booleans())
 def test_trees_are_those_of_the_transcription(seed, step, repeat, with_pairs):
     """Ties, tokens given twice and candidates of no use included; children come after parents."""
@@ -167,18 +139,6 @@ def test_trees_are_those_of_the_transcription(seed, step, repeat, with_pairs):
     assert not tree[:, len(expected[0]) :].any()
 
 
-# Sizes
-
-
-@given(seeds, steps, st.integers(0, 20))
-def test_a_tree_begins_with_every_smaller_one(seed, step, nodes):
-    model, drafts, config = random_case(seed, step=step)
-    size = min(nodes, config["nodes"])
-    large = search(model, *drafts, **config)
-    small = search(model, *drafts, **{**config, "nodes": size})
-    np.testing.assert_array_equal(large[:, :, : size + 1], small)
-
-
 @given(seeds, st.integers(1, 8), steps)
 def test_few_nodes_need_few_levels(seed, nodes, step):
     """A drafter need not predict more levels than a tree has nodes."""
@@ -187,40 +147,6 @@ def test_few_nodes_need_few_levels(seed, nodes, step):
     trees = search(model, context, *drafts, **config)
     fewer = (array[:, :nodes] for array in drafts)
     np.testing.assert_array_equal(search(model, context, *fewer, **config), trees)
-
-
-@pytest.mark.parametrize("candidates", [1, 25])
-@pytest.mark.parametrize("order", [None, 5])
-def test_children_that_tie_their_parents(candidates, order):
-    """Each level's first token is certain, and always followed the one before: p = q = 1.
-
-    The reference's cut may keep such a child and drop its parent. This search may not.
-    """
-    levels = 20
-    chain = tuple(range(levels + 1))
-    model = None if order is None else NgramModel.count([[*chain, levels + 1]], order)
-    tokens = np.arange(candidates) * 100 + np.arange(1, levels + 1)[:, None]
-    tokens = tokens[None].astype(np.int32)
-    logits = np.where(np.arange(candidates) == 0, f32(0), f32(-200)) + np.zeros(tokens.shape, f32)
-    for nodes in (1, 3, levels - 1, levels, levels + 3, 59):
-        [tree] = search(model, np.zeros((1, 1), np.int32), tokens, logits, nodes=nodes)
-        expected = [chain[: n + 1] for n in range(min(nodes, levels) + 1)]
-        assert [path for path in paths(tree) if path in expected] == expected
-
-
-# Batches
-
-
-@settings(max_examples=60)
-@given(seed=seeds, rows=st.integers(0, 40), step=steps)
-def test_threads_do_not_matter(seed, rows, step):
-    model, drafts, config = random_case(seed, step=step, repeat=0.1, rows=rows)
-    config["nodes"] %= 100
-    alone = [search(model, *(array[i : i + 1] for array in drafts), **config) for i in range(rows)]
-    expected = np.concatenate([np.zeros((0, 3, config["nodes"] + 1), np.int32), *alone])
-    for threads in (1, 2, 5):
-        trees = search(model, *drafts, threads=threads, **config)
-        np.testing.assert_array_equal(trees, expected)
 
 
 def test_timed_search_equals_search():
@@ -233,29 +159,6 @@ def test_timed_search_equals_search():
     assert tree_search.seconds <= seconds.sum()
     expected = search(ngram_model(3), *drafts, nodes=30, eos=EOS)
     np.testing.assert_array_equal(trees, expected)
-
-
-@pytest.mark.parametrize(
-    ("levels", "candidates", "ngram"), [(0, 5, True), (0, 0, True), (0, 0, False), (3, 0, False)]
-)
-def test_nothing_was_drafted(levels, candidates, ngram):
-    """Levels without candidates are those of the n-gram model alone, where there is one."""
-    context = np.array([[1, 2], [3, -1]], np.int32)
-    shape = (2, levels, candidates)
-    drafts = (context, np.zeros(shape, np.int32), np.zeros(shape, np.float32))
-    trees = search(ngram_model(3) if ngram else None, *drafts, nodes=5)
-    expected = np.zeros((2, 3, 6), np.int32)
-    expected[0, 0, 0] = 2
-    np.testing.assert_array_equal(trees, expected)
-
-
-def test_finished_rows_are_empty():
-    context, tokens, logits = draw_drafts(0)
-    unfinished = search(ngram_model(3), context, tokens, logits, nodes=20)
-    context[1, -1] = -1
-    trees = search(ngram_model(3), context, tokens, logits, nodes=20)
-    assert not trees[1].any()
-    np.testing.assert_array_equal(trees[[0, 2]], unfinished[[0, 2]])
 
 
 def test_tokens_beyond_the_models_vocabulary_are_unseen():
@@ -287,39 +190,20 @@ def test_model_is_kept_alive_by_the_search():
     ("name", "damage", "message"),
     [
         ("context", lambda a: a.astype(np.int64), r"context must be int32, got int64"),
-        ("context", lambda a: a[0], r"context must have shape \[\*, \*\], got \[2\]"),
         ("context", lambda a: a[:, :0].copy(), r"context must hold at least the root"),
         ("context", lambda a: a[:, ::-1], r"context must be contiguous within a row"),
-        ("context", lambda a: a[::-1], r"context must be contiguous within a row"),
-        ("context", lambda a: np.asfortranarray(a), r"context must be contiguous within a row"),
         ("tokens", lambda a: a[:2], r"tokens must have shape \[3, \*, \*\], got \[2, 5, 7\]"),
-        ("tokens", lambda a: a[..., ::2], r"tokens must be contiguous within a row"),
-        ("tokens", lambda a: a[:, ::2], r"tokens must be contiguous within a row"),
-        ("logits", lambda a: a.astype(np.float16), r"logits must be float32, got float16"),
         ("logits", lambda a: a[:, :4], r"logits must have shape \[3, 5, 7\], got \[3, 4, 7\]"),
-        (
-            "out",
-            lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
-            r"out must be write",
-        ),
         ("out", lambda a: a[..., :-1], r"out must have shape \[3, 3, 21\], got \[3, 3, 20\]"),
         ("out", lambda a: np.broadcast_to(a[:1], a.shape), r"out must be C-contiguous"),
-        (
-            "logits",
-            lambda a: (
-                np.frombuffer(b"." + a.tobytes(), np.uint8)[1:].view(np.float32).reshape(a.shape)
-            ),
-            r"logits must be aligned",
-        ),
     ],
 )
-@pytest.mark.parametrize("method", ["search", "timed_search"])
-def test_wrong_buffers_are_named(method, name, damage, message):
+def test_wrong_buffers_are_named(name, damage, message):
     arrays = dict(zip(("context", "tokens", "logits"), draw_drafts(0), strict=True))
     arrays["out"] = np.zeros((3, 3, 21), np.int32)
     arrays[name] = damage(arrays[name])
     with pytest.raises(ValueError, match=message):
-        getattr(_core.TreeSearch(None, nodes=20), method)(**arrays)
+        _core.TreeSearch(None, nodes=20).search(**arrays)
 
 
 def test_too_much_to_score_is_refused():
@@ -327,24 +211,3 @@ def test_too_much_to_score_is_refused():
     drafts = (np.ones((1, 1), np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32))
     with pytest.raises(ValueError, match="beam times candidates is too large"):
         search(None, *drafts, nodes=1, beam=2**31 - 1)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"nodes": -1},
-        {"beam": 0},
-        {"eps": 0.0},
-        {"eps": 1.0},
-        {"level_decay": -1.0},
-        {"level_decay": np.nan},
-        {"logit_decay": 2},
-        {"logit_decay": -0.1},
-        {"ngram_weight": -1.0},
-        {"ngram_weight": np.inf},
-        {"threads": 0},
-    ],
-)
-def test_wrong_parameters_are_rejected(config):
-    with pytest.raises(ValueError, match=next(iter(config))):
-        _core.TreeSearch(None, **{"nodes": 20, **config})

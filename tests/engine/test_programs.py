@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_model
 from engine_requests import ask
 
 from dart_jax.decoding.reading import ChunkShape
@@ -34,11 +33,6 @@ def ended(sequence):
     pass
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return tiny_model.make(tmp_path_factory.getbasetemp())
-
-
 def load(tiny, execution, monkeypatch, **options):
     """The model as another platform computes it."""
     monkeypatch.setattr(Execution, "here", classmethod(lambda *_: execution))
@@ -62,8 +56,8 @@ def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
     assert [answer.tokens for answer in answers] == expected
 
 
-def lowered(batch, mode, platform):
-    """The texts of the programs of a step and of a prompt's chunk."""
+def traced(batch, mode):
+    """The programs of a step and of a prompt's chunk, with what they update."""
     program = batch.program(4, mode)
     trees = np.zeros((2, 3, 5), np.int32)
     rows = batch._table.rows([None, None], batch.shapes.pages_each)
@@ -71,19 +65,12 @@ def lowered(batch, mode, platform):
     params, pools, search = batch._params, batch._pools, batch._search
     table = jnp.full((1, batch.shapes.pages_each), -1, jnp.int32)
     tokens, start = jnp.zeros((1, 33), jnp.int32), jnp.zeros((1,), jnp.int32)
-    traces = [
-        burst.trace(program, params, pools, history, rows, trees, search, *END),
-        read_chunk.trace(
-            batch._config.reading,
-            params,
-            pools,
-            tokens,
-            start,
-            table,
-            shape=ChunkShape(32, batch.shapes.filled(0)),
-        ),
-    ]
-    return [each.lower(lowering_platforms=(platform,)).as_text() for each in traces]
+    shape = ChunkShape(32, batch.shapes.filled(0))
+    reading = batch._config.reading, params, pools, tokens, start, table
+    return (
+        (burst.trace(program, params, pools, history, rows, trees, search, *END), (pools, history)),
+        (read_chunk.trace(*reading, shape=shape), pools),
+    )
 
 
 @pytest.mark.long(keep=1)
@@ -92,26 +79,25 @@ def lowered(batch, mode, platform):
 def test_programs_are_lowered_for_accelerators(tiny, mode, platform, monkeypatch):
     """Without a device of that kind; nothing in them calls the host."""
     batch = runner_of(load(tiny, PLAIN, monkeypatch, search="device"), CONFIG, ended).batch
-    for text in lowered(batch, mode, platform):
+    for program, _ in traced(batch, mode):
+        text = program.lower(lowering_platforms=(platform,)).as_text()
         assert "callback" not in text
         assert "@dart_" not in text
 
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("mode", ["greedy", "full"])
-def test_pools_are_updated_in_place(mode):
+def test_pools_are_updated_in_place(tiny, mode):
     """No program copies a pool: the compiled programs hold no copy of that size."""
-    batch = runner_of(DartModel.demo(), CONFIG, ended).batch
+    model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+    batch = runner_of(model, CONFIG, ended).batch
     pool = batch._pools.target[0][0]
-    program = batch.program(4, mode)
-    trees = np.zeros((2, 3, 5), np.int32)
-    rows = batch._table.rows([None, None], batch.shapes.pages_each)
-    history = batch._empty_history() if mode == "full" else None
-    arguments = batch._params, batch._pools, history, rows, trees, batch._search, *END
-    compiled = burst.lower(program, *arguments).compile()
     shape = f"f32[{','.join(map(str, pool.shape))}]"
-    copies = [line for line in compiled.as_text().splitlines() if "copy(" in line and shape in line]
-    assert copies == []
-    memory = compiled.memory_analysis()
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves((batch._pools, history)))
-    assert memory.alias_size_in_bytes >= size
+    for program, updated in traced(batch, mode):
+        compiled = program.lower().compile()
+        text = compiled.as_text()
+        assert shape in text
+        copies = [line for line in text.splitlines() if "copy(" in line and shape in line]
+        assert copies == []
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(updated))
+        assert compiled.memory_analysis().alias_size_in_bytes >= size

@@ -58,7 +58,7 @@ def lists(rows):
     return [row.tolist() for row in rows]
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("target", [WINDOWS, TARGET], ids=["windows", "full"])
 @pytest.mark.parametrize("together", [False, True])

@@ -28,17 +28,6 @@ def read_next(scheduler):
     return first
 
 
-def test_slots_are_given_in_order():
-    scheduler, all_of_them = new_scheduler(slots=2), [sequence(5, 9) for _ in range(3)]
-    scheduler.waiting.extend(all_of_them)
-    assert read_next(scheduler) is all_of_them[0]
-    assert read_next(scheduler) is all_of_them[1]
-    assert scheduler.begin_next() is None
-    scheduler.end(all_of_them[0])
-    assert scheduler.begin_next() is all_of_them[2]
-    assert {s.slot for s in scheduler.active} == {0, 1}
-
-
 def test_the_youngest_gives_way_and_is_the_next():
     scheduler = new_scheduler(pages=12)
     old, young, waits = (sequence(14, 20, tag) for tag in range(3))

@@ -10,7 +10,6 @@ from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.engine.tree_size import (
     BURST,
     TRIAL,
-    AcceptanceRates,
     CostFiles,
     StepCosts,
     TreeSizes,
@@ -26,43 +25,12 @@ SIZES = (0, 2, 4, 8)
 # Knowledge.
 
 
-def test_what_is_accepted_often_becomes_likely():
-    rates = AcceptanceRates.none(4)
-    for _ in range(20):  # of 4 trees, the first node of all and the third of one
-        rates.learn(np.array([1, 1, 0, 1, 1, 3, 0]), trees=4, steps=1, nodes=3)
-    tokens = rates.expected()
-    assert tokens[0] == 1
-    np.testing.assert_allclose(np.diff(tokens)[:3], [1, 0, 0.25], atol=0.05)
-    # Nothing is known of the fourth, but that few nodes are accepted.
-    assert 0 < np.diff(tokens)[3] < 0.3
-
-
-def test_before_the_first_step_much_is_expected():
-    tokens = AcceptanceRates.none(4).expected()
-    np.testing.assert_allclose(tokens, [1, 2, 2.5, 2.5 + 1 / 3, 2.75 + 1 / 3])
-
-
-def test_old_evidence_fades():
-    rates = AcceptanceRates.none(2)
-    rates.learn(np.ones(1000, int), trees=1000, steps=1000, nodes=2)
-    rates.learn(np.zeros(0, int), trees=200, steps=200, nodes=2)
-    assert np.diff(rates.expected())[0] < 0.1
-
-
 def test_costs_are_compared_in_the_same_moment():
     """A machine that is busy for a while slows down all sizes alike."""
     costs = StepCosts()
     for size, busy in [(8, 1), (0, 1), (8, 1), (8, 5), (0, 5), (8, 5), (0, 5), (8, 2)]:
         costs.learn(size, busy * {0: 1.0, 8: 2.0}[size])
     assert costs.known[8] / costs.known[0] == pytest.approx(2)
-
-
-def test_one_disturbed_burst_changes_little():
-    costs = StepCosts({0: 1.0, 8: 2.0})
-    for n in range(12):
-        costs.learn(8, 2.0)
-        costs.learn(0, 9.0 if n == 3 else 1.0)
-    assert costs.known[8] / costs.known[0] == pytest.approx(2, rel=0.01)
 
 
 def test_unknown_costs_are_on_a_line_through_known_ones():

@@ -85,11 +85,6 @@ def test_a_batch(model):
         same(model.generate(prompt, max_new_tokens=24), completion)
 
 
-def test_options_replace_those_of_the_config(model, sampled):
-    config = GenerationConfig(max_new_tokens=90, temperature=0.1, top_p=0.95, seed=5)
-    same(model.generate(TEXT, config, max_new_tokens=40, temperature=0.5), sampled)
-
-
 def test_streamed_pieces_join_to_the_text(model, sampled):
     stream = model.stream(TEXT, SAMPLED)
     assert stream.completion.text == ""
@@ -114,20 +109,19 @@ def test_a_stream_can_be_closed(model, sampled):
     assert stream.completion.finish is None
 
 
-@pytest.mark.parametrize("nodes", [0, 8])
-def test_stop_strings(model, sampled, nodes):
+def test_stop_strings(model, sampled):
     """The text ends before the first stop string, the tokens with the one that completed it."""
     text = sampled.text
     begin, end = next((i, i + 3) for i in range(8, len(text)) if text.find(text[i : i + 3]) == i)
     stop = (text[begin:end], "never in it")
-    done = model.generate(TEXT, SAMPLED, stop=stop, tree_nodes=nodes)
+    done = model.generate(TEXT, SAMPLED, stop=stop)
     assert done.text == text[:begin]
     assert done.finish == "stop"
     tokens = done.tokens.tolist()
     assert tokens == sampled.tokens[: len(tokens)].tolist()
     assert stop[0] in model.tokenizer.decode(tokens)
     assert stop[0] not in model.tokenizer.decode(tokens[:-1])
-    stream = model.stream(TEXT, SAMPLED, stop=stop, tree_nodes=nodes)
+    stream = model.stream(TEXT, SAMPLED, stop=stop)
     assert "".join(stream) == done.text
     same(stream.completion, done)
 

@@ -1,13 +1,13 @@
 """Log-probabilities, scores and logits processors, with and without drafts."""
 
 import itertools
-import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_model
+from needs import judge
 
 from dart_jax.decoding.compilation import measure_compilation
 from dart_jax.decoding.logits import LogitsConfig, token_scores
@@ -21,8 +21,8 @@ SAMPLED = {"temperature": 0.7, "top_k": 12, "repetition_penalty": 1.2, "seed": 3
 
 
 @pytest.fixture(scope="module")
-def model():
-    return DartModel.demo()
+def model(demo):
+    return demo
 
 
 def close(ours, theirs):
@@ -202,9 +202,7 @@ def test_nested_compilation_is_counted_once():
 
 @pytest.mark.long
 def test_scores_are_those_of_transformers(tmp_path_factory):
-    if os.environ.get("DART_REQUIRE_PARITY") != "1":
-        pytest.importorskip("torch")
-    import torch
+    torch = judge("torch")
     from transformers import AutoModelForCausalLM
 
     tiny = tiny_model.make(tmp_path_factory.getbasetemp())

@@ -7,15 +7,14 @@ import pytest
 
 from dart_jax.errors import UserError
 from dart_jax.generation import Piece
-from dart_jax.model import DartModel
 
 PROMPTS = ["def heappush(heap, item):\n", "x", "import os\n"]
 OPTIONS = {"max_new_tokens": 16}
 
 
 @pytest.fixture(scope="module")
-def model():
-    return DartModel.demo()
+def model(demo):
+    return demo
 
 
 def test_a_batch_is_streamed(model):

@@ -16,8 +16,8 @@ TEXT = "def heappush(heap, item):\n"
 
 
 @pytest.fixture(scope="module")
-def model():
-    return DartModel.demo()
+def model(demo):
+    return demo
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
 """Rows in the C++ core: as plain JAX, bit for bit."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import native
 
-from dart_jax import _core
-from dart_jax.models.cpu import append_rows, available, largest, take_rows
+from dart_jax.models.cpu import append_rows, take_rows
 
-pytestmark = pytest.mark.skipif(
-    not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
-)
+pytestmark = native
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -31,14 +27,6 @@ def test_rows_are_kept_in_place():
     keep = jax.jit(append_rows, donate_argnums=0)
     compiled = keep.lower(old, new, index, length).compile().as_text()
     assert "copy(" not in compiled.split("ENTRY")[1]
-
-
-@pytest.mark.parametrize("k", [0, 1, 7])
-def test_the_largest(k):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 50)), jnp.float32)
-    x = x.at[0, 0, 11].set(jnp.nan)
-    for got, expected in zip(jax.jit(partial(largest, k=k))(x), jax.lax.top_k(x, k), strict=True):
-        np.testing.assert_array_equal(got, expected)
 
 
 def test_a_cache_of_another_shape_is_refused():

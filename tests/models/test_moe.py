@@ -36,7 +36,7 @@ def one_by_one(rows, weights, experts, gate, up, down):
     return out
 
 
-@pytest.mark.long(keep=6)
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("rows", "count", "k", "int8", "dtype"),

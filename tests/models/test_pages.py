@@ -1,37 +1,17 @@
 """Caches in one piece and in pages: both hold the same rows."""
 
-import dataclasses
-import re
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SEED
-from decoding import Options, start, step
+from needs import NATIVE
 
-from dart_jax import _core
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import (
     PagedCache,
     capacity_of,
     first_rows,
-    init_cache,
-    keep_rows,
-)
-from dart_jax.models.cpu import available
-from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.platform.execution import Execution
-from dart_jax.models.pure import bind
-from tests.support.tiny_configs import TARGET, VOCABULARY, copied, random_params
-
-NATIVE = pytest.param(
-    "native",
-    marks=pytest.mark.skipif(
-        not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
-    ),
 )
 
 
@@ -80,7 +60,7 @@ def random_layers(rng, *shape, layers=2, dtype="float32"):
 APPEND = jax.jit(append, static_argnames="kernel")
 
 
-@pytest.mark.long(keep=5)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize("way", ["dense", NATIVE, "interpret"])
 @pytest.mark.parametrize(
     ("size", "kept", "layers", "dtype"),
@@ -134,76 +114,3 @@ def test_first_rows_are_those_of_the_first_pages():
             rows_of(first),
             rows_of(paged),
         )
-
-
-def copies_no_pool(compiled, *caches):
-    text = compiled.as_text()
-    for leaf in jax.tree.leaves([cache.layers for cache in caches]):
-        shape = re.escape(f"f32[{','.join(map(str, leaf.shape))}]")
-        assert re.search(shape, text)
-        assert not re.findall(rf"= {shape}\S* copy\(.*", text)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kernel", [NATIVE, "dense"])
-def test_a_chunk_of_a_prompt_in_pages(kernel):
-    """Has the same bits as in one piece, whichever pages come first; no pool is copied."""
-    target = bind(TARGET, random_params(TARGET, 0), LayerOptions(kernel))
-    rng = np.random.default_rng(0)
-    tokens = jnp.asarray(rng.integers(0, VOCABULARY, (1, 64)), jnp.int32)
-
-    @partial(jax.jit, donate_argnums=0, static_argnums=2)
-    def read(cache, start, filled):
-        own = jax.lax.dynamic_slice_in_dim(tokens, start[0], 32, axis=1)
-        at = start[:, None] + jnp.arange(32, dtype=jnp.int32)[None]
-        causal = jnp.tril(jnp.ones((1, 32, 32), bool))
-        out = target(own, at, causal, first_rows(cache, filled), start)
-        features = out.features[:, -1]  # of earlier layers, as in a prefill
-        return keep_rows(cache, out.rows, start, 64), features
-
-    whole = init_cache(TARGET.num_hidden_layers, 1, 1, 64, TARGET.head_dim, jnp.float32)
-    paged = in_pages(whole, 16, 0)
-    for begin in (0, 32):
-        start = jnp.full(1, begin, jnp.int32)
-        compiled = read.lower(paged, start, begin).compile()
-        copies_no_pool(compiled, paged)
-        (whole, expected), (paged, got) = read(whole, start, begin), compiled(paged, start)
-        np.testing.assert_array_equal(got, expected)
-        jax.tree.map(np.testing.assert_array_equal, rows_of(paged), whole)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["dart", "plain", "eagle3", "sps"])
-@pytest.mark.parametrize("kernel", [NATIVE, "dense"])
-def test_a_step_with_pages(models, prompts, method, kernel):
-    """The same bits as in one piece, for every cache; no pool is copied."""
-    params, drafter = models.params, {"dart": models.drafter, "plain": None}.get(method)
-    if method == "eagle3":
-        params, drafter = models.eagle_params, models.eagle
-    elif method == "sps":
-        params, drafter = {**params, "drafter": params["target"]}, models.target
-    execution = Execution() if kernel == "dense" else Execution.of_cpu()
-    params = {
-        name: execution.weights.prepare(copied(value)) if isinstance(value, dict) else value
-        for name, value in params.items()
-    }
-    nodes = 0 if method == "plain" else 4
-    config = DecodeConfig(models.target, drafter, nodes=nodes, execution=execution)
-    state, _ = start(config, params, prompts, Options(seed=SEED))
-    trees = jnp.zeros((len(prompts.tokens), 3, 5), jnp.int32) if config.searches else None
-    paged = dataclasses.replace(
-        jax.tree.map(jnp.copy, state),  # the step consumes it
-        target_cache=in_pages(state.target_cache, 16, 0),
-        draft_state=None if state.draft_state is None else in_pages(state.draft_state, 16, 1),
-    )
-    compiled = step.lower(config, params, paged, trees).compile()
-    copies_no_pool(compiled, *filter(None, (paged.target_cache, paged.draft_state)))
-    paged, packed = compiled(params, paged, trees)
-    state, expected = step(config, params, state, trees)
-    np.testing.assert_array_equal(packed, expected)
-    for ours, theirs in (
-        (paged.target_cache, state.target_cache),
-        (paged.draft_state, state.draft_state),
-    ):
-        if ours is not None:
-            jax.tree.map(np.testing.assert_array_equal, rows_of(ours), theirs)

@@ -1,12 +1,13 @@
 """Parity with transformers: random models of every architecture, both ways; logits filters."""
 
-import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
+from transformers_models import MODELS, make, torch
 
 from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
@@ -16,13 +17,6 @@ from dart_jax.engine.decoder import Decoder
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target
-
-if os.environ.get("DART_REQUIRE_PARITY") == "1":
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-from transformers.generation import logits_process
-from transformers_models import MODELS, make
 
 LENGTH = 25
 # Fields of the file, and those of which the consequences are written for every layer.
@@ -95,7 +89,7 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.long(keep=8)
+@pytest.mark.long(keep=4)
 def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
     logits, features, _ = prefilled
     close(logits, expected.logits.numpy())
@@ -103,7 +97,7 @@ def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
     close(features, torch.cat(entering, -1).numpy())
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=2)
 def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tokens):
     """After a cached prefix, longer in one row: the next token, and a tree below it."""
     config, params = ours
@@ -177,7 +171,7 @@ def covers(after, before):
     )
 
 
-@pytest.mark.long(keep=5)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize(
     ("dtype", "shard"), [("float32", 10**9), ("bfloat16", 20_000)], ids=["float32", "shards"]
 )
@@ -215,12 +209,12 @@ def test_fused_experts_are_the_same_experts(name, tmp_path):
 def test_filters_are_those_of_transformers(sampling):
     logits = np.random.default_rng(2).normal(0, 3, (200, 50)).astype(np.float32)
     warpers: list = [
-        logits_process.TemperatureLogitsWarper(sampling.temperature),
-        logits_process.TopKLogitsWarper(sampling.top_k),
-        logits_process.TopPLogitsWarper(sampling.top_p),
+        transformers.TemperatureLogitsWarper(sampling.temperature),
+        transformers.TopKLogitsWarper(sampling.top_k),
+        transformers.TopPLogitsWarper(sampling.top_p),
     ]
     if sampling.min_p:
-        warpers.append(logits_process.MinPLogitsWarper(sampling.min_p))
+        warpers.append(transformers.MinPLogitsWarper(sampling.min_p))
     scores = torch.from_numpy(logits)
     for warper in warpers:
         scores = warper(None, scores)
@@ -236,7 +230,7 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty):
     tokens = rng.integers(0, 50, (20, 12))
     seen = np.zeros((20, 50), bool)
     np.put_along_axis(seen, tokens, True, axis=1)
-    processor = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
+    processor = transformers.RepetitionPenaltyLogitsProcessor(penalty)
     expected = processor(torch.from_numpy(tokens), torch.from_numpy(logits.copy())).numpy()
     ours = penalize_repetition(jnp.float32(penalty), jnp.asarray(logits), jnp.asarray(seen))
     np.testing.assert_allclose(ours, expected, rtol=1e-6)

@@ -1,13 +1,10 @@
 """Products with weights in tiles: against float64, and the same bits however they are computed."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from needs import native
 
 from dart_jax import _core
 from dart_jax.models import cpu, inputs
@@ -25,7 +22,6 @@ from dart_jax.models.inputs import Gated, Normed
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm
 
-native = pytest.mark.skipif(not _core.cpu_ffi_handlers, reason="built without jaxlib's headers")
 DTYPES = (jnp.float32, jnp.bfloat16)
 jitted = jax.jit(product, static_argnums=2)
 
@@ -77,23 +73,6 @@ def test_weights_in_8_bits_are_near(dtype, d_in, d_out):
 
 
 @native
-@settings(max_examples=12, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from([1, 2, 9, 16, 61, 70]),
-    st.sampled_from([1, 3, 32, 65, 512]),
-    st.sampled_from([1, 31, 32, 33, 200]),
-    st.sampled_from(DTYPES),
-)
-def test_products_are_right(seed, count, d_in, d_out, dtype):
-    x, w = random(count, d_in, d_out, seed, dtype)
-    exact = np.float64(x) @ np.float64(w)
-    # The error of a sum of n products, each rounded to 24 bits.
-    bound = d_in * 2**-24 * (np.abs(np.float64(x)) @ np.abs(np.float64(w)))
-    assert (np.abs(product(x, pack(w), d_out) - exact) <= bound).all()
-
-
-@native
 @pytest.mark.parametrize(("count", "d_in", "d_out"), [(1, 64, 32), (9, 100, 33), (30, 1, 1)])
 def test_8_bits_are_exact_after_rounding(count, d_in, d_out):
     x, w = random(count, d_in, d_out)
@@ -118,34 +97,6 @@ def read(kind, x, scale, eps=1e-6):
 
 
 KINDS = ("rows", "norm", "offset", "silu", "gelu_pytorch_tanh")
-
-
-@native
-@settings(max_examples=10, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from([6, 130, 512]),
-    st.sampled_from([33, 320, 1000]),
-    st.sampled_from([pack, pack_int8]),
-    st.sampled_from(KINDS),
-)
-def test_a_row_has_the_same_bits_among_others(seed, d_in, d_out, tile, kind):
-    """In each of 1 to 70 rows; the larger shapes are shared by threads where there are cores."""
-    x, w = random(70, d_in, d_out, seed)
-    tiles = tile(w if kind in KINDS[:3] else w[: d_in // 2])
-    scale = jnp.linspace(-1, 2, d_in, dtype=jnp.float32)
-    residual, _ = random(70, d_out, 1, seed + 1)
-
-    def rows(at):
-        return product(read(kind, x[at], scale), tiles, d_out, None, residual[at])
-
-    alone = {r: rows(slice(r, r + 1))[0] for r in (0, 17, 69)}
-    for count in (70, *np.random.default_rng(seed).integers(1, 70, 3)):
-        among = rows(slice(count))
-        for r, row in alone.items():
-            if r < count:
-                same_bits(among[r], row)
-    same_bits(rows(slice(None, None, -1))[::-1], rows(slice(None)))
 
 
 @native
@@ -184,16 +135,6 @@ def test_weights_of_another_shape_are_refused():
             product(x, tiles, d_out).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match="must be float32, bfloat16 or int8"):
         product(x, pack(w).astype(jnp.float16), 50).block_until_ready()
-
-
-@native
-def test_programs_that_run_at_the_same_time():
-    x, w = random(9, 300, 900)
-    tiles = pack(w)
-    expected = product(x, tiles, 900)
-    with ThreadPoolExecutor(6) as threads:
-        for y in threads.map(lambda _: jitted(x, tiles, 900), range(60)):
-            same_bits(y, expected)
 
 
 def test_without_the_handler(monkeypatch, caplog):

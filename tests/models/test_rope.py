@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import judge
 
 from dart_jax.errors import UserError
 from dart_jax.models.rope import Rope
@@ -53,7 +54,7 @@ SCALINGS = st.one_of(
     st.booleans(),
 )
 def test_frequencies_are_those_of_transformers(scaling, theta, head_dim, length, nested):
-    pytest.importorskip("torch")
+    judge("torch")
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -79,7 +80,7 @@ def test_frequencies_are_those_of_transformers(scaling, theta, head_dim, length,
     ),
 )
 def test_longrope_of_part_of_a_head_is_that_of_transformers(heads, seed, options):
-    pytest.importorskip("torch")
+    judge("torch")
     from transformers import Phi3Config
     from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 

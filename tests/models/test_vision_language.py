@@ -1,22 +1,16 @@
 """Vision-language models of transformers: their text part is read from the whole checkpoint."""
 
 import json
-import os
 
 import jax
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
+from tiny_configs import prompt_logits
+from transformers_models import EXPERTS, SHAPE, TWO_ROPES, randomized, torch
 
 from dart_jax.weights.checkpoint import load_target, save_target
-
-if os.environ.get("DART_REQUIRE_PARITY") == "1":
-    import torch
-else:
-    torch = pytest.importorskip("torch")
-import transformers
-from tiny_configs import prompt_logits
-from transformers_models import EXPERTS, SHAPE, TWO_ROPES, randomized
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
@@ -87,7 +81,7 @@ def saved(request, tmp_path_factory):
     return model, directory, getattr(transformers, alone)
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 def test_the_text_part_computes_the_models_logits(saved, tmp_path):
     model, directory, text_class = saved
     config, params = load_target(directory)
@@ -105,7 +99,7 @@ def test_the_text_part_computes_the_models_logits(saved, tmp_path):
 TEXT = ("model.language_model.", "language_model.model.", "model.")
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 def test_older_and_newer_names_are_the_same_weights(saved, tmp_path):
     """The text part's tensors have had three prefixes, and Qwen's configs no `text_config`."""
     _, directory, _ = saved

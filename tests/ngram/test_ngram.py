@@ -1,5 +1,6 @@
 """The n-gram model against a brute-force count."""
 
+import struct
 import subprocess
 import sys
 import tempfile
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ngram_corpora import (
@@ -24,7 +26,7 @@ from ngram_corpora import (
 
 from dart_jax import _core
 from dart_jax.errors import UserError
-from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout
+from dart_jax.ngram import NgramModel, WindowLayout
 
 precisions = st.integers(2, 16)
 
@@ -121,43 +123,6 @@ def test_count_rejects(document, options, message):
 
 # Windows
 
-vocab_sizes = st.one_of(
-    st.integers(1, 40), st.integers(1, 24).flatmap(lambda b: st.integers(2**b - 2, 2**b))
-).map(lambda size: max(size, 1))
-
-
-@given(orders, vocab_sizes, seeds)
-def test_packed_windows_order_as_their_tokens(order, vocab_size, seed):
-    layout = WindowLayout(order, vocab_size)
-    rng = np.random.default_rng(seed)
-    windows = rng.integers(0, vocab_size, (50, order))
-    edge = rng.random((50, order))
-    windows[edge < 0.2] = vocab_size - 1
-    windows[edge > 0.8] = 0
-    lengths = rng.integers(1, order + 1, 50)
-    windows[np.arange(order)[None] >= lengths[:, None]] = -1
-
-    words = layout.pack(windows)
-    assert (words.dtype, words.shape) == (np.uint64, (50, layout.words))
-    assert layout.words == -(-order // (64 // vocab_size.bit_length()))
-    np.testing.assert_array_equal(layout.unpack(words), windows)
-    by_words = sorted(words.tolist())
-    assert layout.unpack(np.array(by_words, np.uint64)).tolist() == sorted(windows.tolist())
-
-
-@given(corpora(), orders)
-def test_windows_of_documents_are_those_of_brute_force(corpus, order):
-    documents, vocab_size = corpus
-    layout = WindowLayout(order, vocab_size)
-    tokens = np.array([token for document in documents for token in document], np.int32)
-    offsets = np.cumsum([0, *map(len, documents)])
-    unpacked = layout.unpack(layout.windows(tokens, offsets)).tolist()
-    assert unpacked == [
-        (document[i : i + order] + [-1] * order)[:order]
-        for document in documents
-        for i in range(len(document))
-    ]
-
 
 def test_the_largest_vocabulary(directory):
     """Tokens of 25 bits: three words for five of them."""
@@ -244,31 +209,6 @@ def test_counts_of_zero(directory, corpus, order, seed, share):
             model.lossy(again, min_counts=[1] * order)
 
 
-@pytest.mark.parametrize(
-    ("windows", "counts", "message"),
-    [
-        ([[1, 2, 3], [1, 2, -1]], [1, 1], "do not ascend"),  # a prefix comes first
-        ([[1, -1, 3]], [1], "not made of the vocabulary's tokens"),
-        ([[1, 6, -1]], [1], "not made of the vocabulary's tokens"),
-        ([[1, 2, 3]], [-1], "a count is negative"),
-        ([[1, 2, 3], [1, 2, 4]], [2**62, 2**62], "counts are too large"),
-        ([[1, 2, 3]], [1, 1], r"counts must have shape \[1\], got \[2\]"),
-    ],
-)
-def test_builder_rejects(windows, counts, message):
-    builder = NgramBuilder(WindowLayout(3, 6))
-    words = builder.layout.pack(np.array(windows))
-    with pytest.raises(ValueError, match=message):
-        builder.add(words, np.array(counts))
-
-
-def test_builder_rejects_inconsistent_counts(directory):
-    """5 6 7 ends in 6 7, which is not there."""
-    with pytest.raises(UserError, match="not counts of a corpus"):
-        build(directory / "none", {(5, 6, 7): 1, (6,): 1, (7,): 1}, 3, 8)
-    assert not (directory / "none").exists()
-
-
 # Lossy files
 
 
@@ -327,24 +267,6 @@ def test_counts_keep_their_leading_bits(directory, corpus, order, precision, lar
     assert (directory / "lossy").read_bytes() == model.file.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_counts": [2, 1, 1]}, "do not descend"),
-        ({"min_counts": [1, 1, 1, 1]}, "takes 3 numbers"),
-        ({"precision": 1}, "precision must be 2 to 16, got 1"),
-        ({"precision": 17}, "precision must be 2 to 16, got 17"),
-    ],
-)
-def test_lossy_rejects(directory, options, message):
-    path = directory / "rejected"
-    with pytest.raises(UserError, match=message):
-        NgramModel.count([[1, 2, 3]]).lossy(path, **options)
-    with pytest.raises(UserError, match=message):
-        build(path, {(1, 2, 3): 1, (2, 3): 1, (3,): 1}, 3, 4, **options)
-    assert not path.exists()
-
-
 def test_counts_too_large_for_the_file_are_refused(directory):
     """Fields have 57 bits."""
     fits = {(1, 2): 2**57 - 2, (2,): 1}
@@ -394,3 +316,57 @@ def test_other_files_are_reported(tmp_path):
         other.write_bytes(content)
         with pytest.raises(UserError, match=rf"cannot read n-gram model .*other\.dng: {message}"):
             NgramModel.load(other)
+
+
+# Damage; of single bits and bytes native/tests has more.
+
+
+def with_checksums(data):
+    """The same bytes with checksums that fit what they say."""
+    data = bytearray(data)
+    for field in (216, 240):
+        offset, size = struct.unpack_from("<2Q", data, field)
+        part = bytes(data[offset : offset + size])
+        struct.pack_into("<Q", data, field + 16, xxhash.xxh64_intdigest(part))
+    struct.pack_into("<Q", data, 264, xxhash.xxh64_intdigest(bytes(data[:264])))
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("offset", "layout", "value", "message"),
+    [
+        (8, "<I", 2, "it has format version 2, this program reads version 1"),
+        (12, "<I", 280, "its header is damaged"),
+        (16, "<I", 0, "its order is not 1 to 5"),
+        (20, "<I", 1, "its precision is out of range"),
+        (24, "<Q", 0, "its vocabulary size is out of range"),
+        (32, "<Q", 2, "its smallest count is out of range"),
+        (200, "<I", 58, "its fields are too wide"),
+        (208, "<Q", 2**64 - 1, "a section is not where it belongs"),
+    ],
+)
+def test_impossible_headers_are_reported(offset, layout, value, message):
+    data = bytearray(NgramModel.count([[1, 2, 3, 1, 2, 4], [30, 2]]).file.tobytes())
+    struct.pack_into(layout, data, offset, value)
+    with pytest.raises(ValueError, match=message):
+        NgramModel(np.frombuffer(with_checksums(data), np.uint8))
+
+
+def test_lists_that_overlap_are_reported():
+    """Every other token's list is the same one: what would grow with the square of the file."""
+    vocab_size = 400
+    model = NgramModel.count([[0, t] for t in range(vocab_size)], 2, vocab_size=vocab_size)
+    data = bytearray(model.file.tobytes())
+    count_bits, offset_bits, list_bits = struct.unpack_from("<2IQ", data, 200)
+    table = 0
+    for token in range(vocab_size + 1):
+        entry = vocab_size | (token % 2 * list_bits) << count_bits
+        table |= entry << token * (count_bits + offset_bits)
+    offset, size = struct.unpack_from("<2Q", data, 240)
+    data[offset : offset + size] = table.to_bytes(size, "little")
+    struct.pack_into("<5Q", data, 48, *[2**63] * 5)
+    hostile = NgramModel(np.frombuffer(with_checksums(data), np.uint8))
+    with pytest.raises(ValueError, match="lists overlap"):
+        _ = hostile.levels
+    with pytest.raises(ValueError, match="its lists are not in order"):
+        hostile.check()

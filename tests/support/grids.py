@@ -34,9 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "long(keep=0, ci=None): run only with --long, --share, --whole or by its name. Of a "
-        "parametrised test, a sample of `keep` cases runs always, and with --long one of `ci` "
-        "cases, or else one in which every value of every argument occurs.",
+        "long(keep=0): run only with --long, --share, --whole or by its name. Of a parametrised "
+        "test, a sample of `keep` cases runs always, and with --long one in which every value of "
+        "every argument occurs.",
     )
     # Workers of pytest-xdist get the value from the process that starts them.
     config.option.grid_seed = config.option.grid_seed or _commit(config.rootpath)
@@ -58,9 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             grids[item.path, getattr(item, "originalname", item.name)].append(item)
     left: set[pytest.Item] = set()
     for (path, name), grid in grids.items():
-        options = grid[0].get_closest_marker("long").kwargs
+        keep = grid[0].get_closest_marker("long").kwargs.get("keep", 0)
         is_long = config.option.long or _is_in_share(config, path.name, name)
-        size = options.get("ci") if is_long else options.get("keep", 0)
+        size = None if is_long else keep
         left |= {*grid} - {*sample(grid, config.option.grid_seed, size)}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]

@@ -61,10 +61,10 @@ def brute_force_counts(documents: Iterable[Sequence[int]], order: int) -> dict:
     return ngram_counts(brute_force_windows(documents, order))
 
 
-def level_counts(levels) -> dict[tuple[int, ...], int]:
-    """Reads the counts from the arrays token, count and child_begin of each level."""
-    counts = {}
-    prefixes = [()] * len(levels[0][0])
+def counts_of(model: NgramModel) -> dict[tuple[int, ...], int]:
+    """Reads the counts of a model's levels."""
+    counts, levels = {}, model.levels
+    prefixes = [()] * len(levels[0].token)
     for token, count, child_begin in levels:
         grams = [(*prefix, t) for prefix, t in zip(prefixes, token.tolist(), strict=True)]
         counts.update(zip(grams, count.tolist(), strict=True))
@@ -73,26 +73,13 @@ def level_counts(levels) -> dict[tuple[int, ...], int]:
     return counts
 
 
-def counts_of(model: NgramModel) -> dict[tuple[int, ...], int]:
-    """Reads the counts from a model."""
-    return level_counts(model.levels)
-
-
-def pack_windows(
-    layout: WindowLayout, windows: Mapping[tuple[int, ...], int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Packs windows and counts for `NgramBuilder.add`."""
-    rows = np.full((len(windows), layout.order), -1, np.int32)
-    ascending = sorted(windows)
-    for row, window in zip(rows, ascending, strict=True):
-        row[: len(window)] = window
-    return layout.pack(rows), np.array([windows[window] for window in ascending], np.int64)
-
-
 def build(path, windows, order, vocab_size, *, scratch=None, batches=1, **options) -> NgramModel:
     """Writes a file through `NgramBuilder`, and loads it."""
     builder = NgramBuilder(WindowLayout(order, vocab_size), scratch)
-    words, counts = pack_windows(builder.layout, windows)
+    ascending = sorted(windows)
+    rows = [[*window, *[-1] * (order - len(window))] for window in ascending]
+    words = builder.layout.pack(np.array(rows, np.int32).reshape(-1, order))
+    counts = np.array([windows[window] for window in ascending], np.int64)
     for part in np.array_split(np.arange(len(counts)), batches):
         builder.add(words[part], counts[part])
     builder.write(path, **options)

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-import torch
 import transformers
+from needs import judge
+
+torch = judge("torch")
 
 SHAPE = {
     "vocab_size": 97,

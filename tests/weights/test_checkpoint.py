@@ -24,7 +24,6 @@ from dart_jax.weights.checkpoint import (
     save_drafter,
     save_target,
 )
-from dart_jax.weights.drafter_files import check_fit
 
 TARGET = TargetConfig(
     vocab_size=30,
@@ -50,39 +49,27 @@ SCORED = dataclasses.replace(DRAFTER, pair_rank=3)
 EAGLE3 = Eagle3Config(
     **{field.name: getattr(DRAFTER, field.name) for field in dataclasses.fields(DraftLayerConfig)}
 )
-MOE = MoEConfig(3, 2, 6, norm_topk_prob=True)
-TARGETS = {
-    "tied": dataclasses.replace(TARGET, tie_word_embeddings=True),
-    "untied": TARGET,
-    "wide": dataclasses.replace(TARGET, intermediate_size=2100),  # more than one tile
-    "llama": dataclasses.replace(TARGET, model_type="llama"),
-    "mistral": dataclasses.replace(TARGET, model_type="mistral", sliding_window=16),
-    "qwen3_moe": dataclasses.replace(
-        TARGET,
-        model_type="qwen3_moe",
-        moe=dataclasses.replace(MOE, norm_topk_prob=False, dense_layers=(1, 4)),
+DRAFTERS = {
+    "dart": DRAFTER,
+    "dart with pair scores": SCORED,
+    "eagle3": EAGLE3,
+    "eagle3 with norms": dataclasses.replace(
+        EAGLE3, norm_before_residual=True, norm_output=True, fc_norm=True
     ),
-    "mixtral": dataclasses.replace(
-        TARGET, model_type="mixtral", moe=MOE, intermediate_size=MOE.intermediate_size
+    "eagle3 of other layers": dataclasses.replace(
+        EAGLE3, norm_before_fc=True, qk_norm=True, feature_layers=(0, 1, 3, 5), own_embedding=True
     ),
 }
-TARGETS |= {
-    "qwen2_moe": dataclasses.replace(
-        TARGET,
-        model_type="qwen2_moe",
-        attention_bias=True,
-        moe=dataclasses.replace(MOE, shared_intermediate_size=5),
+EXPERTS = MoEConfig(3, 2, 6, norm_topk_prob=False, dense_layers=(1, 4), shared_intermediate_size=5)
+# All architectures are saved and loaded in tests/models/test_parity.py.
+TARGETS = {
+    "untied": TARGET,
+    # More than one tile.
+    "tied": dataclasses.replace(TARGET, tie_word_embeddings=True, intermediate_size=2100),
+    "experts": dataclasses.replace(
+        TARGET, model_type="qwen2_moe", attention_bias=True, moe=EXPERTS
     ),
-    "phi3": dataclasses.replace(TARGET, model_type="phi3", rope=Rope(1e4, share=0.5)),
-    "gemma3_text": dataclasses.replace(
-        TARGET,
-        model_type="gemma3_text",
-        hidden_act="gelu_pytorch_tanh",
-        query_pre_attn_scalar=8,
-        sliding_window=4,
-        sliding_layers=(0, 1, 3),
-        sliding_rope=Rope(100.0),
-    ),
+    "joined": dataclasses.replace(TARGET, model_type="phi3", rope=Rope(1e4, share=0.5)),
 }
 IDS = np.sort(np.random.default_rng(0).permutation(30)[:20]).astype(np.int32)
 
@@ -100,7 +87,7 @@ def assert_same_bits(ours, theirs):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.long(keep=10)
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700, 1])
 @pytest.mark.parametrize("config", TARGETS.values(), ids=list(TARGETS))
@@ -138,12 +125,10 @@ def test_kernels_stay_in_bfloat16(tmp_path, stored):
     assert_same_bits(*both)
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700])
-@pytest.mark.parametrize(
-    "drafter", [DRAFTER, SCORED, EAGLE3], ids=["dart", "dart with pair scores", "eagle3"]
-)
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
 def test_drafter_round_trip(tmp_path, dtype, drafter, shard):
     params = random_params(drafter, dtype=dtype)
     save_drafter(tmp_path, drafter, params, IDS, max_shard_size=shard)
@@ -417,20 +402,6 @@ def test_a_drafter_is_no_target_nor_a_target_a_drafter(target, tmp_path_factory)
     assert report(load_target, directory) == (
         f"{directory} is a drafter; pass it as the drafter of its target"
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vocab_size": 2030}, "the drafter has 2030 tokens and the target 30"),
-        ({"target_hidden_size": 16}, "hidden_size is 8 in the target and 16 in the drafter"),
-    ],
-)
-@pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
-def test_a_drafter_that_does_not_fit_its_target(drafter, changes, message):
-    check_fit(TARGET, drafter)
-    with pytest.raises(UserError, match=message):
-        check_fit(TARGET, dataclasses.replace(drafter, **changes))
 
 
 @pytest.mark.long(keep=2)

@@ -84,24 +84,6 @@ def test_a_layer_under_two_names(eagle3):
     )
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"norm_before_residual": True, "norm_output": True, "fc_norm": True},
-        {"norm_before_fc": True, "qk_norm": True, "feature_layers": (0, 1, 3, 5)},
-        {"own_embedding": True},
-    ],
-)
-def test_newer_drafters_are_saved_as_they_are_loaded(tmp_path, options):
-    config = dataclasses.replace(EAGLE3, **options)
-    params = random_params(config)
-    save_drafter(tmp_path, config, params, IDS)
-    loaded, again, ids = load_drafter(tmp_path)
-    assert loaded == config
-    assert_same_bits(again, params)
-    np.testing.assert_array_equal(ids, IDS)
-
-
 @pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
 def test_a_drafter_of_another_width_than_its_target(tmp_path, drafter):
     wide = dataclasses.replace(drafter, hidden_size=16)

@@ -1,7 +1,6 @@
 """GGUF files as targets: what was converted comes back, in every architecture."""
 
 import dataclasses
-import os
 
 import gguf
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf_files import metadata_of, write
+from needs import judge
 from tiny_configs import prompt_logits
 from tokenizers import Regex, pre_tokenizers
 from tokenizers_made import TEXTS, byte_fallback, byte_level
@@ -164,7 +164,7 @@ def resolved(path):
     return hub.resolve(path, patterns=hub.TARGET)
 
 
-@pytest.mark.long(keep=9)
+@pytest.mark.long(keep=5)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_was_converted_comes_back(name, tmp_path):
     changes, extra = MODELS[name]
@@ -399,17 +399,14 @@ THEIRS = {
 
 @pytest.fixture(scope="module")
 def torch():
-    if os.environ.get("DART_REQUIRE_PARITY") == "1":
-        import torch
-    else:
-        torch = pytest.importorskip("torch")
+    torch = judge("torch")
     import transformers
 
     transformers.logging.set_verbosity_error()
     return torch
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", THEIRS)
 @pytest.mark.filterwarnings("ignore")
 def test_logits_are_those_of_transformers(name, tmp_path, torch):

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 import re
 import warnings
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import judge
 from safetensors.numpy import load_file, save_file
 from test_checkpoint import change_config, change_tensors
 from tiny_configs import prompt_logits
@@ -260,10 +260,7 @@ def test_ids_that_end_a_text_but_cannot_be_written(tmp_path):
 
 @pytest.fixture(scope="module")
 def their_logits():
-    if os.environ.get("DART_REQUIRE_PARITY") == "1":
-        import torch
-    else:
-        torch = pytest.importorskip("torch")
+    torch = judge("torch")
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -9,14 +9,12 @@ import zipfile
 
 import numpy as np
 import pytest
+from needs import judge
 
 from dart_jax.errors import UserError
 from dart_jax.weights.torch_file import open_torch
 
-if os.environ.get("DART_REQUIRE_PARITY") == "1":
-    import torch
-else:
-    torch = pytest.importorskip("torch")
+torch = judge("torch")
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -1,0 +1,25 @@
+"""What some tests need: PyTorch and PEFT as judges, and programs that can call the C++ core."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+import pytest
+
+from dart_jax import _core
+from dart_jax.models.cpu import available
+
+native = pytest.mark.skipif(
+    not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
+)
+NATIVE = pytest.param("native", marks=native)
+
+
+def judge(name: str) -> ModuleType:
+    """Imports PyTorch or PEFT; where it is missing the tests are skipped, or fail if
+    DART_REQUIRE_PARITY is 1."""
+    if os.environ.get("DART_REQUIRE_PARITY") == "1":
+        return importlib.import_module(name)
+    return pytest.importorskip(name)
