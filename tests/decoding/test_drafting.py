@@ -103,8 +103,7 @@ def test_ngram_trees_are_the_most_likely_paths():
             document = corpus[rng.integers(len(corpus))]
             at = rng.integers(CONTEXT, len(document))
             context = document[at - CONTEXT : at].astype(np.int32)
-            packed = np.concatenate([np.zeros(1 + 2 * (levels + 1), np.int32), context])[None]
-            tokens, parents, depth = pruner(packed)[0]
+            tokens, parents, depth = pruner(context[None])[0]
             paths: list[Path] = [()]
             likely = [1.0]
             for token, parent, level in zip(tokens[1:], parents[1:], depth[1:], strict=True):
@@ -138,7 +137,7 @@ def test_an_ngram_model_without_drafter_drafts(tiny):
     np.testing.assert_array_equal(drafted.tokens, plain.tokens)
     decoder = model.decoder(nodes=8, max_length=64)
     assert decoder.search is not None
-    trees = decoder.search(np.array([[0] * (1 + 2 * 9) + tiny.prompts[0][:4].tolist()], np.int32))
+    trees = decoder.search(np.array([tiny.prompts[0][:4]], np.int32))
     assert (trees[0, 2] > 0).any()
 
 

@@ -311,7 +311,7 @@ with program():
         assert missing.returncode == 2
         line = missing.stderr.splitlines()[-1]
         assert line.endswith("; to read a local gsm8k_test.jsonl, pass --data-dir")
-        assert "no repository openai/gsm8k" in line
+        assert "Repository Not Found" in line
 
     for (name, record), [question] in zip(ON_HUB.items(), answers, strict=True):
         place = ", row 1" if files[name].endswith(".parquet") else ":1"
