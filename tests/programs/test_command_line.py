@@ -154,7 +154,6 @@ def test_typos_end_with_what_was_meant(capfd):
 
 
 def test_typos_end_with_the_command_as_it_was_typed():
-
     def error_of(*words):
         process = start(*words, "--nothing", "x")
         output, error = process.communicate(timeout=120)
@@ -173,7 +172,6 @@ def test_typos_end_with_the_command_as_it_was_typed():
 
 def test_the_dispatcher(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/bin/dart-jax"])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     programs.main()
     output = capsys.readouterr().out
     for name, program in programs.PROGRAMS.items():
