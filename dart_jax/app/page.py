@@ -100,7 +100,7 @@ class Page:
                     # The outer column scrolls and stays at its end while the inner one grows.
                     with gr.Tab("Answer"), gr.Column(elem_id="answers"), gr.Column():
                         answers = gr.HTML(elem_classes=["chat"] if chat else [])
-                    with gr.Tab("Draft tree") as tab:
+                    with gr.Tab("Draft tree"):
                         label = "Step of the last answer"
                         number = gr.Slider(1, 2, 1, step=1, label=label, elem_id="step")
                         tree = gr.HTML(step_view.NOTHING, elem_id="tree")
@@ -139,9 +139,9 @@ class Page:
                 show_progress="minimal",
                 **private,
             )
-            stop.click(None, cancels=[writing], **private)
+            stopping = stop.click(lambda: None, cancels=[writing], **quiet)
             clearing = clear.click(lambda: (Visit(), ""), None, [visit, answers], **quiet)
-            for event in (writing.then, clearing.then, tab.select):
+            for event in (writing.then, stopping.then, clearing.then):
                 event(_newest, visit, [number, tree], **quiet)
             number.change(_picture, [visit, number], tree, trigger_mode="always_last", **quiet)
         return blocks
