@@ -48,7 +48,7 @@ class StubServer:
             Route("/metrics", lambda request: PlainTextResponse(self._metrics())),
             Route("/v1/completions", self._complete, methods=["POST"]),
         ]
-        options = {"port": 0, "ws": "none", "log_config": None, "log_level": "critical"}
+        options: dict = {"port": 0, "ws": "none", "lifespan": "off", "log_config": None}
         self.server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), **options))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
