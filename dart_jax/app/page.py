@@ -119,9 +119,8 @@ class Page:
                         clear = gr.Button("Clear", elem_id="clear", min_width=90)
                 with gr.Column(scale=1, min_width=320):
                     titles = list(self._models)
-                    controls: list[Any] = [
-                        gr.Radio(titles, value=titles[0], label="Method", elem_id="method")
-                    ]
+                    method = gr.Radio(titles, value=titles[0], label="Method", elem_id="method")
+                    controls: list[Any] = [method]
                     for option, (label, hint, least, most, step, value) in _SLIDERS.items():
                         texts = {"label": label, "info": hint, "elem_id": option}
                         precision = 0 if step >= 1 else None
