@@ -79,7 +79,7 @@ def expected(model):
 
 def test_every_text_is_that_of_generate(model, engine, expected):
     """Among neighbours of all kinds, in any slot, drafted; and once more, with the kept pages."""
-    cases = (0, 2, 3, 4, 5)  # another test has the mode of 1
+    cases = (0, 3, 4)  # of every mode but that of 1, which another test has
     for _ in range(2):
         answers = ask(engine, *(request_of(model, n) for n in cases))
         assert [answer.tokens for answer in answers] == [expected(n) for n in cases]
