@@ -8,8 +8,7 @@ The suffix, after removing that of a compression (.gz, .bz2, .xz, .zst), decides
     anything else    plain text
 
 A line that cannot be read costs itself alone. What is broken in an array, in a table or in a
-compressed file costs the rest of the file, as one bad record; but plain text in a .zst file that is
-cut off is read up to there without an error.
+compressed file costs the rest of the file, as one bad record.
 """
 
 from __future__ import annotations
@@ -237,9 +236,36 @@ def _decompressed(raw: BinaryIO, path: Path) -> BinaryIO:
         case ".zst":
             if zstandard is None:
                 raise UserError(f"{path} needs a package: pip install zstandard")
-            reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            return cast(BinaryIO, io.BufferedReader(reader))
+            return cast(BinaryIO, io.BufferedReader(_Zstandard(raw), 2**16))
     return raw
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompresses a .zst file. The package's own reader takes one that is cut off for whole."""
+
+    def __init__(self, raw: BinaryIO):
+        self._raw, self._frame = raw, None
+        self._in, self._out = b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        assert zstandard is not None
+        while not self._out:
+            self._in = self._in or self._raw.read(2**14)
+            if not self._in and self._frame is not None:
+                raise EOFError("it ends early")
+            if not self._in:
+                return 0
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._out = self._frame.decompress(self._in)
+            self._in = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._out))
+        buffer[:size], self._out = self._out[:size], self._out[size:]
+        return size
 
 
 _DAMAGES: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
