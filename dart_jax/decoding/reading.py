@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.models.cache import Cache, first_rows, keep_rows
+from dart_jax.models.cache import Cache, first_rows, init_cache, keep_rows
 from dart_jax.models.pure import bind
 
 
@@ -42,25 +41,29 @@ def caches_without_rows(
     config: DecodeConfig, params: DecodeParams, batch: int, capacity: int
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
-    none, token = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 1), jnp.int32)
-    read = partial(read_rows, config, params, None, token, token, none, 0, capacity)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
+    dtype, options = params["target"]["embed_tokens"].dtype, config.execution
+    layers, heads = config.target.num_hidden_layers, config.target.num_key_value_heads
+    heads //= options.target.shards
+    target = init_cache(layers, batch, heads, capacity, config.target.head_dim, dtype)
+    draft = None
+    if config.drafting is not None:
+        draft = config.drafting.empty(batch, capacity, dtype, options.drafter)
+    return Caches(target, draft)
 
 
 def read_rows(
     config: DecodeConfig,
     params: DecodeParams,
-    caches: Caches | None,
+    caches: Caches,
     tokens: jax.Array,
     following: jax.Array,
     start: jax.Array,
     filled: int,
-    capacity: int,
 ) -> Caches:
     """Reads tokens [B, C] at the positions from `start` [B] on, given the tokens after each; for
-    `filled` and `capacity` see `PromptRows`."""
+    `filled` see `PromptRows`."""
     target = bind(config.target, params["target"], config.execution.target)
-    cache, draft_state = (None, None) if caches is None else caches
+    cache, draft_state = caches
     count = tokens.shape[1]
     positions = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
     causal, before = jnp.tril(jnp.ones((1, count, count), bool)), first_rows(cache, filled)
@@ -75,9 +78,8 @@ def read_rows(
             positions,
             start,
             filled,
-            capacity,
             config.execution.drafter,
         )
         with jax.named_scope("draft"):
             draft_state = config.drafting.read(draft_state, rows)
-    return Caches(keep_rows(cache, out.rows, start, capacity), draft_state)
+    return Caches(keep_rows(cache, out.rows, start), draft_state)

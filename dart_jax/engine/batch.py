@@ -25,7 +25,7 @@ from dart_jax.engine.programs import (
     burst,
     config_of,
     empty_history,
-    pool_shapes,
+    empty_pools,
     read_chunk,
 )
 from dart_jax.engine.request import Draft, Request
@@ -48,9 +48,9 @@ class Models:
     params: DecodeParams
     search: TreeSearch | None
 
-    def pool_shapes(self, pages: int, page: int) -> Pools:
-        """Returns the shapes of pools of `pages` pages of `page` rows for each group of devices."""
-        return pool_shapes(self.config, self.params, pages=pages, page=page)
+    def pools(self, pages: int, page: int) -> Pools:
+        """Returns pools of `pages` pages of `page` rows for each group of devices."""
+        return empty_pools(self.config, self.params, pages=pages, page=page)
 
 
 class Emitted(NamedTuple):
@@ -108,10 +108,7 @@ class Batch:
         self._config, self._params, self._search = models.config, models.params, models.search
         self._programs: dict[tuple[int, SamplingMode, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
-        self._pools = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding),
-            models.pool_shapes(pages, shapes.page),
-        )
+        self._pools = models.pools(pages, shapes.page)
         self._history: History | None = None
         group = shapes.slots // shapes.groups
         self._table = RowTable(shapes.slots, shapes.pages_each, shapes.stop_ids, group)

@@ -270,7 +270,7 @@ class Decoder:
             sizes=dict.fromkeys(rows, sizes),
             fixed=not self.sizes,
             chunks=tuple(chunks),
-            together=jax.default_backend() != "cpu",
+            together="full" if jax.default_backend() == "cpu" else "any",
             steps=min(self.steps, CHECKED_STEPS) if self.config.logits.scores else self.steps,
             stop_ids=-(-max(len(self.stop), 1) // 8) * 8,
             bounded=execution.attention == "dense",

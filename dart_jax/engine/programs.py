@@ -14,7 +14,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.drafting import PromptRows
@@ -29,14 +28,7 @@ from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
 from dart_jax.models.sharding.mesh import DATA, MODEL
-from dart_jax.models.sharding.program import (
-    ALL,
-    DEVICE_ROWS,
-    ROWS,
-    OnDevices,
-    program,
-    specs_of,
-)
+from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, OnDevices, program
 
 
 class Pools(NamedTuple):
@@ -74,30 +66,11 @@ class History(NamedTuple):
     tokens: jax.Array | None
 
 
-@program(inputs={}, outputs=POOLS, static=("config", "page"))
-def _one_page(config: DecodeConfig, params: DecodeParams, *, page: int) -> Pools:
-    """Pools of one page for every group of devices."""
-    caches = caches_without_rows(config.reading, params, 1, page)
+@program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
+def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
+    """Pools of `pages` pages of `page` rows for every group of devices."""
+    caches = caches_without_rows(config.reading, params, pages, page)
     return Pools(parts(caches.target)[0], caches.draft)
-
-
-def pool_shapes(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
-    """Returns the shapes of pools of `pages` pages of `page` rows for every group of devices."""
-    devices = config.execution.devices
-
-    def shapes(spec: P, one_page: Any) -> Any:
-        where = None if devices.mesh is None else NamedSharding(devices.mesh, spec)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (pages * x.shape[0], *x.shape[1:]), x.dtype, sharding=where
-            ),
-            one_page,
-        )
-
-    specs = specs_of(POOLS, devices.split_drafter)
-    # Models are traced once, for any number of pages.
-    one_page = _one_page.eval_shape(config, params, page=page)
-    return jax.tree.map(shapes, specs, one_page, is_leaf=lambda x: isinstance(x, P))
 
 
 def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
@@ -231,7 +204,6 @@ def read_chunk(
             tokens[:, 1:],
             start,
             min(shape.filled, capacity),
-            capacity,
         )
     return written(pools, read.target, read.draft, pages)
 
@@ -383,7 +355,6 @@ def _follow(
         emitted.features,
         row.length[:, None] + place,
         row.length,
-        capacity,
         capacity,
         config.execution.drafter,
     )

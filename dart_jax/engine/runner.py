@@ -123,8 +123,10 @@ class Runner:
             length = shapes.chunk_for(first.num_unread_tokens)
             together = self._like(first, length)
             if first.num_unread_tokens:
-                most_rows = max(map(len, self._by_group(together)))
-                rows = 1 if most_rows == 1 else shapes.prompts_for(length)
+                groups, rows = self._by_group(together), shapes.prompts_for(length)
+                most_rows = max(map(len, groups))
+                if most_rows == 1 or (most_rows < rows and shapes.together == "full"):
+                    rows, together = 1, [group[0] for group in groups if group]
                 self.batch.read(together, self._places(together, rows), rows, length)
                 left -= rows * length
             for sequence in together:

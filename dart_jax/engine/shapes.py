@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal
 
 # A table and a chunk have at most this many times the places that are needed.
 STEP = 4
@@ -24,7 +25,8 @@ class Shapes:
       sizes: tree sizes by number of rows, ascending from 0.
       fixed: whether steps have trees of the largest size only.
       chunks: numbers of tokens of a prompt that are read at a time, ascending.
-      together: whether several prompts are read at a time, as many tokens as in the longest chunk.
+      together: prompts that are read at a time: one; as many as have the tokens of the longest
+        chunk together, if there are ("full"); or any number up to that, with unused rows.
       steps: steps of a burst, at most.
       stop_ids: ids that end a text, at most.
       bounded: whether attention reads all pages of a table, so that tables should be narrow; the
@@ -40,7 +42,7 @@ class Shapes:
     sizes: dict[int, tuple[int, ...]]
     fixed: bool
     chunks: tuple[int, ...]
-    together: bool
+    together: Literal["one", "full", "any"]
     steps: int
     stop_ids: int
     bounded: bool
@@ -65,7 +67,7 @@ class Shapes:
     def prompts_for(self, chunk: int) -> int:
         """Prompts of a group of which chunks of a length are read together, at most."""
         most = min(self.chunks[-1] // chunk, self.slots // self.groups)
-        return max(most, 1) if self.together else 1
+        return 1 if self.together == "one" else max(most, 1)
 
     def width(self, pages: int) -> int:
         """Columns of the tables of a step, of which no sequence uses more than so many."""

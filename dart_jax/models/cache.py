@@ -121,10 +121,10 @@ def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.
     return jax.tree.map(write, layers, rows)
 
 
-def first_rows(cache: AnyCache | None, count: int) -> AnyCache | None:
-    """Returns a cache's first rows, to attend to; None for no rows or no cache. Of a cache in pages
-    these are the pages that have them."""
-    if cache is None or count == 0:
+def first_rows(cache: AnyCache, count: int) -> AnyCache | None:
+    """Returns a cache's first rows, to attend to; None for no rows. Of a cache in pages these are
+    the pages that have them."""
+    if count == 0:
         return None
     if isinstance(cache, PagedCache):
         columns = -(-count // cache.layers[0][0].shape[2])
@@ -132,22 +132,15 @@ def first_rows(cache: AnyCache | None, count: int) -> AnyCache | None:
     return jax.tree.map(lambda rows: rows[:, :, :count], cache)
 
 
-def keep_rows(
-    cache: AnyCache | None, rows: KVCache, length: jax.Array, capacity: int
-) -> AnyCache | KVCache:
-    """Writes the rows of a prompt after those before them; None for a cache starts a new one.
+def keep_rows(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
+    """Writes the rows of a prompt after those before them.
 
     Args:
       cache: donated by callers, and read by all but the last layer to compute `rows`. If the last
         layer reads its cache too, let `length` wait for its result.
       rows: keys and values of T rows, [B, K, T, h] per layer.
       length: int32 [B], rows already in the cache.
-      capacity: rows of a new cache, at least `length + T`, which is in one piece.
     """
-    if cache is None:
-        k, _ = rows[0]
-        empty = init_cache(len(rows), k.shape[0], k.shape[1], capacity, k.shape[3], k.dtype)
-        return jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), empty, rows)
     last, _ = rows[-1]
     result = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
     return extend(cache, rows, order_after(result, length))

@@ -105,7 +105,7 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
         sizes={n: _sizes(model.drafter, n, config.tree_nodes) for n in rows},
         fixed=config.tree_nodes is not None,
         chunks=tuple(sorted({max(chunk // STEP**n, 1) for n in range(3)})),
-        together=not on_cpu,
+        together="one" if on_cpu else "any",
         steps=config.burst or _STEPS,
         stop_ids=MOST_STOP_IDS,
         bounded=model.execution.attention == "dense",
@@ -137,7 +137,7 @@ def _sizes(drafter: AnyDrafter | None, rows: int, fixed: int | None) -> tuple[in
 
 def _count_pages(models: Models, config: ServingConfig, shapes: Shapes) -> int:
     """Returns how many pages of each group of devices the memory holds."""
-    page = jax.tree.leaves(models.pool_shapes(1, shapes.page))
+    page = jax.tree.leaves(jax.eval_shape(lambda: models.pools(1, shapes.page)))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in page) // shapes.groups
     wanted = shapes.slots // shapes.groups * shapes.pages_each
     if config.kv_memory is None:

@@ -25,7 +25,7 @@ from dart_jax.engine.programs import (
     burst,
     config_of,
     empty_history,
-    pool_shapes,
+    empty_pools,
     read_chunk,
 )
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows
@@ -147,7 +147,8 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         return jax.jit(type(search).in_program).lower(search, packed)
     page = ServingConfig().page if program == "serve" else config.capacity(case.context)
     columns = -(-case.context // page)
-    pools = on(pool_shapes(config, case.params, pages=case.rows * columns, page=page), POOLS)
+    empty = partial(empty_pools, config, pages=case.rows * columns, page=page)
+    pools = on(jax.eval_shape(empty, case.params), POOLS)
     pages = on(_ints(case.batch, columns), ROWS)
     if program == "prefill":
         length = min(case.prompt, CHUNK)

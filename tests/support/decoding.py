@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.decoding.logits import mark_seen
-from dart_jax.decoding.reading import read_rows
+from dart_jax.decoding.reading import caches_without_rows, read_rows
 from dart_jax.decoding.sampling import Sampling, row_keys
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
@@ -113,7 +113,8 @@ def step(config: DecodeConfig, params: DecodeParams, state: DecodeState, trees=N
 def _first(config, params, tokens, length, capacity, budget, stop, seed, sampling):
     before, after = tokens[:, :-1], tokens[:, 1:]
     zero = jnp.zeros_like(length)
-    caches = read_rows(config.reading, params, None, before, after, zero, 0, capacity)
+    empty = caches_without_rows(config.reading, params, len(length), capacity)
+    caches = read_rows(config.reading, params, empty, before, after, zero, 0)
     place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     index = length[:, None] + jnp.arange(-4, 0, dtype=jnp.int32)[None]
     context = jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import (
@@ -34,7 +35,6 @@ class PromptRows(NamedTuple):
       positions: int32 [B, P].
       start: int32 [B], number of rows before these.
       filled: rows of a cache in which those before these are found; static.
-      capacity: rows that a cache must have; static.
       options: of the drafter's layers.
     """
 
@@ -46,7 +46,6 @@ class PromptRows(NamedTuple):
     positions: jax.Array
     start: jax.Array
     filled: int
-    capacity: int
     options: LayerOptions = LayerOptions()
 
 
@@ -161,16 +160,26 @@ class DraftingMethod(abc.ABC):
         return False
 
     @abc.abstractmethod
+    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> Any:
+        """Returns the state before the first row, a pytree of arrays; None if the method has none.
+
+        Args:
+          batch: B.
+          capacity: rows of each sequence, at most.
+          dtype: of activations.
+          options: of the drafter's layers.
+        """
+
+    @abc.abstractmethod
     def read(self, draft_state: Any, rows: PromptRows) -> Any:
         """Reads rows of the prompts, all of them or a chunk.
 
         Args:
-          draft_state: the state after the rows before these; None before the first ones.
+          draft_state: the state after the rows before these.
           rows: a row may be read again, at the same place with other neighbours.
 
         Returns:
-          The new state, a pytree of arrays whose shapes depend on batch and capacity alone; None if
-          the method has none.
+          The new state.
         """
 
     @abc.abstractmethod

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting.base import (
     Candidates,
@@ -17,9 +18,18 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
-from dart_jax.models.cache import Cache, KVCache, extend, first_rows, keep_rows, order_after
+from dart_jax.models.cache import (
+    Cache,
+    KVCache,
+    extend,
+    first_rows,
+    init_cache,
+    keep_rows,
+    order_after,
+)
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
 
 
@@ -63,7 +73,12 @@ class Dart(DraftingMethod):
         """True if the drafter has pair scores, and trees have pairs."""
         return self.config.pair_rank > 0 and self.depth > 1
 
-    def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
+    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> KVCache:
+        """Returns a cache without rows; see the base class."""
+        config, heads = self.config, self.config.num_key_value_heads // options.shards
+        return init_cache(config.num_hidden_layers, batch, heads, capacity, config.head_dim, dtype)
+
+    def read(self, draft_state: Cache, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config.shortened(1), rows.params["drafter"], rows.options)
         last = jnp.full_like(rows.start, rows.tokens.shape[1] - 1)
@@ -71,7 +86,7 @@ class Dart(DraftingMethod):
         # What is drafted is not used, so XLA leaves it out.
         before = first_rows(draft_state, rows.filled)
         _, read = drafter(rows.features, embeds, rows.positions, last, before, rows.start)
-        return keep_rows(draft_state, read, rows.start, rows.capacity)
+        return keep_rows(draft_state, read, rows.start)
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""

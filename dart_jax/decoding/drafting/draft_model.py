@@ -13,13 +13,23 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.logits import mark_seen, penalize_repetition
 from dart_jax.decoding.sampling import draw, greedy
 from dart_jax.decoding.tree import chain
-from dart_jax.models.cache import Cache, extend, first_rows, keep_rows, order_after
+from dart_jax.models.cache import (
+    Cache,
+    KVCache,
+    extend,
+    first_rows,
+    init_cache,
+    keep_rows,
+    order_after,
+)
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
 
 
@@ -42,14 +52,19 @@ class DraftModel(DraftingMethod):
         """True: it samples with the noise."""
         return True
 
-    def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
+    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> KVCache:
+        """Returns a cache without rows; see the base class."""
+        config, heads = self.config, self.config.num_key_value_heads // options.shards
+        return init_cache(config.num_hidden_layers, batch, heads, capacity, config.head_dim, dtype)
+
+    def read(self, draft_state: Cache, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
         model = bind(self.config, rows.params["drafter"], rows.options)
         count = rows.tokens.shape[1]
         causal = jnp.tril(jnp.ones((1, count, count), bool))
         before = first_rows(draft_state, rows.filled)
         out = model(self._known(rows.tokens), rows.positions, causal, before, rows.start)
-        return keep_rows(draft_state, out.rows, rows.start, rows.capacity)
+        return keep_rows(draft_state, out.rows, rows.start)
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""

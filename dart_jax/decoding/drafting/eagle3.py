@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting.base import (
     DraftingMethod,
@@ -15,8 +16,9 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.decoding.vocabulary import Vocabulary
-from dart_jax.models.cache import Cache, extend, keep_rows, order_after
+from dart_jax.models.cache import Cache, KVCache, extend, init_cache, keep_rows, order_after
 from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
 
 
@@ -44,13 +46,18 @@ class Eagle3(DraftingMethod):
         """True: nodes are ranked with the noise."""
         return True
 
-    def read(self, draft_state: Cache | None, rows: PromptRows) -> Cache:
+    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> KVCache:
+        """Returns a cache without rows; see the base class."""
+        config, heads = self.config, self.config.num_key_value_heads // options.shards
+        return init_cache(1, batch, heads, capacity, config.head_dim, dtype)
+
+    def read(self, draft_state: Cache, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
         drafter = bind(self.config, rows.params["drafter"], rows.options)
         embeds = drafter.embedding(rows.target.embed)(rows.next_tokens)
         inputs = drafter.join(embeds, drafter.project(rows.features))
         read = (drafter.keys_at(inputs, rows.positions),)
-        return keep_rows(draft_state, read, rows.start, rows.capacity)
+        return keep_rows(draft_state, read, rows.start)
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""

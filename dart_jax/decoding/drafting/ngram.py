@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax.typing import DTypeLike
+
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.errors import UserError
+from dart_jax.models.kernels.options import LayerOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,9 @@ class Ngram(DraftingMethod):
     def couples_on_host(self) -> bool:
         """True: only the search knows what it drafts."""
         return True
+
+    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> None:
+        """None: it keeps nothing."""
 
     def read(self, draft_state: None, rows: PromptRows) -> None:
         """Reads nothing."""

@@ -11,10 +11,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.tree import chain
 from dart_jax.errors import UserError
+from dart_jax.models.kernels.options import LayerOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +55,14 @@ class PromptLookup(DraftingMethod):
     config: PromptLookupConfig
     nodes: int
 
-    def read(self, draft_state: jax.Array | None, rows: PromptRows) -> jax.Array:
+    def empty(
+        self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions
+    ) -> jax.Array:
+        """Returns sequences without tokens; see the base class."""
+        return jnp.zeros((batch, capacity), jnp.int32)
+
+    def read(self, draft_state: jax.Array, rows: PromptRows) -> jax.Array:
         """Reads rows of the prompts; see the base class."""
-        if draft_state is None:
-            draft_state = jnp.zeros((rows.tokens.shape[0], rows.capacity), jnp.int32)
         return _write(draft_state, rows.tokens, rows.start)
 
     def __call__(self, draft_state: jax.Array, inputs: DraftInput) -> tuple[jax.Array, Proposal]:
