@@ -140,6 +140,10 @@ def config_of(config: DecodeConfig, nodes: int, mode: SamplingMode) -> DecodeCon
     return dataclasses.replace(config, nodes=nodes, logits=logits)
 
 
+# Tokens that the drafter reads at a time where it follows plain decoding.
+_FOLLOWED = 16
+
+
 class BurstResult(NamedTuple, Generic[AnyArray]):
     """The part of a burst's result that goes to the host; S = K * P tokens at most.
 
@@ -303,7 +307,7 @@ def burst(
     state, trees, packed, emitted, counts, _ = carry
     draft_state = state.draft_state
     if static.follows:
-        draft_state = _follow(config, params, draft_state, row, emitted)
+        draft_state = _follow(config, params, draft_state, row, emitted, counts[:, 0])
     if history is not None:
         seen, counted, tokens = jax.tree.map(
             lambda old, new: old.at[row.slot].set(new, mode="drop"),
@@ -336,30 +340,55 @@ _Carry = tuple[DecodeState, jax.Array | None, jax.Array, _Emitted, jax.Array, ja
 
 
 def _follow(
-    config: DecodeConfig, params: DecodeParams, draft_state: Any, row: Row, emitted: _Emitted
+    config: DecodeConfig,
+    params: DecodeParams,
+    draft_state: Any,
+    row: Row,
+    emitted: _Emitted,
+    counts: jax.Array,
 ) -> Any:
-    """Lets the drafter read what plain decoding has written; returns its state. Rows beyond that
-    are overwritten later, or have no page."""
+    """Lets the drafter read what plain decoding has written, `counts` tokens [n], some at a time;
+    returns its state. Rows beyond that are overwritten later, or have no page."""
     drafting = config.reading.drafting
     assert drafting is not None
     assert emitted.features is not None
     capacity = (
         draft_state.shape[1] if isinstance(draft_state, jax.Array) else capacity_of(draft_state)
     )
-    place = jnp.arange(emitted.tokens.shape[1], dtype=jnp.int32)[None]
-    rows = PromptRows(
-        bind(config.target, params["target"], config.execution.target),
-        params,
-        jnp.concatenate([row.context[:, -1:], emitted.tokens[:, :-1]], axis=1),
-        emitted.tokens,
-        emitted.features,
-        row.length[:, None] + place,
-        row.length,
-        capacity,
-        config.execution.drafter,
-    )
+    count = min(_FOLLOWED, emitted.tokens.shape[1])
+    target = bind(config.target, params["target"], config.execution.target)
+    before = jnp.concatenate([row.context[:, -1:], emitted.tokens[:, :-1]], axis=1)
+    whole = [
+        jnp.pad(x, ((0, 0), (0, -x.shape[1] % count), *((0, 0),) * (x.ndim - 2)))
+        for x in (before, emitted.tokens, emitted.features)
+    ]
+
+    def read(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        first, draft_state = carry
+        tokens, next_tokens, features = (
+            jax.lax.dynamic_slice_in_dim(x, first, count, axis=1) for x in whole
+        )
+        start = row.length + first
+        rows = PromptRows(
+            target,
+            params,
+            tokens,
+            next_tokens,
+            features,
+            start[:, None] + jnp.arange(count, dtype=jnp.int32)[None],
+            start,
+            capacity,
+            config.execution.drafter,
+        )
+        return first + count, drafting.read(draft_state, rows)
+
     with jax.named_scope("draft"):
-        return drafting.read(draft_state, rows)
+        most = jnp.max(counts)
+        if config.execution.devices.groups > 1:
+            most = jax.lax.pmax(most, DATA)  # all read together
+        carry = jnp.int32(0), draft_state
+        _, draft_state = jax.lax.while_loop(lambda carry: carry[0] < most, read, carry)
+    return draft_state
 
 
 def _cut(trees: jax.Array, nodes: jax.Array) -> jax.Array:

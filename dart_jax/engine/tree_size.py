@@ -276,7 +276,11 @@ class _Kind:
 
     def __init__(self, costs: StepCosts, first: int):
         self.costs = costs
-        self.state = State(size=first, left=BURST if first in costs.known else TRIAL, best=first)
+        self.state = State(size=first, left=TRIAL, best=first)
+        if first in costs.known:
+            # The costs are of another process, in which the machine may have been busy: plain
+            # decoding is soon tried.
+            self.state = self.state._replace(left=BURST, bursts=_TRIAL_EVERY - 3)
         self.seconds, self.timed = 0.0, 0  # of the present burst's steps
 
 
