@@ -23,7 +23,7 @@ ffi_handler: object | None
 # The same on NVIDIA GPUs, within the program's stream, once a runtime has been loaded.
 cuda_ffi_handler: object | None
 
-# A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu/foreign.py);
+# A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu.py);
 # empty if built without jaxlib's headers.
 cpu_ffi_handlers: dict[str, object]
 # The instructions that they are computed with on this processor.

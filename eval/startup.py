@@ -23,6 +23,7 @@ from unittest import mock
 from huggingface_hub.constants import HF_HOME
 from rich.console import Console
 
+from dart_jax.errors import UserError
 from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
@@ -34,6 +35,7 @@ from dart_jax.progress import tracked
 from eval.serving.servers import start
 
 PROMPT = "def mean(values):\n"
+_TIMEOUT = 600  # seconds that the server may take for a text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,10 @@ def server_stages(config: StartupConfig) -> dict[str, float]:
         request = urllib.request.Request(
             f"{url}/v1/completions", json.dumps(body).encode(), headers
         )
-        urllib.request.urlopen(request).read()
+        try:
+            urllib.request.urlopen(request, timeout=_TIMEOUT).read()
+        except OSError as error:  # urllib's errors are
+            raise UserError(f"the server gives no text: {error}") from error
         ended = time.perf_counter()
     return {"the server is ready": ready - began, "its first text": ended - ready}
 

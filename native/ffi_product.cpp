@@ -26,7 +26,7 @@ std::optional<dart::WeightType> weight_type(ffi::DataType type) {
   return std::nullopt;
 }
 
-// y [rows, out] = f(x) W + bias + residual, with W packed as dart_jax/models/cpu/products.py does.
+// y [rows, out] = f(x) W + bias + residual, with W packed as dart_jax/models/cpu.py does.
 //
 // `input` says what f is: `rows` for x [rows, in] itself; `norm` for its norm, with `scale`, `eps`
 // and `offset`; `silu` and `gelu` for the gated activation of x [rows, 2 in]. `inputs` is room for

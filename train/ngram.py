@@ -126,10 +126,7 @@ def run(config: NgramConfig) -> str:
                 builder = NgramBuilder(layout, scratch)
                 for part in counting.merge(totals):
                     builder.add(*runs.read_run(part, layout))
-                builder.write(
-                    config.out,
-                    fingerprint=tokenizer_fingerprint(tokenizer.backend),
-                )
+                builder.write(config.out, fingerprint=tokenizer_fingerprint(tokenizer.backend))
         except (duckdb.Error, OSError, RuntimeError) as error:
             reason = str(error).split("\n", 1)[0]
             raise UserError(

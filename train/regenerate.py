@@ -10,9 +10,9 @@ becomes a record for `train.drafter`, with token ids, so that it is not tokenise
     {"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length", "source": ".."}
 
 Answers to the same record share their source. Each finished block of records is in --out at once;
-after --minutes, Ctrl-C or an error, all answers are. The same command goes on where it stopped,
-also with records that were repaired or added: a log beside --out, from which that is written anew,
-has all answers.
+after --minutes, Ctrl-C or an error, all answers are that the run has come to. The same command goes
+on where it stopped, also with records that were repaired or added: a log beside --out, from which
+that is written anew, has all answers, and stays until all of them are in --out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dart_jax.data.records import Skipped, find_files, refuse, without
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, warn
 from dart_jax.files import check_writable
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
@@ -202,8 +202,13 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
                 f"cannot write to {path.parent} or {config.out}: {error.strerror or error}; free "
                 "disk space, and run again to resume"
             ) from error
-        if summary.complete:
+        if summary.complete and not log.unused:
             work_directory.remove(path.parent)
+    if summary.complete and log.unused:
+        warn(
+            f"{path.parent} still holds {log.unused:,} answers to records that are not in --data "
+            "any more; the same command with these goes on, or delete it"
+        )
     return summary
 
 
@@ -298,12 +303,16 @@ class _Regeneration:
         """Appends the answers of the block to the file, in place of what an earlier run left."""
         added = lines(self._conversations, self._tokenizer)
         if added:
-            try:
-                with self._config.out.open("ab" if self._size else "wb") as file:
+            with self._config.out.open("r+b" if self._config.out.exists() else "w+b") as file:
+                file.truncate(self._size)  # without what was interrupted
+                file.seek(self._size)
+                try:
                     file.write(added)
-            except OSError:
-                os.truncate(self._config.out, self._size)  # no half a line
-                raise
+                    file.flush()
+                except OSError:
+                    file.truncate(self._size)  # no half a line
+                    raise
+                os.fsync(file.fileno())
         self._size += len(added)
         self._summary = self._summary.plus(self._conversations)
         self._conversations.clear()

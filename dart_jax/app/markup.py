@@ -50,7 +50,7 @@ def statistics(completion: Completion) -> str:
 
 def entry(prompt: str, completion: Completion, *, chat: bool) -> str:
     """Draws a prompt and its answer: two chat messages, or one continuous text."""
-    body = f'<span class="answer">{coloured(completion.pieces)}</span>'
+    body = coloured(completion.pieces)
     if chat:
         text = f'<div class="text said">{escape(prompt)}</div><div class="text">{body}</div>'
     else:

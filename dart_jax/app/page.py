@@ -64,7 +64,7 @@ class Visit:
       turns: prompts and answers, in turn.
       html: the same, drawn, an entry for each pair.
       steps: the steps of the last answer after the first one, which has nothing to verify.
-      model: what wrote it.
+      model: the one that wrote it.
       search: the parameters of its tree search.
     """
 
@@ -141,7 +141,9 @@ class Page:
                 **private,
             )
             stopping = stop.click(lambda: None, cancels=[writing], **quiet)
-            clearing = clear.click(lambda: (Visit(), ""), None, [visit, answers], **quiet)
+            clearing = clear.click(
+                lambda: (Visit(), ""), None, [visit, answers], cancels=[writing], **quiet
+            )
             for event in (writing.then, stopping.then, clearing.then):
                 event(_newest, visit, [number, tree], **quiet)
             number.change(_picture, [visit, number], tree, trigger_mode="always_last", **quiet)

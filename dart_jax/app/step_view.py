@@ -64,7 +64,7 @@ def picture(steps: Sequence[Step], number: int, model: DartModel, search: Search
     Args:
       steps: those after the first one, which has nothing to verify.
       number: counted from 1; the nearest if there is no such step.
-      model: what wrote them.
+      model: the one that wrote them.
       search: the parameters of its tree search.
     """
     if not steps:

@@ -23,7 +23,7 @@ A record is read as the first of these forms that matches its fields:
     tools                                   for the chat template; a list, or one as JSON
 
 A field that would change the content and is not read is refused by name. Other fields are not used;
-those that belong to no form are named in a warning.
+those that belong to no form are named in a warning, as are `chosen` and `rejected` beside a chat.
 """
 
 from __future__ import annotations

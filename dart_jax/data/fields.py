@@ -30,12 +30,11 @@ REFUSED = {
     "documents": "write them into the messages",
     "chat_template_kwargs": "leave them out; options of the template hold for all records",
     **dict.fromkeys(MEDIA, "only text is read; leave these records out"),
-    **dict.fromkeys(_MASKS, "only `prompt_length`, or `train` of a message, says what is learned"),
 }
 _READ = {
     *("tokens", "prompt_length", *TURNS, *sum(PAIRS, ()), *MORE, "text", "data", *SYSTEM, "tools"),
     *("id", "source", "finish"),  # where a record is from
-    *("weight", *_UNWANTED, *REFUSED),
+    *("weight", *_MASKS, *_UNWANTED, *REFUSED),
 }
 
 
@@ -64,6 +63,13 @@ def refuse_unread(record: dict[str, Any], form: tuple[str, ...]) -> None:
         raise UserError(f"`weight` must be 1, not {weight!r}: all records weigh the same")
     if form == ("text",):  # it is complete
         return
+    for name in _MASKS:
+        mask = record.get(name)
+        if isinstance(mask, list) and any(isinstance(each, int | list) for each in mask):
+            raise UserError(
+                f"`{name}` is not supported; only `prompt_length`, or `train` of a message, says "
+                "what is learned"
+            )
     refuse_unsupported(record)
     for name in _UNWANTED:
         if record.get(name) is False:

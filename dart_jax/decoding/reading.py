@@ -41,13 +41,13 @@ def caches_without_rows(
     config: DecodeConfig, params: DecodeParams, batch: int, capacity: int
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
-    dtype, options = params["target"]["embed_tokens"].dtype, config.execution
+    dtype, execution = params["target"]["embed_tokens"].dtype, config.execution
     layers, heads = config.target.num_hidden_layers, config.target.num_key_value_heads
-    heads //= options.target.shards
+    heads //= execution.target.shards
     target = init_cache(layers, batch, heads, capacity, config.target.head_dim, dtype)
     draft = None
     if config.drafting is not None:
-        draft = config.drafting.empty(batch, capacity, dtype, options.drafter)
+        draft = config.drafting.empty(batch, capacity, dtype, execution.drafter)
     return Caches(target, draft)
 
 

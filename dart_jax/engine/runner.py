@@ -263,7 +263,7 @@ class Runner:
     def _learn(
         self, turn: _Turn, pairs: SequenceOf[tuple[Sequence, Emitted]], seconds: float | None
     ) -> None:
-        """Learns from the trees whose size was chosen."""
+        """Learns what a burst's trees gave and cost."""
         seconds = first_of(self._mesh, seconds)  # the processes that decode together choose alike
         ranks = np.concatenate([each.ranks for _, each in pairs])
         steps = max(each.steps for _, each in pairs)
@@ -324,7 +324,12 @@ class Runner:
         self._on_end(sequence)
 
     def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
-        """A snapshot; `accepted`: requests beside those here, and what the engine counts."""
+        """A snapshot.
+
+        Args:
+          accepted: requests of the engine that are not here yet.
+          others: fields of the snapshot that the engine counts.
+        """
         scheduler = self.scheduler
         return self.counters.statistics(
             running=len(scheduler.active),

@@ -25,8 +25,8 @@ class Shapes:
       sizes: tree sizes by number of rows, ascending from 0.
       fixed: whether steps have trees of the largest size only.
       chunks: numbers of tokens of a prompt that are read at a time, ascending.
-      together: prompts that are read at a time: one; as many as have the tokens of the longest
-        chunk together, if there are ("full"); or any number up to that, with unused rows.
+      together: prompts that are read at a time: "one"; "full", as many as fill the longest chunk,
+        and one where there are fewer; "any", up to that many, with unused rows.
       steps: steps of a burst, at most.
       stop_ids: ids that end a text, at most.
       bounded: whether attention reads all pages of a table, so that tables should be narrow; the

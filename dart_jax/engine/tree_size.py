@@ -186,6 +186,9 @@ PAUSES = (64, 1024, 4096, 16384)
 # Every so many bursts with drafts, one tries another size: acceptance and costs change.
 _TRIAL_EVERY = 32
 
+# Bursts before the first of these trials, that of plain decoding, where costs come from a file.
+_FIRST_TRIAL = 3
+
 # Steps with drafts before plain decoding is timed, so that a single short text compiles only what
 # it needs.
 _BEFORE_PLAIN = 64
@@ -202,7 +205,7 @@ class State(NamedTuple):
       left: its steps that are left.
       best: nodes of the trees that promise most.
       steps: steps with drafts so far.
-      bursts: bursts with drafts so far.
+      bursts: bursts with drafts, counted for trials (see `_TRIAL_EVERY`).
       pauses: pauses since drafting last paid.
     """
 
@@ -280,7 +283,7 @@ class _Kind:
         if first in costs.known:
             # The costs are of another process, in which the machine may have been busy: plain
             # decoding is soon tried.
-            self.state = self.state._replace(left=BURST, bursts=_TRIAL_EVERY - 3)
+            self.state = self.state._replace(left=BURST, bursts=_TRIAL_EVERY - _FIRST_TRIAL)
         self.seconds, self.timed = 0.0, 0  # of the present burst's steps
 
 

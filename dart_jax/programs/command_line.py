@@ -9,7 +9,7 @@
 | a word that is no option, or no value of it | tyro's message | 2 |
 | bad input, in values or later | `error: ...`, one line | 2 |
 | a part of the input is not used | `warning: ...`, one line | |
-| Ctrl-C | `interrupted`, one line | 130 |
+| Ctrl-C, once the program is imported | `interrupted`, one line | 130 |
 | the reader of the output closes it (`... | head -1`) | nothing | 141 |
 """
 
@@ -141,7 +141,7 @@ def check_least(options: Any, **least: float) -> None:
     for name, minimum in least.items():
         value = getattr(options, name)
         numbers = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(number, int | float) and number < minimum for number in numbers):
+        if not all(minimum <= n < float("inf") for n in numbers if isinstance(n, int | float)):
             raise UserError(f"--{name.replace('_', '-')} must be at least {minimum}")
 
 

@@ -95,7 +95,8 @@ class Engine:
         self._changed = threading.Condition()
         self._inbox: deque[Sequence] = deque()
         self._cancelled: deque[Sequence] = deque()
-        # Not cancelled, those among them that the thread has not seen yet; the oldest first.
+        # Requests that neither ended nor were cancelled, whether the thread has seen them or not;
+        # the oldest first.
         self._accepted: dict[Sequence, None] = {}
         self._accepting = True
         self._closed = self._failed = False

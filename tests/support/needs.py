@@ -1,4 +1,4 @@
-"""What some tests need: PyTorch and PEFT as judges, and programs that can call the C++ core."""
+"""What some tests need: PyTorch as a judge, and programs that can call the C++ core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NATIVE = pytest.param("native", marks=native)
 
 
 def judge(name: str) -> ModuleType:
-    """Imports PyTorch or PEFT; where it is missing the tests are skipped, or fail if
+    """Imports a judge, such as PyTorch; where it is missing the tests are skipped, or fail if
     DART_REQUIRE_PARITY is 1."""
     if os.environ.get("DART_REQUIRE_PARITY") == "1":
         return importlib.import_module(name)

@@ -192,6 +192,11 @@ class AnswerLog:
         with contextlib.suppress(OSError):  # of a full disk, which `add` has raised
             self._file.close()
 
+    @property
+    def unused(self) -> int:
+        """Recorded answers that nobody has taken."""
+        return sum(map(len, self._places.values()))
+
     def take(self, prompts: Sequence[list[int]], sampling: int) -> list[Answer | None]:
         """Returns a recorded answer to each of these prompts, each answer once; None without."""
         answers: list[Answer | None] = []

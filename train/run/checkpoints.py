@@ -69,7 +69,7 @@ class Checkpoints:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"the checkpoint {newest.path} cannot be read: {reason}; delete it to go on from "
-                "the one before"
+                "the one before, or from the beginning if there is none"
             ) from error
         return newest.step, seconds, TrainState(**loaded)
 

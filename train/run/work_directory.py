@@ -32,10 +32,10 @@ def locked(work: Path) -> Iterator[None]:
     try:
         work.mkdir(exist_ok=True)
         if any(work.iterdir()) and not (work / _LOCK).is_file():
-            raise UserError(f"--work {work} holds other files; use another directory")
+            raise UserError(f"{work} holds other files; use another directory")
         (work / _LOCK).touch()
     except OSError as error:
-        raise UserError(f"cannot use --work {work}: {error.strerror}") from None
+        raise UserError(f"cannot use {work}: {error.strerror}") from None
     with exclusive(work, f"another process is using {work}; wait for it"):
         for left in work.glob("tmp-*"):  # left by a killed process
             shutil.rmtree(left, ignore_errors=True)
