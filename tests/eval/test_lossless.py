@@ -107,7 +107,9 @@ def test_the_product(check, monkeypatch):
     tokens = sum(s["tokens"] for s in settings)
     assert f"\nLossless: {tokens:,} tokens in 18 settings; 0 divergences" in text
     for fit in content["distribution"]:
-        assert min(fit["positions"], fit["drafted"], fit["dof"]) > 0
+        assert min(fit["positions"], fit["drafted"]) > 0
+    # The filters may leave one token everywhere.
+    assert content["distribution"][0]["dof"] > 0
     assert "the target's distribution (smallest p" in text
     # Drafts are accepted.
     assert max(s["tau"] for s in settings if s["sampling"]["temperature"]) > 1.4
