@@ -48,16 +48,20 @@ class StepCosts:
     """
 
     def __init__(self, known: Mapping[int, float] | None = None):
-        """Begins with the costs that are known from before."""
+        """Begins with costs of another process, each until it is timed here."""
         self._samples: dict[int, deque[float]] = {}
         self._last: int | None = None  # size of the last burst
         self._slowdown = 1.0  # at that burst
         for size, cost in (known or {}).items():
             self._add(size, cost)
+        self._not_timed = set(self._samples)
 
     def learn(self, size: int, seconds: float) -> None:
         """Adds the seconds per step of a burst."""
         if size not in self._samples or self._last not in (None, size):
+            if size in self._not_timed:
+                self._not_timed.remove(size)
+                del self._samples[size]
             self._add(size, seconds / self._slowdown)
         self._last, self._slowdown = size, seconds / self.known[size]
 
@@ -391,6 +395,8 @@ class TreeSizes:
                     kind.costs.learn(size, kind.seconds / kind.timed)
                     if self._files is not None:
                         self._files.keep((self._program, rows, mode), kind.costs.known)
+                elif not size:
+                    state = state._replace(bursts=state.bursts - 1)  # the trial is repeated
                 kind.seconds, kind.timed = 0.0, 0
             kind.state = state
 
