@@ -23,11 +23,13 @@ ffi_handler: object | None
 # The same on NVIDIA GPUs, within the program's stream, once a runtime has been loaded.
 cuda_ffi_handler: object | None
 
-# A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu.py);
-# empty if built without jaxlib's headers.
+# A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu.py and
+# tiles.py); empty if built without jaxlib's headers.
 cpu_ffi_handlers: dict[str, object]
 # The instructions that they are computed with on this processor.
-instructions: Literal["portable", "AVX2", "AVX-512", "AVX-512 VNNI", "NEON"]
+instructions: Literal["portable", "AVX2", "AVX-512", "AVX-512 VNNI", "NEON", "NEON dot products"]
+# Types of weights in tiles, by GGUF's names, and their numbers.
+weight_types: dict[str, int]
 
 _UInt8: TypeAlias = NDArray[np.uint8]
 _UInt16: TypeAlias = NDArray[np.uint16]
@@ -39,6 +41,18 @@ _Float64: TypeAlias = NDArray[np.float64]
 
 # token, count, child_begin: see native/include/dart/ngram_levels.h
 _Level: TypeAlias = tuple[_Int32, _Int64, _Int64]
+
+def tile_bytes(type: str, inputs: int) -> int:
+    """The size of a tile of blocks; raises ValueError if there is no such type, or `inputs` is no
+    multiple of its blocks."""
+
+def pack_blocks(type: str, rows: _UInt8, tiles: _UInt8, threads: int) -> int:
+    """Stores blocks of a GGUF file, rows [out, bytes], in tiles [ceil(out / 32), tile_bytes];
+    returns how many weights are not finite. Without holding the GIL."""
+
+def pack_q8_0(weights: _Float32, tiles: _UInt8, threads: int) -> None:
+    """Rounds weights [out, in] to Q8_0, in tiles [ceil(out / 32), tile_bytes]. Without holding the
+    GIL."""
 
 def write_levels(
     levels: Sequence[_Level],

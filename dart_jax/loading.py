@@ -47,7 +47,12 @@ def load_target_here(
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
     config, params = load_target(
-        directory, dtype, keep_bfloat16=weights.tiles, mesh=mesh, int8=weights.int8
+        directory,
+        dtype,
+        keep_bfloat16=weights.tiles,
+        keep_blocks=weights.blocks,
+        mesh=mesh,
+        int8=weights.int8,
     )
     params = weights.prepare(params, config, mesh)
     if jax.default_backend() == "cpu" or mesh is not None or weights.int8:

@@ -40,7 +40,9 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import AttentionChoice, Execution
 from dart_jax.models.platform.weights import WeightsDtype
+from dart_jax.models.pure import dtype_of
 from dart_jax.models.sharding.mesh import MeshShape, several_processes
+from dart_jax.models.tiles import Tiles
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
@@ -98,10 +100,11 @@ class DartModel:
 
     def _parts(self) -> dict[str, str]:
         """The model's parts, in words."""
-        leaves = jax.tree.leaves(self.params)
-        embedding = self.params["target"]["embed_tokens"]
-        devices = sorted(device.id for device in embedding.devices())
-        kind = next(iter(embedding.devices())).device_kind
+        # A tied head in tiles is the embedding.
+        leaves = {id(leaf): leaf for leaf in jax.tree.leaves(self.params)}.values()
+        norm = self.params["target"]["norm"]["scale"]
+        devices = sorted(device.id for device in norm.devices())
+        kind = next(iter(norm.devices())).device_kind
         drafting = drafter_title(self.drafter)
         if "drafter" in self.params:
             drafting += f", {_count(self.params['drafter'])} parameters"
@@ -109,7 +112,7 @@ class DartModel:
             "target": f"{self.target.model_type}, {_count(self.params['target'])} parameters",
             "drafter": drafting,
             "n-gram model": "none" if self.ngram is None else repr(self.ngram),
-            "dtype": str(embedding.dtype),
+            "dtype": str(norm.dtype),
             "device": f"{kind} {', '.join(map(str, devices))}",
             "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
         }
@@ -234,7 +237,7 @@ class DartModel:
         """
         if isinstance(drafter, str | os.PathLike):
             path, config = find_drafter(drafter, self.target, self.tokenizer, token)
-            return self._with_loaded(path, config, self.params["target"]["embed_tokens"].dtype)
+            return self._with_loaded(path, config, dtype_of(self.params["target"]))
         if drafter == self.drafter:
             return self
         if drafter is not None:
@@ -492,5 +495,6 @@ def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) 
 
 def _count(params: Any) -> str:
     """The number of parameters, such as 1.7 B."""
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Tiles))
+    count = sum({id(leaf): leaf.size for leaf in leaves}.values())
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

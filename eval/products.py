@@ -1,4 +1,5 @@
-"""Time products of a few rows on this CPU: XLA's, and those with weights stored in tiles.
+"""Time products of a few rows on this CPU: XLA's, and those with weights stored in tiles, as floats
+or in GGUF's blocks.
 
     python -m eval.products
     python -m eval.products --rows 1 9 --shape 1024x1024
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,8 @@ from rich.console import Console
 
 from dart_jax import _core
 from dart_jax.errors import UserError
-from dart_jax.models import cpu
+from dart_jax.models.cpu import available
+from dart_jax.models.tiles import BLOCK_TYPES, Tiles, pack, pack_blocks, product
 from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
@@ -69,28 +72,37 @@ def measure(shape: str, rows: int, repeats: int) -> dict[str, list[float]]:
     """Times the products of one shape and number of rows.
 
     Returns:
-      For XLA's product and for each dtype of weights in tiles the seconds of a product, one value
+      For XLA's product and for each type of weights in tiles the seconds of a product, one value
       per repeat.
     """
     d_in, d_out = _sizes(shape)
     number = min(max(_BYTES // (4 * d_in * d_out), 1), _MOST_WEIGHTS)
     rng = np.random.default_rng(0)
     plain = [jnp.asarray(rng.normal(size=(d_in, d_out)), jnp.float32) for _ in range(number)]
-    floats = [cpu.pack(each) for each in plain]
     x = jnp.asarray(rng.normal(size=(rows, d_in)), jnp.float32)
-    packed = partial(cpu.product, d_out=d_out)
-    works = {
-        "XLA": partial(_chain, jnp.matmul, x, plain),
-        "float32": partial(_chain, packed, x, floats),
-        "bfloat16": partial(_chain, packed, x, [each.astype(jnp.bfloat16) for each in floats]),
-        "int8": partial(_chain, packed, x, [cpu.pack_int8(each) for each in plain]),
-    }
+    works = {"XLA": partial(_chain, jnp.matmul, x, plain)}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        tiles = [pack(each, dtype=dtype) for each in plain]
+        works[jnp.dtype(dtype).name] = partial(_chain, product, x, tiles)
+    for type in sorted(BLOCK_TYPES):
+        if d_in % (256 if type.endswith("K") else 32) == 0:
+            blocks = [_random_blocks(rng, type, d_in, d_out) for _ in range(number)]
+            works[type] = partial(_chain, product, x, blocks)
     times = in_turn(works, repeats)
     return {name: [value / number for value in values] for name, values in times.items()}
 
 
+def _random_blocks(rng: np.random.Generator, type: str, d_in: int, d_out: int) -> Tiles:
+    """A matrix in blocks of a type, whose bytes are such that all of its numbers are finite."""
+    inputs, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]]
+    rows = rng.integers(0, 0x3C, (d_out, d_in // inputs * size), np.uint8)
+    return pack_blocks(type, rows)[0]
+
+
 @partial(jax.jit, static_argnums=0)
-def _chain(product: Callable[..., jax.Array], x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+def _chain(
+    product: Callable[..., jax.Array], x: jax.Array, weights: list[jax.Array] | list[Tiles]
+) -> jax.Array:
     """Multiplies x with all weights, one after another."""
     for each in weights:
         y = product(x, each)
@@ -102,7 +114,7 @@ def _chain(product: Callable[..., jax.Array], x: jax.Array, weights: list[jax.Ar
 def run(config: ProductsConfig, console: Console) -> None:
     """Measures, prints and writes the report."""
     check_outputs(config.json)
-    if not cpu.available():
+    if not available():
         raise UserError("weights in tiles need the C++ core, which this jaxlib cannot call")
     by = f"the C++ core ({_core.instructions})"
     cases = [(shape, rows) for shape in config.shape for rows in config.rows]

@@ -1,13 +1,15 @@
-// Products with packed weights as an XLA foreign function on the CPU.
+// Products with weights in tiles as XLA foreign functions on the CPU.
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <optional>
 #include <string_view>
+#include <vector>
 
-#include "dart/int8.h"
+#include "dart/blocks.h"
 #include "dart/packed_product.h"
 #include "dart/rows.h"
+#include "dart/shared_work.h"
 #include "ffi.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -16,79 +18,112 @@ namespace {
 namespace ffi = xla::ffi;
 
 using Floats = ffi::Buffer<ffi::F32>;
-using Bytes = ffi::Buffer<ffi::S8>;
+using Bytes = ffi::Buffer<ffi::U8>;
 using Matrix = ffi::BufferR2<ffi::F32>;
 
-std::optional<dart::WeightType> weight_type(ffi::DataType type) {
-  if (type == ffi::F32) return dart::WeightType::kFloat32;
-  if (type == ffi::BF16) return dart::WeightType::kBfloat16;
-  if (type == ffi::S8) return dart::WeightType::kInt8;
-  return std::nullopt;
+std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimension); }
+
+// Whether an array has tiles of weights [in, out].
+bool fits(const ffi::AnyBuffer& tiles, dart::WeightType type, std::size_t in, std::size_t out) {
+  const auto shape = tiles.dimensions();
+  const std::size_t count = (out + dart::kTileWidth - 1) / dart::kTileWidth;
+  if (dart::in_blocks(type)) {
+    return tiles.element_type() == ffi::U8 && shape.size() == 2 && size(shape[0]) == count &&
+           size(shape[1]) == dart::tile_bytes(dart::form_of(type), in);
+  }
+  return tiles.element_type() == (type == dart::WeightType::kFloat32 ? ffi::F32 : ffi::BF16) &&
+         shape.size() == 3 && size(shape[0]) == count && size(shape[1]) == in &&
+         size(shape[2]) == dart::kTileWidth;
 }
 
-// y [rows, out] = f(x) W + bias + residual, with W packed as dart_jax/models/cpu.py does.
+// y [rows, out] = f(x) W + bias + residual. W is in parts, which follow each other along its outputs:
+// of the types `types`, with `outs` outputs, in tiles.
 //
 // `input` says what f is: `rows` for x [rows, in] itself; `norm` for its norm, with `scale`, `eps`
 // and `offset`; `silu` and `gelu` for the gated activation of x [rows, 2 in]. `inputs` is room for
 // f(x), and `quantized` for f(x) in 8 bits. Arrays that are not needed have no elements.
-ffi::Error product(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer tiles, Floats scale, Floats bias,
-                   Floats residual, ffi::Result<Matrix> y, ffi::Result<Floats> inputs,
-                   ffi::Result<Bytes> quantized, std::string_view input, float eps, float offset) {
-  const auto shape = x.dimensions(), packed = tiles.dimensions(), out = y->dimensions();
+ffi::Error product(ffi::ThreadPool pool, Matrix x, Floats scale, Floats bias, Floats residual,
+                   ffi::RemainingArgs tiles, ffi::Result<Matrix> y, ffi::Result<Floats> inputs,
+                   ffi::Result<Bytes> quantized, std::string_view input, float eps, float offset,
+                   ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) {
+  const auto shape = x.dimensions(), result = y->dimensions();
   const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
-  const std::int64_t width = dart::kTileWidth, rows = shape[0];
-  const std::int64_t in = gated ? shape[1] / 2 : shape[1];
-  const auto type = weight_type(tiles.element_type());
-  if (!type) {
-    return ffi::Error::InvalidArgument("dart_product: weights must be float32, bfloat16 or int8");
-  }
-  const bool int8 = *type == dart::WeightType::kInt8;
-  const auto groups = static_cast<std::int64_t>(dart::int8_groups(static_cast<std::size_t>(in)));
-  if (packed.size() != 3 || out[0] != rows || packed[0] != (out[1] + width - 1) / width ||
-      packed[1] != (int8 ? groups : in) ||
-      packed[2] != (int8 ? static_cast<std::int64_t>(dart::kInt8TileBytes) : width)) {
-    return ffi::Error::InvalidArgument("dart_product: weights of another shape");
-  }
-  const auto has = [](const auto& array, std::int64_t count) {
-    return static_cast<std::int64_t>(array.element_count()) == count;
-  };
+  const std::size_t rows = size(shape[0]), out = size(result[1]);
+  const std::size_t in = size(gated ? shape[1] / 2 : shape[1]);
   const bool prepared = norm || gated;
-  if ((!prepared && input != "rows") || (gated && shape[1] != 2 * in) ||
-      !has(*inputs, prepared ? rows * in : 0) ||
-      !has(*quantized, int8 ? rows * groups * std::int64_t{sizeof(dart::Int8Inputs)} : 0) ||
-      !has(scale, norm ? in : 0) ||
-      !(has(bias, 0) || has(bias, out[1])) || !(has(residual, 0) || has(residual, rows * out[1]))) {
+  const float* const read = prepared ? inputs->typed_data() : x.typed_data();
+  auto* const rounded = reinterpret_cast<dart::Int8Inputs*>(quantized->untyped_data());
+  if (types.size() != tiles.size() || outs.size() != tiles.size()) {
+    return ffi::Error::InvalidArgument("dart_product: weights of another number");
+  }
+  bool blocks = false;
+  std::size_t first = 0;
+  std::vector<dart::PackedProduct> products;
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    const auto part = tiles.get<ffi::AnyBuffer>(i);
+    const auto type = static_cast<dart::WeightType>(types[i]);
+    if (!part || !fits(*part, type, in, size(outs[i]))) {
+      return ffi::Error::InvalidArgument("dart_product: weights of another shape");
+    }
+    dart::PackedProduct product;
+    product.x = read;
+    product.quantized = rounded;
+    product.tiles = part->untyped_data();
+    product.y = y->typed_data() + first;
+    product.rows = rows;
+    product.in = in;
+    product.out = size(outs[i]);
+    product.stride = out;
+    product.weights = type;
+    if (bias.element_count() > 0) product.bias = bias.typed_data() + first;
+    if (residual.element_count() > 0) product.residual = residual.typed_data() + first;
+    products.push_back(product);
+    first += product.out;
+    blocks |= dart::in_blocks(type);
+  }
+  const auto has = [](const auto& array, std::size_t count) {
+    return array.element_count() == count;
+  };
+  const std::size_t bytes = rows * dart::groups_of(in) * sizeof(dart::Int8Inputs);
+  if (first != out || size(result[0]) != rows || (!prepared && input != "rows") ||
+      (gated && size(shape[1]) != 2 * in) || !has(*inputs, prepared ? rows * in : 0) ||
+      !has(*quantized, blocks ? bytes : 0) || !has(scale, norm ? in : 0) ||
+      !(has(bias, 0) || has(bias, out)) || !(has(residual, 0) || has(residual, rows * out))) {
     return ffi::Error::InvalidArgument("dart_product: arguments of other shapes");
   }
   const dart::Instructions instructions = dart::best_instructions();
-  dart::PackedProduct product;
-  product.x = prepared ? inputs->typed_data() : x.typed_data();
-  product.tiles = tiles.untyped_data();
-  product.y = y->typed_data();
-  product.rows = static_cast<std::size_t>(rows);
-  product.in = static_cast<std::size_t>(in);
-  product.out = static_cast<std::size_t>(out[1]);
-  product.weights = *type;
-  if (bias.element_count() > 0) product.bias = bias.typed_data();
-  if (residual.element_count() > 0) product.residual = residual.typed_data();
   if (norm) {
-    const dart::Norm rms{scale.typed_data(), product.in, eps, offset};
-    dart::normalize(rms, x.typed_data(), product.rows, inputs->typed_data(), instructions);
+    const dart::Norm rms{scale.typed_data(), in, eps, offset};
+    dart::normalize(rms, x.typed_data(), rows, inputs->typed_data(), instructions);
   } else if (gated) {
     const auto activation = input == "silu" ? dart::Activation::kSilu : dart::Activation::kGelu;
-    dart::gate(activation, x.typed_data(), product.rows, product.in, inputs->typed_data(),
-               instructions);
+    dart::gate(activation, x.typed_data(), rows, in, inputs->typed_data(), instructions);
   }
-  if (int8) {
-    auto* const rounded = reinterpret_cast<dart::Int8Inputs*>(quantized->typed_data());
-    dart::quantize(product.x, product.rows, product.in, rounded, instructions);
-    product.quantized = rounded;
-  }
+  if (blocks) dart::quantize(read, rows, in, rounded, instructions);
   // As many threads as XLA has, but not XLA's: those sleep between calls.
   try {
-    dart::multiply(product, instructions, static_cast<std::size_t>(pool.num_threads()));
+    dart::multiply(products.data(), products.size(), instructions, size(pool.num_threads()));
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
+  }
+  return ffi::Error::Success();
+}
+
+// Outputs' weights, as rows: ids [..] -> [.., in]. Ids beyond the ends are those of the ends.
+ffi::Error take(ffi::AnyBuffer tiles, ffi::Buffer<ffi::S32> ids, ffi::Result<Floats> rows,
+                std::int32_t type, std::int64_t out) {
+  const std::size_t count = ids.element_count();
+  if (count == 0) return ffi::Error::Success();
+  const std::size_t in = rows->element_count() / count;
+  if (out < 1 || rows->element_count() != count * in ||
+      !fits(tiles, static_cast<dart::WeightType>(type), in, size(out))) {
+    return ffi::Error::InvalidArgument("dart_take_tiles: weights of another shape");
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t id = ids.typed_data()[i];
+    const std::int64_t row = id < 0 ? 0 : id < out ? id : out - 1;
+    dart::unpack_row(static_cast<dart::WeightType>(type), tiles.untyped_data(), in, size(row),
+                     rows->typed_data() + i * in);
   }
   return ffi::Error::Success();
 }
@@ -99,15 +134,26 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_product, product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Matrix>()
-                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
+                                  .RemainingArgs()
                                   .Ret<Matrix>()
                                   .Ret<Floats>()
                                   .Ret<Bytes>()
                                   .Attr<std::string_view>("input")
                                   .Attr<float>("eps")
-                                  .Attr<float>("offset"));
+                                  .Attr<float>("offset")
+                                  .Attr<ffi::Span<const std::int32_t>>("types")
+                                  .Attr<ffi::Span<const std::int64_t>>("outs"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_take_tiles, take,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<Floats>()
+                                  .Attr<std::int32_t>("type")
+                                  .Attr<std::int64_t>("out"));
 
 void* dart_product_handler() { return reinterpret_cast<void*>(dart_product); }
+void* dart_take_tiles_handler() { return reinterpret_cast<void*>(dart_take_tiles); }

@@ -1,4 +1,4 @@
-// Rows that are looked up, kept or compared, as XLA foreign functions on the CPU.
+// Rows that are kept or compared, as XLA foreign functions on the CPU.
 //
 // XLA divides such small operations among threads, and waits longer for these than they take.
 #include <cstddef>
@@ -31,26 +31,6 @@ ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
   }
   dart::largest(x.typed_data(), rows, size, count, values->typed_data(), indices->typed_data(),
                 dart::best_instructions(), static_cast<std::size_t>(pool.num_threads()));
-  return ffi::Error::Success();
-}
-
-// Rows of a table [size, ..]: ids [..] -> [.., ..]. Indices beyond the ends are those of the ends.
-ffi::Error take(ffi::AnyBuffer table, ffi::Buffer<ffi::S32> ids, ffi::Result<ffi::AnyBuffer> out) {
-  const auto shape = table.dimensions();
-  if (shape.size() == 0 || shape[0] < 1) {
-    return ffi::Error::InvalidArgument("dart_take: a table without rows");
-  }
-  const std::size_t bytes = table.size_bytes() / static_cast<std::size_t>(shape[0]);
-  if (out->size_bytes() != bytes * ids.element_count()) {
-    return ffi::Error::InvalidArgument("dart_take: a result of another shape");
-  }
-  const char* const from = static_cast<const char*>(table.untyped_data());
-  char* const to = static_cast<char*>(out->untyped_data());
-  for (std::size_t i = 0; i < ids.element_count(); ++i) {
-    const std::int64_t id = ids.typed_data()[i];
-    const std::int64_t row = id < 0 ? 0 : id < shape[0] ? id : shape[0] - 1;
-    std::memcpy(to + i * bytes, from + static_cast<std::size_t>(row) * bytes, bytes);
-  }
   return ffi::Error::Success();
 }
 
@@ -109,12 +89,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_largest, largest,
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_take, take,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::AnyBuffer>());
-
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_append, append,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
@@ -123,6 +97,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_append, append,
                                   .RemainingArgs()
                                   .RemainingRets());
 
-void* dart_take_handler() { return reinterpret_cast<void*>(dart_take); }
 void* dart_append_handler() { return reinterpret_cast<void*>(dart_append); }
 void* dart_largest_handler() { return reinterpret_cast<void*>(dart_largest); }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.models.cache import Cache, first_rows, init_cache, keep_rows
-from dart_jax.models.pure import bind
+from dart_jax.models.pure import bind, dtype_of
 
 
 class Caches(NamedTuple):
@@ -41,7 +41,7 @@ def caches_without_rows(
     config: DecodeConfig, params: DecodeParams, batch: int, capacity: int
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
-    dtype, execution = params["target"]["embed_tokens"].dtype, config.execution
+    dtype, execution = dtype_of(params["target"]), config.execution
     layers, heads = config.target.num_hidden_layers, config.target.num_key_value_heads
     heads //= execution.target.shards
     target = init_cache(layers, batch, heads, capacity, config.target.head_dim, dtype)

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models import cpu
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
 from dart_jax.models.sharding.collectives import local_shard
+from dart_jax.models.tiles import Tiles
 
 
 class Layer(nnx.Module):
@@ -120,12 +120,13 @@ class DraftLayer(Layer):
         return self._embed if self.own_embedding else targets
 
     def _embed(self, tokens: jax.Array) -> jax.Array:
-        table = self.embed_tokens[...]
+        table = self.embed_tokens.get_value()
         # The target's vocabulary may be padded further; what is drafted after such a token is
         # verified like all else.
+        if isinstance(table, Tiles):
+            rows = table.rows(jnp.minimum(tokens, table.shape[1] - 1))
+            return rows.astype(self.norm.scale[...].dtype)
         tokens = jnp.minimum(tokens, table.shape[0] - 1)
-        if self.options.tiles:
-            return cpu.take_rows(table, tokens)
         return jnp.take(table, tokens, axis=0)
 
     def join(self, embeds: jax.Array, hidden: jax.Array) -> jax.Array:

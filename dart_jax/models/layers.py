@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.cpu import is_packed, product
 from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
 from dart_jax.models.kernels.int8 import sums, times
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.sharding.collectives import total
+from dart_jax.models.tiles import Tiles, product
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
@@ -34,7 +34,8 @@ def random_param(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: DTypeLike
 class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
-    A loaded model's kernel may be in 8 bits (`kernels.int8`) or, on a CPU, in tiles (`models.cpu`).
+    A loaded model's kernel may be in 8 bits (`kernels.int8`) or, on a CPU, in tiles
+    (`models.tiles`).
     A layer that is split by its inputs adds up the products of all devices.
     """
 
@@ -52,15 +53,14 @@ class Linear(nnx.Module):
         if bias:
             self.bias = nnx.Param(jnp.zeros((d_out,), dtype))
         self.has_bias = bias
-        self.d_out = d_out
         self.split = split
 
     def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:
         """[..., in] -> [..., out]; added to the residual stream, if it is given."""
         kernel = self.kernel.get_value()
         bias = self.bias[...] if self.has_bias else None
-        if is_packed(kernel):
-            return product(inputs, kernel, self.d_out, bias, residual)
+        if isinstance(kernel, Tiles):
+            return product(inputs, kernel, bias, residual)
         y = times(computed(inputs), kernel)
         return add(total(y) if self.split else y, bias, residual)
 
@@ -68,10 +68,10 @@ class Linear(nnx.Module):
         """[..., in] -> float32 [..., out], without the bias: rounding logits to bfloat16 would make
         ties common."""
         kernel = self.kernel.get_value()
-        if is_packed(kernel):
+        if isinstance(kernel, Tiles):
             if source(inputs).dtype != jnp.float32:
                 inputs = computed(inputs).astype(jnp.float32)
-            return product(inputs, kernel, self.d_out)
+            return product(inputs, kernel)
         return sums(computed(inputs), kernel)
 
 

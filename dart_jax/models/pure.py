@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -40,6 +41,11 @@ def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False
     """Returns the nested dict of `jax.ShapeDtypeStruct` that the model's parameters must match,
     before or after `platform.weights.fuse`."""
     return nnx.to_pure_dict(_split(config, LayerOptions(fused=fused))[1])
+
+
+def dtype_of(target: Params) -> np.dtype:
+    """The dtype in which a target is computed, and its keys and values are kept."""
+    return target["norm"]["scale"].dtype
 
 
 def init_params(

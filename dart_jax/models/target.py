@@ -28,12 +28,12 @@ from dart_jax.models.attention.segments import (
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.cpu import take_rows
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
 from dart_jax.models.rope import rotate
+from dart_jax.models.tiles import Tiles
 
 
 class TargetOutput(NamedTuple):
@@ -282,9 +282,9 @@ class Target(nnx.Module):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token embeddings [..., D] as stored, without the factor that some targets apply to them;
         the drafter shares these."""
-        table = self.embed_tokens[...]
-        if self.options.tiles:
-            return take_rows(table, tokens)
+        table = self.embed_tokens.get_value()
+        if isinstance(table, Tiles):
+            return table.rows(tokens).astype(self.norm.scale[...].dtype)
         return jnp.take(table, tokens, axis=0)
 
     def _inputs(self, tokens: jax.Array) -> jax.Array:

@@ -28,7 +28,13 @@ from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_
 from dart_jax.models.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, replicate
 from dart_jax.models.sharding.rules import with_kv_heads
-from dart_jax.weights.drafter_files import authors_names, draft_vocabulary, with_stored_parts
+from dart_jax.models.tiles import Tiles
+from dart_jax.weights.drafter_files import (
+    authors_names,
+    draft_vocabulary,
+    embedding_shape,
+    with_stored_parts,
+)
 from dart_jax.weights.generation_file import load_eos as load_eos
 from dart_jax.weights.layouts import AnyConfig
 from dart_jax.weights.parameters import load_params, stored_tensors
@@ -78,6 +84,7 @@ def load_target(
     dtype: DTypeLike = jnp.float32,
     *,
     keep_bfloat16: bool = False,
+    keep_blocks: bool = False,
     mesh: Mesh | None = None,
     place: Callable[[TargetConfig], Placement] | None = None,
     int8: bool = False,
@@ -87,8 +94,9 @@ def load_target(
     Args:
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.
-      keep_bfloat16: whether kernels of linear layers that are stored in bfloat16 stay so: the same
-        values in half of the memory, for those who pack them (see `models.cpu`).
+      keep_bfloat16: whether kernels and embeddings that are stored in bfloat16 stay so: the same
+        values in half of the memory, for those who pack them (see `models.tiles`).
+      keep_blocks: whether those that a GGUF file has in blocks become tiles of these.
       mesh: devices that share the target (see `models.sharding`). A process reads no more than its
         devices get. If they are more than heads of keys and values, the config has one for each.
       place: makes, of the config, what puts parameters onto devices, where no mesh says where they
@@ -110,7 +118,13 @@ def load_target(
     else:
         placement = DEFAULT if place is None else place(config)
     params = load_params(
-        files, config, dtype, keep_bfloat16=keep_bfloat16, int8=int8, place=placement
+        files,
+        config,
+        dtype,
+        keep_bfloat16=keep_bfloat16,
+        keep_blocks=keep_blocks,
+        int8=int8,
+        place=placement,
     )
     return config if mesh is None else with_kv_heads(config, mesh), params
 
@@ -146,7 +160,7 @@ def save_target(
 def load_drafter(
     directory: str | os.PathLike[str],
     dtype: DTypeLike = jnp.float32,
-    embedding: jax.Array | None = None,
+    embedding: jax.Array | Tiles | None = None,
     *,
     target: Path | None = None,
     keep_bfloat16: bool = False,
@@ -179,7 +193,8 @@ def load_drafter(
     config = read_drafter_config(directory)
     files = authors_names(open_tensors(directory))
     config = with_stored_parts(files, config, embedding, target)
-    config, ids = draft_vocabulary(files, config, None if embedding is None else len(embedding))
+    size = None if embedding is None else embedding_shape(embedding)[0]
+    config, ids = draft_vocabulary(files, config, size)
     place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
     params = load_params(files, config, dtype, keep_bfloat16=keep_bfloat16, int8=int8, place=place)
     if isinstance(config, DrafterConfig) and config.pair_rank:

@@ -13,6 +13,7 @@ import numpy as np
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.tiles import Tiles
 from dart_jax.weights.layouts import EMBEDDING as EMBEDDING_OF_TARGET
 from dart_jax.weights.layouts import HEAD
 from dart_jax.weights.parameters import STORED_DTYPES
@@ -62,7 +63,7 @@ def authors_names(files: TensorFiles) -> TensorFiles:
 def with_stored_parts(
     files: TensorFiles,
     config: DrafterConfig | Eagle3Config,
-    embedding: jax.Array | None,
+    embedding: jax.Array | Tiles | None,
     target: Path | None,
 ) -> DrafterConfig | Eagle3Config:
     """The config, completed by what the file holds.
@@ -195,14 +196,22 @@ def _marked(ids: np.ndarray, flags: np.ndarray) -> bool:
     return bool(ids.max(initial=0) < len(flags) and flags[ids].all())
 
 
-def _same_rows(stored: Tensor, embedding: jax.Array) -> bool:
+def embedding_shape(embedding: jax.Array | Tiles) -> tuple[int, int]:
+    """The tokens and the width of an embedding [V, D], which may be in tiles."""
+    rows, columns = embedding.shape
+    return (columns, rows) if isinstance(embedding, Tiles) else (rows, columns)
+
+
+def _same_rows(stored: Tensor, embedding: jax.Array | Tiles) -> bool:
     """Returns whether an embedding is the target's, as far as both go: one may be padded."""
-    if stored.shape[1:] != embedding.shape[1:] or stored.dtype.name not in STORED_DTYPES:
+    size, width = embedding_shape(embedding)
+    if stored.shape[1:] != (width,) or stored.dtype.name not in STORED_DTYPES:
         return False
-    if abs(stored.shape[0] - embedding.shape[0]) > _PADDING:
+    if abs(stored.shape[0] - size) > _PADDING:
         return False
-    count = min(stored.shape[0], embedding.shape[0])
-    ours, theirs = np.asarray(embedding)[:count], stored.read()[:count]
+    table = embedding.transposed() if isinstance(embedding, Tiles) else embedding
+    count = min(stored.shape[0], size)
+    ours, theirs = np.asarray(table)[:count], stored.read()[:count]
     with np.errstate(all="ignore"):
         # Each side may have been rounded to its own dtype: compare after rounding to both.
         return np.array_equal(

@@ -20,6 +20,7 @@ from dart_jax.errors import UserError
 from dart_jax.models.kernels.int8 import Kernel, round_one
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
+from dart_jax.models.tiles import BLOCK_TYPES, Tiles, pack_blocks
 from dart_jax.weights.layouts import (
     HEAD,
     AnyConfig,
@@ -44,6 +45,7 @@ def load_params(
     dtype: np.dtype,
     *,
     keep_bfloat16: bool = False,
+    keep_blocks: bool = False,
     int8: bool = False,
     place: Placement = DEFAULT,
     pairs: bool = False,
@@ -54,7 +56,9 @@ def load_params(
       files: the tensors; each must belong to the model.
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
-      keep_bfloat16: whether kernels of linear layers that are stored in bfloat16 stay so.
+      keep_bfloat16: whether kernels of linear layers and embeddings that are stored in bfloat16
+        stay so.
+      keep_blocks: whether those that a GGUF file has in blocks become tiles of these.
       int8: whether matrices are rounded to 8 bits, each as soon as it is there.
       place: puts each parameter onto the devices, by parts; in every process alike.
       pairs: whether the files hold the pair scores of a drafter, and nothing else.
@@ -72,10 +76,17 @@ def load_params(
         dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
     buffers: dict[ParamPath, list[tuple[Part, np.ndarray]]] = {}
-    loaded: dict[ParamPath, Kernel] = {}
+    loaded: dict[ParamPath, Kernel | Tiles] = {}
     damaged = dict.fromkeys(entries, 0)
     for name, tensor in files.tensors.items():
         if name not in entries:
+            continue
+        if keep_blocks and _stays_in_blocks(tensor, entries[name]):
+            assert tensor.blocks is not None
+            for piece, region in entries[name].regions():
+                rows = tensor.blocks.read(region[0].start, region[0].stop)
+                loaded[piece.path], count = pack_blocks(tensor.blocks.type, rows)
+                damaged[name] += count
             continue
         read = None
         for piece, region in entries[name].regions():
@@ -117,12 +128,24 @@ def stored_tensors(config: AnyConfig, params: Params, *, pairs: bool = False) ->
 
 
 def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) -> set[ParamPath]:
-    """The kernels of linear layers all of whose tensors have a dtype."""
+    """The kernels of linear layers and embeddings all of whose tensors have a dtype."""
     stored: dict[ParamPath, set[np.dtype]] = collections.defaultdict(set)
     for name, entry in entries.items():
         for piece in entry.pieces:
             stored[piece.path].add(files.tensors[name].dtype)
-    return {path for path, dtypes in stored.items() if path[-1] == "kernel" and dtypes == {dtype}}
+    return {path for path, dtypes in stored.items() if _in_tiles(path) and dtypes == {dtype}}
+
+
+def _in_tiles(path: ParamPath) -> bool:
+    """Tells whether a parameter is one that `platform.weights.pack` stores in tiles."""
+    return path[-1] in ("kernel", "embed_tokens")
+
+
+def _stays_in_blocks(tensor: Tensor, entry: Entry) -> bool:
+    """Tells whether a tensor has blocks that are computed as they are stored."""
+    if tensor.blocks is None or tensor.blocks.type not in BLOCK_TYPES:
+        return False
+    return all(piece.expert is None and _in_tiles(piece.path) for piece in entry.pieces)
 
 
 def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:

@@ -31,6 +31,19 @@ DTYPES = {
 Region = tuple[slice, ...]
 
 
+class Blocks(NamedTuple):
+    """The blocks in which a GGUF file has a matrix.
+
+    Attributes:
+      type: GGUF's name of their type.
+      read: loads those of some rows, from the first to before the last: uint8 [rows, bytes]; raises
+        UserError if the file is damaged.
+    """
+
+    type: str
+    read: Callable[[int, int], np.ndarray]
+
+
 class Tensor(NamedTuple):
     """A tensor that is not loaded yet.
 
@@ -40,12 +53,14 @@ class Tensor(NamedTuple):
       read: loads a copy of it into memory; raises UserError if the file is damaged.
       read_part: loads a region of it, and little more; raises as `read`. None where it takes all of
         the tensor to compute one.
+      blocks: of a matrix in a GGUF file; None for other numbers.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
     read_part: Callable[[Region], np.ndarray] | None = None
+    blocks: Blocks | None = None
 
     def transposed(self) -> Tensor:
         """The tensor with its last two axes swapped."""

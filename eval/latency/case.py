@@ -19,6 +19,7 @@ from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
 from dart_jax.model import DartModel
+from dart_jax.models.pure import dtype_of
 from eval.latency.clock import Repeated, measure, measure_scopes
 from eval.latency.cost import Cost, costs
 
@@ -76,7 +77,7 @@ def _measure(
 ) -> Iterator[Row]:
     """Measures the stages for trees of one size; before them, a plain step if asked to."""
     config = DecodeConfig(model.target, model.drafter, nodes, execution=model.execution)
-    params, dtype = model.params, model.params["target"]["embed_tokens"].dtype
+    params, dtype = model.params, dtype_of(model.params["target"])
     state, packed = prepared_state(config, params, batch, context)
     small = dataclasses.replace(state, target_cache=(), draft_state=None)
     cache, draft_state = state.target_cache, state.draft_state

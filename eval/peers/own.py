@@ -10,6 +10,7 @@ import numpy as np
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.pure import dtype_of
 from eval.methods.registry import decoder, tree
 from eval.peers.engine import PLAIN, Loaded, Setup
 
@@ -34,5 +35,5 @@ def load(setup: Setup) -> Loaded:
         return generation.tokens[0].tolist(), seconds
 
     weights = setup.model.weights
-    stored = model.params["target"]["embed_tokens"].dtype.name
+    stored = dtype_of(model.params["target"]).name
     return Loaded(stored if weights == "stored" else weights, decode)

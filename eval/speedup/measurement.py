@@ -12,6 +12,7 @@ from rich.console import Console
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
+from dart_jax.models.pure import dtype_of
 from dart_jax.progress import progress_bar, stage
 from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.registry import load_all
@@ -103,7 +104,7 @@ class Speedup:
     @property
     def dtype(self) -> str:
         """dtype of the target's weights."""
-        return str(self.models[PLAIN].params["target"]["embed_tokens"].dtype)
+        return str(dtype_of(self.models[PLAIN].params["target"]))
 
     def decoder(self, name: str, tree: Tree, workload: Workload, sampling: Sampling) -> Decoder:
         """Returns the decoder of a method."""

@@ -4,6 +4,11 @@
 
 #include "kernels.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace dart {
 
 const Kernels* kernels(Instructions instructions) {
@@ -14,6 +19,7 @@ const Kernels* kernels(Instructions instructions) {
     case Instructions::kAvx2:
       return kAvx2Kernels;
     case Instructions::kNeon:
+    case Instructions::kNeonDot:
       return kNeonKernels;
     case Instructions::kPortable:
       break;
@@ -21,23 +27,25 @@ const Kernels* kernels(Instructions instructions) {
   return kPortableKernels;
 }
 
-MultiplyTiles multiply_int8(Instructions instructions) {
+MultiplyTiles multiply_blocks(Instructions instructions) {
   switch (instructions) {
     case Instructions::kAvx512Vnni:
-      return kMultiplyInt8Avx512Vnni;
+      return kMultiplyBlocksAvx512Vnni;
     case Instructions::kAvx512:
     case Instructions::kAvx2:
-      return kMultiplyInt8Avx2;
+      return kMultiplyBlocksAvx2;
+    case Instructions::kNeonDot:
+      return kMultiplyBlocksNeonDot;
     case Instructions::kNeon:
-      return kMultiplyInt8Neon;
+      return kMultiplyBlocksNeon;
     case Instructions::kPortable:
       break;
   }
-  return kMultiplyInt8Portable;
+  return kMultiplyBlocksPortable;
 }
 
 bool supported(Instructions instructions) {
-  if (kernels(instructions) == nullptr || multiply_int8(instructions) == nullptr) return false;
+  if (kernels(instructions) == nullptr || multiply_blocks(instructions) == nullptr) return false;
 #if defined(__x86_64__) && defined(__GNUC__)
   if (instructions == Instructions::kAvx512Vnni) {
     return __builtin_cpu_supports("avx512vnni") && supported(Instructions::kAvx512);
@@ -46,8 +54,12 @@ bool supported(Instructions instructions) {
     return __builtin_cpu_supports("avx512f") && supported(Instructions::kAvx2);
   }
   if (instructions == Instructions::kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
   }
+#endif
+#if defined(__aarch64__) && defined(__linux__)
+  if (instructions == Instructions::kNeonDot) return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
   return true;
 }
@@ -55,7 +67,8 @@ bool supported(Instructions instructions) {
 Instructions best_instructions() {
   static const Instructions best = [] {
     for (Instructions each : {Instructions::kAvx512Vnni, Instructions::kAvx512,
-                              Instructions::kAvx2, Instructions::kNeon}) {
+                              Instructions::kAvx2, Instructions::kNeonDot,
+                              Instructions::kNeon}) {
       if (supported(each)) return each;
     }
     return Instructions::kPortable;

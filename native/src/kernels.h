@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "dart/attention.h"
+#include "dart/blocks.h"
 #include "dart/instructions.h"
-#include "dart/int8.h"
 #include "dart/noise.h"
 #include "dart/packed_product.h"
 #include "dart/rows.h"
@@ -60,14 +60,15 @@ extern const Kernels* const kAvx2Kernels;
 extern const Kernels* const kAvx512Kernels;
 extern const Kernels* const kNeonKernels;
 
-// Products with weights in 8 bits; null likewise.
-extern const MultiplyTiles kMultiplyInt8Portable;
-extern const MultiplyTiles kMultiplyInt8Avx2;
-extern const MultiplyTiles kMultiplyInt8Avx512Vnni;
-extern const MultiplyTiles kMultiplyInt8Neon;
+// Products with weights in blocks; null likewise.
+extern const MultiplyTiles kMultiplyBlocksPortable;
+extern const MultiplyTiles kMultiplyBlocksAvx2;
+extern const MultiplyTiles kMultiplyBlocksAvx512Vnni;
+extern const MultiplyTiles kMultiplyBlocksNeon;
+extern const MultiplyTiles kMultiplyBlocksNeonDot;
 
 // Those of an instruction set; null as above.
 const Kernels* kernels(Instructions instructions);
-MultiplyTiles multiply_int8(Instructions instructions);
+MultiplyTiles multiply_blocks(Instructions instructions);
 
 }  // namespace dart

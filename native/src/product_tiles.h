@@ -198,8 +198,8 @@ void multiply_group(const Group<Weight>& group, std::size_t first, std::size_t l
                               : t + 1 < last ? w + tile_size
                                              : w,
                               group.last,
-                              product.y + group.row * product.out + t * kTileWidth,
-                              product.out,
+                              product.y + group.row * product.stride + t * kTileWidth,
+                              product.stride,
                               group.inputs,
                               group.input == 0};
     // The sums of one row and tile are too few to keep the multipliers busy.

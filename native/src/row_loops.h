@@ -78,7 +78,7 @@ inline std::int32_t nearest(float x) {
 inline void quantize_group(const float* x, Int8Inputs& y) {
   // Compared as integers: NaN is the largest magnitude, and infinity the next.
   std::uint32_t largest = 0;
-  for (std::size_t i = 0; i < kInt8Group; ++i) {
+  for (std::size_t i = 0; i < kGroup; ++i) {
     std::uint32_t bits;
     __builtin_memcpy(&bits, x + i, sizeof bits);
     bits &= 0x7fffffffu;
@@ -89,22 +89,26 @@ inline void quantize_group(const float* x, Int8Inputs& y) {
   constexpr float kLeast = 1e-30f;  // below, numbers are 0: dividing by them might overflow
   const bool finite = largest < 0x7f800000u;
   const float factor = finite && magnitude > kLeast ? 127.0f / magnitude : 0.0f;
-  std::int32_t sum = 0;
-  for (std::size_t i = 0; i < kInt8Group; ++i) {
-    const std::int32_t value = finite ? nearest(x[i] * factor) : 0;
-    sum += value;
-    y.values[i] = static_cast<std::int8_t>(value);
+  constexpr std::size_t kHalf = kGroup / 2;
+  for (std::size_t h = 0; h < 2; ++h) {
+    std::int32_t sum = 0;
+    for (std::size_t i = h * kHalf; i < (h + 1) * kHalf; ++i) {
+      const std::int32_t value = finite ? nearest(x[i] * factor) : 0;
+      sum += value;
+      y.values[i] = static_cast<std::int8_t>(value);
+    }
+    y.halves[h] = sum;
   }
   y.scale = !finite ? __builtin_nanf("") : magnitude > kLeast ? magnitude / 127.0f : 0.0f;
-  y.begin = -128 * sum;
+  y.sum = y.scale * static_cast<float>(y.halves[0] + y.halves[1]);
 }
 
 void quantize_rows(const float* x, std::size_t rows, std::size_t in, Int8Inputs* y) {
   for (std::size_t r = 0; r < rows; ++r, x += in) {
     std::size_t i = 0;
-    for (; i + kInt8Group <= in; i += kInt8Group) quantize_group(x + i, *y++);
+    for (; i + kGroup <= in; i += kGroup) quantize_group(x + i, *y++);
     if (i == in) continue;
-    float last[kInt8Group] = {};
+    float last[kGroup] = {};
     for (std::size_t c = 0; i + c < in; ++c) last[c] = x[i + c];
     quantize_group(last, *y++);
   }

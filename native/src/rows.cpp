@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "dart/int8.h"
 #include "dart/shared_work.h"
 #include "kernels.h"
 
@@ -22,11 +21,6 @@ void normalize(const Norm& norm, const float* x, std::size_t rows, float* y,
 void gate(Activation activation, const float* x, std::size_t rows, std::size_t size, float* y,
           Instructions instructions) {
   kernels(instructions)->gate(activation, x, rows, size, y);
-}
-
-void quantize(const float* x, std::size_t rows, std::size_t in, Int8Inputs* y,
-              Instructions instructions) {
-  kernels(instructions)->quantize(x, rows, in, y);
 }
 
 void rotate_heads(const Heads& heads, Instructions instructions) {

@@ -1,4 +1,4 @@
-// Hints to unroll loops.
+// Hints to unroll loops and to compile functions into those that call them.
 #pragma once
 
 #if defined(__clang__)
@@ -10,4 +10,10 @@
 #else
 #define DART_UNROLL
 #define DART_UNROLL_BY_4
+#endif
+
+#if defined(__GNUC__)
+#define DART_INLINE inline __attribute__((always_inline))
+#else
+#define DART_INLINE inline
 #endif

@@ -88,9 +88,9 @@ struct Problem {
     product.y = y.data() + 1;
     product.rows = first_rows;
     product.in = in;
-    product.out = out;
+    product.out = product.stride = out;
     product.weights = type;
-    dart::multiply(product, instructions, threads);
+    dart::multiply(&product, 1, instructions, threads);
     CHECK(y[0] == -1);
     return {y.begin() + 1, y.end()};
   }

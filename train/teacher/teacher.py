@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.cpu import is_packed, unpack
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import Params, bind
@@ -20,6 +19,7 @@ from dart_jax.models.sharding.mesh import MODEL
 from dart_jax.models.sharding.placement import ModelPlacement
 from dart_jax.models.sharding.program import ROWS
 from dart_jax.models.sharding.rules import model_specs, with_kv_heads
+from dart_jax.models.tiles import Tiles
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target
 from train.data.batch import Batch, causal, positions
@@ -93,9 +93,8 @@ def with_vocabulary(
         kernel = jnp.take(table, ids, axis=0).T
     else:
         kernel = params["lm_head"]["kernel"]
-        if is_packed(kernel):  # of a model that decodes on a CPU
-            kernel = unpack(kernel, *table.shape[::-1]).astype(table.dtype)
-        kernel = jnp.take(kernel, ids, axis=1)
+        in_tiles = isinstance(kernel, Tiles)  # of a model that decodes on a CPU
+        kernel = kernel.rows(ids).T if in_tiles else jnp.take(kernel, ids, axis=1)
     config = dataclasses.replace(config, tie_word_embeddings=False)
     return config, {**params, "lm_head": {"kernel": kernel}}
 

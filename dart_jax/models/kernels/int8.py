@@ -1,7 +1,8 @@
 """Weights in 8 bits for XLA: each output of a matrix has a scale, which multiplies the product.
 
 The values are converted where they are multiplied, so that a step reads one byte a weight; on GPUs
-and TPUs XLA fuses the two. CPUs have a form of their own (`models.cpu`), which the C++ core reads.
+and TPUs XLA fuses the two. CPUs have a form of their own (`models.tiles`), which the C++ core
+reads.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.cpu import round_groups
-
+_LARGEST = 127  # magnitude of a value
 # Layers that stay as they are: they are small, and choose experts.
 _EXACT = ("router", "shared_expert_gate")
 
@@ -56,8 +56,12 @@ Kernel = jax.Array | Int8
 def round_kernel(kernel: jax.Array, transposed: bool = False) -> Int8:
     """Rounds a matrix [..., in, out], or [out, in] if `transposed`: of each output's weights the
     largest becomes 127 or -127."""
-    kernel = kernel.T if transposed else kernel
-    return Int8(*round_groups(kernel.astype(jnp.float32), -2))
+    kernel = (kernel.T if transposed else kernel).astype(jnp.float32)
+    magnitude = jnp.max(jnp.abs(kernel), axis=-2)
+    some = magnitude > 1e-30  # below, numbers are 0: dividing by them might overflow
+    factor = jnp.where(some, _LARGEST / magnitude, 0)
+    values = jnp.round(kernel * factor[..., None, :]).astype(jnp.int8)
+    return Int8(values, jnp.where(some, magnitude / _LARGEST, 0))
 
 
 def round_one(path: Sequence[str | int], value: Kernel) -> Kernel:

@@ -23,15 +23,12 @@ class LayerOptions:
       experts: the kernel of mixtures of experts.
       shards: devices that share the model's weights.
       fused: whether projections that read the same input are one (see `platform.weights`).
-      tiles: whether products' weights are stored for the C++ core (see `models.cpu`), which then
-        looks up embeddings, too.
     """
 
     attention: AttentionKernel = "dense"
     experts: ExpertsKernel = "jax"
     shards: int = 1
     fused: bool = False
-    tiles: bool = False
 
     @property
     def split(self) -> bool:

@@ -7,20 +7,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.cpu import is_packed, pack_exactly, pack_int8
 from dart_jax.models.kernels.int8 import Int8, Kernel, round_kernel, round_params
 from dart_jax.models.layers import Params
 from dart_jax.models.sharding.rules import SplitConfig, model_specs
+from dart_jax.models.tiles import Tiles, join, pack_exactly, pack_int8
 
-# Values of loaded weights: those of the files, or rounded to 8 bits.
-WeightsDtype = Literal["stored", "int8"]
+# Loaded weights: as in the files, which may have blocks of 4 to 8 bits; as floats; or rounded to 8
+# bits.
+WeightsDtype = Literal["stored", "float", "int8"]
 
 # Joined projection -> its parts, in order. Drafters compute queries and keys of different rows.
 _Joint = dict[str, tuple[str, ...]]
@@ -36,8 +37,9 @@ class WeightsForm:
     """The form in which the weights of a loaded model's products are kept.
 
     Attributes:
-      dtype: as in the files, or 8 bits: in tiles of `models.cpu`, otherwise with a scale for each
-        output (see `kernels.int8`).
+      dtype: as in the files, as floats, or in 8 bits: in tiles in blocks (see `models.tiles`),
+        otherwise with a scale for each output (see `kernels.int8`). Without tiles, blocks in files
+        become floats, too.
       fused: whether projections are joined (see `fuse`).
       tiles: whether weights are in the tiles that the C++ core reads.
     """
@@ -52,7 +54,12 @@ class WeightsForm:
         return self.dtype == "int8" and not self.tiles
 
     @property
-    def tile(self) -> Callable[..., jax.Array]:
+    def blocks(self) -> bool:
+        """Tells whether blocks in files are computed as they are stored."""
+        return self.dtype == "stored" and self.tiles
+
+    @property
+    def tile(self) -> Callable[..., Tiles]:
         """Stores weights [in, out] in tiles, or [out, in] with `transposed=True`."""
         return pack_int8 if self.dtype == "int8" else pack_exactly
 
@@ -70,8 +77,8 @@ class WeightsForm:
             params = round_params(params)
         if self.fused and mesh is not None and config is not None:
             return _fuse_parts(mesh, config, params)
-        params = fuse(params) if self.fused else params
-        return pack(params, self.tile) if self.tiles else params
+        params = pack(params, self.tile) if self.tiles else params
+        return fuse(params) if self.fused else params
 
 
 def untie(
@@ -83,8 +90,8 @@ def untie(
     """Gives a tied head its own kernel [D, V], of a form and split among the devices of a mesh;
     returns an untied model unchanged.
 
-    On CPU the product with the transposed table [V, D] takes three times as long for the few rows
-    of a tree; the copy costs V * D weights.
+    In tiles, it is the embedding's. Otherwise, on CPU, the product with the transposed table [V, D]
+    takes three times as long for the few rows of a tree; the copy costs V * D weights.
     """
     if not config.tie_word_embeddings:
         return config, params
@@ -92,11 +99,9 @@ def untie(
     transpose: Callable[[jax.Array], Kernel] = jnp.transpose
     if form.int8:
         transpose = partial(round_kernel, transposed=True)
-    elif form.tiles:
-        transpose = partial(form.tile, transposed=True)
 
-    def head(table: jax.Array) -> Params:
-        return {"lm_head": {"kernel": transpose(table)}}
+    def head(table: Any) -> Params:
+        return {"lm_head": {"kernel": table if form.tiles else transpose(table)}}
 
     config = dataclasses.replace(config, tie_word_embeddings=False)
     if mesh is None:
@@ -112,29 +117,26 @@ def fuse(params: Params) -> Params:
     return _fuse(params, _DRAFTER if "fc" in params else _TARGET)
 
 
-def pack(params: Params, tile: Callable[..., jax.Array]) -> Params:
-    """Stores the kernels of all linear layers in tiles, by a function of `models.cpu`; drops them
-    from `params` on the way."""
+def pack(params: Params, tile: Callable[..., Tiles]) -> Params:
+    """Stores the kernels of all linear layers and the embedding in tiles, unless they are, by a
+    function of `models.tiles`; drops them from `params` on the way."""
     tiles: Params = {}
     for name in [*params]:
         value = params.pop(name)
         if isinstance(value, dict):
             value = pack(value, tile)
-        elif name == "kernel" and not is_packed(value):
-            value = tile(value)
+        elif name in ("kernel", "embed_tokens") and not isinstance(value, Tiles):
+            value = tile(value, transposed=name == "embed_tokens")
         tiles[name] = value
     return tiles
 
 
 def form_of(params: Params) -> dict[str, bool]:
-    """The options of `LayerOptions` that parameters tell: `fused` and `tiles`."""
-    names: set[str | int] = set()
-    tiles = False
-    is_leaf = lambda x: isinstance(x, Int8)  # noqa: E731
-    for path, leaf in jax.tree.leaves_with_path(params, is_leaf=is_leaf):
-        names |= {key.key for key in path}
-        tiles |= path[-1].key == "kernel" and is_packed(leaf)
-    return {"fused": not names.isdisjoint({*_DRAFTER, *_TARGET}), "tiles": tiles}
+    """The options of `LayerOptions` that parameters tell: `fused`."""
+    is_leaf = lambda x: isinstance(x, Int8 | Tiles)  # noqa: E731
+    paths = [path for path, _ in jax.tree.leaves_with_path(params, is_leaf=is_leaf)]
+    names = {key.key for path in paths for key in path}
+    return {"fused": not names.isdisjoint({*_DRAFTER, *_TARGET})}
 
 
 def _fuse(params: Params, joint: _Joint) -> Params:
@@ -143,10 +145,17 @@ def _fuse(params: Params, joint: _Joint) -> Params:
         # The experts of a mixture are arrays, not modules.
         if all(isinstance(params.get(part), dict) for part in parts):
             modules = [params.pop(part) for part in parts]
-            result[name] = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-1), *modules)
+            result[name] = jax.tree.map(_join, *modules, is_leaf=lambda x: isinstance(x, Tiles))
     for name, value in params.items():
         result[name] = _fuse(value, joint) if isinstance(value, dict) else value
     return result
+
+
+def _join(*weights: Any) -> Any:
+    """Joins kernels or biases of one kind along their outputs."""
+    if isinstance(weights[0], Tiles):
+        return join([*weights])
+    return jnp.concatenate(weights, axis=-1)
 
 
 def _fuse_parts(mesh: Mesh, config: SplitConfig, params: Params) -> Params:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.weights.gguf.file import Stored
-from dart_jax.weights.safetensors_file import DTYPES, Region, Tensor, damaged
+from dart_jax.weights.safetensors_file import DTYPES, Blocks, Region, Tensor, damaged
 
 INDEX = "gguf.index.json"
 
@@ -73,19 +73,34 @@ def open_source(paths: tuple[Path, ...], source: Source) -> Tensor:
     row = size_of(stored.kind, stored.shape[-1:])
     rows = math.prod(stored.shape[:-1])
 
-    def read_rows(first: int, last: int) -> np.ndarray:
-        """Some rows of the tensor as it is stored, and dequantised."""
+    def read_bytes(first: int, last: int) -> np.ndarray:
+        """Some rows of the tensor as it is stored."""
         count = (last - first) * row
         numbers = np.fromfile(path, np.uint8, count, offset=stored.offset + first * row)
         if numbers.size < count:
             raise damaged(path, "it is too short")
-        floats = numbers.view(dtype) if dequantize is None else dequantize(numbers, last - first)
-        return floats.reshape(last - first, -1)
+        return numbers.reshape(last - first, row)
+
+    def read_rows(first: int, last: int) -> np.ndarray:
+        """As `read_bytes`, but dequantised."""
+        numbers = read_bytes(first, last)
+        return numbers.view(dtype) if dequantize is None else dequantize(numbers)
+
+    def in_order(tensor: np.ndarray) -> np.ndarray:
+        """Rows in the order of the layout."""
+        if not source.heads:
+            return tensor
+        # [heads, half, 2] -> [heads, 2, half]
+        halves = tensor.reshape(source.heads, -1, 2, tensor.shape[-1]).swapaxes(1, 2)
+        return halves.reshape(tensor.shape)
+
+    def read_blocks(first: int, last: int) -> np.ndarray:
+        if source.heads:
+            return in_order(read_bytes(0, rows))[first:last]
+        return read_bytes(first, last)
 
     def read() -> np.ndarray:
-        tensor = read_rows(0, rows)
-        if source.heads:  # [heads, half, 2] -> [heads, 2, half]
-            tensor = tensor.reshape(source.heads, -1, 2, *stored.shape[1:]).swapaxes(1, 2)
+        tensor = in_order(read_rows(0, rows))
         if source.offset:
             tensor = tensor - np.asarray(source.offset, dtype)
         return np.ascontiguousarray(tensor.reshape(source.shape))
@@ -98,7 +113,9 @@ def open_source(paths: tuple[Path, ...], source: Source) -> Tensor:
 
     in_parts = len(source.shape) > 1 and not source.heads and not source.offset
     whole_rows = in_parts and source.shape == stored.shape
-    return Tensor(source.shape, dtype, read, read_part if whole_rows else None)
+    matrix = len(source.shape) == 2 and source.shape == stored.shape and not source.offset
+    blocks = Blocks(stored.kind, read_blocks) if matrix and dequantize is not None else None
+    return Tensor(source.shape, dtype, read, read_part if whole_rows else None, blocks)
 
 
 def size_of(kind: str, shape: tuple[int, ...]) -> int:
@@ -112,19 +129,19 @@ def size_of(kind: str, shape: tuple[int, ...]) -> int:
 
 
 @functools.cache
-def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray, int], np.ndarray] | None:
-    """A function that makes floats of the bytes of so many rows; None for floats."""
+def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray] | None:
+    """A function that makes floats of rows of bytes; None for floats."""
     if kind in _FLOATS:
         return None
     import gguf
 
     type_ = gguf.GGMLQuantizationType[kind]
 
-    def dequantize(numbers: np.ndarray, rows: int) -> np.ndarray:
-        return gguf.dequantize(numbers.reshape(rows, -1), type_)
+    def dequantize(numbers: np.ndarray) -> np.ndarray:
+        return gguf.dequantize(numbers, type_)
 
     try:
-        dequantize(np.zeros(gguf.GGML_QUANT_SIZES[type_][1], np.uint8), 1)
+        dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8))
     except NotImplementedError:
         raise UserError(
             f"{path} holds weights of type {kind}, which the installed package gguf cannot "

@@ -1,0 +1,223 @@
+"""Weights in tiles, for the C++ core on CPUs, and products with them.
+
+XLA's products of a few rows take several times as long as reading the weights. Here the weights are
+stored once, in tiles, in the order in which they are read, and each value is summed in one fixed
+order: a row's result is the same, bit for bit, computed alone or among others, by one thread or
+many. Weights stored in bfloat16 take half of the time to read; arithmetic is float32 all the same,
+so that the results are those of the same weights in float32. Weights of GGUF's types of 4 to 8 bits
+stay in their blocks; the inputs are rounded to 8 bits, too, in groups of 32 that share a scale, and
+the products within a group are summed as integers. For inference: products cannot be
+differentiated, nor mapped by `jax.vmap`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from dart_jax import _core
+from dart_jax.machine import available_cores
+from dart_jax.models.cpu import available, or_nothing
+from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
+
+TILE = 32  # outputs of a tile
+GROUP = 32  # inputs that share a scale, where they are rounded to 8 bits
+# Types of GGUF's files that are computed as they are stored.
+BLOCK_TYPES = frozenset(_core.weight_types) - {"F32", "BF16"}
+_INPUT_BYTES = GROUP + 16  # of a group of inputs in 8 bits, with their scale and sums
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """A matrix [in, out] in tiles, in one or more parts that follow each other along its outputs.
+
+    Attributes:
+      parts: tiles of `TILE` outputs each: float32 or bfloat16 [n, in, TILE], or uint8 [n, bytes] as
+        in native/include/dart/blocks.h.
+      types: of the parts, by GGUF's names: F32, BF16 or one of `BLOCK_TYPES`.
+      outs: of the parts.
+      d_in: inputs.
+    """
+
+    parts: tuple[jax.Array, ...]
+    types: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    outs: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    d_in: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The matrix's: (in, out)."""
+        return self.d_in, sum(self.outs)
+
+    @property
+    def ndim(self) -> int:
+        """Its number of axes."""
+        return 2
+
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory."""
+        return sum(part.nbytes for part in self.parts)
+
+    def rows(self, outputs: jax.Array) -> jax.Array:
+        """The weights of outputs, int32 [...], of a matrix in one part: float32 [..., in]."""
+        _check_core()
+        (tiles,), (type,), (out,) = self.parts, self.types, self.outs
+        shape = jax.ShapeDtypeStruct((*outputs.shape, self.d_in), jnp.float32)
+        return jax.ffi.ffi_call("dart_take_tiles", shape)(
+            tiles, outputs.astype(jnp.int32), type=np.int32(_core.weight_types[type]), out=out
+        )
+
+    def transposed(self) -> jax.Array:
+        """The matrix as floats: float32 [out, in]."""
+        return self.rows(jnp.arange(self.shape[1], dtype=jnp.int32))
+
+
+def pack(weights: jax.Array, transposed: bool = False, dtype: DTypeLike | None = None) -> Tiles:
+    """Stores weights [in, out], float32 or bfloat16, in tiles of a dtype, by default their own; if
+    `transposed`, weights [out, in]."""
+    tiles = _pack(weights, transposed, dtype)
+    d_in, d_out = weights.shape[::-1] if transposed else weights.shape
+    return Tiles((tiles,), ("BF16" if tiles.dtype == jnp.bfloat16 else "F32",), (d_out,), d_in)
+
+
+# Jitted, so that memory holds little but the weights and the tiles.
+@partial(jax.jit, static_argnames=("transposed", "dtype"))
+def _pack(weights: jax.Array, transposed: bool, dtype: DTypeLike | None) -> jax.Array:
+    weights = (weights.T if transposed else weights).astype(dtype or weights.dtype)
+    d_in, d_out = weights.shape
+    padded = jnp.pad(weights, ((0, 0), (0, -d_out % TILE)))
+    return padded.reshape(d_in, padded.shape[1] // TILE, TILE).swapaxes(0, 1)
+
+
+def pack_exactly(weights: jax.Array, transposed: bool = False) -> Tiles:
+    """Stores weights in tiles of bfloat16 if that holds their values exactly, as it does those of
+    most published checkpoints; otherwise of their dtype."""
+    exact = bool(_fits_bfloat16(weights))
+    return pack(weights, transposed, jnp.bfloat16 if exact else None)
+
+
+@jax.jit
+def _fits_bfloat16(weights: jax.Array) -> jax.Array:
+    return jnp.all(weights.astype(jnp.bfloat16).astype(weights.dtype) == weights)
+
+
+def pack_int8(weights: jax.Array, transposed: bool = False) -> Tiles:
+    """Rounds weights to 8 bits, in blocks of GGUF's type Q8_0: in each group of 32 inputs the
+    weight of the largest magnitude becomes 127 or -127."""
+    rows = np.asarray(weights, np.float32)
+    rows = np.ascontiguousarray(rows if transposed else rows.T)
+    d_out, d_in = rows.shape
+    tiles = _empty_tiles("Q8_0", d_in, d_out)
+    _core.pack_q8_0(rows, tiles, available_cores())
+    return Tiles((jax.device_put(tiles),), ("Q8_0",), (d_out,), d_in)
+
+
+def pack_blocks(type: str, rows: np.ndarray) -> tuple[Tiles, int]:
+    """Stores blocks of a GGUF file in tiles.
+
+    Args:
+      type: one of `BLOCK_TYPES`.
+      rows: uint8 [out, bytes], the blocks of each output.
+
+    Returns:
+      The matrix [in, out], and how many of its weights are not finite.
+    """
+    import gguf
+
+    inputs, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]]
+    d_out, d_in = len(rows), rows.shape[1] // size * inputs
+    tiles = _empty_tiles(type, d_in, d_out)
+    not_finite = _core.pack_blocks(type, np.ascontiguousarray(rows), tiles, available_cores())
+    return Tiles((jax.device_put(tiles),), (type,), (d_out,), d_in), not_finite
+
+
+def _empty_tiles(type: str, d_in: int, d_out: int) -> np.ndarray:
+    """Room for tiles of blocks, aligned for XLA, which then uses it without a copy."""
+    shape = (-(-d_out // TILE), _core.tile_bytes(type, d_in))
+    memory = np.empty(math.prod(shape) + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + math.prod(shape)].reshape(shape)
+
+
+def join(matrices: list[Tiles]) -> Tiles:
+    """Joins matrices of the same inputs along their outputs; they keep their tiles."""
+    fields = zip(*((each.parts, each.types, each.outs) for each in matrices), strict=True)
+    parts, types, outs = (sum(field, ()) for field in fields)
+    return Tiles(parts, types, outs, matrices[0].d_in)
+
+
+def product(
+    inputs: Inputs,
+    weights: Tiles,
+    bias: jax.Array | None = None,
+    residual: jax.Array | None = None,
+) -> jax.Array:
+    """Computes x W + bias + residual, with float32 arithmetic.
+
+    Args:
+      inputs: x, [..., in], float32 or bfloat16.
+      weights: W, [in, out].
+      bias: [out]; None for none.
+      residual: [..., out]; None for none.
+
+    Returns:
+      [..., out], of x's dtype.
+
+    Raises:
+      RuntimeError: XLA cannot call the C++ core here.
+    """
+    _check_core()
+    x = source(inputs)
+    if x.dtype != jnp.float32:
+        # In these dtypes each operation rounds.
+        y = product(computed(inputs).astype(jnp.float32), weights).astype(x.dtype)
+        return add(y, bias, residual)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    count, width = rows.shape
+    _, d_out = weights.shape
+    kind, scale, eps, offset = "rows", None, 0.0, 0.0
+    normed, int8 = (0,), (0,)  # rows that the core keeps meanwhile: normalised or gated; in 8 bits
+    if isinstance(inputs, Normed):
+        kind, scale, eps, offset = "norm", inputs.scale, inputs.eps, inputs.offset or 0.0
+        normed = (count, width)
+    elif isinstance(inputs, Gated):
+        kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[inputs.activation]
+        normed = (count, width // 2)
+    if not BLOCK_TYPES.isdisjoint(weights.types):
+        int8 = (count, -(-weights.d_in // GROUP), _INPUT_BYTES)
+    results = (
+        jax.ShapeDtypeStruct((count, d_out), x.dtype),
+        jax.ShapeDtypeStruct(normed, x.dtype),
+        jax.ShapeDtypeStruct(int8, jnp.uint8),
+    )
+    y, *_ = jax.ffi.ffi_call("dart_product", results)(
+        rows,
+        or_nothing(scale),
+        or_nothing(bias),
+        or_nothing(residual),
+        *weights.parts,
+        input=kind,
+        eps=np.float32(eps),
+        offset=np.float32(offset),
+        types=np.array([_core.weight_types[type] for type in weights.types], np.int32),
+        outs=np.array(weights.outs, np.int64),
+    )
+    return y.reshape(*x.shape[:-1], d_out)
+
+
+def _check_core() -> None:
+    if not available():
+        raise RuntimeError("weights in tiles need the C++ core, which this jaxlib cannot call")
