@@ -112,6 +112,7 @@ void bind_cpu(pybind11::module_& m) {
   pybind11::dict handlers;
 #ifdef DART_FFI
   handlers["dart_product"] = pybind11::capsule(dart_product_handler());
+  handlers["dart_layer"] = pybind11::capsule(dart_layer_handler());
   handlers["dart_take_tiles"] = pybind11::capsule(dart_take_tiles_handler());
   handlers["dart_noise"] = pybind11::capsule(dart_noise_handler());
   handlers["dart_noisy"] = pybind11::capsule(dart_noisy_handler());

@@ -2,15 +2,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <optional>
 #include <string_view>
-#include <vector>
 
 #include "dart/blocks.h"
 #include "dart/packed_product.h"
 #include "dart/rows.h"
-#include "dart/shared_work.h"
 #include "ffi.h"
+#include "ffi_tiles.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -22,19 +20,6 @@ using Bytes = ffi::Buffer<ffi::U8>;
 using Matrix = ffi::BufferR2<ffi::F32>;
 
 std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimension); }
-
-// Whether an array has tiles of weights [in, out].
-bool fits(const ffi::AnyBuffer& tiles, dart::WeightType type, std::size_t in, std::size_t out) {
-  const auto shape = tiles.dimensions();
-  const std::size_t count = (out + dart::kTileWidth - 1) / dart::kTileWidth;
-  if (dart::in_blocks(type)) {
-    return tiles.element_type() == ffi::U8 && shape.size() == 2 && size(shape[0]) == count &&
-           size(shape[1]) == dart::tile_bytes(dart::form_of(type), in);
-  }
-  return tiles.element_type() == (type == dart::WeightType::kFloat32 ? ffi::F32 : ffi::BF16) &&
-         shape.size() == 3 && size(shape[0]) == count && size(shape[1]) == in &&
-         size(shape[2]) == dart::kTileWidth;
-}
 
 // y [rows, out] = f(x) W + bias + residual. W is in parts, which follow each other along its outputs:
 // of the types `types`, with `outs` outputs, in tiles.
@@ -53,39 +38,17 @@ ffi::Error product(ffi::ThreadPool pool, Matrix x, Floats scale, Floats bias, Fl
   const bool prepared = norm || gated;
   const float* const read = prepared ? inputs->typed_data() : x.typed_data();
   auto* const rounded = reinterpret_cast<dart::Int8Inputs*>(quantized->untyped_data());
-  if (types.size() != tiles.size() || outs.size() != tiles.size()) {
-    return ffi::Error::InvalidArgument("dart_product: weights of another number");
+  dart::Matrix matrix;
+  matrix.in = in;
+  if (!read_matrix(tiles, 0, tiles.size(), types, outs, matrix)) {
+    return ffi::Error::InvalidArgument("dart_product: weights of another shape");
   }
-  bool blocks = false;
-  std::size_t first = 0;
-  std::vector<dart::PackedProduct> products;
-  for (std::size_t i = 0; i < tiles.size(); ++i) {
-    const auto part = tiles.get<ffi::AnyBuffer>(i);
-    const auto type = static_cast<dart::WeightType>(types[i]);
-    if (!part || !fits(*part, type, in, size(outs[i]))) {
-      return ffi::Error::InvalidArgument("dart_product: weights of another shape");
-    }
-    dart::PackedProduct product;
-    product.x = read;
-    product.quantized = rounded;
-    product.tiles = part->untyped_data();
-    product.y = y->typed_data() + first;
-    product.rows = rows;
-    product.in = in;
-    product.out = size(outs[i]);
-    product.stride = out;
-    product.weights = type;
-    if (bias.element_count() > 0) product.bias = bias.typed_data() + first;
-    if (residual.element_count() > 0) product.residual = residual.typed_data() + first;
-    products.push_back(product);
-    first += product.out;
-    blocks |= dart::in_blocks(type);
-  }
+  const bool blocks = matrix.any_in_blocks();
   const auto has = [](const auto& array, std::size_t count) {
     return array.element_count() == count;
   };
   const std::size_t bytes = rows * dart::groups_of(in) * sizeof(dart::Int8Inputs);
-  if (first != out || size(result[0]) != rows || (!prepared && input != "rows") ||
+  if (matrix.out != out || size(result[0]) != rows || (!prepared && input != "rows") ||
       (gated && size(shape[1]) != 2 * in) || !has(*inputs, prepared ? rows * in : 0) ||
       !has(*quantized, blocks ? bytes : 0) || !has(scale, norm ? in : 0) ||
       !(has(bias, 0) || has(bias, out)) || !(has(residual, 0) || has(residual, rows * out))) {
@@ -100,6 +63,9 @@ ffi::Error product(ffi::ThreadPool pool, Matrix x, Floats scale, Floats bias, Fl
     dart::gate(activation, x.typed_data(), rows, in, inputs->typed_data(), instructions);
   }
   if (blocks) dart::quantize(read, rows, in, rounded, instructions);
+  if (bias.element_count() > 0) matrix.bias = bias.typed_data();
+  const float* const added = residual.element_count() > 0 ? residual.typed_data() : nullptr;
+  const auto products = dart::products(matrix, read, rounded, rows, added, y->typed_data());
   // As many threads as XLA has, but not XLA's: those sleep between calls.
   try {
     dart::multiply(products.data(), products.size(), instructions, size(pool.num_threads()));
@@ -116,7 +82,7 @@ ffi::Error take(ffi::AnyBuffer tiles, ffi::Buffer<ffi::S32> ids, ffi::Result<Flo
   if (count == 0) return ffi::Error::Success();
   const std::size_t in = rows->element_count() / count;
   if (out < 1 || rows->element_count() != count * in ||
-      !fits(tiles, static_cast<dart::WeightType>(type), in, size(out))) {
+      !has_tiles(tiles, static_cast<dart::WeightType>(type), in, size(out))) {
     return ffi::Error::InvalidArgument("dart_take_tiles: weights of another shape");
   }
   for (std::size_t i = 0; i < count; ++i) {

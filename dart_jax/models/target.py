@@ -16,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
-from dart_jax.models.attention.native import rotated_heads_native
+from dart_jax.models.attention.native import fits_native, rotated_heads_native
 from dart_jax.models.attention.segments import (
     Prefix,
     Scoring,
@@ -32,6 +32,7 @@ from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
+from dart_jax.models.native_layer import NativeLayer, Projection
 from dart_jax.models.rope import rotate
 from dart_jax.models.tiles import Tiles
 
@@ -129,6 +130,13 @@ class Attention(nnx.Module):
         kernel = self.options.attention in ("triton", "interpret")
         return kernel and whole and fits_kernels(self.head_dim)
 
+    def rotation(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Cosines and sines of the rotation of queries and keys, float32 [B, T, r / 2]."""
+        if self.rope is None:
+            none = jnp.zeros((*positions.shape, 0), jnp.float32)
+            return none, none
+        return self.rope.rotation(positions, self.head_dim)
+
     def _joint_heads(
         self, inputs: Inputs, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -137,10 +145,7 @@ class Attention(nnx.Module):
         if self.qk_norm:
             scales = self.q_norm.scale[...], self.k_norm.scale[...]
             norm = HeadNorm(*scales, self.q_norm.eps, self.q_norm.offset)
-        if self.rope is None:
-            cos = sin = jnp.zeros((*positions.shape, 0), jnp.float32)
-        else:
-            cos, sin = self.rope.rotation(positions, self.head_dim)
+        cos, sin = self.rotation(positions)
         qkv = self.qkv_proj(inputs)
         if self.options.attention == "native":
             return rotated_heads_native(qkv, cos, sin, self.heads, self.kv_heads, norm)
@@ -193,6 +198,8 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        if self._native(x):
+            return self._natively(x, positions, mask, prefix)
         # Norms after a layer's parts, and factors, come between products and the residual stream.
         adds = self.norms == "before" and self.multiplier == 1
         with jax.named_scope("attention"):
@@ -210,6 +217,49 @@ class DecoderLayer(nnx.Module):
             if self.norms != "before":
                 out = self.post_feedforward_layernorm(out)
             return out if adds else x + _times(out, self.multiplier), row
+
+    def _native(self, x: jax.Array) -> bool:
+        """Tells whether the C++ core computes the layer by one call."""
+        attention = self.self_attn
+        if attention.options.attention != "native" or not attention.options.fused:
+            return False
+        tiles = isinstance(attention.o_proj.kernel.get_value(), Tiles)
+        computed = x.dtype == jnp.float32 and fits_native(x.shape[1], attention.head_dim)
+        return tiles and computed and isinstance(self.mlp, GatedMLP)
+
+    def _natively(
+        self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Computes `__call__` by the C++ core."""
+        attention, mlp = self.self_attn, self.mlp
+        assert isinstance(mlp, GatedMLP)
+        after = self.norms != "before"
+        norms = {
+            "before_attention": None if self.norms == "after" else self.input_layernorm,
+            "after_attention": self.post_attention_layernorm if after else None,
+            "before_mlp": {
+                "before": self.post_attention_layernorm,
+                "after": None,
+                "both": getattr(self, "pre_feedforward_layernorm", None),
+            }[self.norms],
+            "after_mlp": self.post_feedforward_layernorm if after else None,
+            "q_scale": attention.q_norm if attention.qk_norm else None,
+            "k_scale": attention.k_norm if attention.qk_norm else None,
+        }
+        layer = NativeLayer(
+            **{name: norm and norm.scale[...] for name, norm in norms.items()},
+            qkv=_projection(attention.qkv_proj),
+            out=_projection(attention.o_proj),
+            gate_up=_projection(mlp.gate_up_proj),
+            down=_projection(mlp.down_proj),
+            activation=mlp.activation,
+            eps=self.post_attention_layernorm.eps,
+            offset=self.post_attention_layernorm.offset or 0.0,
+            multiplier=self.multiplier,
+            scoring=attention.scoring,
+            kv_heads=attention.kv_heads,
+        )
+        return layer(x, *attention.rotation(positions), mask, prefix)
 
 
 class Target(nnx.Module):
@@ -310,6 +360,11 @@ class Target(nnx.Module):
                 logits = logits / self.config.logits_scaling
             cap = self.config.final_logit_softcapping
             return logits if cap is None else softcap(logits, cap)
+
+
+def _projection(linear: Linear) -> Projection:
+    bias = linear.bias[...] if linear.has_bias else None
+    return Projection(linear.kernel.get_value(), bias)
 
 
 def _norm(config: TargetConfig, size: int, dtype: DTypeLike, split: bool = False) -> RMSNorm:

@@ -74,10 +74,10 @@ class Tiles:
     def rows(self, outputs: jax.Array) -> jax.Array:
         """The weights of outputs, int32 [...], of a matrix in one part: float32 [..., in]."""
         _check_core()
-        (tiles,), (type,), (out,) = self.parts, self.types, self.outs
+        (tiles,), (out,) = self.parts, self.outs
         shape = jax.ShapeDtypeStruct((*outputs.shape, self.d_in), jnp.float32)
         return jax.ffi.ffi_call("dart_take_tiles", shape)(
-            tiles, outputs.astype(jnp.int32), type=np.int32(_core.weight_types[type]), out=out
+            tiles, outputs.astype(jnp.int32), type=type_numbers(self)[0], out=out
         )
 
     def transposed(self) -> jax.Array:
@@ -212,10 +212,16 @@ def product(
         input=kind,
         eps=np.float32(eps),
         offset=np.float32(offset),
-        types=np.array([_core.weight_types[type] for type in weights.types], np.int32),
+        types=type_numbers(weights),
         outs=np.array(weights.outs, np.int64),
     )
     return y.reshape(*x.shape[:-1], d_out)
+
+
+def type_numbers(*matrices: Tiles) -> np.ndarray:
+    """The core's numbers of the types of all parts, int32."""
+    types = [type for matrix in matrices for type in matrix.types]
+    return np.array([_core.weight_types[type] for type in types], np.int32)
 
 
 def _check_core() -> None:

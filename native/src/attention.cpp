@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "dart/shared_work.h"
 #include "kernels.h"
 
 namespace dart {
@@ -39,11 +38,8 @@ void attend_rows(const Attention& attention, const Kernels& kernels, std::size_t
   }
 }
 
-}  // namespace
-
-void attend(const Attention& attention, Instructions instructions, std::size_t threads) {
-  const Kernels& kernels = *dart::kernels(instructions);
-  const std::size_t rows = attention.heads / attention.kv_heads * attention.rows;
+// Threads that the work is enough for, of which there are so many.
+std::size_t threads_for(const Attention& attention, std::size_t threads) {
   std::size_t keys = 0;
   for (std::size_t b = 0; b < attention.sequences; ++b) {
     keys += static_cast<std::size_t>(std::max(attention.length[b], 0)) + attention.new_rows;
@@ -51,17 +47,30 @@ void attend(const Attention& attention, Instructions instructions, std::size_t t
   const std::size_t operations = 2 * attention.heads * attention.rows * keys * attention.head_size;
   const std::size_t bytes = 8 * keys * attention.kv_heads * attention.head_size;
   threads = std::min(threads, std::max(operations / kOperationsPerThread, bytes / kBytesPerThread));
-  threads = std::max<std::size_t>(threads, 1);
+  return std::max<std::size_t>(threads, 1);
+}
+
+}  // namespace
+
+void attend(const Attention& attention, Instructions instructions, Team& team) {
+  const Kernels& kernels = *dart::kernels(instructions);
+  const std::size_t rows = attention.heads / attention.kv_heads * attention.rows;
+  const std::size_t threads = threads_for(attention, team.threads());
   // Rows of one key head are divided among threads only if there are not heads enough.
   const std::size_t heads = attention.sequences * attention.kv_heads;
   if (heads == 0) return;
   const std::size_t most = (rows + kLeastRows - 1) / kLeastRows;
   const std::size_t parts = std::min((threads + heads - 1) / heads, most);
-  share(heads * parts, threads, [&](std::size_t chunk) {
+  team.share(heads * parts, [&](std::size_t chunk) {
     const std::size_t head = chunk / parts, part = chunk % parts;
     attend_rows(attention, kernels, head / attention.kv_heads, head % attention.kv_heads,
                 rows * part / parts, rows * (part + 1) / parts);
   });
+}
+
+void attend(const Attention& attention, Instructions instructions, std::size_t threads) {
+  with_team(threads_for(attention, threads),
+            [&](Team& team) { attend(attention, instructions, team); });
 }
 
 }  // namespace dart

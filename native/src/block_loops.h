@@ -251,9 +251,9 @@ void multiply_tiles_of_blocks(const PackedProduct& product, std::size_t first, s
   const std::size_t groups = groups_of(product.in), parts = (product.rows + kRows - 1) / kRows;
   const std::size_t bytes = tile_bytes(form_of(Type), product.in);
   constexpr std::size_t kLine = 64;
-  // Memory takes as long as a few groups. While several blocks of rows read a tile, each brings in
-  // its share of the next one.
-  const std::size_t ahead = parts > 1 ? bytes : 6 * group_bytes(form_of(Type));
+  // Memory takes as long as a few groups. The first of several blocks of rows that read a tile brings
+  // in that one, if it is not there yet, and each of the others its share of the next one.
+  constexpr std::size_t kAhead = 6 * group_bytes(form_of(Type));
   const std::uint8_t* const tiles = static_cast<const std::uint8_t*>(product.tiles);
   for (std::size_t t = first; t < last;) {
     const std::size_t left = product.out - t * kTileWidth;
@@ -264,9 +264,9 @@ void multiply_tiles_of_blocks(const PackedProduct& product, std::size_t first, s
                       product.y + t * kTileWidth,
                       product.stride,
                       left < kTileWidth ? left : kTileWidth,
-                      ahead,
+                      kAhead,
                       0,
-                      parts * kLine};
+                      kLine};
     // The sums of one row and tile are too few to keep the multipliers busy.
     if (product.rows == 1 && t + kTiles <= last && left >= kTiles * kTileWidth) {
       multiply_blocks<Dots, Type, 1, Dots::kTilesOfRow>(block);
@@ -277,7 +277,11 @@ void multiply_tiles_of_blocks(const PackedProduct& product, std::size_t first, s
       const std::size_t row = product.rows * p / parts;
       block.x = product.quantized + row * groups;
       block.y = product.y + row * product.stride + t * kTileWidth;
-      block.first_line = p * kLine;
+      if (p == 1) {
+        block.ahead = bytes;
+        block.lines = (parts - 1) * kLine;
+      }
+      if (p > 0) block.first_line = (p - 1) * kLine;
       multiply_rows<Dots, Type, Dots::kRows>(block, product.rows * (p + 1) / parts - row);
     }
     ++t;

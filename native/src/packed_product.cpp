@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "dart/shared_work.h"
 #include "kernels.h"
 
 namespace dart {
@@ -36,26 +35,58 @@ std::size_t size_in_bytes(const PackedProduct& product) {
   return product.in * product.out * (product.weights == WeightType::kBfloat16 ? 2 : 4);
 }
 
-}  // namespace
-
-void multiply(const PackedProduct* products, std::size_t count, Instructions instructions,
-              std::size_t threads) {
-  std::size_t bytes = 0, operations = 0, tiles = 0;
+// The threads that products are worth, at most so many, where each must have this much to read or to
+// compute.
+std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads,
+                        std::size_t bytes_each, std::size_t operations_each) {
+  std::size_t bytes = 0, operations = 0;
   for (std::size_t i = 0; i < count; ++i) {
     bytes += size_in_bytes(products[i]);
     operations += products[i].rows * products[i].in * products[i].out;
-    tiles += tiles_of(products[i]);
   }
+  return std::min(threads, std::max(bytes / bytes_each, operations / operations_each));
+}
+
+}  // namespace
+
+bool Matrix::any_in_blocks() const {
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const Part& part) { return in_blocks(part.type); });
+}
+
+std::vector<PackedProduct> products(const Matrix& matrix, const float* x,
+                                    const Int8Inputs* quantized, std::size_t rows,
+                                    const float* residual, float* y) {
+  std::vector<PackedProduct> products;
+  products.reserve(matrix.parts.size());
+  std::size_t first = 0;
+  for (const Matrix::Part& part : matrix.parts) {
+    PackedProduct product{x, part.tiles, y + first, rows, matrix.in, part.out, matrix.out, part.type};
+    product.quantized = quantized;
+    if (matrix.bias != nullptr) product.bias = matrix.bias + first;
+    if (residual != nullptr) product.residual = residual + first;
+    products.push_back(product);
+    first += part.out;
+  }
+  return products;
+}
+
+std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads) {
+  return threads_for(products, count, threads, kBytesPerThread, kOperationsPerThread);
+}
+
+void multiply(const PackedProduct* products, std::size_t count, Instructions instructions,
+              Team& team) {
+  std::size_t tiles = 0;
+  for (std::size_t i = 0; i < count; ++i) tiles += tiles_of(products[i]);
   if (tiles == 0 || products[0].rows == 0) return;
-  threads = std::min(threads, std::max(bytes / kBytesPerThread, operations / kOperationsPerThread));
   // Several chunks for each thread, as one may begin late or be interrupted; of 4 tiles, as single
   // rows are multiplied with so many at once.
-  std::size_t chunk = tiles;
-  if (threads > 1) {
-    chunk = std::max<std::size_t>(1, tiles / (4 * threads));
-    if (products[0].rows == 1) chunk = (chunk + 3) / 4 * 4;
-  }
-  share((tiles + chunk - 1) / chunk, threads, [&](std::size_t c) {
+  const std::size_t threads =
+      threads_for(products, count, team.threads(), kBytesInTeam, kOperationsInTeam);
+  std::size_t chunk = threads <= 1 ? tiles : std::max<std::size_t>(1, tiles / (4 * threads));
+  if (products[0].rows == 1) chunk = (chunk + 3) / 4 * 4;
+  team.share((tiles + chunk - 1) / chunk, [&](std::size_t c) {
     // Tiles are counted over all products.
     std::size_t before = 0;
     for (std::size_t i = 0; i < count; ++i) {
@@ -72,6 +103,12 @@ void multiply(const PackedProduct* products, std::size_t count, Instructions ins
       before += own;
     }
   });
+}
+
+void multiply(const PackedProduct* products, std::size_t count, Instructions instructions,
+              std::size_t threads) {
+  with_team(threads_for(products, count, threads),
+            [&](Team& team) { multiply(products, count, instructions, team); });
 }
 
 }  // namespace dart

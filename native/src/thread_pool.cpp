@@ -11,30 +11,12 @@
 #include <system_error>
 #include <thread>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 namespace dart {
 namespace {
 
 // A thread that waits looks this often whether the wait is over before it sleeps: waking it up
 // takes longer than a small job, and a model's step has many of them, one after another.
 constexpr int kTurns = 20000;
-constexpr int kTurnsBetweenYields = 64;
-
-// Lets the processor's other threads go first.
-void pause(int turn) {
-  if (turn % kTurnsBetweenYields == kTurnsBetweenYields - 1) {
-    std::this_thread::yield();
-    return;
-  }
-#if defined(__SSE2__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Returns when `over` does, or after some time.
 template <class Over>

@@ -4,8 +4,33 @@
 
 #include <cstddef>
 #include <functional>
+#include <thread>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace dart {
+
+// Lets the processor's other threads go first, in the n-th turn of a wait.
+inline void pause(int turn) {
+  constexpr int kTurnsBetweenYields = 64;
+  if (turn % kTurnsBetweenYields == kTurnsBetweenYields - 1) {
+    std::this_thread::yield();
+    return;
+  }
+#if defined(__SSE2__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits for something that comes soon.
+template <class Over>
+void wait_until(const Over& over) {
+  for (int turn = 0; !over(); turn = (turn + 1) % 64) pause(turn);
+}
 
 // Calls `work` in this thread and, at the same time, in at most `threads - 1` threads of the pool.
 // Returns when no call is left running, and then rethrows one of the exceptions they threw.

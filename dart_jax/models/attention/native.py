@@ -24,7 +24,12 @@ _MOST_ROWS = 128
 def fits(q: jax.Array, prefix: Prefix) -> bool:
     """Tells whether the C++ core computes these sizes and dtypes."""
     alike = q.dtype == prefix.k.dtype == prefix.v.dtype == jnp.float32
-    return alike and q.shape[3] % 16 == 0 and q.shape[2] <= _MOST_ROWS
+    return alike and fits_native(q.shape[2], q.shape[3])
+
+
+def fits_native(rows: int, head_dim: int) -> bool:
+    """Tells whether the C++ core computes this number of rows, and heads of this size."""
+    return head_dim % 16 == 0 and rows <= _MOST_ROWS
 
 
 def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:

@@ -10,6 +10,7 @@
 
 #include "dart/instructions.h"
 #include "dart/pages.h"
+#include "dart/shared_work.h"
 
 namespace dart {
 
@@ -35,7 +36,8 @@ struct Attention {
   float cap;                   // scores become cap * tanh(score / cap); 0 for none
 };
 
-// Computes it in this thread and in at most `threads - 1` others, fewer if it is small.
+// Computes it by a team, or by one of at most `threads`: fewer if it is small.
+void attend(const Attention& attention, Instructions instructions, Team& team);
 void attend(const Attention& attention, Instructions instructions, std::size_t threads);
 
 }  // namespace dart

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "dart/blocks.h"
 #include "dart/instructions.h"
+#include "dart/shared_work.h"
 
 namespace dart {
 
@@ -30,8 +32,35 @@ struct PackedProduct {
   const float* residual = nullptr;        // as y, or null for none
 };
 
-// Computes products of the same rows in this thread and in at most `threads - 1` others, fewer if
-// they are small.
+// A matrix in parts that follow each other along its outputs.
+struct Matrix {
+  struct Part {
+    const void* tiles;
+    WeightType type;
+    std::size_t out;
+  };
+
+  // Whether inputs are read in 8 bits.
+  bool any_in_blocks() const;
+
+  std::vector<Part> parts;
+  const float* bias = nullptr;  // [out], or null for none
+  std::size_t in = 0;
+  std::size_t out = 0;  // of all parts
+};
+
+// The products of rows with a matrix, as in PackedProduct.
+std::vector<PackedProduct> products(const Matrix& matrix, const float* x,
+                                    const Int8Inputs* quantized, std::size_t rows,
+                                    const float* residual, float* y);
+
+// The threads that products are worth, at most so many.
+std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads);
+
+// Computes products of the same rows by a team, or by one of at most `threads`: fewer if they are
+// small.
+void multiply(const PackedProduct* products, std::size_t count, Instructions instructions,
+              Team& team);
 void multiply(const PackedProduct* products, std::size_t count, Instructions instructions,
               std::size_t threads);
 

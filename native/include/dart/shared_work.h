@@ -1,8 +1,13 @@
 // Work that a thread shares with others.
 #pragma once
 
+#include <atomic>
+#include <cfenv>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <functional>
+#include <mutex>
 
 namespace dart {
 
@@ -11,15 +16,56 @@ namespace dart {
 constexpr std::size_t kOperationsPerThread = 1 << 18;
 constexpr std::size_t kBytesPerThread = 128 * 1024;
 
-// Calls `compute` for each of `chunks` chunks, in this thread and in at most `threads - 1` others;
-// those that are busy are not waited for. Tiny numbers are rounded to 0 in all threads or in none,
-// as in this one.
+// The same for a thread that is in a team already.
+constexpr std::size_t kOperationsInTeam = 1 << 15;
+constexpr std::size_t kBytesInTeam = 16 * 1024;
+
+// The threads that do some work, one piece after another.
+//
+// The thread that leads them gives each piece; others take chunks of it when they are there, and are
+// not waited for when they are busy elsewhere. Between two pieces they look out for the next one.
+class Team {
+ public:
+  Team() = default;
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  // How many there are, at most.
+  std::size_t threads() const { return threads_; }
+
+  // Calls `compute` for each of `chunks` chunks, fewer than 2^32, and returns when all are done;
+  // then rethrows an exception that one of them threw. Called by the leading thread only.
+  void share(std::size_t chunks, const std::function<void(std::size_t)>& compute);
+
+ private:
+  friend void with_team(std::size_t threads, const std::function<void(Team&)>& work);
+
+  void take_chunks();
+  void help();
+
+  std::size_t threads_ = 1;
+  std::fenv_t environment_;  // the leading thread's
+  std::atomic<std::uint64_t> next_{0};  // chunks of this piece, in the upper half, and the next one
+  std::atomic<std::size_t> done_{0};
+  std::atomic<bool> over_{false};
+  const std::function<void(std::size_t)>* compute_ = nullptr;
+  std::mutex mutex_;  // protects:
+  std::exception_ptr failure_;
+};
+
+// Calls `work` in this thread, which leads a team of at most `threads`. Tiny numbers are rounded to 0
+// in all of its threads or in none, as in this one.
+void with_team(std::size_t threads, const std::function<void(Team&)>& work);
+
+// Calls `compute` for each of `chunks` chunks, by a team of at most `threads`.
 void share(std::size_t chunks, std::size_t threads,
            const std::function<void(std::size_t)>& compute);
 
-// Calls `compute` for parts of rows 0 to `rows`, with a part's first row and the one after its last.
-// Uses at most `threads` threads, fewer if all rows need few operations. There are some more parts
-// than threads, so that one that comes late does not hold up the others.
+// Calls `compute` for parts of rows 0 to `rows`, with a part's first row and the one after its last,
+// by a team, or by one of at most `threads`: fewer if all rows need few operations. There are some
+// more parts than threads, so that one that comes late does not hold up the others.
+void share_rows(std::size_t rows, std::size_t operations, Team& team,
+                const std::function<void(std::size_t, std::size_t)>& compute);
 void share_rows(std::size_t rows, std::size_t operations, std::size_t threads,
                 const std::function<void(std::size_t, std::size_t)>& compute);
 

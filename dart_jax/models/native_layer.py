@@ -1,0 +1,130 @@
+"""A decoder layer by one call of the C++ core, for CPUs.
+
+Between the calls for products, heads and attention XLA would run small operations, each of which
+costs a microsecond or more. What is computed is the same, but for the attention of rows without a
+prefix, which the core computes, too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.models.attention.segments import Prefix, Scoring
+from dart_jax.models.cpu import or_nothing
+from dart_jax.models.tiles import Tiles, type_numbers
+
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+
+
+class Projection(NamedTuple):
+    """A linear layer.
+
+    Attributes:
+      kernel: [in, out].
+      bias: [out]; None for none.
+    """
+
+    kernel: Tiles
+    bias: jax.Array | None
+
+
+class NativeLayer(NamedTuple):
+    """A layer's weights and settings.
+
+    Attributes:
+      before_attention: scale of a norm, [D], like the other three; None where there is none.
+      after_attention: of what attention adds to the residual stream.
+      before_mlp: as `before_attention`.
+      after_mlp: as `after_attention`.
+      q_scale: of the queries' norm, [h], or [H h] to normalise all heads together; None for none.
+      k_scale: of the keys' norm, likewise.
+      qkv: queries, keys and values.
+      out: output projection of attention.
+      gate_up: of the MLP, like `down`.
+      down: see above.
+      activation: of the MLP.
+      eps: of all norms.
+      offset: of all norms, added to their scales.
+      multiplier: of what attention and MLP add to the residual stream.
+      scoring: of attention.
+      kv_heads: K.
+    """
+
+    before_attention: jax.Array | None
+    after_attention: jax.Array | None
+    before_mlp: jax.Array | None
+    after_mlp: jax.Array | None
+    q_scale: jax.Array | None
+    k_scale: jax.Array | None
+    qkv: Projection
+    out: Projection
+    gate_up: Projection
+    down: Projection
+    activation: str
+    eps: float
+    offset: float
+    multiplier: float
+    scoring: Scoring
+    kv_heads: int
+
+    def __call__(
+        self,
+        x: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        mask: jax.Array,
+        prefix: Prefix | None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Runs the layer.
+
+        Args:
+          x: the residual stream, float32 [B, T, D].
+          cos: of the rotation of queries and keys, float32 [B, T, r / 2].
+          sin: likewise.
+          mask: bool, broadcastable to [B, T, T]; which new rows a row sees.
+          prefix: cached rows; None for none.
+
+        Returns:
+          The residual stream after it, and keys and values of the new rows, [B, K, T, h].
+        """
+        b, t, _ = x.shape
+        h = (self.qkv.kernel.shape[1] - self.out.kernel.d_in) // (2 * self.kv_heads)
+        rows = jax.ShapeDtypeStruct((b, self.kv_heads, t, h), x.dtype)
+        if prefix is None:
+            none = jnp.zeros((b, self.kv_heads, 0, h), x.dtype)
+            prefix = Prefix(none, none, jnp.zeros(b, jnp.int32))
+        matrices = (self.qkv, self.out, self.gate_up, self.down)
+        kernels = [matrix.kernel for matrix in matrices]
+        norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        y, k, v = jax.ffi.ffi_call(
+            "dart_layer", (jax.ShapeDtypeStruct(x.shape, x.dtype), rows, rows)
+        )(
+            x,
+            *map(or_nothing, norms),
+            or_nothing(self.q_scale),
+            or_nothing(self.k_scale),
+            *(or_nothing(matrix.bias) for matrix in matrices),
+            cos,
+            sin,
+            prefix.k,
+            prefix.v,
+            prefix.length.astype(jnp.int32),
+            or_nothing(prefix.first, jnp.int32),
+            jnp.broadcast_to(mask, (b, t, t)),
+            or_nothing(prefix.pages, jnp.int32),
+            *(part for kernel in kernels for part in kernel.parts),
+            activation=_ACTIVATIONS[self.activation],
+            eps=np.float32(self.eps),
+            offset=np.float32(self.offset),
+            multiplier=np.float32(self.multiplier),
+            scale=np.float32(self.scoring.factor(h)),
+            cap=np.float32(self.scoring.cap or 0),
+            counts=np.array([len(kernel.parts) for kernel in kernels], np.int32),
+            types=type_numbers(*kernels),
+            outs=np.array([out for kernel in kernels for out in kernel.outs], np.int64),
+        )
+        return y, (k, v)
