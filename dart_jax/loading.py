@@ -82,12 +82,14 @@ def load_drafter_here(
       The drafter's config as it is computed, the parameters of both, and how they are computed.
     """
     params: DecodeParams = {"target": target}
-    weights, devices = execution.weights, execution.devices.with_drafter(config)
+    weights = execution.weights
+    devices = execution.devices.with_drafter(config)
     mesh = devices.mesh if devices.split_drafter else None
     if isinstance(config, TargetConfig):
         check_draft_model(path, open_tensors(path).tensors)
         config, params["drafter"] = load_target_here(path, dtype, weights)
     else:
+        weights = weights.of_drafter(target)
         config, drafter, ids = load_drafter(
             path,
             dtype,

@@ -100,8 +100,7 @@ class DartModel:
 
     def _parts(self) -> dict[str, str]:
         """The model's parts, in words."""
-        # A tied head in tiles is the embedding.
-        leaves = {id(leaf): leaf for leaf in jax.tree.leaves(self.params)}.values()
+        leaves = jax.tree.leaves(self.params)
         norm = self.params["target"]["norm"]["scale"]
         devices = sorted(device.id for device in norm.devices())
         kind = next(iter(norm.devices())).device_kind
@@ -496,5 +495,5 @@ def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) 
 def _count(params: Any) -> str:
     """The number of parameters, such as 1.7 B."""
     leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Tiles))
-    count = sum({id(leaf): leaf.size for leaf in leaves}.values())
+    count = sum(leaf.size for leaf in leaves)
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

@@ -34,7 +34,7 @@ from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
 from dart_jax.models.native_layer import NativeLayer, Projection
 from dart_jax.models.rope import rotate
-from dart_jax.models.tiles import Tiles
+from dart_jax.models.tiles import Tiles, product
 
 
 class TargetOutput(NamedTuple):
@@ -350,10 +350,13 @@ class Target(nnx.Module):
         device's part of the vocabulary."""
         with jax.named_scope("lm_head"):
             if self.config.tie_word_embeddings:
-                table = self.embed_tokens[...]
-                logits = jnp.einsum(
-                    "...d,vd->...v", hidden, table, preferred_element_type=jnp.float32
-                )
+                table = self.embed_tokens.get_value()
+                if isinstance(table, Tiles):
+                    logits = product(hidden.astype(jnp.float32), table)
+                else:
+                    logits = jnp.einsum(
+                        "...d,vd->...v", hidden, table, preferred_element_type=jnp.float32
+                    )
             else:
                 logits = self.lm_head.logits(hidden)
             if self.config.logits_scaling != 1:

@@ -71,6 +71,11 @@ class Tiles:
         """Size in memory."""
         return sum(part.nbytes for part in self.parts)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Tells whether a part has blocks, so that inputs are rounded to 8 bits."""
+        return not BLOCK_TYPES.isdisjoint(self.types)
+
     def rows(self, outputs: jax.Array) -> jax.Array:
         """The weights of outputs, int32 [...], of a matrix in one part: float32 [..., in]."""
         _check_core()
@@ -196,7 +201,7 @@ def product(
     elif isinstance(inputs, Gated):
         kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[inputs.activation]
         normed = (count, width // 2)
-    if not BLOCK_TYPES.isdisjoint(weights.types):
+    if weights.in_blocks:
         int8 = (count, -(-weights.d_in // GROUP), _INPUT_BYTES)
     results = (
         jax.ShapeDtypeStruct((count, d_out), x.dtype),

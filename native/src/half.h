@@ -16,11 +16,10 @@ inline float of_bits(std::uint32_t bits) {
 inline float of_half(std::uint16_t half) {
   const std::uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
   if (rest >= 0x7c00u) return of_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-  // With the exponent's bias of float32, small ones included.
-  const float magnitude = of_bits(rest << 13) * 0x1p112f;
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &magnitude, sizeof bits);
-  return of_bits(sign | bits);
+  if (rest >= 0x400u) return of_bits(sign | ((rest << 13) + (112u << 23)));
+  // Not by a small float32, which XLA has rounded to 0.
+  const float magnitude = static_cast<float>(rest) * 0x1p-24f;
+  return sign == 0 ? magnitude : -magnitude;
 }
 
 // The float16 nearest to a number that is not negative; infinity beyond the largest.

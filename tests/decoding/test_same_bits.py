@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blocks import TYPES, random_blocks
 from needs import native
 
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.cache import extend, init_cache
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.weights import untie
+from dart_jax.models.platform.weights import fuse, pack, untie
 from dart_jax.models.pure import bind
 from dart_jax.models.rope import Rope
+from dart_jax.models.tiles import pack_blocks
 from tests.support.tiny_configs import TARGET, copied, random_params
 
 pytestmark = native
@@ -93,23 +95,48 @@ def test_logits_alone_and_in_a_tree(name, batch):
     tokens = jnp.asarray(rng.integers(0, config.vocab_size, (batch, TOKENS)), jnp.int32)
     for loaded, weights_dtype in ((params, "stored"), (rounded, "stored"), (params, "int8")):
         prepared = Execution.here(weights_dtype=weights_dtype).weights.prepare(copied(loaded))
-        alone, caches, forward = both(config, prepared, tokens, batch)
-        depth = 8
-        for start in (0, 9, TOKENS - 9):
-            # The path in question, and after each of its nodes one that is not on it.
-            path = tokens[:, start : start + depth + 1]
-            other = jnp.asarray(rng.integers(0, config.vocab_size, path.shape), jnp.int32)
-            nodes = jnp.stack([path, other], axis=2).reshape(batch, -1)[:, :-1]
-            index = jnp.arange(2 * depth + 1, dtype=jnp.int32)
-            parents = jnp.maximum(jnp.where(index % 2 == 0, index - 2, index - 1), 0)
-            at_depth = jnp.where(index % 2 == 0, index // 2, index // 2 + 1)
-            tree = DraftTree(nodes, *(jnp.tile(x, (batch, 1)) for x in (parents, at_depth)))
-            mask = ancestor_mask(tree, depth + 1)
-            length = jnp.full((batch,), start, jnp.int32)
-            logits, _ = forward(prepared, tree, mask, caches[start], length)
-            for i in range(depth + 1):
-                assert jnp.isfinite(logits[:, 2 * i]).all()
-                np.testing.assert_array_equal(
-                    np.asarray(logits[:, 2 * i]).view(np.uint32),
-                    np.asarray(alone[start + i]).view(np.uint32),
-                )
+        check(config, prepared, tokens, rng)
+
+
+@pytest.mark.long(keep=2)
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("type", TYPES)
+def test_logits_of_weights_in_blocks(type, batch):
+    """As they are stored in GGUF files, in each of their types; values in another, as in some."""
+    config = dataclasses.replace(
+        _SMALL, hidden_size=256, intermediate_size=256, num_attention_heads=8
+    )
+    rng = np.random.default_rng(1)
+    tokens = jnp.asarray(rng.integers(0, config.vocab_size, (batch, TOKENS)), jnp.int32)
+
+    def tiles(weights, transposed=False):
+        out, inputs = weights.shape if transposed else weights.shape[::-1]
+        kind = "Q6_K" if out == config.num_key_value_heads * config.head_dim else type
+        return pack_blocks(kind, random_blocks(rng, kind, out, inputs))[0]
+
+    check(config, fuse(pack(random_params(config, 0), tiles)), tokens, rng)
+
+
+def check(config, params, tokens, rng):
+    """Compares all logits of a text, and those of its tokens on a path of a tree."""
+    batch = len(tokens)
+    alone, caches, forward = both(config, params, tokens, batch)
+    depth = 8
+    for start in (0, 9, TOKENS - 9):
+        # The path in question, and after each of its nodes one that is not on it.
+        path = tokens[:, start : start + depth + 1]
+        other = jnp.asarray(rng.integers(0, config.vocab_size, path.shape), jnp.int32)
+        nodes = jnp.stack([path, other], axis=2).reshape(batch, -1)[:, :-1]
+        index = jnp.arange(2 * depth + 1, dtype=jnp.int32)
+        parents = jnp.maximum(jnp.where(index % 2 == 0, index - 2, index - 1), 0)
+        at_depth = jnp.where(index % 2 == 0, index // 2, index // 2 + 1)
+        tree = DraftTree(nodes, *(jnp.tile(x, (batch, 1)) for x in (parents, at_depth)))
+        mask = ancestor_mask(tree, depth + 1)
+        length = jnp.full((batch,), start, jnp.int32)
+        logits, _ = forward(params, tree, mask, caches[start], length)
+        for i in range(depth + 1):
+            assert jnp.isfinite(logits[:, 2 * i]).all()
+            np.testing.assert_array_equal(
+                np.asarray(logits[:, 2 * i]).view(np.uint32),
+                np.asarray(alone[start + i]).view(np.uint32),
+            )

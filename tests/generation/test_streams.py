@@ -125,7 +125,7 @@ def test_public_objects_are_one_short_line(model):
     decoder = model.decoder(nodes=8, max_length=128)
     completion = model.generate(PROMPTS[0], max_new_tokens=60)
     for thing, words in (
-        (model, ["DartModel(", "qwen3", "11.5 M", "DART", "n-grams", "float32", "MB"]),
+        (model, ["DartModel(", "qwen3", "10.2 M", "DART", "n-grams", "float32", "MB"]),
         (model.ngram, ["NgramModel(", "n-grams of up to 3 tokens"]),
         (model.tokenizer, ["Tokenizer(4096 tokens"]),
         (decoder, ["Decoder(", "DART", "8 nodes", "128 tokens"]),

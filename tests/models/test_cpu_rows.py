@@ -2,23 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from needs import native
 
-from dart_jax.models.cpu import append_rows, take_rows
+from dart_jax.models.cpu import append_rows
 
 pytestmark = native
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("ids", [3, [], [[0, 16], [5, 5]], [-1, 17, 2**31 - 1]])
-def test_rows_of_a_table(ids, dtype):
-    """Ids beyond the table are those of its ends."""
-    table = jnp.asarray(np.random.default_rng(0).normal(size=(17, 6)), dtype)
-    ids = np.array(ids, np.int32)
-    expected = table[jnp.asarray(ids.clip(0, 16))]
-    np.testing.assert_array_equal(jax.jit(take_rows)(table, ids), expected)
 
 
 def test_rows_are_kept_in_place():

@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import tokenizers
+from blocks import random_blocks
 from safetensors.numpy import load_file
 
 from dart_jax.models.config import TargetConfig
@@ -71,7 +72,8 @@ def write(
     Args:
       path: the file to write.
       directory: with config.json and model.safetensors.
-      kinds: regular expressions for names -> the type of these matrices; others are float32.
+      kinds: regular expressions for names -> the type of these matrices; others are float32. With
+        types that only llama.cpp can write, matrices have random blocks.
       tokenizer: its metadata; tokens without meaning if it is None.
       shards: into how many tensors' files it is split; 0 for one file.
       extra: more metadata.
@@ -101,13 +103,20 @@ def write(
         if pattern is None:
             writer.add_tensor(name, tensor)
         else:
-            quantized = gguf.quantize(tensor, kinds[pattern])
-            writer.add_tensor(name, quantized, raw_dtype=kinds[pattern])
+            writer.add_tensor(name, _quantized(tensor, kinds[pattern]), raw_dtype=kinds[pattern])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path if path.exists() else min(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
+
+
+def _quantized(tensor: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """A matrix in blocks; of a type that the package cannot write, other weights."""
+    try:
+        return gguf.quantize(tensor, kind)
+    except NotImplementedError:
+        return random_blocks(np.random.default_rng(tensor.size), kind.name, *tensor.shape)
 
 
 def tiny_gguf(directory: Path, name: str, **options: Any) -> Path:

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blocks import TYPES
 from gguf_files import metadata_of, write
-from needs import judge
+from needs import judge, native
 from tiny_configs import prompt_logits
 from tokenizers import Regex, pre_tokenizers
 from tokenizers_made import TEXTS, byte_fallback, byte_level
@@ -17,6 +18,7 @@ from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
+from dart_jax.models.tiles import Tiles
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target, save_target
@@ -230,6 +232,54 @@ def test_types_of_weights(kind, tmp_path):
         np.testing.assert_array_equal(tensor.read().astype(np.float32), whole)
         part = tensor.read_part((slice(3, 9), slice(5, 20)))
         np.testing.assert_array_equal(part.astype(np.float32), whole[3:9, 5:20])
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
+
+
+@native
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_stay_as_they_are(kind, tmp_path):
+    """Matrices of each type, whatever the order of their rows in the file, and one that several
+    share; their weights are those of the floats."""
+    for changes in ({}, {"model_type": "phi3"}, {"tie_word_embeddings": True}):
+        config = dataclasses.replace(LLAMA, **WIDE, **changes)
+        save(tmp_path / "hf", config)
+        kinds = {"attn_|ffn_|token_embd": gguf.GGMLQuantizationType[kind]}
+        path = write(tmp_path / "m.gguf", tmp_path / "hf", kinds=kinds)
+        _, floats = load_target(resolved(path))
+        _, blocks = load_target(resolved(path), keep_blocks=True)
+        kept = []
+
+        def check(path, stored, floats, kept=kept):
+            if isinstance(stored, Tiles):
+                assert stored.types == (kind,)
+                stored = stored.transposed()
+                floats = floats if path[-1].key == "embed_tokens" else floats.T
+                kept.append(path)
+            np.testing.assert_array_equal(stored, floats)
+
+        is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731
+        jax.tree.map_with_path(check, blocks, floats, is_leaf=is_leaf)
+        assert len(kept) == 1 + 7 * config.num_hidden_layers
+
+
+def test_blocks_that_are_not_finite(tmp_path):
+    save(tmp_path / "hf", LLAMA)
+    kinds = {"ffn_up": gguf.GGMLQuantizationType.Q4_1}
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", kinds=kinds)
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_up.weight")
+    content = bytearray(path.read_bytes())
+    at = tensor.data_offset + 20 + 2  # the minimum of the second block
+    content[at : at + 2] = np.float16(np.inf).tobytes()
+    path.write_bytes(content)
+    for keep in (False, True):
+        with pytest.raises(
+            UserError,
+            match=r"infinite in float32, in model.layers.1.mlp.up_proj"
+            r".weight \(32 of them\)",
+        ):
+            load_target(resolved(path), keep_blocks=keep)
 
 
 # As in Qwen2's tokenizer.json.

@@ -90,7 +90,8 @@ def with_vocabulary(
     by an untied head with a kernel [D, Vd]."""
     table = params["embed_tokens"]
     if config.tie_word_embeddings:  # not by `untie`, which would transpose the whole table
-        kernel = jnp.take(table, ids, axis=0).T
+        in_tiles = isinstance(table, Tiles)
+        kernel = (table.rows(ids) if in_tiles else jnp.take(table, ids, axis=0)).T
     else:
         kernel = params["lm_head"]["kernel"]
         in_tiles = isinstance(kernel, Tiles)  # of a model that decodes on a CPU

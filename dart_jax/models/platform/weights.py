@@ -58,6 +58,11 @@ class WeightsForm:
         """Tells whether blocks in files are computed as they are stored."""
         return self.dtype == "stored" and self.tiles
 
+    def of_drafter(self, target: Params) -> WeightsForm:
+        """The form of a drafter of this target: rounded to 8 bits beside weights in blocks. Drafts
+        that are a little worse cost less than reading them in 16 bits; the text is the target's."""
+        return dataclasses.replace(self, dtype="int8") if in_blocks(target) else self
+
     @property
     def tile(self) -> Callable[..., Tiles]:
         """Stores weights [in, out] in tiles, or [out, in] with `transposed=True`."""
@@ -88,20 +93,20 @@ def untie(
     mesh: Mesh | None = None,
 ) -> tuple[TargetConfig, Params]:
     """Gives a tied head its own kernel [D, V], of a form and split among the devices of a mesh;
-    returns an untied model unchanged.
+    returns a model unchanged that is untied or in tiles.
 
-    In tiles, it is the embedding's. Otherwise, on CPU, the product with the transposed table [V, D]
-    takes three times as long for the few rows of a tree; the copy costs V * D weights.
+    On CPU the product with the transposed table [V, D] takes three times as long for the few rows
+    of a tree; the copy costs V * D weights. Tiles serve both.
     """
-    if not config.tie_word_embeddings:
+    if not config.tie_word_embeddings or form.tiles:
         return config, params
     table = params["embed_tokens"]
     transpose: Callable[[jax.Array], Kernel] = jnp.transpose
     if form.int8:
         transpose = partial(round_kernel, transposed=True)
 
-    def head(table: Any) -> Params:
-        return {"lm_head": {"kernel": table if form.tiles else transpose(table)}}
+    def head(table: jax.Array) -> Params:
+        return {"lm_head": {"kernel": transpose(table)}}
 
     config = dataclasses.replace(config, tie_word_embeddings=False)
     if mesh is None:
@@ -129,6 +134,12 @@ def pack(params: Params, tile: Callable[..., Tiles]) -> Params:
             value = tile(value, transposed=name == "embed_tokens")
         tiles[name] = value
     return tiles
+
+
+def in_blocks(params: Params) -> bool:
+    """Tells whether some weights are in blocks of 4 to 8 bits."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Tiles))
+    return any(isinstance(leaf, Tiles) and leaf.in_blocks for leaf in leaves)
 
 
 def form_of(params: Params) -> dict[str, bool]:

@@ -91,8 +91,8 @@ def open_source(paths: tuple[Path, ...], source: Source) -> Tensor:
         if not source.heads:
             return tensor
         # [heads, half, 2] -> [heads, 2, half]
-        halves = tensor.reshape(source.heads, -1, 2, tensor.shape[-1]).swapaxes(1, 2)
-        return halves.reshape(tensor.shape)
+        halves = tensor.reshape(source.heads, stored.shape[0] // source.heads // 2, 2, -1)
+        return halves.swapaxes(1, 2).reshape(tensor.shape)
 
     def read_blocks(first: int, last: int) -> np.ndarray:
         if source.heads:
