@@ -58,7 +58,8 @@ void add_products(const Factors<Number>& factors, std::size_t column) {
                                   : Lanes::load(y + r * factors.y_stride + v * Lanes::kSize);
     }
   }
-  for (std::size_t i = 0; i < factors.count; ++i, w += w_stride) {
+  const std::size_t count = factors.count;
+  for (std::size_t i = 0; i < count; ++i, w += w_stride) {
     Vector values[Vectors];
     DART_UNROLL
     for (int v = 0; v < Vectors; ++v) values[v] = Lanes::load(w + v * Lanes::kSize);
@@ -80,18 +81,26 @@ void add_products(const Factors<Number>& factors, std::size_t column) {
   }
 }
 
-// `add_products` for `rows` rows, at most Rows, and `width` columns, which are whole vectors.
+// `add_products` for columns from `column` to `width`, which are whole vectors.
+template <class Lanes, int Rows, int Vectors, class Number>
+void add_columns(const Factors<Number>& factors, std::size_t column, std::size_t width) {
+  constexpr std::size_t kPass = Vectors * Lanes::kSize;
+  for (; column + kPass <= width; column += kPass) {
+    add_products<Lanes, Rows, Vectors>(factors, column);
+  }
+  if constexpr (Vectors > 1) add_columns<Lanes, Rows, Vectors / 2>(factors, column, width);
+}
+
+// `add_columns` for `rows` rows, at most Rows.
 template <class Lanes, int Rows, class Number>
 void add_rows_of_products(std::size_t rows, const Factors<Number>& factors, std::size_t width) {
   if constexpr (Rows > 1) {
     if (rows < Rows) return add_rows_of_products<Lanes, Rows - 1>(rows, factors, width);
   }
-  constexpr int kVectors = Lanes::vectors(Rows);
-  std::size_t c = 0;
-  for (; c + kVectors * Lanes::kSize <= width; c += kVectors * Lanes::kSize) {
-    add_products<Lanes, Rows, kVectors>(factors, c);
-  }
-  for (; c < width; c += Lanes::kSize) add_products<Lanes, Rows, 1>(factors, c);
+  // Few rows are read in wider parts, as many sums as registers hold.
+  constexpr bool kWide = 4 * Rows <= Lanes::kRows * Lanes::vectors(Lanes::kRows);
+  constexpr int kVectors = Lanes::vectors(Rows) < 4 && kWide ? 4 : Lanes::vectors(Rows);
+  add_columns<Lanes, Rows, kVectors>(factors, 0, width);
 }
 
 // Calls `compute` with the first of a group of rows that are computed together, and their number.
@@ -129,6 +138,28 @@ struct Softmax {
   float parts[kParts];  // sums of exponentials, by position
 };
 
+// As `exponential`, of numbers that are not above 0.
+template <class Lanes>
+typename Lanes::Vector exponential_below_0(typename Lanes::Vector x) {
+  using Vector = typename Lanes::Vector;
+  constexpr float kShift = 12582912.0f + 127.0f;  // see there
+  constexpr float kPowers[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                               1.6666665459e-1f, 5.0000001201e-1f};
+  const Vector zero = Lanes::broadcast(0.0f), one = Lanes::broadcast(1.0f);
+  // At -88 and below, the power of two is 0.
+  x = Lanes::maximum(x, Lanes::broadcast(-88.0f));
+  const Vector shifted =
+      Lanes::multiply_add(x, Lanes::broadcast(1.44269504f), Lanes::broadcast(kShift));
+  const Vector n = Lanes::multiply_add(one, shifted, Lanes::broadcast(-kShift));
+  Vector r = Lanes::multiply_add(n, Lanes::broadcast(-0.693359375f), x);
+  r = Lanes::multiply_add(n, Lanes::broadcast(2.12194440e-4f), r);
+  Vector power = Lanes::broadcast(1.9875691500e-4f);
+  for (float next : kPowers) power = Lanes::multiply_add(power, r, Lanes::broadcast(next));
+  power = Lanes::multiply_add(power, Lanes::multiply_add(r, r, zero), r);
+  power = Lanes::multiply_add(one, power, one);
+  return Lanes::multiply_add(power, Lanes::two_to(shifted), zero);
+}
+
 // Turns the scores of positions [from, end) of a block into weights; others before `end` and in its
 // vector become 0. Returns the factor for sums of earlier weights.
 template <class Lanes>
@@ -162,12 +193,15 @@ float weigh(float* scores, std::size_t from, std::size_t end, float scale, float
     for (float& part : softmax.parts) part *= factor;
   }
   most = softmax.most;
-  for (std::size_t i = 0; i < count; ++i) scores[i] = exponential(scores[i] * scale - most);
+  const Vector scales = Lanes::broadcast(scale), least = Lanes::broadcast(-most);
   const Vector one = Lanes::broadcast(1.0f);
   for (std::size_t c = 0; c < kParts; c += Lanes::kSize) {
     Vector sum = Lanes::load(softmax.parts + c);
     for (std::size_t i = c; i < count; i += kParts) {
-      sum = Lanes::multiply_add(one, Lanes::load(scores + i), sum);
+      const Vector score = Lanes::multiply_add(Lanes::load(scores + i), scales, least);
+      const Vector weight = exponential_below_0<Lanes>(score);
+      Lanes::store(scores + i, weight);
+      sum = Lanes::multiply_add(one, weight, sum);
     }
     Lanes::store(softmax.parts + c, sum);
   }
@@ -233,7 +267,8 @@ class RowsAttention {
     std::size_t count = 0, next = 0, together = 0;
     for (std::size_t n = 0; n < all; ++n) count += mask[n];
     while (next < all && !mask[next]) ++next;
-    for (std::size_t n = next; n < next + count && n < all; ++n) together += mask[n];
+    const std::size_t last = next + count < all ? next + count : all;
+    for (std::size_t n = next; n < last; ++n) together += mask[n];
     // Positions are counted as if all rows were cached: the new rows that a row sees are those at
     // the positions from its first on that are not cached.
     const std::int32_t window = all_.first == nullptr ? 0 : all_.first[row];
@@ -263,21 +298,10 @@ class RowsAttention {
   // Copies the keys of a panel from a position on to columns [h, kKeyPanel]; from `end` on, zeros.
   void transpose(std::size_t position, std::size_t end) {
     const std::size_t count = end - position < kKeyPanel ? end - position : kKeyPanel;
-    const Piece<Number> whole = piece(position);
-    const float* keys = gathered_;
-    if constexpr (std::is_same_v<Number, float>) {
-      if (whole.k != nullptr && whole.count >= kKeyPanel && count == kKeyPanel) keys = whole.k;
-    }
-    if (keys == gathered_) gather(position, count);
-    // Rows are read in parts, which the processor does not foresee.
-    const std::size_t ahead = whole.count < 2 * kKeyPanel ? whole.count : 2 * kKeyPanel;
-    for (std::size_t i = kKeyPanel * h_; whole.k != nullptr && i < ahead * h_;
-         i += 64 / sizeof(Number)) {
-      Lanes::prefetch(whole.k + i);
-    }
+    gather(position, count);
     for (std::size_t c = 0; c < kKeyPanel; c += Lanes::kSize) {
       for (std::size_t i = 0; i < h_; i += Lanes::kSize) {
-        Lanes::transpose(keys + c * h_ + i, h_, keys_ + i * kKeyPanel + c, kKeyPanel);
+        Lanes::transpose(gathered_ + c * h_ + i, h_, keys_ + i * kKeyPanel + c, kKeyPanel);
       }
     }
   }
@@ -286,9 +310,10 @@ class RowsAttention {
     for (std::size_t i = 0; i < count;) {
       const Piece<Number> next = piece(position + i);
       const std::size_t some = next.count < count - i ? next.count : count - i;
-      for (std::size_t c = 0; c < some * h_; c += Lanes::kSize) {
-        Lanes::store(gathered_ + i * h_ + c,
-                     next.k == nullptr ? Lanes::broadcast(0.0f) : Lanes::load(next.k + c));
+      float* const to = gathered_ + i * h_;
+      const std::size_t numbers = some * h_;
+      for (std::size_t c = 0; c < numbers; c += Lanes::kSize) {
+        Lanes::store(to + c, next.k == nullptr ? Lanes::broadcast(0.0f) : Lanes::load(next.k + c));
       }
       i += some;
     }

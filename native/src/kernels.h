@@ -23,7 +23,7 @@ constexpr std::size_t in_vectors(std::size_t count) {
 // computes at most so many rows at a time.
 constexpr std::size_t kKeyBlock = 128;
 constexpr std::size_t kKeyPanel = 32;
-constexpr std::size_t kAttentionRows = 56;
+constexpr std::size_t kAttentionRows = 112;
 
 // Rows of the queries of one key head, and room for what is computed on the way.
 struct AttentionRows {

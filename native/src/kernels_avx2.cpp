@@ -31,6 +31,10 @@ struct Avx2 {
   }
   static void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+  // 2 to the power n, where a number's last bits are n + 127.
+  static Vector two_to(Vector bits) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(bits), 23));
+  }
   // a where it is larger, otherwise b.
   static Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 

@@ -28,6 +28,10 @@ struct Neon {
   static void prefetch(const void* from) { __builtin_prefetch(from); }
   static void store(float* to, Vector value) { vst1q_f32(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+  // 2 to the power n, where a number's last bits are n + 127.
+  static Vector two_to(Vector bits) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(bits), 23));
+  }
   // a where it is larger, otherwise b.
   static Vector maximum(Vector a, Vector b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 

@@ -41,6 +41,15 @@ struct Portable {
     for (int i = 0; i < kSize; ++i) sum.values[i] = a.values[i] * b.values[i] + c.values[i];
     return sum;
   }
+  // 2 to the power n, where a number's last bits are n + 127.
+  static Vector two_to(const Vector& bits) {
+    std::uint32_t numbers[kSize];
+    std::memcpy(numbers, bits.values, sizeof numbers);
+    for (std::uint32_t& number : numbers) number <<= 23;
+    Vector power;
+    std::memcpy(power.values, numbers, sizeof numbers);
+    return power;
+  }
   // a where it is larger, otherwise b.
   static Vector maximum(const Vector& a, const Vector& b) {
     Vector most;

@@ -1,4 +1,4 @@
-// Grouped-query attention of a few rows to cached rows and to each other, for CPUs.
+// Grouped-query attention of new rows to cached rows and to each other, for CPUs.
 //
 // A row's result depends only on its query and on the keys and values that it sees, in their order:
 // the cached ones, then the new ones. A token's result is therefore the same, bit for bit, whether
