@@ -295,18 +295,25 @@ class RowsAttention {
             count};
   }
 
-  // Copies the keys of a panel from a position on to columns [h, kKeyPanel]; from `end` on, zeros.
-  void transpose(std::size_t position, std::size_t end) {
+  // Products of all rows with the keys of a panel, from a position on; from `end` on keys are zeros.
+  void score(std::size_t position, std::size_t end, float* scores, std::size_t stride) {
     const std::size_t count = end - position < kKeyPanel ? end - position : kKeyPanel;
-    gather(position, count);
-    for (std::size_t c = 0; c < kKeyPanel; c += Lanes::kSize) {
+    const std::size_t width = in_vectors(count);
+    gather(position, count, width);
+    for (std::size_t c = 0; c < width; c += Lanes::kSize) {
       for (std::size_t i = 0; i < h_; i += Lanes::kSize) {
         Lanes::transpose(gathered_ + c * h_ + i, h_, keys_ + i * kKeyPanel + c, kKeyPanel);
       }
     }
+    for_groups<Lanes>(rows_.rows, [&](std::size_t r, std::size_t some) {
+      const Factors<float> factors{q_ + r * h_, h_,     keys_, kKeyPanel, h_, scores + r * stride,
+                                   stride,      true};
+      add_rows_of_products<Lanes, Lanes::kRows>(some, factors, width);
+    });
   }
 
-  void gather(std::size_t position, std::size_t count) {
+  // Copies keys [count, h] from where they are, which reads them in their order; then zeros.
+  void gather(std::size_t position, std::size_t count, std::size_t width) {
     for (std::size_t i = 0; i < count;) {
       const Piece<Number> next = piece(position + i);
       const std::size_t some = next.count < count - i ? next.count : count - i;
@@ -317,17 +324,7 @@ class RowsAttention {
       }
       i += some;
     }
-    for (std::size_t i = count * h_; i < kKeyPanel * h_; ++i) gathered_[i] = 0;
-  }
-
-  // Products of all rows with the keys of a panel.
-  void score(std::size_t position, std::size_t end, float* scores, std::size_t stride) {
-    transpose(position, end);
-    for_groups<Lanes>(rows_.rows, [&](std::size_t r, std::size_t count) {
-      const Factors<float> factors{q_ + r * h_, h_,     keys_, kKeyPanel, h_, scores + r * stride,
-                                   stride,      true};
-      add_rows_of_products<Lanes, Lanes::kRows>(count, factors, kKeyPanel);
-    });
+    for (std::size_t i = count * h_; i < width * h_; ++i) gathered_[i] = 0;
   }
 
   // Adds the values of positions [from, to) of a block, which has rows' weights, to their sums.
@@ -404,7 +401,7 @@ class RowsAttention {
   std::size_t used_;   // cached rows
   bool in_order_;      // whether all rows see new rows as if they were cached, up to some row
   float* keys_;        // [h, kKeyPanel]: keys, one a column
-  float* gathered_;    // [kKeyPanel, h]: keys of several pages
+  float* gathered_;    // [kKeyPanel, h]: keys
   float* sums_;        // [rows, h]
   float* scores_;      // [rows, kKeyBlock]; then weights
   float* fresh_;       // [rows, fresh_stride]: scores of new keys, seen or not

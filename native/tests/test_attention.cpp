@@ -210,7 +210,7 @@ void check(const Problem& problem, std::size_t window) {
       for (std::size_t b = 0; b < problem.sequences; ++b) {
         const std::vector<double> expected = problem.expected(b, t, window);
         for (std::size_t i = 0; i < width; ++i) {
-          CHECK(std::abs(alone[t][b * width + i] - expected[i]) < 1e-5);
+          CHECK(std::abs(alone[t][b * width + i] - expected[i]) < 2e-5);
         }
       }
     }
@@ -256,9 +256,10 @@ void check_shared(Problem problem, std::size_t window) {
 int main() {
   unsigned seed = 0;
   constexpr std::size_t kShapes[][5] = {
-      {1, 2, 1, 16, 12}, {2, 6, 2, 48, 37}, {1, 5, 1, 64, 70}, {3, 2, 2, 80, 21}};
+      {1, 2, 1, 16, 12}, {2, 6, 2, 48, 37}, {1, 5, 1, 64, 70}, {3, 2, 2, 80, 21},
+      {1, 3, 1, 16, 290}};  // several blocks of keys
   for (const auto& [sequences, heads, kv_heads, size, tokens] : kShapes) {
-    for (std::size_t window : {1000, 20, 1}) {
+    for (std::size_t window : {1000, 150, 20, 1}) {
       for (float cap : {0.0f, 3.0f}) {
         Problem problem;
         problem.sequences = sequences;

@@ -64,7 +64,7 @@ def compare(kernel, shape, size, length, seed=0):
 @pytest.mark.parametrize(("shape", "size", "length"), CASES, ids=str)
 def test_a_kernel_against_plain_jax(kernel, shape, size, length):
     if kernel == "native":
-        shape = dataclasses.replace(shape, dtype="float32", rows=min(shape.rows, 128))
+        shape = dataclasses.replace(shape, dtype="float32")
     compare(kernel, shape, size, length)
 
 
@@ -80,7 +80,6 @@ def test_plain_jax_reads_pages(shape, size):
         *((AttentionShape(1, 2, 1, 3, 20, size), "interpret") for size in (8, 80, 512)),
         (AttentionShape(1, 2, 1, 3, 20, 40), "interpret-mosaic"),
         pytest.param(AttentionShape(1, 2, 1, 3, 20, 40), *NATIVE.values, marks=NATIVE.marks),
-        pytest.param(AttentionShape(1, 2, 1, 200, 300), *NATIVE.values, marks=NATIVE.marks),
         pytest.param(
             AttentionShape(1, 2, 1, 2, 9, dtype="bfloat16"), *NATIVE.values, marks=NATIVE.marks
         ),
