@@ -97,6 +97,7 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         heads = self._joint_heads if self._joint(source(inputs).dtype) else self._heads
         q, k, v = heads(inputs, positions)
+        k, v = self.options.rounded(k, v)
         attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.options.attention)
         return self.o_proj(attended, residual), (k, v)
 

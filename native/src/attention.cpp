@@ -38,7 +38,8 @@ void attend(const Attention& attention, Instructions instructions, std::size_t t
     keys += static_cast<std::size_t>(std::max(attention.length[b], 0)) + attention.new_rows;
   }
   const std::size_t operations = 2 * attention.heads * attention.rows * keys * attention.head_size;
-  const std::size_t bytes = 8 * keys * attention.kv_heads * attention.head_size;
+  const std::size_t numbers = 2 * keys * attention.kv_heads * attention.head_size;
+  const std::size_t bytes = numbers * (attention.bfloat16 ? 2 : 4);
   threads = std::min(threads, std::max(operations / kOperationsPerThread, bytes / kBytesPerThread));
   threads = std::max<std::size_t>(threads, 1);
   const std::size_t heads = attention.sequences * attention.kv_heads;

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels.h"
 #include "row_loops.h"
@@ -413,7 +412,11 @@ class RowsAttention {
 // Computes `rows`; see AttentionRows.
 template <class Lanes>
 void attend_rows(const AttentionRows& rows) {
-  RowsAttention<Lanes, float>(rows).compute();
+  if (rows.attention->bfloat16) {
+    RowsAttention<Lanes, std::uint16_t>(rows).compute();
+  } else {
+    RowsAttention<Lanes, float>(rows).compute();
+  }
 }
 
 }  // namespace

@@ -19,16 +19,16 @@ from dart_jax.models.cpu import or_nothing
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
     """Tells whether the C++ core computes these sizes and dtypes."""
-    alike = q.dtype == prefix.k.dtype == prefix.v.dtype == jnp.float32
-    return alike and q.shape[3] % 16 == 0
+    known = prefix.k.dtype in (jnp.float32, jnp.bfloat16)
+    return q.dtype == jnp.float32 and known and q.shape[3] % 16 == 0
 
 
 def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
     """Computes `attend.attend` for one segment and a prefix.
 
     Args:
-      new: new rows, T' keys, float32.
-      prefix: cached rows, float32.
+      new: new rows, T' keys; queries in float32, keys and values in the prefix's dtype.
+      prefix: cached rows, in float32 or bfloat16.
       scoring: how scores are computed.
 
     Returns:
