@@ -38,6 +38,7 @@ from dart_jax.loading import (
 )
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.kernels.options import CacheDtype
 from dart_jax.models.platform.execution import AttentionChoice, Execution
 from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.models.pure import dtype_of
@@ -107,11 +108,12 @@ class DartModel:
         drafting = drafter_title(self.drafter)
         if "drafter" in self.params:
             drafting += f", {_count(self.params['drafter'])} parameters"
+        kv = np.dtype(self.execution.target.cache_dtype(norm.dtype))
         return {
             "target": f"{self.target.model_type}, {_count(self.params['target'])} parameters",
             "drafter": drafting,
             "n-gram model": "none" if self.ngram is None else repr(self.ngram),
-            "dtype": str(norm.dtype),
+            "dtype": f"{norm.dtype}; keys and values {kv}",
             "device": f"{kind} {', '.join(map(str, devices))}",
             "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
         }
@@ -140,6 +142,7 @@ class DartModel:
         dtype: DTypeLike = "auto",
         attention: AttentionChoice = "auto",
         weights_dtype: WeightsDtype = "stored",
+        kv_dtype: CacheDtype = "auto",
         search: SearchWay = "auto",
         ngram_device_memory: int = DEFAULT_MEMORY,
         mesh: str | None = None,
@@ -169,6 +172,8 @@ class DartModel:
             layers, of target and drafter, to 8 bits as they are loaded: on one CPU with the C++
             core in groups of 64, and their inputs too; elsewhere with a scale for each output, and
             also those of a mixture's experts.
+          kv_dtype: of the caches' keys and values; "auto" is that of the activations. "bfloat16",
+            on one CPU with the C++ core, rounds them to half of the bytes as they are made.
           search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
             NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
             n-gram model in the device's memory, with a DART drafter; "auto" is the platform's best.
@@ -184,7 +189,8 @@ class DartModel:
           UserError: something is missing, damaged or not supported, or the parts do not match.
         """
         enable_compilation_cache()
-        kind, execution = resolve_dtype(dtype), Execution.here(attention, weights_dtype)
+        kind = resolve_dtype(dtype)
+        execution = Execution.here(attention, weights_dtype, kv_dtype)
         if mesh is not None:
             execution = execution.on(MeshShape.parse(mesh).make())
         check_way(search, ngram_device_memory)

@@ -23,6 +23,7 @@ from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.kernels.options import CacheDtype, LayerOptions
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.tables import table
 from dart_jax.weights import hub
@@ -61,6 +62,8 @@ class MemoryConfig:
     weights: Literal["stored", "int8"] = "stored"
     """Storage of the weights of linear layers and experts: with that dtype, or in 8 bits with a
     scale for each output, as on GPUs and TPUs."""
+    kv: CacheDtype = "auto"
+    """dtype of caches: as the rest, or bfloat16."""
     length: int = 4096
     """Tokens of prompt and new text together."""
     batch_size: int = 1
@@ -112,15 +115,16 @@ class Memory(NamedTuple):
 def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> Memory:
     """Computes what one model needs, with the options of `config`."""
     dtype, int8 = np.dtype(resolve_dtype(config.dtype)), config.weights == "int8"
+    kv = LayerOptions(kv=config.kv).cache_dtype(dtype)
     decoding = DecodeConfig(target, drafter, config.tree_nodes)
     length = min(length_bucket(config.length), target.max_length)
     rows = config.batch_size * decoding.capacity(length)
     features = dtype.itemsize * len(decoding.feature_layers) * target.hidden_size
-    node = _FLOAT * target.vocab_size + features + cache_row(target, dtype)
+    node = _FLOAT * target.vocab_size + features + cache_row(target, kv)
     return Memory(
         weight_bytes(target, dtype, int8),
         weight_bytes(drafter, dtype, int8),
-        rows * (cache_row(target, dtype) + cache_row(drafter, dtype)),
+        rows * (cache_row(target, kv) + cache_row(drafter, kv)),
         config.batch_size * (config.tree_nodes + 1) * node,
     )
 

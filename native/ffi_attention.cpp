@@ -65,11 +65,21 @@ ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos,
 
 // See dart::Attention. `first` has no elements where every row sees all cached rows, and `pages` is
 // one-dimensional where sequences have no pages.
-ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_k, Array new_v,
+ffi::Error attention(ffi::ThreadPool pool, Array q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                     ffi::AnyBuffer new_k, ffi::AnyBuffer new_v,
                      ffi::BufferR1<ffi::S32> length, ffi::Buffer<ffi::S32> first,
                      ffi::BufferR3<ffi::PRED> mask, ffi::Buffer<ffi::S32> pages, ffi::Result<ffi::BufferR3<ffi::F32>> out,
                      float scale, float cap) {
   const auto queries = q.dimensions(), keys = k.dimensions(), rows = new_k.dimensions();
+  const ffi::DataType type = k.element_type();
+  if (keys.size() != 4 || v.dimensions().size() != 4 || rows.size() != 4 ||
+      new_v.dimensions().size() != 4) {
+    return ffi::Error::InvalidArgument("dart_attention: arguments of other numbers of axes");
+  }
+  if ((type != ffi::F32 && type != ffi::BF16) || v.element_type() != type ||
+      new_k.element_type() != type || new_v.element_type() != type) {
+    return ffi::Error::InvalidArgument("dart_attention: keys and values of other types");
+  }
   const std::int64_t b = queries[0], heads = queries[1], t = queries[2], h = queries[3];
   const std::int64_t kv_heads = keys[1], n = rows[2];
   const bool paged = pages.dimensions().size() == 2;
@@ -84,10 +94,11 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_
   }
   dart::Attention attention;
   attention.q = q.typed_data();
-  attention.k = k.typed_data();
-  attention.v = v.typed_data();
-  attention.new_k = new_k.typed_data();
-  attention.new_v = new_v.typed_data();
+  attention.k = k.untyped_data();
+  attention.v = v.untyped_data();
+  attention.new_k = new_k.untyped_data();
+  attention.new_v = new_v.untyped_data();
+  attention.bfloat16 = type == ffi::BF16;
   attention.length = length.typed_data();
   attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
   attention.mask = mask.typed_data();
@@ -129,10 +140,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_attention, attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Array>()
-                                  .Arg<Array>()
-                                  .Arg<Array>()
-                                  .Arg<Array>()
-                                  .Arg<Array>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()

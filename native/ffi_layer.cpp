@@ -15,7 +15,6 @@ namespace ffi = xla::ffi;
 
 using Floats = ffi::Buffer<ffi::F32>;
 using Rows = ffi::BufferR3<ffi::F32>;
-using Array = ffi::BufferR4<ffi::F32>;
 using Ints = ffi::Buffer<ffi::S32>;
 
 std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimension); }
@@ -40,14 +39,20 @@ bool optional(const Floats& array, std::size_t count) {
 ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats after_attention,
                  Floats before_mlp, Floats after_mlp, Floats q_scale, Floats k_scale,
                  Floats qkv_bias, Floats out_bias, Floats gate_up_bias, Floats down_bias, Rows cos,
-                 Rows sin, Array cached_k, Array cached_v, Ints length, Ints first,
+                 Rows sin, ffi::AnyBuffer cached_k, ffi::AnyBuffer cached_v, Ints length, Ints first,
                  ffi::BufferR3<ffi::PRED> mask, Ints pages, ffi::RemainingArgs tiles,
-                 ffi::Result<Rows> y, ffi::Result<Array> k, ffi::Result<Array> v,
+                 ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k, ffi::Result<ffi::AnyBuffer> v,
                  std::string_view activation, float eps, float offset, float multiplier,
                  float scale, float cap, ffi::Span<const std::int32_t> counts,
                  ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) {
   const auto shape = x.dimensions(), keys = k->dimensions(), cache = cached_k.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
+  const ffi::DataType dtype = cached_k.element_type();
+  if (keys.size() != 4 || (dtype != ffi::F32 && dtype != ffi::BF16) ||
+      cached_v.element_type() != dtype || k->element_type() != dtype ||
+      v->element_type() != dtype) {
+    return ffi::Error::InvalidArgument("dart_layer: keys and values of other dtypes");
+  }
   const std::size_t kv_heads = size(keys[1]), h = size(keys[3]);
   const std::size_t pairs = size(cos.dimensions()[2]);
   const bool paged = pages.dimensions().size() == 2;
@@ -97,13 +102,15 @@ ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats a
   layer.activation = activation == "gelu" ? dart::Activation::kGelu : dart::Activation::kSilu;
   layer.multiplier = multiplier;
   layer.heads = {nullptr,  cos.typed_data(), sin.typed_data(), or_null(q_scale), or_null(k_scale),
-                 together, eps,              offset,           nullptr,          k->typed_data(),
-                 v->typed_data(), b,         t,                heads,            kv_heads,
+                 together, eps,              offset,           nullptr,          nullptr,
+                 nullptr,  b,                t,                heads,            kv_heads,
                  h,        2 * pairs};
   layer.attention = {};
-  layer.attention.k = cached_k.typed_data();
-  layer.attention.v = cached_v.typed_data();
-  layer.attention.new_v = v->typed_data();
+  layer.new_k = k->untyped_data();
+  layer.new_v = v->untyped_data();
+  layer.attention.k = cached_k.untyped_data();
+  layer.attention.v = cached_v.untyped_data();
+  layer.attention.bfloat16 = dtype == ffi::BF16;
   layer.attention.length = length.typed_data();
   layer.attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
   layer.attention.mask = mask.typed_data();
@@ -143,16 +150,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_layer, layer,
                                   .Arg<Floats>()
                                   .Arg<Rows>()
                                   .Arg<Rows>()
-                                  .Arg<Array>()
-                                  .Arg<Array>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()
                                   .Arg<Ints>()
                                   .RemainingArgs()
                                   .Ret<Rows>()
-                                  .Ret<Array>()
-                                  .Ret<Array>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
                                   .Attr<std::string_view>("activation")
                                   .Attr<float>("eps")
                                   .Attr<float>("offset")

@@ -41,7 +41,8 @@ def caches_without_rows(
     config: DecodeConfig, params: DecodeParams, batch: int, capacity: int
 ) -> Caches:
     """Returns the caches of `batch` prompts of which nothing was read, with `capacity` rows."""
-    dtype, execution = dtype_of(params["target"]), config.execution
+    execution = config.execution
+    dtype = execution.target.cache_dtype(dtype_of(params["target"]))
     layers, heads = config.target.num_hidden_layers, config.target.num_key_value_heads
     heads //= execution.target.shards
     target = init_cache(layers, batch, heads, capacity, config.target.head_dim, dtype)

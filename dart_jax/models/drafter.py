@@ -160,7 +160,7 @@ class Drafter(DraftLayer):
             # How many mask rows each row after the real rows represents.
             masks = m if i == 0 else 1
             k, v = (_repeat_from(y, t, masks, axis=2) for y in layer.keys(inputs))
-            k = rotate(k, all_positions, self.config.rope)
+            k, v = self.options.rounded(rotate(k, all_positions, self.config.rope), v)
             rows.append((k[:, :, :t], v[:, :, :t]))
             q_inputs, q_positions, q_seen, real = inputs, all_positions, seen, t
             if final:

@@ -77,7 +77,7 @@ class Eagle3Drafter(DraftLayer):
     def keys_at(self, inputs: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Rotated keys and values [B, K, T, h] of rows [B, T, 2D] at int32 positions [B, T]."""
         k, v = self.keys(inputs)
-        return rotate(k, positions, self.config.rope), v
+        return self.options.rounded(rotate(k, positions, self.config.rope), v)
 
     def __call__(
         self,

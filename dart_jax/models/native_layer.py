@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Scoring
 from dart_jax.models.cpu import or_nothing
@@ -52,6 +53,7 @@ class NativeLayer(NamedTuple):
       multiplier: of what attention and MLP add to the residual stream.
       scoring: of attention.
       kv_heads: K.
+      kv: dtype of keys and values, float32 or bfloat16.
     """
 
     before_attention: jax.Array | None
@@ -70,6 +72,7 @@ class NativeLayer(NamedTuple):
     multiplier: float
     scoring: Scoring
     kv_heads: int
+    kv: DTypeLike
 
     def __call__(
         self,
@@ -93,9 +96,9 @@ class NativeLayer(NamedTuple):
         """
         b, t, _ = x.shape
         h = (self.qkv.kernel.shape[1] - self.out.kernel.d_in) // (2 * self.kv_heads)
-        rows = jax.ShapeDtypeStruct((b, self.kv_heads, t, h), x.dtype)
+        rows = jax.ShapeDtypeStruct((b, self.kv_heads, t, h), self.kv)
         if prefix is None:
-            none = jnp.zeros((b, self.kv_heads, 0, h), x.dtype)
+            none = jnp.zeros((b, self.kv_heads, 0, h), self.kv)
             prefix = Prefix(none, none, jnp.zeros(b, jnp.int32))
         matrices = (self.qkv, self.out, self.gate_up, self.down)
         kernels = [matrix.kernel for matrix in matrices]

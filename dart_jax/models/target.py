@@ -98,6 +98,7 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         heads = self._joint_heads if self._joint(source(inputs).dtype) else self._heads
         q, k, v = heads(inputs, positions)
+        k, v = self.options.rounded(k, v)
         attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.options.attention)
         return self.o_proj(attended, residual), (k, v)
 
@@ -224,7 +225,7 @@ class DecoderLayer(nnx.Module):
         if attention.options.attention != "native" or not attention.options.fused:
             return False
         tiles = isinstance(attention.o_proj.kernel.get_value(), Tiles)
-        computed = x.dtype == jnp.float32 and fits_native(x.shape[1], attention.head_dim)
+        computed = x.dtype == jnp.float32 and fits_native(attention.head_dim)
         return tiles and computed and isinstance(self.mlp, GatedMLP)
 
     def _natively(
@@ -258,6 +259,7 @@ class DecoderLayer(nnx.Module):
             multiplier=self.multiplier,
             scoring=attention.scoring,
             kv_heads=attention.kv_heads,
+            kv=attention.options.cache_dtype(x.dtype),
         )
         return layer(x, *attention.rotation(positions), mask, prefix)
 

@@ -10,6 +10,7 @@ from dart_jax.decoding.search.choice import SearchWay
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.model import DartModel
+from dart_jax.models.kernels.options import CacheDtype
 from dart_jax.models.platform.execution import AttentionChoice
 from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.named import models
@@ -42,6 +43,9 @@ class ModelChoice:
     weights: WeightsDtype = "stored"
     """Storage of the weights of linear layers: with the files' values, or in 8 bits, which on a
     CPU also rounds their inputs."""
+    kv: CacheDtype = "auto"
+    """dtype of cached keys and values: that of the activations, or on a CPU bfloat16, which takes
+    half of the memory."""
     attention: AttentionChoice = "auto"
     """Attention to the cache: native, in the C++ core, for CPUs; triton, a kernel for NVIDIA GPUs
     from the A100 on; mosaic, a kernel for TPUs; or dense, plain JAX. auto: the platform's best."""
@@ -126,6 +130,7 @@ class ModelChoice:
             dtype=self.dtype,
             attention=self.attention,
             weights_dtype=self.weights,
+            kv_dtype=self.kv,
             search=self.search,
             ngram_device_memory=memory,
             mesh=self.mesh,

@@ -143,7 +143,7 @@ class SpeedupConfig(MethodChoice):
                 f"{tokenizer.vocab_size}; pass a larger shape"
             )
         enable_compilation_cache()
-        execution = Execution.here(self.attention, self.weights)
+        execution = Execution.here(self.attention, self.weights, self.kv)
         if self.mesh is not None:
             execution = execution.on(MeshShape.parse(self.mesh).make())
         dtype = resolve_dtype(self.dtype)

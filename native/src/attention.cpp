@@ -2,40 +2,29 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 
 #include "kernels.h"
 
 namespace dart {
 namespace {
 
-// Scores that are held at a time, unless one block of rows has more.
-constexpr std::size_t kMostScores = 1 << 18;
-constexpr std::size_t kLeastRows = 8;
+constexpr std::size_t kLeastRows = 8;   // of a part, unless there are fewer
+constexpr std::size_t kAlignment = 64;  // of the room, in bytes: vectors are in one line of the cache
+
+struct Free {
+  void operator()(float* room) const { ::operator delete(room, std::align_val_t{kAlignment}); }
+};
 
 // Computes rows [begin, end) of the queries of one sequence's key head.
 void attend_rows(const Attention& attention, const Kernels& kernels, std::size_t sequence,
                  std::size_t kv_head, std::size_t begin, std::size_t end) {
-  const auto length = static_cast<std::size_t>(std::max(attention.length[sequence], 0));
-  AttentionRows rows;
-  rows.attention = &attention;
-  rows.sequence = sequence;
-  rows.kv_head = kv_head;
-  rows.used = std::min(length, attention.pages.each * attention.pages.size);
-  rows.stride = in_vectors(rows.used) + in_vectors(attention.new_rows) + kMostLanes;
-  rows.fresh_stride = in_vectors(attention.new_rows);
-  const std::size_t most = std::max(kLeastRows, kMostScores / rows.stride);
-  const std::size_t count = std::min(most, end - begin);
-  const std::size_t scores = count * rows.stride, fresh = count * rows.fresh_stride;
-  const std::size_t keys = attention.head_size * kMostLanes;
-  const std::unique_ptr<float[]> room(new float[scores + fresh + 2 * keys]);
-  rows.scores = room.get();
-  rows.fresh = rows.scores + scores;
-  rows.keys = rows.fresh + fresh;
-  rows.gathered = rows.keys + keys;
-  for (rows.row = begin; rows.row < end; rows.row += rows.rows) {
-    rows.rows = std::min(count, end - rows.row);
-    kernels.attend(rows);
-  }
+  const std::size_t rows = end - begin, h = attention.head_size;
+  const std::size_t fresh = (attention.new_rows + kKeyPanel - 1) / kKeyPanel * kKeyPanel;
+  const std::size_t numbers = rows * (kKeyBlock + h + fresh) + 2 * kKeyPanel * h;
+  void* const memory = ::operator new(numbers * sizeof(float), std::align_val_t{kAlignment});
+  const std::unique_ptr<float, Free> room(static_cast<float*>(memory));
+  kernels.attend({&attention, sequence, kv_head, begin, rows, room.get()});
 }
 
 // Threads that the work is enough for, of which there are so many.
@@ -45,7 +34,8 @@ std::size_t threads_for(const Attention& attention, std::size_t threads) {
     keys += static_cast<std::size_t>(std::max(attention.length[b], 0)) + attention.new_rows;
   }
   const std::size_t operations = 2 * attention.heads * attention.rows * keys * attention.head_size;
-  const std::size_t bytes = 8 * keys * attention.kv_heads * attention.head_size;
+  const std::size_t numbers = 2 * keys * attention.kv_heads * attention.head_size;
+  const std::size_t bytes = numbers * (attention.bfloat16 ? 2 : 4);
   threads = std::min(threads, std::max(operations / kOperationsPerThread, bytes / kBytesPerThread));
   return std::max<std::size_t>(threads, 1);
 }
@@ -55,12 +45,15 @@ std::size_t threads_for(const Attention& attention, std::size_t threads) {
 void attend(const Attention& attention, Instructions instructions, Team& team) {
   const Kernels& kernels = *dart::kernels(instructions);
   const std::size_t rows = attention.heads / attention.kv_heads * attention.rows;
-  const std::size_t threads = threads_for(attention, team.threads());
-  // Rows of one key head are divided among threads only if there are not heads enough.
+  const std::size_t threads = team.threads();
   const std::size_t heads = attention.sequences * attention.kv_heads;
-  if (heads == 0) return;
+  if (heads == 0 || rows == 0) return;
+  // Rows of one key head are divided among threads if there are not heads enough for all to end at
+  // about the same time.
   const std::size_t most = (rows + kLeastRows - 1) / kLeastRows;
-  const std::size_t parts = std::min((threads + heads - 1) / heads, most);
+  const std::size_t wanted = heads % threads == 0 ? 1 : (2 * threads + heads - 1) / heads;
+  const std::size_t least = (rows + kAttentionRows - 1) / kAttentionRows;
+  const std::size_t parts = std::max(std::min(wanted, most), least);
   team.share(heads * parts, [&](std::size_t chunk) {
     const std::size_t head = chunk / parts, part = chunk % parts;
     attend_rows(attention, kernels, head / attention.kv_heads, head % attention.kv_heads,

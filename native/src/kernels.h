@@ -19,20 +19,20 @@ constexpr std::size_t in_vectors(std::size_t count) {
   return (count + kMostLanes - 1) / kMostLanes * kMostLanes;
 }
 
+// Attention takes keys of a block of positions at a time, scores those of a panel together, and
+// computes at most so many rows at a time.
+constexpr std::size_t kKeyBlock = 128;
+constexpr std::size_t kKeyPanel = 32;
+constexpr std::size_t kAttentionRows = 112;
+
 // Rows of the queries of one key head, and room for what is computed on the way.
 struct AttentionRows {
   const Attention* attention;
   std::size_t sequence;
   std::size_t kv_head;
-  std::size_t used;     // cached rows
-  std::size_t row;      // the first of `rows`; row r belongs to the group's head r / T
-  std::size_t rows;
-  float* scores;        // [rows, stride]
-  float* fresh;         // [rows, fresh_stride]: scores of new keys, seen or not
-  float* keys;          // [h, kMostLanes]: keys, one a column
-  float* gathered;      // [kMostLanes, h]: keys of several pages
-  std::size_t stride;
-  std::size_t fresh_stride;
+  std::size_t row;   // the first of `rows`; row r belongs to the group's head r / T
+  std::size_t rows;  // 1 to kAttentionRows
+  float* room;       // [rows (kKeyBlock + h + N in panels) + 2 kKeyPanel h]
 };
 
 // Computes a product's outputs of tiles [first, last), without bias and residual.

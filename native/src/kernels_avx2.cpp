@@ -18,7 +18,6 @@ struct Avx2 {
   static constexpr int kSize = 8;
   static constexpr int kRows = 6;  // x 2 vectors: 12 of 16 registers
   static constexpr int kTilesOfRow = 2;
-  static constexpr int kAttentionRows = 4;
   static constexpr int vectors(int rows) { return rows <= 3 ? 4 : 2; }
 
   static Vector broadcast(float value) { return _mm256_set1_ps(value); }
@@ -32,6 +31,12 @@ struct Avx2 {
   }
   static void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+  // 2 to the power n, where a number's last bits are n + 127.
+  static Vector two_to(Vector bits) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(bits), 23));
+  }
+  // a where it is larger, otherwise b.
+  static Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 
   // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
   static void transpose(const float* from, std::size_t from_stride, float* to,

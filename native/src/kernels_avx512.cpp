@@ -19,7 +19,6 @@ struct Avx512 {
   static constexpr int kSize = 16;
   static constexpr int kRows = 14;  // x 2 vectors: 28 of 32 registers
   static constexpr int kTilesOfRow = 4;
-  static constexpr int kAttentionRows = 8;
   static constexpr int vectors(int) { return 2; }
 
   static Vector broadcast(float value) { return _mm512_set1_ps(value); }
@@ -34,6 +33,12 @@ struct Avx512 {
   }
   static void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  // 2 to the power n, where a number's last bits are n + 127.
+  static Vector two_to(Vector bits) {
+    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_castps_si512(bits), 23));
+  }
+  // a where it is larger, otherwise b.
+  static Vector maximum(Vector a, Vector b) { return _mm512_mask_max_ps(b, 0xffff, a, b); }
 
   // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
   static void transpose(const float* from, std::size_t from_stride, float* to,

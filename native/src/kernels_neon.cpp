@@ -18,7 +18,6 @@ struct Neon {
   static constexpr int kSize = 4;
   static constexpr int kRows = 6;  // x 4 vectors: 24 of 32 registers
   static constexpr int kTilesOfRow = 2;
-  static constexpr int kAttentionRows = 4;
   static constexpr int vectors(int rows) { return rows <= 2 ? 8 : 4; }
 
   static Vector broadcast(float value) { return vdupq_n_f32(value); }
@@ -29,6 +28,12 @@ struct Neon {
   static void prefetch(const void* from) { __builtin_prefetch(from); }
   static void store(float* to, Vector value) { vst1q_f32(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+  // 2 to the power n, where a number's last bits are n + 127.
+  static Vector two_to(Vector bits) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(bits), 23));
+  }
+  // a where it is larger, otherwise b.
+  static Vector maximum(Vector a, Vector b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {

@@ -13,7 +13,6 @@ struct Portable {
   static constexpr int kSize = 4;
   static constexpr int kRows = 4;
   static constexpr int kTilesOfRow = 1;
-  static constexpr int kAttentionRows = 2;
   static constexpr int vectors(int) { return 2; }
 
   struct Vector {
@@ -41,6 +40,21 @@ struct Portable {
     Vector sum;
     for (int i = 0; i < kSize; ++i) sum.values[i] = a.values[i] * b.values[i] + c.values[i];
     return sum;
+  }
+  // 2 to the power n, where a number's last bits are n + 127.
+  static Vector two_to(const Vector& bits) {
+    std::uint32_t numbers[kSize];
+    std::memcpy(numbers, bits.values, sizeof numbers);
+    for (std::uint32_t& number : numbers) number <<= 23;
+    Vector power;
+    std::memcpy(power.values, numbers, sizeof numbers);
+    return power;
+  }
+  // a where it is larger, otherwise b.
+  static Vector maximum(const Vector& a, const Vector& b) {
+    Vector most;
+    for (int i = 0; i < kSize; ++i) most.values[i] = a.values[i] > b.values[i] ? a.values[i] : b.values[i];
+    return most;
   }
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {

@@ -1,6 +1,8 @@
 #include "dart/layer.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 
 #include "kernels.h"
 
@@ -18,13 +20,23 @@ T* room(std::vector<T>& memory, std::size_t size) {
 }
 
 struct Rooms {
-  std::vector<float> read, made, heads, attended, added, middle;
+  std::vector<float> read, made, heads, kept, attended, added, middle;
   std::vector<Int8Inputs> rounded;
 };
 
 Rooms& rooms() {
   static thread_local Rooms rooms;
   return rooms;
+}
+
+// Rounds numbers to the nearest bfloat16, to the even one of two.
+void round(const float* x, std::size_t count, std::uint16_t* y) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    y[i] = static_cast<std::uint16_t>(nan ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+  }
 }
 
 // Multiplies rows with a matrix. `prepare(begin, end)` computes some rows [rows, in] of `read` first;
@@ -102,10 +114,18 @@ void run(const Layer& layer, std::size_t rows, Instructions instructions, Team& 
   times_normed(layer.qkv, layer.before_attention, layer.x, rows, qkv, instructions, team);
   heads.x = qkv;
   heads.q = room(rooms().heads, rows * width);
+  const std::size_t kept = rows * heads.kv_heads * heads.head_size;
+  float* const exact = attention.bfloat16 ? room(rooms().kept, 2 * kept) : nullptr;
+  heads.k = attention.bfloat16 ? exact : static_cast<float*>(layer.new_k);
+  heads.v = attention.bfloat16 ? exact + kept : static_cast<float*>(layer.new_v);
   rotate_heads(heads, instructions);
+  if (attention.bfloat16) {
+    round(heads.k, kept, static_cast<std::uint16_t*>(layer.new_k));
+    round(heads.v, kept, static_cast<std::uint16_t*>(layer.new_v));
+  }
   attention.q = heads.q;
-  attention.new_k = heads.k;
-  attention.new_v = heads.v;
+  attention.new_k = layer.new_k;
+  attention.new_v = layer.new_v;
   attention.out = room(rooms().attended, rows * width);
   attend(attention, instructions, team);
   run_after_attention(layer, attention.out, rows, instructions, team);

@@ -58,9 +58,9 @@ CONFIGS = {
 }
 
 
-def both(config, params, tokens, batch):
+def both(config, params, tokens, batch, kv="auto"):
     """Logits [B, T, V] of the same tokens: one after another, and each at once below a prefix."""
-    execution = Execution.of_cpu()
+    execution = Execution.here(kv_dtype=kv)
     assert execution.attention == "native"
 
     @jax.jit
@@ -71,7 +71,8 @@ def both(config, params, tokens, batch):
         return target.logits(out.hidden), extend(cache, out.rows, length)
 
     shape = config.num_key_value_heads, CAPACITY, config.head_dim
-    cache = init_cache(config.num_hidden_layers, batch, *shape, jnp.float32)
+    dtype = execution.target.cache_dtype(jnp.float32)
+    cache = init_cache(config.num_hidden_layers, batch, *shape, dtype)
     # What is not filled must not matter.
     cache = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), cache)
     caches, alone = [], []
@@ -93,9 +94,10 @@ def test_logits_alone_and_in_a_tree(name, batch):
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
     rng = np.random.default_rng(1)
     tokens = jnp.asarray(rng.integers(0, config.vocab_size, (batch, TOKENS)), jnp.int32)
-    for loaded, weights_dtype in ((params, "stored"), (rounded, "stored"), (params, "int8")):
+    forms = ((params, "stored"), (rounded, "stored"), (params, "int8"), (params, "stored"))
+    for (loaded, weights_dtype), kv in zip(forms, (*["auto"] * 3, "bfloat16"), strict=True):
         prepared = Execution.here(weights_dtype=weights_dtype).weights.prepare(copied(loaded))
-        check(config, prepared, tokens, rng)
+        check(config, prepared, tokens, rng, kv)
 
 
 @pytest.mark.long(keep=2)
@@ -117,10 +119,10 @@ def test_logits_of_weights_in_blocks(type, batch):
     check(config, fuse(pack(random_params(config, 0), tiles)), tokens, rng)
 
 
-def check(config, params, tokens, rng):
+def check(config, params, tokens, rng, kv="auto"):
     """Compares all logits of a text, and those of its tokens on a path of a tree."""
     batch = len(tokens)
-    alone, caches, forward = both(config, params, tokens, batch)
+    alone, caches, forward = both(config, params, tokens, batch, kv)
     depth = 8
     for start in (0, 9, TOKENS - 9):
         # The path in question, and after each of its nodes one that is not on it.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from decoding import Prompts, start
 from documents import ROOT
+from needs import native
 
 from dart_jax import DartModel
 from dart_jax.decoding.state import DecodeConfig
@@ -34,7 +35,7 @@ def of(model, length=200, **options):
 
 def begun(model, length):
     """The shapes of the state after the first step of this model."""
-    config = DecodeConfig(model.target, model.drafter, NODES)
+    config = DecodeConfig(model.target, model.drafter, NODES, execution=model.execution)
     prompts = Prompts.pad(BATCH * [np.ones(4, int)], 9, length_bucket(length))
     return config, jax.eval_shape(lambda: start(config, model.params, prompts))
 
@@ -54,6 +55,18 @@ def test_weights_and_caches_are_those_of_a_loaded_model(demo_drafters, name):
     alone = of(model, batch_size=1)
     assert alone[:2] == need[:2]
     assert [BATCH * size for size in alone[2:]] == [*need[2:]]
+
+
+@native
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("name", ["drafter", "eagle3", "draft_model"])
+def test_keys_and_values_in_bfloat16(demo_drafters, name):
+    parts = DEMO / "target", demo_drafters[name]
+    model = DartModel.from_pretrained(*parts, kv_dtype="bfloat16")
+    need, wide = of(model, kv="bfloat16"), of(model)
+    assert (need[:2], 2 * need.caches) == (wide[:2], wide.caches)
+    _, (state, _) = begun(model, 200)
+    assert need.caches == held((state.target_cache, state.draft_state))
 
 
 @pytest.mark.long(keep=1)

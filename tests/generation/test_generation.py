@@ -1,6 +1,7 @@
 """generate and stream: inputs, outputs, and that drafting does not change the text."""
 
 import copy
+import dataclasses
 import io
 import pickle
 import re
@@ -14,6 +15,7 @@ import pytest
 from chat_demo import write_chat_target
 from hypothesis import given
 from hypothesis import strategies as st
+from needs import native
 from rich.console import Console
 
 from dart_jax import generate
@@ -61,6 +63,18 @@ def test_a_completion(model, sampled):
     assert set(sampled.seconds) == {"prefill", "device", "search", "compile"}
     spent = sum(sampled.seconds.values()) - sampled.seconds["compile"]
     assert sampled.tokens_per_second == pytest.approx(40 / spent)
+
+
+@native
+def test_keys_and_values_in_bfloat16(directory):
+    """Drafts repeat plain decoding with the same rounded keys and values."""
+    model = DartModel.from_pretrained(directory, DEMO / "drafter", kv_dtype="bfloat16")
+    assert "dtype: float32; keys and values bfloat16" in repr(model)
+    for options in (GenerationConfig(max_new_tokens=40, tree_nodes=8), SAMPLED):
+        plain = model.generate(TEXT, dataclasses.replace(options, tree_nodes=0))
+        drafted = model.generate(TEXT, options)
+        assert drafted.tokens.tolist() == plain.tokens.tolist()
+        assert drafted.steps < plain.steps
 
 
 def test_without_the_ngram_model_the_text_is_the_same(model, sampled):

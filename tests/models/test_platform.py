@@ -41,6 +41,11 @@ def test_the_choice_of_a_platform():
         best = Execution("native", weights=WeightsForm(fused=True, tiles=True))
         int8 = dataclasses.replace(best, weights=WeightsForm("int8", True, True))
         assert Execution.here(weights_dtype="int8") == int8
+        kept = Execution.here(kv_dtype="bfloat16")
+        assert kept == dataclasses.replace(best, kv="bfloat16")
+        assert kept.target.kv == kept.drafter.kv == "bfloat16"
+        with pytest.raises(UserError, match="on one CPU, and this is a mesh; leave --kv out"):
+            kept.on(jax.make_mesh((1,), ("model",)))
     assert Execution.here() == Execution.of_cpu() == best
     assert Execution.of_gpu(8.0) == Execution("triton", "triton", 8, fused)
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
@@ -48,5 +53,7 @@ def test_the_choice_of_a_platform():
     assert Execution.of_tpu() == Execution("mosaic")
     with pytest.raises(UserError, match="'triton' needs an NVIDIA GPU"):
         Execution.here("triton")
+    with pytest.raises(UserError, match="this is attention 'dense' on cpu; leave --kv out"):
+        Execution.here("dense", kv_dtype="bfloat16")
     with pytest.raises(UserError, match="'mosaic' needs a TPU; this is cpu"):
         Execution.here("mosaic")

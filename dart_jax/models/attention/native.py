@@ -1,4 +1,4 @@
-"""Attention of a few rows to a cached prefix and to each other by the C++ core, for CPUs; and its
+"""Attention of new rows to a cached prefix and to each other by the C++ core, for CPUs; and its
 heads.
 
 It reads only the rows of the cache that are used, through the table if they are in pages. A row's
@@ -16,28 +16,24 @@ from dart_jax.models.attention.segments import Prefix, Scoring, Segment
 from dart_jax.models.attention.triton_heads import HeadNorm
 from dart_jax.models.cpu import or_nothing
 
-# More are a prompt's, whose rows see many of each other. On two cores of an EPYC, with 1,000 cached
-# rows and 5 heads of 64, 128 rows took 1.3 ms here and 2.4 in plain JAX, 256 rows 4.2 and 6.2 ms.
-_MOST_ROWS = 128
-
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
     """Tells whether the C++ core computes these sizes and dtypes."""
-    alike = q.dtype == prefix.k.dtype == prefix.v.dtype == jnp.float32
-    return alike and fits_native(q.shape[2], q.shape[3])
+    known = prefix.k.dtype in (jnp.float32, jnp.bfloat16)
+    return q.dtype == jnp.float32 and known and fits_native(q.shape[3])
 
 
-def fits_native(rows: int, head_dim: int) -> bool:
-    """Tells whether the C++ core computes this number of rows, and heads of this size."""
-    return head_dim % 16 == 0 and rows <= _MOST_ROWS
+def fits_native(head_dim: int) -> bool:
+    """Tells whether the C++ core computes heads of this size."""
+    return head_dim % 16 == 0
 
 
 def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
     """Computes `attend.attend` for one segment and a prefix.
 
     Args:
-      new: new rows, T' keys, float32.
-      prefix: cached rows, float32.
+      new: new rows, T' keys; queries in float32, keys and values in the prefix's dtype.
+      prefix: cached rows, in float32 or bfloat16.
       scoring: how scores are computed.
 
     Returns:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
 # dense: plain JAX. native: the C++ core, for CPUs. triton: a kernel for NVIDIA GPUs. mosaic: one
 # for TPUs. interpret and interpret-mosaic: these kernels step by step on any platform, for tests.
 AttentionKernel = Literal["dense", "native", "triton", "mosaic", "interpret", "interpret-mosaic"]
@@ -12,6 +16,9 @@ AttentionKernel = Literal["dense", "native", "triton", "mosaic", "interpret", "i
 # jax: plain JAX. triton: kernels for NVIDIA GPUs. interpret: the same kernels step by step on any
 # platform, for tests.
 ExpertsKernel = Literal["jax", "triton", "interpret"]
+
+# dtype of cached keys and values; auto: that of the activations.
+CacheDtype = Literal["auto", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +30,25 @@ class LayerOptions:
       experts: the kernel of mixtures of experts.
       shards: devices that share the model's weights.
       fused: whether projections that read the same input are one (see `platform.weights`).
+      kv: dtype of keys and values, rounded once, when they are made: those of new rows have the
+        same bits as when they are cached.
     """
 
     attention: AttentionKernel = "dense"
     experts: ExpertsKernel = "jax"
     shards: int = 1
     fused: bool = False
+    kv: CacheDtype = "auto"
 
     @property
     def split(self) -> bool:
         """Tells whether a device has a part of each layer."""
         return self.shards > 1
+
+    def cache_dtype(self, dtype: DTypeLike) -> DTypeLike:
+        """The dtype of keys and values, of a model whose activations have `dtype`."""
+        return dtype if self.kv == "auto" else jnp.bfloat16
+
+    def rounded(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """New keys and values, in the dtype in which they are cached."""
+        return k.astype(self.cache_dtype(k.dtype)), v.astype(self.cache_dtype(v.dtype))

@@ -11,7 +11,12 @@ from jax.sharding import Mesh
 from dart_jax.errors import UserError
 from dart_jax.models import cpu
 from dart_jax.models.kernels import pallas
-from dart_jax.models.kernels.options import AttentionKernel, ExpertsKernel, LayerOptions
+from dart_jax.models.kernels.options import (
+    AttentionKernel,
+    CacheDtype,
+    ExpertsKernel,
+    LayerOptions,
+)
 from dart_jax.models.platform.weights import WeightsDtype, WeightsForm
 from dart_jax.models.sharding.devices import Devices
 
@@ -23,6 +28,10 @@ _NEEDED = {
     "Triton backend",
     "mosaic": "a TPU",
 }
+_KV_NEEDS = (
+    "keys and values in bfloat16 beside activations in float32 need the C++ core's attention on "
+    "one CPU, and this is {}; leave --kv out (with --dtype bfloat16 all are in it)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +47,7 @@ class Execution:
         tree.
       weights: the form of loaded weights.
       devices: the devices that decode together.
+      kv: dtype of cached keys and values (see `LayerOptions`).
     """
 
     attention: AttentionKernel = "dense"
@@ -45,19 +55,26 @@ class Execution:
     min_rows: int = 1
     weights: WeightsForm = WeightsForm()
     devices: Devices = Devices()
+    kv: CacheDtype = "auto"
 
     @property
     def target(self) -> LayerOptions:
         """For the target's layers."""
-        return LayerOptions(self.attention, self.experts, self.devices.shards)
+        return LayerOptions(self.attention, self.experts, self.devices.shards, kv=self.kv)
 
     @property
     def drafter(self) -> LayerOptions:
         """For the drafter's layers."""
-        return LayerOptions(self.attention, self.experts, self.devices.drafter_shards)
+        return LayerOptions(self.attention, self.experts, self.devices.drafter_shards, kv=self.kv)
 
     def on(self, mesh: Mesh) -> Execution:
-        """The same on several devices. On CPUs plain JAX: they are for trying out."""
+        """The same on several devices. On CPUs plain JAX: they are for trying out.
+
+        Raises:
+          UserError: keys and values are in bfloat16, which only one CPU computes.
+        """
+        if self.kv != "auto":
+            raise UserError(_KV_NEEDS.format("a mesh"))
         if jax.default_backend() == "cpu":
             return Execution(weights=WeightsForm(self.weights.dtype), devices=Devices(mesh))
         return dataclasses.replace(self, devices=Devices(mesh))
@@ -84,13 +101,17 @@ class Execution:
 
     @classmethod
     def here(
-        cls, attention: AttentionChoice = "auto", weights_dtype: WeightsDtype = "stored"
+        cls,
+        attention: AttentionChoice = "auto",
+        weights_dtype: WeightsDtype = "stored",
+        kv_dtype: CacheDtype = "auto",
     ) -> Execution:
         """For this process's platform.
 
         Args:
           attention: what computes attention to cached rows; `auto` is the platform's best.
           weights_dtype: how the weights of products are stored.
+          kv_dtype: how keys and values are cached.
 
         Raises:
           UserError: the platform does not have it.
@@ -109,4 +130,6 @@ class Execution:
             )
         weights = dataclasses.replace(best.weights, dtype=weights_dtype)
         kernel = best.attention if attention == "auto" else attention
-        return dataclasses.replace(best, attention=kernel, weights=weights)
+        if kv_dtype != "auto" and kernel != "native":
+            raise UserError(_KV_NEEDS.format(f"attention '{kernel}' on {device.device_kind}"))
+        return dataclasses.replace(best, attention=kernel, weights=weights, kv=kv_dtype)

@@ -1,8 +1,8 @@
-// Grouped-query attention of a few rows to cached rows and to each other, for CPUs.
+// Grouped-query attention of new rows to cached rows and to each other, for CPUs.
 //
 // A row's result depends only on its query and on the keys and values that it sees, in their order:
 // the cached ones, then the new ones. A token's result is therefore the same, bit for bit, whether
-// the tokens before it are all cached or some are its ancestors in a tree.
+// the tokens before it are all cached or some are its ancestors in a tree. Arithmetic is float32.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,12 @@ namespace dart {
 
 // Arrays need only their elements' natural alignment and must not overlap.
 struct Attention {
-  const float* q;      // [B, H, T, h]
-  const float* k;      // [P, K, R, h]: cached rows, in pages; those of missing pages are zeros
-  const float* v;      // [P, K, R, h]
-  const float* new_k;  // [B, K, N, h]: new rows
-  const float* new_v;  // [B, K, N, h]
+  const float* q;     // [B, H, T, h]
+  const void* k;      // [P, K, R, h]: cached rows, in pages; those of missing pages are zeros
+  const void* v;      // [P, K, R, h]
+  const void* new_k;  // [B, K, N, h]: new rows
+  const void* new_v;  // [B, K, N, h]
+  bool bfloat16;      // whether keys and values are bfloat16 numbers; otherwise float32
   const std::int32_t* length;  // [B]: cached rows that exist; others may hold anything
   const std::int32_t* first;   // [B, T]: the first cached row that a row sees; null for 0
   const bool* mask;            // [B, T, N]: the new rows that a row sees, at least one

@@ -29,8 +29,10 @@ struct Layer {
   Activation activation;
   float multiplier;  // of what attention and MLP add to the residual stream
 
-  Heads heads;          // `k` and `v` are the new rows, for the cache; the core sets `x` and `q`
-  Attention attention;  // the core sets `q`, `new_k`, `new_v` and `out`
+  void* new_k;          // [B, K, T, h]: the new rows, for the cache, of its dtype
+  void* new_v;          // likewise
+  Heads heads;          // without arrays of rows
+  Attention attention;  // without new rows, queries and output
 };
 
 // Computes it by a team of at most `threads`, fewer if it is small.
