@@ -1,11 +1,15 @@
 // Heads and their attention as XLA foreign functions on the CPU.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <vector>
 
 #include "dart/attention.h"
 #include "dart/rows.h"
 #include "ffi.h"
+#include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -63,11 +67,42 @@ ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos,
   return ffi::Error::Success();
 }
 
+// Copies the first `kept` of every `each` numbers.
+template <class Number>
+std::vector<Number> first_of_each(const Number* from, std::size_t parts, std::size_t each,
+                                  std::size_t kept) {
+  std::vector<Number> to(parts * kept);
+  for (std::size_t i = 0; i < parts; ++i) {
+    std::copy_n(from + i * each, kept, to.data() + i * kept);
+  }
+  return to;
+}
+
+// Computes the attention of one sequence's first `used` rows to cached rows and to each other.
+void attend_used(dart::Attention attention, std::size_t used, std::size_t threads) {
+  const std::size_t h = attention.head_size, rows = attention.rows, all = attention.new_rows;
+  const auto q = first_of_each(attention.q, attention.heads, rows * h, used * h);
+  const auto k = first_of_each(attention.new_k, attention.kv_heads, all * h, used * h);
+  const auto v = first_of_each(attention.new_v, attention.kv_heads, all * h, used * h);
+  const std::unique_ptr<bool[]> mask(new bool[used * used]);
+  for (std::size_t t = 0; t < used; ++t) {
+    std::copy_n(attention.mask + t * all, used, mask.get() + t * used);
+  }
+  attention.q = q.data();
+  attention.new_k = k.data();
+  attention.new_v = v.data();
+  attention.mask = mask.get();
+  attention.rows = attention.new_rows = used;
+  dart::attend(attention, dart::best_instructions(), threads);
+}
+
 // See dart::Attention. `first` has no elements where every row sees all cached rows, and `pages` is
-// one-dimensional where sequences have no pages.
+// one-dimensional where sequences have no pages. If `used` has an element, there is one sequence,
+// and only so many of its rows are computed and seen: what follows them in `out` is not written.
 ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_k, Array new_v,
                      ffi::BufferR1<ffi::S32> length, ffi::Buffer<ffi::S32> first,
-                     ffi::BufferR3<ffi::PRED> mask, ffi::Buffer<ffi::S32> pages, ffi::Result<ffi::BufferR3<ffi::F32>> out,
+                     ffi::BufferR3<ffi::PRED> mask, ffi::Buffer<ffi::S32> pages,
+                     ffi::Buffer<ffi::S32> used, ffi::Result<ffi::BufferR3<ffi::F32>> out,
                      float scale, float cap) {
   const auto queries = q.dimensions(), keys = k.dimensions(), rows = new_k.dimensions();
   const std::int64_t b = queries[0], heads = queries[1], t = queries[2], h = queries[3];
@@ -79,7 +114,8 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_
       !is(rows, b, kv_heads, n, h) || !is(new_v.dimensions(), b, kv_heads, n, h) ||
       !is(length.dimensions(), b) || !is(mask.dimensions(), b, t, n) ||
       !is(out->dimensions(), b, t, heads * h) || kv_heads < 1 || heads % kv_heads != 0 ||
-      h % 16 != 0 || (first.element_count() != 0 && first.element_count() != size(b * t))) {
+      h % 16 != 0 || (first.element_count() != 0 && first.element_count() != size(b * t)) ||
+      (used.element_count() != 0 && b != 1)) {
     return ffi::Error::InvalidArgument("dart_attention: arguments of other shapes");
   }
   dart::Attention attention;
@@ -102,8 +138,14 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, Array k, Array v, Array new_
   attention.head_size = size(h);
   attention.scale = scale;
   attention.cap = cap;
+  const std::size_t count = used_rows(used, std::min(attention.rows, attention.new_rows));
+  const std::size_t threads = size(pool.num_threads());
   try {
-    dart::attend(attention, dart::best_instructions(), size(pool.num_threads()));
+    if (used.element_count() == 0) {
+      dart::attend(attention, dart::best_instructions(), threads);
+    } else if (count > 0) {
+      attend_used(attention, count, threads);
+    }
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
   }
@@ -136,6 +178,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_attention, attention,
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::BufferR3<ffi::F32>>()
                                   .Attr<float>("scale")

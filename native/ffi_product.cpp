@@ -9,6 +9,7 @@
 #include "dart/packed_product.h"
 #include "dart/rows.h"
 #include "ffi.h"
+#include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -30,10 +31,12 @@ std::optional<dart::WeightType> weight_type(ffi::DataType type) {
 //
 // `input` says what f is: `rows` for x [rows, in] itself; `norm` for its norm, with `scale`, `eps`
 // and `offset`; `silu` and `gelu` for the gated activation of x [rows, 2 in]. `inputs` is room for
-// f(x), and `quantized` for f(x) in 8 bits. Arrays that are not needed have no elements.
+// f(x), and `quantized` for f(x) in 8 bits. Arrays that are not needed have no elements. `used` says
+// how many rows are computed, if it has an element: what follows them in y is not written.
 ffi::Error product(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer tiles, Floats scale, Floats bias,
-                   Floats residual, ffi::Result<Matrix> y, ffi::Result<Floats> inputs,
-                   ffi::Result<Bytes> quantized, std::string_view input, float eps, float offset) {
+                   Floats residual, ffi::Buffer<ffi::S32> used, ffi::Result<Matrix> y,
+                   ffi::Result<Floats> inputs, ffi::Result<Bytes> quantized,
+                   std::string_view input, float eps, float offset) {
   const auto shape = x.dimensions(), packed = tiles.dimensions(), out = y->dimensions();
   const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
   const std::int64_t width = dart::kTileWidth, rows = shape[0];
@@ -65,7 +68,7 @@ ffi::Error product(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer tiles, Floats 
   product.x = prepared ? inputs->typed_data() : x.typed_data();
   product.tiles = tiles.untyped_data();
   product.y = y->typed_data();
-  product.rows = static_cast<std::size_t>(rows);
+  product.rows = used_rows(used, static_cast<std::size_t>(rows));
   product.in = static_cast<std::size_t>(in);
   product.out = static_cast<std::size_t>(out[1]);
   product.weights = *type;
@@ -103,6 +106,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_product, product,
                                   .Arg<Floats>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<Matrix>()
                                   .Ret<Floats>()
                                   .Ret<Bytes>()

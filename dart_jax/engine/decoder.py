@@ -25,6 +25,7 @@ from dart_jax.engine.scheduler import Sequence as Text
 from dart_jax.engine.shapes import Shapes, up_to
 from dart_jax.engine.tree_size import CostFiles, TreeSizes
 from dart_jax.errors import UserError
+from dart_jax.models.attention.native import MOST_ROWS
 
 # Tokens of a prompt that are read at a time, and the fewest that a program reads.
 CHUNK = 512
@@ -254,8 +255,10 @@ class Decoder:
         groups = execution.devices.groups
         slots = -(-batch // groups)
         rows = tuple(n for n in up_to(slots) if _SHRINKS * n > slots) if slots >= _SHRINKS else ()
-        chunks = [self.chunk]
-        while chunks[0] >= 2 * _SHORTEST_CHUNK:
+        only_used, chunks = self.config.reads_only_used, [self.chunk]
+        if only_used:
+            chunks = [min(self.chunk, MOST_ROWS)]
+        while not only_used and chunks[0] >= 2 * _SHORTEST_CHUNK:
             chunks.insert(0, chunks[0] // 2)
         nodes = self.config.nodes
         sizes = self.sizes or ((0, nodes) if nodes else (0,))
@@ -270,7 +273,8 @@ class Decoder:
             sizes=dict.fromkeys(rows, sizes),
             fixed=not self.sizes,
             chunks=tuple(chunks),
-            together="full" if jax.default_backend() == "cpu" else "any",
+            only_used=only_used,
+            together=jax.default_backend() != "cpu",
             steps=min(self.steps, CHECKED_STEPS) if self.config.logits.scores else self.steps,
             stop_ids=-(-max(len(self.stop), 1) // 8) * 8,
             bounded=execution.attention == "dense",

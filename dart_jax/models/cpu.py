@@ -17,6 +17,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -48,6 +51,33 @@ def or_nothing(array: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.A
     return jnp.zeros((0,), dtype) if array is None else array.astype(dtype)
 
 
+@contextmanager
+def only_rows(used: jax.Array | None) -> Iterator[None]:
+    """Traces programs in which products and attention compute only the first `used` rows, int32
+    scalar, of one sequence; those after them hold anything. None for all rows."""
+    token = _used.set(used)
+    try:
+        yield
+    finally:
+        _used.reset(token)
+
+
+def used_rows() -> jax.Array:
+    """What `only_rows` says, int32 [1]; without elements for all rows."""
+    used = _used.get()
+    return or_nothing(None, jnp.int32) if used is None else used.reshape(1)
+
+
+def zeros_if_unused(rows: jax.Array) -> jax.Array:
+    """Rows [B, K, T, h], of which those are 0 that `only_rows` leaves out: they may hold NaN, which
+    plain JAX would multiply by 0."""
+    used = _used.get()
+    if used is None:
+        return rows
+    return jnp.where(jnp.arange(rows.shape[2])[:, None] < used, rows, 0)
+
+
+_used: ContextVar[jax.Array | None] = ContextVar("used", default=None)
 _logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 _registered: bool | None = None  # None: not tried
@@ -214,6 +244,7 @@ def product(
         or_nothing(scale),
         or_nothing(bias),
         or_nothing(residual),
+        used_rows(),
         input=kind,
         eps=np.float32(eps),
         offset=np.float32(offset),
