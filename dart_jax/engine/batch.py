@@ -98,6 +98,7 @@ class Batch:
     Attributes:
       shapes: what programs are compiled for.
       page_count: pages of the pools.
+      kv_bytes: bytes of the pools.
       vocab_size: V.
     """
 
@@ -109,6 +110,7 @@ class Batch:
         self._programs: dict[tuple[int, SamplingMode, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._pools = models.pools(pages, shapes.page)
+        self.kv_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._pools))
         self._history: History | None = None
         group = shapes.slots // shapes.groups
         self._table = RowTable(shapes.slots, shapes.pages_each, shapes.stop_ids, group)

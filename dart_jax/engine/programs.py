@@ -25,7 +25,7 @@ from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
-from dart_jax.models.cpu import only_rows
+from dart_jax.models.cpu import only_rows, unwritten
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
 from dart_jax.models.sharding.mesh import DATA, MODEL
@@ -69,9 +69,14 @@ class History(NamedTuple):
 
 @program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
 def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
-    """Pools of `pages` pages of `page` rows for every group of devices."""
+    """Pools of `pages` pages of `page` rows for every group of devices. Where the C++ core attends,
+    which reads only what was written, keys and values take memory only as they are written."""
     caches = caches_without_rows(config.reading, params, pages, page)
-    return Pools(parts(caches.target)[0], caches.draft)
+    layers, draft = parts(caches.target)[0], caches.draft
+    if config.execution.attention == "native":
+        layers = unwritten(layers)
+        draft = draft if isinstance(draft, jax.Array) else unwritten(draft)
+    return Pools(layers, draft)
 
 
 def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:

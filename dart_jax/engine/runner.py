@@ -334,6 +334,8 @@ class Runner:
             waiting=len(scheduler.waiting) + accepted,
             pages=sum(pool.size for pool in scheduler.pools),
             pages_used=sum(pool.used for pool in scheduler.pools),
+            kv_bytes=self.batch.kv_bytes,
+            kv_tokens=sum(pool.size * pool.page for pool in scheduler.pools),
             prefix_queries=scheduler.queries,
             prefix_hits=scheduler.hits,
             preemptions=scheduler.preemptions,

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ from jax.typing import DTypeLike
 from dart_jax import _core
 from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
 from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
+
+AnyArrays = TypeVar("AnyArrays")
 
 
 def available() -> bool:
@@ -299,6 +301,17 @@ def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Ar
         *jax.tree.leaves(rows),
     )
     return with_layers(cache, jax.tree.unflatten(structure, new))
+
+
+def unwritten(arrays: AnyArrays) -> AnyArrays:
+    """Arrays that hold anything, and large ones take memory only as they are written.
+
+    Args:
+      arrays: a tree, whose shapes and dtypes they have; its values are not computed.
+    """
+    leaves, structure = jax.tree.flatten(arrays)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    return jax.tree.unflatten(structure, jax.ffi.ffi_call("dart_unwritten", types)())
 
 
 def gumbel_noise_native(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:

@@ -28,7 +28,7 @@ from dart_jax.serving.config import ServingConfig
 # Tokens of the longest texts, unless it is set.
 _MAX_LENGTH = 8192
 
-# Bytes of the pools, at most, unless it is set. CPUs write them when the server starts.
+# Bytes of the pools, at most, unless it is set.
 _MOST_MEMORY = {"cpu": 4 * 10**9}
 _MOST_MEMORY_ELSEWHERE = 8 * 10**9
 
