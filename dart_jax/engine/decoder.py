@@ -302,8 +302,15 @@ class BatchDecoding:
 
     def __init__(self, runner: Runner, requests: Sequence[Request], max_length: int):
         """Queues the requests; see `Decoder.start`."""
-        self._runner, self._error = runner, None
-        self._texts = [Text(request, max_length, self._note) for request in requests]
+        self._runner = runner
+        errors = self._errors = []  # why requests failed
+
+        # Not a method: caches would then be kept until the collector finds the cycle.
+        def note(update: Update | BaseException) -> None:
+            if isinstance(update, BaseException):
+                errors.append(update)
+
+        self._texts = [Text(request, max_length, note) for request in requests]
         if runner.batch.whole_logits:
             for text in self._texts:
                 text.mode = "full"
@@ -313,11 +320,6 @@ class BatchDecoding:
         parts = "prefill", "device", "search", "compile"
         self.seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
         runner.scheduler.waiting.extend(self._texts)
-
-    def _note(self, update: Update | BaseException) -> None:
-        """Notes why a request failed."""
-        if isinstance(update, BaseException):
-            self._error = update
 
     def __iter__(self) -> Iterator[list[NewTokens]]:
         while self.busy:
@@ -359,8 +361,8 @@ class BatchDecoding:
             seconds["search"] += searched
             seconds["device"] += clock() - began - searched
         seconds["compile"] += compilation.seconds
-        if self._error is not None:
-            raise self._error
+        if self._errors:
+            raise self._errors[-1]
         return [self._add(text, emitted) for text, emitted in pairs]
 
     def _add(self, text: Text, emitted: Emitted) -> NewTokens:
