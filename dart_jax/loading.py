@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError, warn
 from dart_jax.generation.transformers_options import unused_by_default
+from dart_jax.memory import give_back
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.layers import Params
@@ -57,6 +58,8 @@ def load_target_here(
     params = weights.prepare(params, config, mesh)
     if jax.default_backend() == "cpu" or mesh is not None or weights.int8:
         config, params = untie(config, params, weights, mesh)
+    jax.block_until_ready(params)
+    give_back()
     return config, params
 
 

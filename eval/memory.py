@@ -101,7 +101,7 @@ class Memory(NamedTuple):
     Attributes:
       target: the target's weights; tied embeddings once.
       drafter: the drafter's weights.
-      caches: the KV caches of target and drafter, which are allocated at their full length.
+      caches: the KV caches of target and drafter, at their full length.
       verification: what a verification returns for every node: its logits in float32, features,
         keys and values. What XLA needs besides, for one layer at a time, is not counted.
     """

@@ -1,9 +1,10 @@
-"""Measure the time to the first text in a new process, with a cold and a warm compilation cache.
+"""Measure the time to the first text in a new process, with a cold and a warm compilation cache,
+and the memory that it takes.
 
     python -m eval.startup
 
-Loads a model and generates text, and starts the server, in new processes: once with an empty
-compilation cache, then with the cache that the first ones filled.
+Loads a model and generates text, starts the server, and writes a text of 2,048 tokens, in new
+processes: once with an empty compilation cache, then with the cache that the first ones filled.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from huggingface_hub.constants import HF_HOME
 from rich.console import Console
 
 from dart_jax.errors import UserError
+from dart_jax.memory import peak_memory, resident_memory
 from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
@@ -32,10 +34,14 @@ from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
+from dart_jax.weights import hub
+from dart_jax.weights.gguf.tensors import INDEX
 from eval.serving.servers import start
 
 PROMPT = "def mean(values):\n"
 _TIMEOUT = 600  # seconds that the server may take for a text
+LONG, _NEW = 2048, 64  # tokens of the text whose memory is measured, and of those the new ones
+_MEGABYTE = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +100,35 @@ def server_stages(config: StartupConfig) -> dict[str, float]:
     return {"the server is ready": ready - began, "its first text": ended - ready}
 
 
+def memory(config: StartupConfig) -> dict[str, float]:
+    """Loads the model and writes a long text in this process; returns the resident memory after
+    each stage, and its peak, in MB (10^6 bytes). Systems but Linux only tell the peak."""
+    taken: dict[str, int | None] = {"memory: imports": resident_memory()}
+    model = config.load()
+    taken["memory: the model is loaded"] = resident_memory()
+    prompt = [0] * (min(LONG, model.target.max_length) - _NEW)
+    model.generate(prompt, max_new_tokens=_NEW, eos_token_id=())
+    taken["memory: a long text is written"] = resident_memory()
+    taken["memory: peak"] = peak_memory()
+    return {name: size / _MEGABYTE for name, size in taken.items() if size is not None}
+
+
+def stored(target: str | Path) -> int:
+    """The size of a target's files of weights, in bytes."""
+    path = Path(target)
+    if path.is_file():
+        return path.stat().st_size
+    directory = hub.resolve(target, patterns=hub.TARGET)
+    index, suffixes = directory / INDEX, (".safetensors", ".bin")
+    files = [path for path in directory.iterdir() if path.suffix in suffixes]
+    if index.is_file():
+        files = map(Path, json.loads(index.read_text())["files"])
+    return sum(path.stat().st_size for path in files)
+
+
 def in_new_processes(config: StartupConfig, cache: Path) -> dict[str, float]:
-    """Runs `stages` in a new process with the compilation cache `cache`, and `server_stages`; adds
-    the first process's imports."""
+    """Runs `stages`, `memory` and `server_stages` in new processes with the compilation cache
+    `cache`; adds the first process's imports."""
     parts = {"target": str(config.target_path), "drafter": config.main_drafter}
     # Paths, as the new process finds no other cache.
     config = dataclasses.replace(
@@ -109,7 +141,9 @@ def in_new_processes(config: StartupConfig, cache: Path) -> dict[str, float]:
             seconds = child.call(stages, config)
             total = time.perf_counter() - began
         imports = {"starting Python, imports": total - sum(seconds.values())}
-        return imports | seconds | server_stages(config)
+        with Child() as child:
+            taken = child.call(memory, config)
+        return imports | seconds | server_stages(config) | taken
 
 
 def run(config: StartupConfig, console: Console) -> None:
@@ -123,8 +157,14 @@ def run(config: StartupConfig, console: Console) -> None:
     rows = [
         (name, f"{cold[name]:.2f}", spread([run[name] for run in warm], ".2f")) for name in cold
     ]
-    console.print(table("Seconds in a new process", ("", "cold cache", "warm cache"), rows))
-    write_report(config, cold=cold, warm=warm)
+    title = "Seconds in a new process, and its resident memory in MB (10^6 bytes)"
+    console.print(table(title, ("", "cold cache", "warm cache"), rows))
+    size = stored(config.target_path)
+    console.print(
+        f"The long text has {LONG:,} tokens, {_NEW} of them new; the target's files have "
+        f"{size / _MEGABYTE:,.0f} MB."
+    )
+    write_report(config, cold=cold, warm=warm, stored=size)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -119,6 +119,7 @@ void bind_cpu(pybind11::module_& m) {
   handlers["dart_heads"] = pybind11::capsule(dart_heads_handler());
   handlers["dart_largest"] = pybind11::capsule(dart_largest_handler());
   handlers["dart_append"] = pybind11::capsule(dart_append_handler());
+  handlers["dart_unwritten"] = pybind11::capsule(dart_unwritten_handler());
   handlers["dart_look_up"] = pybind11::capsule(dart_look_up_handler());
   handlers["dart_attention"] = pybind11::capsule(dart_attention_handler());
 #endif

@@ -1,4 +1,5 @@
 // Heads and their attention as XLA foreign functions on the CPU.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -6,6 +7,7 @@
 #include "dart/attention.h"
 #include "dart/rows.h"
 #include "ffi.h"
+#include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -63,12 +65,30 @@ ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos,
   return ffi::Error::Success();
 }
 
+// Computes the attention of one sequence's first `used` rows to cached rows and to each other.
+void attend_used(dart::Attention attention, std::size_t used, std::size_t threads) {
+  const std::size_t rows = attention.rows, all = attention.new_rows, h = attention.head_size;
+  const std::size_t row = h * (attention.bfloat16 ? 2 : 4);
+  const auto q = first_of_each(attention.q, attention.heads, rows * h * 4, used * h * 4);
+  const auto k = first_of_each(attention.new_k, attention.kv_heads, all * row, used * row);
+  const auto v = first_of_each(attention.new_v, attention.kv_heads, all * row, used * row);
+  const auto mask = first_of_each(attention.mask, used, all, used);
+  attention.q = reinterpret_cast<const float*>(q.data());
+  attention.new_k = k.data();
+  attention.new_v = v.data();
+  attention.mask = reinterpret_cast<const bool*>(mask.data());
+  attention.rows = attention.new_rows = used;
+  dart::attend(attention, dart::best_instructions(), threads);
+}
+
 // See dart::Attention. `first` has no elements where every row sees all cached rows, and `pages` is
-// one-dimensional where sequences have no pages.
+// one-dimensional where sequences have no pages. If `used` has an element, there is one sequence,
+// and only so many of its rows are computed and seen: what follows them in `out` is not written.
 ffi::Error attention(ffi::ThreadPool pool, Array q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                      ffi::AnyBuffer new_k, ffi::AnyBuffer new_v,
                      ffi::BufferR1<ffi::S32> length, ffi::Buffer<ffi::S32> first,
-                     ffi::BufferR3<ffi::PRED> mask, ffi::Buffer<ffi::S32> pages, ffi::Result<ffi::BufferR3<ffi::F32>> out,
+                     ffi::BufferR3<ffi::PRED> mask, ffi::Buffer<ffi::S32> pages,
+                     ffi::Buffer<ffi::S32> used, ffi::Result<ffi::BufferR3<ffi::F32>> out,
                      float scale, float cap) {
   const auto queries = q.dimensions(), keys = k.dimensions(), rows = new_k.dimensions();
   const ffi::DataType type = k.element_type();
@@ -89,7 +109,8 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, ffi::AnyBuffer k, ffi::AnyBu
       !is(rows, b, kv_heads, n, h) || !is(new_v.dimensions(), b, kv_heads, n, h) ||
       !is(length.dimensions(), b) || !is(mask.dimensions(), b, t, n) ||
       !is(out->dimensions(), b, t, heads * h) || kv_heads < 1 || heads % kv_heads != 0 ||
-      h % 16 != 0 || (first.element_count() != 0 && first.element_count() != size(b * t))) {
+      h % 16 != 0 || (first.element_count() != 0 && first.element_count() != size(b * t)) ||
+      (used.element_count() != 0 && b != 1)) {
     return ffi::Error::InvalidArgument("dart_attention: arguments of other shapes");
   }
   dart::Attention attention;
@@ -113,8 +134,14 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, ffi::AnyBuffer k, ffi::AnyBu
   attention.head_size = size(h);
   attention.scale = scale;
   attention.cap = cap;
+  const std::size_t count = used_rows(used, std::min(attention.rows, attention.new_rows));
+  const std::size_t threads = size(pool.num_threads());
   try {
-    dart::attend(attention, dart::best_instructions(), size(pool.num_threads()));
+    if (used.element_count() == 0) {
+      dart::attend(attention, dart::best_instructions(), threads);
+    } else if (count > 0) {
+      attend_used(attention, count, threads);
+    }
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
   }
@@ -147,6 +174,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_attention, attention,
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::BufferR3<ffi::F32>>()
                                   .Attr<float>("scale")

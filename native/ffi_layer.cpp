@@ -7,6 +7,7 @@
 #include "dart/layer.h"
 #include "ffi.h"
 #include "ffi_tiles.h"
+#include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -35,12 +36,14 @@ bool optional(const Floats& array, std::size_t count) {
 
 // See dart::Layer. Optional arguments have no elements; `pages` is one-dimensional where sequences have
 // no pages. The arguments that remain are the tiles of qkv, out, gate_up and down, which have so many
-// parts as `counts` says.
+// parts as `counts` says. If `used` has an element, there is one sequence, and only so many of its rows
+// are computed and seen: what follows them in the results is not written.
 ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats after_attention,
                  Floats before_mlp, Floats after_mlp, Floats q_scale, Floats k_scale,
                  Floats qkv_bias, Floats out_bias, Floats gate_up_bias, Floats down_bias, Rows cos,
                  Rows sin, ffi::AnyBuffer cached_k, ffi::AnyBuffer cached_v, Ints length, Ints first,
-                 ffi::BufferR3<ffi::PRED> mask, Ints pages, ffi::RemainingArgs tiles,
+                 ffi::BufferR3<ffi::PRED> mask, Ints pages, Ints used,
+                 ffi::RemainingArgs tiles,
                  ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k, ffi::Result<ffi::AnyBuffer> v,
                  std::string_view activation, float eps, float offset, float multiplier,
                  float scale, float cap, ffi::Span<const std::int32_t> counts,
@@ -99,13 +102,20 @@ ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats a
       (first.element_count() != 0 && first.element_count() != b * t)) {
     return ffi::Error::InvalidArgument("dart_layer: arguments of other shapes");
   }
+  // Of the only sequence, if there are fewer rows than there is room for.
+  const std::size_t count = used_rows(used, t);
+  if (count == 0) return ffi::Error::Success();
+  if (count < t && b != 1) return ffi::Error::InvalidArgument("dart_layer: several sequences");
+  std::vector<char> seen;
+  if (count < t) seen = first_of_each(mask.typed_data(), count, t, count);
   layer.activation = activation == "gelu" ? dart::Activation::kGelu : dart::Activation::kSilu;
   layer.multiplier = multiplier;
   layer.heads = {nullptr,  cos.typed_data(), sin.typed_data(), or_null(q_scale), or_null(k_scale),
                  together, eps,              offset,           nullptr,          nullptr,
-                 nullptr,  b,                t,                heads,            kv_heads,
+                 nullptr,  b,                count,            heads,            kv_heads,
                  h,        2 * pairs};
   layer.attention = {};
+  layer.room = t;
   layer.new_k = k->untyped_data();
   layer.new_v = v->untyped_data();
   layer.attention.k = cached_k.untyped_data();
@@ -113,11 +123,12 @@ ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats a
   layer.attention.bfloat16 = dtype == ffi::BF16;
   layer.attention.length = length.typed_data();
   layer.attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
-  layer.attention.mask = mask.typed_data();
+  layer.attention.mask =
+      count < t ? reinterpret_cast<const bool*>(seen.data()) : mask.typed_data();
   layer.attention.sequences = b;
   layer.attention.heads = heads;
   layer.attention.kv_heads = kv_heads;
-  layer.attention.rows = layer.attention.new_rows = t;
+  layer.attention.rows = layer.attention.new_rows = count;
   layer.attention.pages = {paged ? pages.typed_data() : nullptr, size(cache[0]), size(cache[2]),
                            paged ? size(pages.dimensions()[1]) : 1};
   layer.attention.head_size = h;
@@ -155,6 +166,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_layer, layer,
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()
+                                  .Arg<Ints>()
                                   .Arg<Ints>()
                                   .RemainingArgs()
                                   .Ret<Rows>()

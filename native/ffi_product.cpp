@@ -9,6 +9,7 @@
 #include "dart/rows.h"
 #include "ffi.h"
 #include "ffi_tiles.h"
+#include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -26,11 +27,13 @@ std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimen
 //
 // `input` says what f is: `rows` for x [rows, in] itself; `norm` for its norm, with `scale`, `eps`
 // and `offset`; `silu` and `gelu` for the gated activation of x [rows, 2 in]. `inputs` is room for
-// f(x), and `quantized` for f(x) in 8 bits. Arrays that are not needed have no elements.
+// f(x), and `quantized` for f(x) in 8 bits. Arrays that are not needed have no elements. `used` says
+// how many rows are computed, if it has an element: what follows them in y is not written.
 ffi::Error product(ffi::ThreadPool pool, Matrix x, Floats scale, Floats bias, Floats residual,
-                   ffi::RemainingArgs tiles, ffi::Result<Matrix> y, ffi::Result<Floats> inputs,
-                   ffi::Result<Bytes> quantized, std::string_view input, float eps, float offset,
-                   ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) {
+                   ffi::Buffer<ffi::S32> used, ffi::RemainingArgs tiles, ffi::Result<Matrix> y,
+                   ffi::Result<Floats> inputs, ffi::Result<Bytes> quantized, std::string_view input,
+                   float eps, float offset, ffi::Span<const std::int32_t> types,
+                   ffi::Span<const std::int64_t> outs) {
   const auto shape = x.dimensions(), result = y->dimensions();
   const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
   const std::size_t rows = size(shape[0]), out = size(result[1]);
@@ -55,17 +58,18 @@ ffi::Error product(ffi::ThreadPool pool, Matrix x, Floats scale, Floats bias, Fl
     return ffi::Error::InvalidArgument("dart_product: arguments of other shapes");
   }
   const dart::Instructions instructions = dart::best_instructions();
+  const std::size_t count = used_rows(used, rows);
   if (norm) {
     const dart::Norm rms{scale.typed_data(), in, eps, offset};
-    dart::normalize(rms, x.typed_data(), rows, inputs->typed_data(), instructions);
+    dart::normalize(rms, x.typed_data(), count, inputs->typed_data(), instructions);
   } else if (gated) {
     const auto activation = input == "silu" ? dart::Activation::kSilu : dart::Activation::kGelu;
-    dart::gate(activation, x.typed_data(), rows, in, inputs->typed_data(), instructions);
+    dart::gate(activation, x.typed_data(), count, in, inputs->typed_data(), instructions);
   }
-  if (blocks) dart::quantize(read, rows, in, rounded, instructions);
+  if (blocks) dart::quantize(read, count, in, rounded, instructions);
   if (bias.element_count() > 0) matrix.bias = bias.typed_data();
   const float* const added = residual.element_count() > 0 ? residual.typed_data() : nullptr;
-  const auto products = dart::products(matrix, read, rounded, rows, added, y->typed_data());
+  const auto products = dart::products(matrix, read, rounded, count, added, y->typed_data());
   // As many threads as XLA has, but not XLA's: those sleep between calls.
   try {
     dart::multiply(products.data(), products.size(), instructions, size(pool.num_threads()));
@@ -103,6 +107,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_product, product,
                                   .Arg<Floats>()
                                   .Arg<Floats>()
                                   .Arg<Floats>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .RemainingArgs()
                                   .Ret<Matrix>()
                                   .Ret<Floats>()

@@ -80,6 +80,10 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
   return ffi::Error::Success();
 }
 
+// Results of any shapes and dtypes, which hold anything. Those that XLA has from the system's unused
+// memory take none until they are written.
+ffi::Error unwritten(ffi::RemainingRets) { return ffi::Error::Success(); }
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_largest, largest,
@@ -97,5 +101,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_append, append,
                                   .RemainingArgs()
                                   .RemainingRets());
 
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_unwritten, unwritten, ffi::Ffi::Bind().RemainingRets());
+
 void* dart_append_handler() { return reinterpret_cast<void*>(dart_append); }
 void* dart_largest_handler() { return reinterpret_cast<void*>(dart_largest); }
+void* dart_unwritten_handler() { return reinterpret_cast<void*>(dart_unwritten); }

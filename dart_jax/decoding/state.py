@@ -99,6 +99,14 @@ class DecodeConfig:
         return DecodeConfig(self.target, self.drafter, nodes=1, execution=self.execution)
 
     @property
+    def reads_only_used(self) -> bool:
+        """True if reading a prompt takes time only for the rows of a chunk that are used (see
+        `cpu.only_rows`). Experts are computed for all rows."""
+        models = (self.target, self.drafter)
+        dense = all(getattr(model, "moe", None) is None for model in models)
+        return self.execution.attention == "native" and dense
+
+    @property
     def couples(self) -> bool:
         """True if the method drafts with the noise of the target's draws."""
         return self.coupled and self.drafting is not None and self.drafting.couples

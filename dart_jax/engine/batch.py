@@ -98,6 +98,7 @@ class Batch:
     Attributes:
       shapes: what programs are compiled for.
       page_count: pages of the pools.
+      kv_bytes: bytes of the pools.
       vocab_size: V.
     """
 
@@ -109,6 +110,7 @@ class Batch:
         self._programs: dict[tuple[int, SamplingMode, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._pools = models.pools(pages, shapes.page)
+        self.kv_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._pools))
         self._history: History | None = None
         group = shapes.slots // shapes.groups
         self._table = RowTable(shapes.slots, shapes.pages_each, shapes.stop_ids, group)
@@ -153,8 +155,9 @@ class Batch:
 
     def read(
         self, sequences: SequenceOf[Sequence], places: SequenceOf[int], rows: int, length: int
-    ) -> None:
-        """Reads the next tokens of sequences, all with or all without the drafter.
+    ) -> int:
+        """Reads the next tokens of sequences, all with or all without the drafter; returns for how
+        many of each group it takes time.
 
         Args:
           sequences: to be read.
@@ -165,17 +168,27 @@ class Batch:
         tokens = np.zeros((rows * self.shapes.groups, length + 1), np.int32)
         start = np.zeros(len(tokens), np.int32)
         pages = np.full((len(tokens), self.shapes.pages_each), -1, np.int32)
+        used = None
+        if self.shapes.only_used and len(tokens) == 1:
+            used = min(sequences[0].num_unread_tokens, length)
         for place, sequence in zip(places, sequences, strict=True):
             start[place] = sequence.next_position
             new = sequence.tokens[start[place] : start[place] + length + 1]
             tokens[place, : len(new)] = new
             pages[place, : len(sequence.pages)] = sequence.pages
-        self.read_tokens(tokens, start, pages, drafts=sequences[0].drafter_reads)
+        self.read_tokens(tokens, start, pages, used, drafts=sequences[0].drafter_reads)
         for sequence in sequences:
             sequence.advance(length)
+        return used or rows * length
 
     def read_tokens(
-        self, tokens: np.ndarray, start: np.ndarray, pages: np.ndarray, *, drafts: bool
+        self,
+        tokens: np.ndarray,
+        start: np.ndarray,
+        pages: np.ndarray,
+        used: int | None,
+        *,
+        drafts: bool,
     ) -> None:
         """Reads tokens; see `read_chunk`. `drafts`: whether the drafter reads them, too."""
         shape = ChunkShape(tokens.shape[1] - 1, self.shapes.filled(int(start.max())))
@@ -187,6 +200,7 @@ class Batch:
             tokens,
             start,
             pages,
+            None if used is None else np.int32(used),
             shape=shape,
         )
         self._keep(pools)

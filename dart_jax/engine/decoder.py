@@ -254,8 +254,8 @@ class Decoder:
         groups = execution.devices.groups
         slots = -(-batch // groups)
         rows = tuple(n for n in up_to(slots) if _SHRINKS * n > slots) if slots >= _SHRINKS else ()
-        chunks = [self.chunk]
-        while chunks[0] >= 2 * _SHORTEST_CHUNK:
+        only_used, chunks = self.config.reads_only_used, [self.chunk]
+        while not only_used and chunks[0] >= 2 * _SHORTEST_CHUNK:
             chunks.insert(0, chunks[0] // 2)
         nodes = self.config.nodes
         sizes = self.sizes or ((0, nodes) if nodes else (0,))
@@ -270,7 +270,8 @@ class Decoder:
             sizes=dict.fromkeys(rows, sizes),
             fixed=not self.sizes,
             chunks=tuple(chunks),
-            together="full" if jax.default_backend() == "cpu" else "any",
+            only_used=only_used,
+            together=jax.default_backend() != "cpu",
             steps=min(self.steps, CHECKED_STEPS) if self.config.logits.scores else self.steps,
             stop_ids=-(-max(len(self.stop), 1) // 8) * 8,
             bounded=execution.attention == "dense",
@@ -298,8 +299,15 @@ class BatchDecoding:
 
     def __init__(self, runner: Runner, requests: Sequence[Request], max_length: int):
         """Queues the requests; see `Decoder.start`."""
-        self._runner, self._error = runner, None
-        self._texts = [Text(request, max_length, self._note) for request in requests]
+        self._runner = runner
+        errors = self._errors = []  # why requests failed
+
+        # Not a method: caches would then be kept until the collector finds the cycle.
+        def note(update: Update | BaseException) -> None:
+            if isinstance(update, BaseException):
+                errors.append(update)
+
+        self._texts = [Text(request, max_length, note) for request in requests]
         if runner.batch.whole_logits:
             for text in self._texts:
                 text.mode = "full"
@@ -309,11 +317,6 @@ class BatchDecoding:
         parts = "prefill", "device", "search", "compile"
         self.seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
         runner.scheduler.waiting.extend(self._texts)
-
-    def _note(self, update: Update | BaseException) -> None:
-        """Notes why a request failed."""
-        if isinstance(update, BaseException):
-            self._error = update
 
     def __iter__(self) -> Iterator[list[NewTokens]]:
         while self.busy:
@@ -355,8 +358,8 @@ class BatchDecoding:
             seconds["search"] += searched
             seconds["device"] += clock() - began - searched
         seconds["compile"] += compilation.seconds
-        if self._error is not None:
-            raise self._error
+        if self._errors:
+            raise self._errors[-1]
         return [self._add(text, emitted) for text, emitted in pairs]
 
     def _add(self, text: Text, emitted: Emitted) -> NewTokens:

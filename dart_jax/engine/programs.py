@@ -25,6 +25,7 @@ from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
+from dart_jax.models.cpu import only_rows, unwritten
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
 from dart_jax.models.sharding.mesh import DATA, MODEL
@@ -68,9 +69,14 @@ class History(NamedTuple):
 
 @program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
 def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
-    """Pools of `pages` pages of `page` rows for every group of devices."""
+    """Pools of `pages` pages of `page` rows for every group of devices. Where the C++ core attends,
+    which reads only what was written, keys and values take memory only as they are written."""
     caches = caches_without_rows(config.reading, params, pages, page)
-    return Pools(parts(caches.target)[0], caches.draft)
+    layers, draft = parts(caches.target)[0], caches.draft
+    if config.execution.attention == "native":
+        layers = unwritten(layers)
+        draft = draft if isinstance(draft, jax.Array) else unwritten(draft)
+    return Pools(layers, draft)
 
 
 def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
@@ -169,7 +175,7 @@ class BurstResult(NamedTuple, Generic[AnyArray]):
 
 
 @program(
-    inputs={"pools": POOLS, "tokens": ROWS, "start": ROWS, "pages": ROWS},
+    inputs={"pools": POOLS, "tokens": ROWS, "start": ROWS, "pages": ROWS, "used": ALL},
     outputs=POOLS,
     static=("config", "shape"),
     donated=("pools",),
@@ -182,6 +188,7 @@ def read_chunk(
     tokens: jax.Array,
     start: jax.Array,
     pages: jax.Array,
+    used: jax.Array | None = None,
     *,
     shape: ChunkShape,
 ) -> Pools:
@@ -195,11 +202,12 @@ def read_chunk(
         rows beyond a prompt's end is overwritten later, or has no page.
       start: int32 [n], the first ones' positions.
       pages: int32 [n, m], the requests'.
+      used: int32 scalar, how many rows are computed, of one prompt on a CPU; None for all.
       shape: static.
     """
     caches = Caches(PagedCache(pools.target, pages), drafter_state(pools.draft, pages))
     capacity = capacity_of(caches.target)
-    with jax.named_scope("prefill"):
+    with jax.named_scope("prefill"), only_rows(used):
         read = read_rows(
             config,
             params,

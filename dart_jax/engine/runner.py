@@ -123,12 +123,10 @@ class Runner:
             length = shapes.chunk_for(first.num_unread_tokens)
             together = self._like(first, length)
             if first.num_unread_tokens:
-                groups, rows = self._by_group(together), shapes.prompts_for(length)
-                most_rows = max(map(len, groups))
-                if most_rows == 1 or (most_rows < rows and shapes.together == "full"):
-                    rows, together = 1, [group[0] for group in groups if group]
-                self.batch.read(together, self._places(together, rows), rows, length)
-                left -= rows * length
+                several = max(map(len, self._by_group(together))) > 1
+                rows = shapes.prompts_for(length) if several else 1
+                places = self._places(together, rows)
+                left -= self.batch.read(together, places, rows, length)
             for sequence in together:
                 scheduler.publish_pages(sequence)
                 if not sequence.num_unread_tokens:
@@ -336,6 +334,8 @@ class Runner:
             waiting=len(scheduler.waiting) + accepted,
             pages=sum(pool.size for pool in scheduler.pools),
             pages_used=sum(pool.used for pool in scheduler.pools),
+            kv_bytes=self.batch.kv_bytes,
+            kv_tokens=sum(pool.size * pool.page for pool in scheduler.pools),
             prefix_queries=scheduler.queries,
             prefix_hits=scheduler.hits,
             preemptions=scheduler.preemptions,

@@ -9,6 +9,7 @@ text.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -52,7 +53,7 @@ class PagePool:
         """Creates a pool of free pages; `reuse`: whether pages are found again by their tokens."""
         self.size, self.page = size, page
         self._reuse = reuse
-        self._empty = list(range(size - 1, -1, -1))
+        self._empty = list(range(size))  # a heap: the lowest are written first, and again
         self._holders = [0] * size
         # Hashes, and whether the drafter has written the page, too.
         self._hashes: dict[int, tuple[PageHash, bool]] = {}
@@ -77,7 +78,7 @@ class PagePool:
 
     def _take_one(self) -> int:
         if self._empty:
-            page = self._empty.pop()
+            page = heapq.heappop(self._empty)
         else:
             page, _ = self._idle.popitem(last=False)
             del self._by_hash[self._hashes.pop(page)]
@@ -94,7 +95,7 @@ class PagePool:
             if page in self._hashes:
                 self._idle[page] = None
             else:
-                self._empty.append(page)
+                heapq.heappush(self._empty, page)
 
     def find(self, tokens: np.ndarray, *, drafted: bool) -> tuple[list[int], PageHash]:
         """Finds and holds the pages with the longest cached beginning of a text, int32 [n].

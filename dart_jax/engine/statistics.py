@@ -23,6 +23,8 @@ class Statistics:
       waiting: requests without one.
       pages: pages of the KV pools.
       pages_used: those that requests hold, beside what is kept for later ones.
+      kv_bytes: what all pages can hold, in bytes.
+      kv_tokens: likewise in tokens.
       prefix_queries: prompt tokens that were looked up among the kept pages.
       prefix_hits: those that were found.
       preemptions: how often a running request had to wait again.
@@ -41,6 +43,8 @@ class Statistics:
     waiting: int = 0
     pages: int = 0
     pages_used: int = 0
+    kv_bytes: int = 0
+    kv_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0

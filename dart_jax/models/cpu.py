@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +20,8 @@ from jax.typing import DTypeLike
 
 from dart_jax import _core
 from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
+
+AnyArrays = TypeVar("AnyArrays")
 
 
 def available() -> bool:
@@ -36,6 +42,33 @@ def or_nothing(array: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.A
     return jnp.zeros((0,), dtype) if array is None else array.astype(dtype)
 
 
+@contextmanager
+def only_rows(used: jax.Array | None) -> Iterator[None]:
+    """Traces programs in which products and attention compute only the first `used` rows, int32
+    scalar, of one sequence; those after them hold anything. None for all rows."""
+    token = _used.set(used)
+    try:
+        yield
+    finally:
+        _used.reset(token)
+
+
+def used_rows() -> jax.Array:
+    """What `only_rows` says, int32 [1]; without elements for all rows."""
+    used = _used.get()
+    return or_nothing(None, jnp.int32) if used is None else used.reshape(1)
+
+
+def zeros_if_unused(rows: jax.Array) -> jax.Array:
+    """Rows [B, K, T, h], of which those are 0 that `only_rows` leaves out: they may hold NaN, which
+    plain JAX would multiply by 0."""
+    used = _used.get()
+    if used is None:
+        return rows
+    return jnp.where(jnp.arange(rows.shape[2])[:, None] < used, rows, 0)
+
+
+_used: ContextVar[jax.Array | None] = ContextVar("used", default=None)
 _logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 _registered: bool | None = None  # None: not tried
@@ -97,6 +130,17 @@ def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Ar
         *jax.tree.leaves(rows),
     )
     return with_layers(cache, jax.tree.unflatten(structure, new))
+
+
+def unwritten(arrays: AnyArrays) -> AnyArrays:
+    """Arrays that hold anything, and large ones take memory only as they are written.
+
+    Args:
+      arrays: a tree, whose shapes and dtypes they have; its values are not computed.
+    """
+    leaves, structure = jax.tree.flatten(arrays)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    return jax.tree.unflatten(structure, jax.ffi.ffi_call("dart_unwritten", types)())
 
 
 def gumbel_noise_native(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:

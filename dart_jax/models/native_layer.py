@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Scoring
-from dart_jax.models.cpu import or_nothing
+from dart_jax.models.cpu import or_nothing, used_rows
 from dart_jax.models.tiles import Tiles, type_numbers
 
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
@@ -92,7 +92,8 @@ class NativeLayer(NamedTuple):
           prefix: cached rows; None for none.
 
         Returns:
-          The residual stream after it, and keys and values of the new rows, [B, K, T, h].
+          The residual stream after it, and keys and values of the new rows, [B, K, T, h]. Rows that
+          `cpu.only_rows` leaves out hold anything.
         """
         b, t, _ = x.shape
         h = (self.qkv.kernel.shape[1] - self.out.kernel.d_in) // (2 * self.kv_heads)
@@ -119,6 +120,7 @@ class NativeLayer(NamedTuple):
             or_nothing(prefix.first, jnp.int32),
             jnp.broadcast_to(mask, (b, t, t)),
             or_nothing(prefix.pages, jnp.int32),
+            used_rows(),
             *(part for kernel in kernels for part in kernel.parts),
             activation=_ACTIVATIONS[self.activation],
             eps=np.float32(self.eps),

@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 
 from dart_jax import _core
 from dart_jax.machine import available_cores
-from dart_jax.models.cpu import available, or_nothing
+from dart_jax.models.cpu import available, or_nothing, used_rows
 from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
 
 TILE = 32  # outputs of a tile
@@ -213,6 +213,7 @@ def product(
         or_nothing(scale),
         or_nothing(bias),
         or_nothing(residual),
+        used_rows(),
         *weights.parts,
         input=kind,
         eps=np.float32(eps),

@@ -112,6 +112,11 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
         engine = (
             _cluster(config, progress) if config.cluster.replicas else _engine(config, progress)
         )
+    room = engine.statistics()
+    console.print(
+        f"room for the keys and values of {room.kv_tokens:,} tokens: {room.kv_bytes / 1e6:,.0f} MB "
+        "(--kv-memory), on a CPU taken as they are written"
+    )
     limits = Limits(parse_memory(config.max_body), config.stream_interval, config.key)
     service = Service(engine, config.names, config.title, limits, config.metrics_names)
 

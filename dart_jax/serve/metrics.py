@@ -27,6 +27,7 @@ _GAUGES = {
     "running": ("num_requests_running", "Requests that are decoded."),
     "waiting": ("num_requests_waiting", "Requests that wait for a slot."),
     "replicas": ("num_replicas", "Engines that serve."),
+    "kv_bytes": ("kv_cache_bytes", "Memory for keys and values; CPUs take it as it is used."),
 }
 _COUNTERS = {
     "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),

@@ -10,6 +10,7 @@ import numpy as np
 
 from dart_jax.decoding.drafting import AnyDrafter
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.engine.batch import Models
 from dart_jax.engine.request import MOST_STOP_IDS
@@ -27,7 +28,7 @@ from dart_jax.serving.config import ServingConfig
 # Tokens of the longest texts, unless it is set.
 _MAX_LENGTH = 8192
 
-# Bytes of the pools, at most, unless it is set. CPUs write them when the server starts.
+# Bytes of the pools, at most, unless it is set.
 _MOST_MEMORY = {"cpu": 4 * 10**9}
 _MOST_MEMORY_ELSEWHERE = 8 * 10**9
 
@@ -36,8 +37,8 @@ _MOST_MEMORY_ELSEWHERE = 8 * 10**9
 _MOST_ROWS = {"cpu": 80}
 _MOST_ROWS_ELSEWHERE = 400
 
-# Programs without which no text can be written: a short and a long chunk of a prompt are read, and
-# bursts decode one greedy or sampled text.
+# Programs without which no text can be written: a short and a long chunk of a prompt are read, with
+# one program where only rows that are used take time, and bursts decode one greedy or sampled text.
 FIRST_PROGRAMS = 4
 
 # A burst: on an accelerator a call from the host takes as long as half a step, on a CPU as long as
@@ -95,6 +96,8 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
     # On CPUs every row costs time, so a step has at most twice the rows of its sequences.
     rows = up_to(slots, STEP // 2 if on_cpu else STEP)
     chunk = min(config.chunk or (128 if on_cpu else 512), length)
+    only_used = DecodeConfig(model.target, model.drafter, execution=model.execution).reads_only_used
+    chunks = {chunk} if only_used else {max(chunk // STEP**n, 1) for n in range(3)}
     return Shapes(
         slots=slots * groups,
         groups=groups,
@@ -104,8 +107,9 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
         rows=rows,
         sizes={n: _sizes(model.drafter, n, config.tree_nodes) for n in rows},
         fixed=config.tree_nodes is not None,
-        chunks=tuple(sorted({max(chunk // STEP**n, 1) for n in range(3)})),
-        together="one" if on_cpu else "any",
+        chunks=tuple(sorted(chunks)),
+        only_used=only_used,
+        together=not on_cpu,
         steps=config.burst or _STEPS,
         stop_ids=MOST_STOP_IDS,
         bounded=model.execution.attention == "dense",
@@ -168,7 +172,8 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
     def read(length: int, start: int, drafts: bool) -> None:
         pages = np.full((shapes.groups, shapes.pages_each), -1, np.int32)
         tokens = np.zeros((shapes.groups, length + 1), np.int32)
-        batch.read_tokens(tokens, np.full(shapes.groups, start, np.int32), pages, drafts=drafts)
+        starts, used = np.full(shapes.groups, start, np.int32), 1 if shapes.only_used else None
+        batch.read_tokens(tokens, starts, pages, used, drafts=drafts)
 
     def burst(mode: SamplingMode, rows: int, width: int, size: int, follows: bool = False) -> None:
         batch.compile(batch.program(size, mode, follows=follows), rows, width)

@@ -21,6 +21,7 @@ T* room(std::vector<T>& memory, std::size_t size) {
 
 struct Rooms {
   std::vector<float> read, made, heads, kept, attended, added, middle;
+  std::vector<std::uint16_t> halves;
   std::vector<Int8Inputs> rounded;
 };
 
@@ -36,6 +37,14 @@ void round(const float* x, std::size_t count, std::uint16_t* y) {
     std::memcpy(&bits, x + i, sizeof bits);
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
     y[i] = static_cast<std::uint16_t>(nan ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+  }
+}
+
+// Copies `count` arrays of so many bytes to others, at a distance of `each`.
+void keep(const void* from, std::size_t count, std::size_t bytes, std::size_t each, void* to) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::memcpy(static_cast<char*>(to) + i * each, static_cast<const char*>(from) + i * bytes,
+                bytes);
   }
 }
 
@@ -114,18 +123,28 @@ void run(const Layer& layer, std::size_t rows, Instructions instructions, Team& 
   times_normed(layer.qkv, layer.before_attention, layer.x, rows, qkv, instructions, team);
   heads.x = qkv;
   heads.q = room(rooms().heads, rows * width);
-  const std::size_t kept = rows * heads.kv_heads * heads.head_size;
-  float* const exact = attention.bfloat16 ? room(rooms().kept, 2 * kept) : nullptr;
-  heads.k = attention.bfloat16 ? exact : static_cast<float*>(layer.new_k);
-  heads.v = attention.bfloat16 ? exact + kept : static_cast<float*>(layer.new_v);
+  // Made where they are kept, if they have that dtype and place; otherwise elsewhere.
+  const std::size_t made = rows * heads.kv_heads * heads.head_size;
+  const bool whole = layer.room == heads.rows, here = whole && !attention.bfloat16;
+  float* const exact = here ? nullptr : room(rooms().kept, 2 * made);
+  heads.k = here ? static_cast<float*>(layer.new_k) : exact;
+  heads.v = here ? static_cast<float*>(layer.new_v) : exact + made;
   rotate_heads(heads, instructions);
-  if (attention.bfloat16) {
-    round(heads.k, kept, static_cast<std::uint16_t*>(layer.new_k));
-    round(heads.v, kept, static_cast<std::uint16_t*>(layer.new_v));
-  }
   attention.q = heads.q;
-  attention.new_k = layer.new_k;
-  attention.new_v = layer.new_v;
+  attention.new_k = heads.k;
+  attention.new_v = heads.v;
+  if (attention.bfloat16) {
+    std::uint16_t* const rounded = room(rooms().halves, 2 * made);
+    round(exact, 2 * made, rounded);
+    attention.new_k = rounded;
+    attention.new_v = rounded + made;
+  }
+  if (!here) {
+    const std::size_t row = heads.head_size * (attention.bfloat16 ? 2 : 4);
+    const std::size_t count = heads.sequences * heads.kv_heads;
+    keep(attention.new_k, count, heads.rows * row, layer.room * row, layer.new_k);
+    keep(attention.new_v, count, heads.rows * row, layer.room * row, layer.new_v);
+  }
   attention.out = room(rooms().attended, rows * width);
   attend(attention, instructions, team);
   run_after_attention(layer, attention.out, rows, instructions, team);

@@ -50,6 +50,15 @@ def test_what_nobody_holds_is_kept_until_it_is_needed():
     assert pool.find(text(*range(9)), drafted=True) == ([], EMPTY_HASH)
 
 
+def test_the_lowest_pages_are_taken_first_and_again():
+    """Others need no memory."""
+    pool = PagePool(9, PAGE, reuse=False)
+    taken = pool.take(6)
+    assert taken == [0, 1, 2, 3, 4, 5]
+    pool.release([4, 1, 2])
+    assert pool.take(4) == [1, 2, 4, 6]
+
+
 def test_too_few_pages_are_none():
     pool = PagePool(3, PAGE)
     assert pool.take(4) is None

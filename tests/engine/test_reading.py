@@ -8,16 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding import Options, Prompts, begin, generate
+from hypothesis import given
+from hypothesis import strategies as st
+from needs import native
 from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, random_params
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
+from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.decoder import Decoder
-from dart_jax.engine.programs import read_chunk
+from dart_jax.engine.programs import empty_pools, read_chunk
+from dart_jax.engine.shapes import _CHUNK_ROWS
 from dart_jax.errors import UserError
+from dart_jax.models.attention.attend import attend
+from dart_jax.models.attention.segments import Prefix, Segment
+from dart_jax.models.cpu import only_rows
 from dart_jax.ngram import NgramModel
 
 WINDOWS = dataclasses.replace(TARGET, sliding_window=5, sliding_layers=(0, 1, 3, 4, 6))
@@ -114,3 +122,55 @@ def test_a_chunk_has_tokens():
     decoder = Decoder(config, params, None, 64, Sampling(), (), chunk=0)
     with pytest.raises(UserError, match="chunks of at least 1 token, got 0"):
         decoder.start([np.ones(3, int)], 4)
+
+
+def read_at_once(name, tokens, rows):
+    """The caches' rows after tokens were read by a program of so many rows, of which only those
+    are used, or of as many."""
+    config, params, _ = setting(name)
+    pools = empty_pools(config, params, pages=1, page=160)
+    read = np.zeros((1, rows + 1), np.int32)
+    read[0, : len(tokens)] = tokens
+    start, pages, shape = np.zeros(1, np.int32), np.zeros((1, 1), np.int32), ChunkShape(rows, 160)
+    used = None if rows == len(tokens) - 1 else np.int32(len(tokens) - 1)
+    pools = read_chunk(config.reading, params, pools, read, start, pages, used, shape=shape)
+    return [
+        pool[0, ..., : len(tokens) - 1, :] for pool in jax.tree.leaves((pools.target, pools.draft))
+    ]
+
+
+@native
+@pytest.mark.parametrize("name", ["dart", "eagle3", "sps"])
+def test_what_is_read_does_not_depend_on_the_rows_that_are_not_used(name):
+    tokens = np.arange(22) % 7
+    for ours, theirs in zip(*(read_at_once(name, tokens, n) for n in (40, 21)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rows_that_are_not_used_may_be_nan():
+    """In plain JAX too, which attends where heads do not fit the C++ core."""
+    q, k, v = jnp.asarray(np.random.default_rng(0).normal(size=(3, 1, 2, 6, 8)), jnp.float32)
+    q, k, v = (x.at[:, :, 4:].set(jnp.nan) for x in (q, k, v))
+    mask = jnp.tril(jnp.ones((1, 6, 6), bool))
+    prefix = Prefix(k[:, :, :2], v[:, :, :2], jnp.ones(1, jnp.int32))
+    with only_rows(jnp.int32(4)):
+        ours = attend([Segment(q, k, v, mask)], prefix, kernel="native")
+    q, k, v = (x[:, :, :4] for x in (q, k, v))
+    theirs = attend([Segment(q, k, v, mask[:, :4, :4])], prefix, kernel="native")
+    np.testing.assert_allclose(ours[:, :4], theirs, rtol=1e-6)
+
+
+SHAPES = Decoder(setting("plain")[0], {}, None, 64, Sampling(), ())._shapes(1)
+
+
+@given(st.sampled_from([(8, 32, 128), (16, 32, 64, 128), (5,), (1, 100)]), st.integers(1, 400))
+def test_prompts_are_cut_so_that_they_are_read_the_soonest(chunks, tokens):
+    shapes = dataclasses.replace(SHAPES, chunks=chunks)
+    least = [0]
+    for n in range(1, tokens + 1):
+        least.append(min(_CHUNK_ROWS + c + least[max(n - c, 0)] for c in chunks))
+    cost, left = 0, tokens
+    while left > 0:
+        chunk = shapes.chunk_for(left)
+        cost, left = cost + _CHUNK_ROWS + chunk, left - chunk
+    assert cost == least[tokens]

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import io
 import pickle
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -50,6 +52,22 @@ def same(ours, theirs):
     assert ours.text == theirs.text
     assert ours.tokens.tolist() == theirs.tokens.tolist()
     assert ours.finish == theirs.finish
+
+
+def test_caches_are_freed_with_the_generation(model, sampled):
+    """At once: the collector of cycles may come late."""
+
+    def held():
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        model.generate(TEXT, SAMPLED)
+        assert held() == before
+    finally:
+        gc.enable()
 
 
 def test_a_completion(model, sampled):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dart_jax.models.attention import mosaic, native, triton
 from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment, attend_dense
+from dart_jax.models.cpu import zeros_if_unused
 from dart_jax.models.kernels.options import AttentionKernel
 
 
@@ -43,6 +44,7 @@ def attend(
         interpret = kernel == "interpret-mosaic"
         return mosaic.attend_mosaic(_join(segments), prefix, scoring, interpret=interpret)
     plain = prefix.in_one_piece()
+    segments = [segment._replace(v=zeros_if_unused(segment.v)) for segment in segments]
     return attend_dense([Segment(q, plain.k, plain.v, plain.mask), *segments], scoring)
 
 

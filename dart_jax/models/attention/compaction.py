@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import fits_kernels
 from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
 from dart_jax.models.cache import append as append_plainly
 from dart_jax.models.cpu import append_rows
+from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.options import AttentionKernel
 from dart_jax.models.kernels.pallas import load, store
 

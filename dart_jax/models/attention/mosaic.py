@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap
+from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.pallas import dot
 
 _ROWS = 256  # queries of a block, at most
@@ -166,7 +166,7 @@ class _Sizes(NamedTuple):
         )
 
 
-def _cached(sizes: _Sizes, head_dim: int, part: int) -> pl.BlockSpec:
+def _cached(sizes: _Sizes, head_dim: int, part: int) -> Any:
     """The spec of a block of cached keys or values, or of one of its pages."""
 
     def place(b: Any, head: Any, row: Any, key: Any, begin: Any, end: Any, *others: Any) -> Any:
@@ -181,7 +181,7 @@ def _cached(sizes: _Sizes, head_dim: int, part: int) -> pl.BlockSpec:
     return pl.BlockSpec((None, None, sizes.keys, head_dim), place)
 
 
-def _per_row(sizes: _Sizes, columns: int) -> pl.BlockSpec:
+def _per_row(sizes: _Sizes, columns: int) -> Any:
     """The spec of numbers of each query."""
     return pl.BlockSpec((None, sizes.rows, columns), lambda b, head, row, key, *_: (b, row, 0))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment
 from dart_jax.models.attention.triton_heads import HeadNorm
-from dart_jax.models.cpu import or_nothing
+from dart_jax.models.cpu import or_nothing, used_rows
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
@@ -51,6 +51,7 @@ def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
         or_nothing(prefix.first, jnp.int32),
         jnp.broadcast_to(new.mask, (b, t, new.k.shape[2])),
         or_nothing(prefix.pages, jnp.int32),
+        used_rows(),
         scale=np.float32(scoring.factor(h)),
         cap=np.float32(scoring.cap or 0),
     )

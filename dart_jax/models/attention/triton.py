@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
+from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.pallas import dot, load, store
 
 # Queries of a block, and keys of an iteration: the tensor cores need 16, and the shared memory of a

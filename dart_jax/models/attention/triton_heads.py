@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
+from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.pallas import load, store
 
 _ROWS = 16  # of a block

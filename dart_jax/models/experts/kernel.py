@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
+from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.int8 import Int8, Kernel
 from dart_jax.models.kernels.pallas import dot, load, store
 

@@ -29,7 +29,8 @@ struct Layer {
   Activation activation;
   float multiplier;  // of what attention and MLP add to the residual stream
 
-  void* new_k;          // [B, K, T, h]: the new rows, for the cache, of its dtype
+  std::size_t room;     // at least T; more only if B is 1
+  void* new_k;          // [B, K, room, h]: the new rows, for the cache, of its dtype
   void* new_v;          // likewise
   Heads heads;          // without arrays of rows
   Attention attention;  // without new rows, queries and output
