@@ -17,7 +17,7 @@ namespace dart {
 namespace {
 
 constexpr float kInfinity = __builtin_huge_valf();
-constexpr std::size_t kDrawRoom = 64;  // tokens whose noise is made together
+constexpr std::size_t kDrawRoom = 256;  // tokens whose noise is made together
 constexpr std::size_t kLikely = 8;     // tokens that are looked at before all others
 
 // Integers in the order of the numbers, -0 below 0; and back.
@@ -79,18 +79,26 @@ struct Scaled {
   float at(float logit) const { return (logit - most) * scale; }
 };
 
-// Calls `take(i, y)` for the tokens whose y is at least `least`, which may grow meanwhile. (A branch, as stores to places that
-// depend on what is compared would hold up the loads that follow.)
+// Calls `take(begin, end)` for the blocks in which a token's y is at least `least`, which may grow
+// meanwhile.
 template <class Take>
-inline void each_likely(const Scaled& row, const float& least, const Take& take) {
+inline void each_block(const Scaled& row, const float& least, const Take& take) {
   for (std::size_t begin = 0, b = 0; begin < row.size; begin += kDrawBlock, ++b) {
     if (row.at(row.blocks[b]) < least) continue;
-    const std::size_t end = begin + kDrawBlock < row.size ? begin + kDrawBlock : row.size;
-    for (std::size_t i = begin; i < end; ++i) {
-      const float y = row.at(row.x[i]);
-      if (y >= least) take(i, y);
-    }
+    take(begin, begin + kDrawBlock < row.size ? begin + kDrawBlock : row.size);
   }
+}
+
+// Copies the y that are at least `least`; returns how many. There is room for all.
+inline std::size_t copy_likely(const Scaled& row, float least, float* out) {
+  std::size_t count = 0;
+  each_block(row, least, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      out[count] = row.at(row.x[i]);
+      count += out[count] >= least;
+    }
+  });
+  return count;
 }
 
 // The least y that top-k keeps; `room` for `size` numbers is overwritten.
@@ -98,9 +106,7 @@ inline float least_of_top_k(const Scaled& row, std::size_t k, float* room) {
   const std::size_t blocks = blocks_of(row.size);
   // At least k tokens reach the k-th largest of the blocks' largest.
   const float low = k <= blocks ? row.at(kth_largest(row.blocks, blocks, k)) : -kInfinity;
-  std::size_t count = 0;
-  each_likely(row, low, [&](std::size_t, float y) { room[count++] = y; });
-  return kth_largest(room, count, k);
+  return kth_largest(room, copy_likely(row, low, room), k);
 }
 
 // The sum of the numbers that are at least `least`.
@@ -123,16 +129,12 @@ inline float odds_of(const Scaled& row, float least) {
     const float y = row.at(row.x[i]), odds = exponential(y);
     parts[c] += y >= least ? odds : 0.0f;
   };
-  for (std::size_t begin = 0, b = 0; begin < row.size; begin += kDrawBlock, ++b) {
-    if (row.at(row.blocks[b]) < least) continue;
-    std::size_t i = begin;
-    for (; i + kParts <= row.size && i < begin + kDrawBlock; i += kParts) {
-      for (std::size_t c = 0; c < kParts; ++c) add(c, i + c);
+  each_block(row, least, [&](std::size_t begin, std::size_t end) {
+    for (; begin + kParts <= end; begin += kParts) {
+      for (std::size_t c = 0; c < kParts; ++c) add(c, begin + c);
     }
-    if (i < begin + kDrawBlock) {
-      for (std::size_t c = 0; i + c < row.size; ++c) add(c, i + c);
-    }
-  }
+    for (std::size_t c = 0; begin + c < end; ++c) add(c, begin + c);
+  });
   return sum_of(parts);
 }
 
@@ -146,8 +148,7 @@ inline float least_of_top_p(const Scaled& row, float top_p, float least, float* 
     const float of_odds = logarithm(negligible);
     least = of_odds > least ? of_odds : least;
   }
-  std::size_t kept = 0;
-  each_likely(row, least, [&](std::size_t, float y) { odds[kept++] = y; });
+  const std::size_t kept = copy_likely(row, least, odds);
   for (std::size_t i = 0; i < kept; ++i) odds[i] = exponential(odds[i]);
   std::int32_t low = 0, high = order_of(1.0f) + 1;
   while (high - low > 1) {
@@ -161,11 +162,41 @@ inline float least_of_top_p(const Scaled& row, float top_p, float least, float* 
 struct Sought {
   const DrawnRow* row;
   float least_odds;  // of tokens that are kept
+  float known;       // that many tokens reach this
   std::size_t found;
+
+  // What a token must reach.
+  float bound() const {
+    const float last = found == row->count ? row->values[found - 1] : -kInfinity;
+    return last > known ? last : known;
+  }
 };
 
+// A bound, and a little less: for rounding.
+inline float a_little_below(float bound) {
+  return bound - 1e-3f - 1e-6f * (bound < 0 ? -bound : bound);
+}
+
+// Moves what has a y above -infinity to the front; returns how many.
+inline std::size_t move_to_front(std::int32_t* places, float* y, float* uniform, std::size_t count) {
+  std::size_t kept = 0;
+  for (std::size_t begin = 0; begin < count; begin += kParts) {
+    const std::size_t end = begin + kParts < count ? begin + kParts : count;
+    std::int32_t any = 0;
+    for (std::size_t i = begin; i < end; ++i) any |= y[i] > -kInfinity;
+    if (!any) continue;
+    for (std::size_t i = begin; i < end; ++i) {
+      places[kept] = places[i];
+      uniform[kept] = uniform[i];
+      y[kept] = y[i];
+      kept += y[kept] > -kInfinity;
+    }
+  }
+  return kept;
+}
+
 // Adds noise to tokens, and puts them among the largest.
-inline void add_tokens(Sought& sought, const ThreefryKey& key, const std::int32_t* places,
+inline void add_tokens(Sought& sought, const ThreefryKey& key, std::int32_t* places,
                        std::size_t count, float* y) {
   const DrawnRow& row = *sought.row;
   if (sought.least_odds > 0) {
@@ -175,12 +206,19 @@ inline void add_tokens(Sought& sought, const ThreefryKey& key, const std::int32_
   }
   if (row.temperature != 0) {
     std::int32_t tokens[kDrawRoom];
-    float noise[kDrawRoom];
+    float uniform[kDrawRoom];
     for (std::size_t i = 0; i < count; ++i) {
       tokens[i] = row.ids == nullptr ? places[i] : row.ids[places[i]];
     }
-    gumbel_numbers_of(key, tokens, count, noise);
-    for (std::size_t i = 0; i < count; ++i) y[i] += noise[i];
+    // The noise -log(-log(u)) is at most -log(1 - u), which most tokens would need more of.
+    const float bound = a_little_below(sought.bound());
+    for (std::size_t i = 0; i < count; ++i) {
+      uniform[i] = uniform_number(key, static_cast<std::uint32_t>(tokens[i]));
+      const float most = exponential(y[i] - bound);
+      y[i] = 1.0f - uniform[i] <= most ? y[i] : -kInfinity;
+    }
+    count = move_to_front(places, y, uniform, count);
+    for (std::size_t i = 0; i < count; ++i) y[i] += gumbel_of_uniform(uniform[i]);
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (y[i] == -kInfinity) continue;
@@ -195,27 +233,28 @@ inline void add_tokens(Sought& sought, const ThreefryKey& key, const std::int32_
 // The least y that may become one of the largest, if these exceed `bound`.
 inline float least_that_reaches(float bound) {
   constexpr float kMostNoise = 16;  // all is below
-  const float magnitude = bound < 0 ? -bound : bound;
-  return bound - kMostNoise - 1e-6f * magnitude;  // a little less: rounding
+  return a_little_below(bound) - kMostNoise;
 }
 
 // Finds the largest of tokens whose y without noise is at least `least`; others may be left out
 // that cannot become one of them.
 inline void find(Sought& sought, const Scaled& scaled, const ThreefryKey& key, float least) {
-  const DrawnRow& row = *sought.row;
   std::int32_t places[kDrawRoom];
   float y[kDrawRoom];
   std::size_t count = 0;
   sought.found = 0;
-  each_likely(scaled, least, [&](std::size_t i, float likely) {
-    places[count] = static_cast<std::int32_t>(i);
-    y[count] = likely;
-    if (++count < kDrawRoom) return;
-    add_tokens(sought, key, places, count, y);
-    count = 0;
-    if (sought.found == row.count) {
-      const float reached = least_that_reaches(row.values[row.count - 1]);
+  each_block(scaled, least, [&](std::size_t begin, std::size_t end) {
+    if (count + kDrawBlock > kDrawRoom) {
+      add_tokens(sought, key, places, count, y);
+      count = 0;
+      const float reached = least_that_reaches(sought.bound());
       least = reached > least ? reached : least;
+    }
+    // Without a branch, which would often be mispredicted.
+    for (std::size_t i = begin; i < end; ++i) {
+      places[count] = static_cast<std::int32_t>(i);
+      y[count] = scaled.at(scaled.x[i]);
+      count += y[count] >= least;
     }
   });
   add_tokens(sought, key, places, count, y);
@@ -244,7 +283,7 @@ void draw_row(const DrawnRow& row) {
     const float of_top_k = least_of_top_k(scaled, top_k, row.room);
     least = of_top_k > least ? of_top_k : least;
   }
-  Sought sought{&row, row.min_p, 0};
+  Sought sought{&row, row.min_p, -kInfinity, 0};
   if (row.top_p < 1) {
     const float of_top_p = least_of_top_p(scaled, row.top_p, least, row.room);
     sought.least_odds = of_top_p > row.min_p ? of_top_p : row.min_p;
@@ -258,10 +297,9 @@ void draw_row(const DrawnRow& row) {
   const std::size_t first = row.count > kLikely ? row.count : kLikely;
   const float likely = scaled.at(kth_largest(row.blocks, blocks, first < blocks ? first : blocks));
   find(sought, scaled, key, likely > least ? likely : least);
-  if (sought.found == row.count) {
-    const float reached = least_that_reaches(row.values[row.count - 1]);
-    least = reached > least ? reached : least;
-  }
+  sought.known = sought.bound();
+  const float reached = least_that_reaches(sought.known);
+  least = reached > least ? reached : least;
   find(sought, scaled, key, least);
   // Of those that are left out the first.
   for (std::int32_t i = 0; sought.found < row.count; ++i) {

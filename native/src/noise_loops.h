@@ -35,15 +35,21 @@ inline void threefry(const ThreefryKey& key, std::uint32_t& x0, std::uint32_t& x
   rounds(13, 15, 26, 6, 5);
 }
 
-// A token's number.
-inline float gumbel_number(const ThreefryKey& key, std::uint32_t token) {
-  constexpr float kLeast = 1.17549435e-38f;  // 0 becomes this; others do not change
+// A token's uniform number, from 0 to 1; 0 is the least normal number instead.
+inline float uniform_number(const ThreefryKey& key, std::uint32_t token) {
+  constexpr float kLeast = 1.17549435e-38f;  // does not change others than 0
   std::uint32_t x0 = 0, x1 = token;
   threefry(key, x0, x1);
   const std::uint32_t bits = (x0 ^ x1) >> 9 | 0x3f800000u;  // from 1 to 2
   float uniform;
   __builtin_memcpy(&uniform, &bits, sizeof uniform);
-  return -logarithm(-logarithm(uniform - 1.0f + kLeast));
+  return uniform - 1.0f + kLeast;
+}
+
+inline float gumbel_of_uniform(float uniform) { return -logarithm(-logarithm(uniform)); }
+
+inline float gumbel_number(const ThreefryKey& key, std::uint32_t token) {
+  return gumbel_of_uniform(uniform_number(key, token));
 }
 
 // Those of tokens [begin, end).
