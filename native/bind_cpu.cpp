@@ -115,7 +115,7 @@ void bind_cpu(pybind11::module_& m) {
   handlers["dart_layer"] = pybind11::capsule(dart_layer_handler());
   handlers["dart_take_tiles"] = pybind11::capsule(dart_take_tiles_handler());
   handlers["dart_noise"] = pybind11::capsule(dart_noise_handler());
-  handlers["dart_noisy"] = pybind11::capsule(dart_noisy_handler());
+  handlers["dart_draw"] = pybind11::capsule(dart_draw_handler());
   handlers["dart_heads"] = pybind11::capsule(dart_heads_handler());
   handlers["dart_largest"] = pybind11::capsule(dart_largest_handler());
   handlers["dart_append"] = pybind11::capsule(dart_append_handler());

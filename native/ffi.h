@@ -4,7 +4,7 @@
 void* dart_search_handler();
 void* dart_search_cuda_handler();
 void* dart_noise_handler();
-void* dart_noisy_handler();
+void* dart_draw_handler();
 void* dart_product_handler();
 void* dart_take_tiles_handler();
 void* dart_layer_handler();

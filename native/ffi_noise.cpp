@@ -1,8 +1,9 @@
-// The noise of draws as XLA foreign functions on the CPU.
+// Draws and their noise as XLA foreign functions on the CPU.
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 
+#include "dart/draws.h"
 #include "dart/noise.h"
 #include "ffi.h"
 #include "xla/ffi/api/ffi.h"
@@ -34,31 +35,52 @@ ffi::Error noise(ffi::ThreadPool pool, ffi::BufferR2<ffi::U32> keys,
   return ffi::Error::Success();
 }
 
-// See dart::NoisyLogits: logits [B, T, size], temperature [B], noise [B, P, V], levels [B, T] and ids,
-// without elements if they are all in order -> [B, T, size].
-ffi::Error noisy(ffi::BufferR3<ffi::F32> x, ffi::BufferR1<ffi::F32> temperature,
-                 ffi::BufferR3<ffi::F32> noise, ffi::BufferR2<ffi::S32> levels,
-                 ffi::BufferR1<ffi::S32> ids, ffi::Result<ffi::BufferR3<ffi::F32>> y) {
-  const auto shape = x.dimensions(), of_noise = noise.dimensions(), at = levels.dimensions();
-  const bool ordered = ids.element_count() == 0;
-  if (temperature.dimensions()[0] != shape[0] || of_noise[0] != shape[0] || of_noise[1] < 1 || at[0] != shape[0] || at[1] != shape[1] ||
-      (ordered ? of_noise[2] : ids.dimensions()[0]) != shape[2] || of_noise[2] < 1 ||
-      y->element_count() != x.element_count()) {
-    return ffi::Error::InvalidArgument("dart_noisy: arguments of other shapes");
+// See dart::Draws: logits [B, T, size], temperature [B], keys [B, 2], first [B], levels [B, T], ids
+// [size], and filters [B]; ids and filters have no elements where there are none -> values and
+// indices [B, T, count].
+ffi::Error draw(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR1<ffi::F32> temperature,
+                ffi::BufferR2<ffi::U32> keys, ffi::BufferR1<ffi::S32> first,
+                ffi::BufferR2<ffi::S32> levels, ffi::BufferR1<ffi::S32> ids,
+                ffi::BufferR1<ffi::S32> top_k, ffi::BufferR1<ffi::F32> top_p,
+                ffi::BufferR1<ffi::F32> min_p, ffi::Result<ffi::BufferR3<ffi::F32>> values,
+                ffi::Result<ffi::BufferR3<ffi::S32>> indices) {
+  const auto shape = x.dimensions(), found = values->dimensions(), of_keys = keys.dimensions();
+  const auto b = static_cast<std::size_t>(shape[0]), t = static_cast<std::size_t>(shape[1]);
+  const auto size = static_cast<std::size_t>(shape[2]), count = static_cast<std::size_t>(found[2]);
+  const auto none_or = [](const auto& argument, std::size_t elements) {
+    return argument.element_count() == 0 || argument.element_count() == elements;
+  };
+  if (size < 1 || count > size || found[0] != shape[0] || found[1] != shape[1] ||
+      indices->element_count() != b * t * count || temperature.element_count() != b ||
+      of_keys[0] != shape[0] || of_keys[1] != 2 || first.element_count() != b ||
+      levels.element_count() != b * t || !none_or(ids, size) || !none_or(top_k, b) ||
+      !none_or(top_p, b) || !none_or(min_p, b)) {
+    return ffi::Error::InvalidArgument("dart_draw: arguments of other shapes");
   }
-  dart::NoisyLogits logits;
-  logits.x = x.typed_data();
-  logits.noise = noise.typed_data();
-  logits.levels = levels.typed_data();
-  logits.ids = ordered ? nullptr : ids.typed_data();
-  logits.y = y->typed_data();
-  logits.temperature = temperature.typed_data();
-  logits.sequences = static_cast<std::size_t>(shape[0]);
-  logits.rows = static_cast<std::size_t>(shape[1]);
-  logits.columns = static_cast<std::size_t>(of_noise[1]);
-  logits.vocabulary = static_cast<std::size_t>(of_noise[2]);
-  logits.size = static_cast<std::size_t>(shape[2]);
-  dart::add_noise(logits, dart::best_instructions());
+  const auto data_or_null = [](const auto& argument) {
+    return argument.element_count() == 0 ? nullptr : argument.typed_data();
+  };
+  dart::Draws draws;
+  draws.x = x.typed_data();
+  draws.temperature = temperature.typed_data();
+  draws.top_k = data_or_null(top_k);
+  draws.top_p = data_or_null(top_p);
+  draws.min_p = data_or_null(min_p);
+  draws.keys = reinterpret_cast<const dart::ThreefryKey*>(keys.typed_data());
+  draws.first = first.typed_data();
+  draws.levels = levels.typed_data();
+  draws.ids = data_or_null(ids);
+  draws.sequences = b;
+  draws.rows = t;
+  draws.size = size;
+  draws.count = count;
+  draws.values = values->typed_data();
+  draws.indices = indices->typed_data();
+  try {
+    dart::draw(draws, dart::best_instructions(), static_cast<std::size_t>(pool.num_threads()));
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
   return ffi::Error::Success();
 }
 
@@ -71,14 +93,20 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_noise, noise,
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Ret<ffi::BufferR3<ffi::F32>>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_noisy, noisy,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draw, draw,
                               ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::BufferR3<ffi::F32>>()
                                   .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::BufferR2<ffi::U32>>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Ret<ffi::BufferR3<ffi::F32>>());
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::BufferR1<ffi::F32>>()
+                                  .Arg<ffi::BufferR1<ffi::F32>>()
+                                  .Ret<ffi::BufferR3<ffi::F32>>()
+                                  .Ret<ffi::BufferR3<ffi::S32>>());
 
-void* dart_noisy_handler() { return reinterpret_cast<void*>(dart_noisy); }
+void* dart_draw_handler() { return reinterpret_cast<void*>(dart_draw); }
 void* dart_noise_handler() { return reinterpret_cast<void*>(dart_noise); }

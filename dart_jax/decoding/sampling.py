@@ -10,9 +10,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
+from dart_jax.decoding.vocabulary import WHOLE, Vocabulary, first_of
 from dart_jax.errors import UserError
-from dart_jax.models.cpu import add_noise_native, available, gumbel_noise_native
+from dart_jax.models.cpu import available, draw_native, gumbel_noise_native
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 MOST_SORTED = 128
@@ -109,10 +109,39 @@ def greedy(sampling: SamplingValues) -> SamplingValues:
     return SamplingValues(repetition_penalty=sampling.repetition_penalty)
 
 
+class Noise(NamedTuple):
+    """The noise of draws at consecutive positions, one a level.
+
+    Attributes:
+      keys: uint32 [B, 2], see `row_keys`.
+      first: int32 [B], the position of level 0.
+      table: float32 [B, P, V], `gumbel_noise` at P levels; None where the C++ core draws, which
+        makes the noise of tokens that may be drawn.
+    """
+
+    keys: jax.Array
+    first: jax.Array
+    table: jax.Array | None = None
+
+    def at(self, level: jax.Array) -> Noise:
+        """The noise of one level, int32 scalar, alone."""
+        table = self.table
+        if table is not None:
+            table = jax.lax.dynamic_slice_in_dim(table, level, 1, axis=1)
+        return Noise(self.keys, self.first + level, table)
+
+    def made(self, count: int, vocab: int) -> Noise:
+        """The same with a table, of `count` levels at least."""
+        if self.table is not None:
+            return self
+        position = self.first[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+        return self._replace(table=gumbel_noise(self.keys, position, vocab))
+
+
 def draw(
     sampling: SamplingValues,
     logits: jax.Array,
-    noise: jax.Array | None,
+    noise: Noise | None,
     levels: jax.Array,
     vocabulary: Vocabulary = WHOLE,
 ) -> jax.Array:
@@ -121,8 +150,7 @@ def draw(
     Args:
       sampling: see `SamplingValues`.
       logits: float32 [B, T, V].
-      noise: float32 [B, P, V], `gumbel_noise` of the positions drawn at each level; not used in
-        greedy decoding.
+      noise: of the positions drawn at each level; not used in greedy decoding.
       levels: int32 [B, T], the level of each node.
       vocabulary: of whose logits each device may have a part, [B, T, V / shards].
 
@@ -134,10 +162,14 @@ def draw(
     if sampling.temperature is None:
         return vocabulary.argmax(logits)
     assert noise is not None
-    noisy = add_noise(sampling, logits, noise, levels, vocabulary=vocabulary)
+    if noise.table is None:
+        return first_of(*most_noisy(sampling, logits, noise, levels, 1))
+    table = vocabulary.local_shard(noise.table)
+    logits = _scale(sampling, logits, vocabulary)
+    rows = jnp.take_along_axis(table, levels[:, :, None], axis=1)
+    noisy = logits + jnp.where(is_greedy(sampling, 3), 0, rows)
     if not filters(sampling):
         return vocabulary.argmax(noisy)
-    logits = _scale(sampling, logits, vocabulary)
     if sampling.top_k is not None:
         kept = _top_k_mask(logits, sampling.top_k, vocabulary)
         logits, noisy = (jnp.where(kept, x, -jnp.inf) for x in (logits, noisy))
@@ -203,14 +235,6 @@ def _scale(
     The largest is subtracted first: divided by a very small temperature, all would overflow.
     """
     return divided(sampling, logits - vocabulary.largest(logits))
-
-
-def _plus_noise(
-    sampling: SamplingValues, logits: jax.Array, noise: jax.Array, levels: jax.Array
-) -> jax.Array:
-    """Divides logits of which the largest is 0 by the temperature, and adds noise."""
-    rows = jnp.take_along_axis(noise, levels[:, :, None], axis=1)
-    return divided(sampling, logits) + jnp.where(is_greedy(sampling, 3), 0, rows)
 
 
 def _draw_from_nucleus(
@@ -328,54 +352,46 @@ def filters(sampling: SamplingValues) -> bool:
     return any(x is not None for x in (sampling.top_k, sampling.top_p, sampling.min_p))
 
 
-def add_noise(
+def most_noisy(
     sampling: SamplingValues,
     logits: jax.Array,
-    noise: jax.Array,
+    noise: Noise,
     levels: jax.Array,
+    count: int,
     ids: jax.Array | None = None,
-    vocabulary: Vocabulary = WHOLE,
-) -> jax.Array:
-    """Divides logits by the temperature, up to a constant, and adds noise.
+) -> tuple[jax.Array, jax.Array]:
+    """The largest of filtered logits plus noise, by the C++ core.
 
     Args:
       sampling: has a temperature.
       logits: float32 [B, T, size].
-      noise: float32 [B, P, V], see `draw`.
-      levels: int32 [B, T], the rows' columns of the noise.
-      ids: int32 [size], the logits' tokens; None if they are all V.
-      vocabulary: of whose logits each device may have a part, [B, T, size / shards].
+      noise: of all levels.
+      levels: int32 [B, T].
+      count: how many, 0 to size.
+      ids: int32 [size], the logits' tokens; None if they are the whole vocabulary.
 
     Returns:
-      float32 [B, T, size]; rows that hold NaN become NaN.
+      Float32 and where they are, int32, [B, T, count]; see `models.cpu.largest`. Tokens that the
+      filters leave out have -inf, and rows that hold NaN become NaN.
     """
-
-    def plainly(logits, temperature, noise, levels, ids):
-        if ids is None:
-            noise = vocabulary.local_shard(noise)
-        else:
-            noise = jnp.take(noise, vocabulary.local_shard(ids), axis=-1)
-        scaling = sampling._replace(temperature=temperature)
-        return _plus_noise(scaling, logits - vocabulary.largest(logits), noise, levels)
-
-    if vocabulary.shards > 1:
-        return plainly(logits, sampling.temperature, noise, levels, ids)
-    on_cpu = add_noise_native if available() else plainly
-    return jax.lax.platform_dependent(
-        logits, sampling.temperature, noise, levels, ids, cpu=on_cpu, default=plainly
-    )
+    assert sampling.temperature is not None
+    filters = sampling.top_k, sampling.top_p, sampling.min_p
+    keys, first, _ = noise
+    return draw_native(logits, sampling.temperature, filters, keys, first, levels, ids, count)
 
 
 _RANDOM = "threefry2x32"
 
 
 def noise_at(
-    sampling: SamplingValues, keys: jax.Array, first: jax.Array, count: int, vocab: int
-) -> jax.Array | None:
-    """`gumbel_noise` of `count` positions from `first`, int32 [B], on; None in greedy decoding."""
+    sampling: SamplingValues, keys: jax.Array, first: jax.Array, count: int, vocab: int, core: bool
+) -> Noise | None:
+    """The noise of `count` positions from `first`, int32 [B], on; None in greedy decoding. Without
+    a table, if the C++ core draws."""
     if sampling.temperature is None:
         return None
-    return gumbel_noise(keys, first[:, None] + jnp.arange(count, dtype=jnp.int32)[None], vocab)
+    noise = Noise(keys, first)
+    return noise if core else noise.made(count, vocab)
 
 
 def row_keys(seed: jax.Array, row: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from dart_jax.decoding.drafting import AnyDrafter, DraftingMethod, drafting_meth
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
-from dart_jax.decoding.sampling import SamplingValues
+from dart_jax.decoding.sampling import Noise, SamplingValues
 from dart_jax.models.cache import Cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DraftLayerConfig
@@ -162,8 +162,8 @@ class DecodeState:
       tokens: int32 [B, S], the sequences up to the root, then -1; None without logits processors.
       scores: what is reported about the tokens that the last step emitted; None if nothing is.
       trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
-      noise: float32 [B, depth + 1, V], of the draws after the root and after nodes of each depth,
-        with which the next trees were drafted; None if they were drafted without.
+      noise: of the draws after the root and after nodes of each depth, with which the next trees
+        were drafted; None if they were drafted without.
     """
 
     target_cache: Cache
@@ -180,7 +180,7 @@ class DecodeState:
     tokens: jax.Array | None = None
     scores: TokenScores | None = None
     trees: jax.Array | None = None
-    noise: jax.Array | None = None
+    noise: Noise | None = None
 
     @property
     def active(self) -> jax.Array:

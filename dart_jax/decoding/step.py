@@ -27,7 +27,7 @@ from dart_jax.decoding.logits import (
     sequences_at_nodes,
     token_scores,
 )
-from dart_jax.decoding.sampling import draw, noise_at
+from dart_jax.decoding.sampling import Noise, draw, noise_at
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     DraftTree,
@@ -201,8 +201,7 @@ def accept_and_compact(
             logits = process(config.logits.processors, logits, *sequences)
         noise = state.noise
         if noise is None:
-            vocab = config.target.vocab_size
-            noise = noise_at(state.sampling, state.keys, start + 1, depth + 1, vocab)
+            noise = _noise_after(config, state)
         drawn = draw(state.sampling, logits, noise, tree.depth, vocabulary)
         if config.acceptance is None:
             accepted = accept(tree, mask, drawn, depth)
@@ -268,13 +267,17 @@ def draft_input(
     )
 
 
-def noise_of_draft(config: DecodeConfig, state: DecodeState) -> jax.Array | None:
+def noise_of_draft(config: DecodeConfig, state: DecodeState) -> Noise | None:
     """The noise of the draws that will verify the next trees, if they are drafted with it."""
-    if not config.couples:
-        return None
-    rows, vocab = config.max_depth + 1, config.target.vocab_size
+    return _noise_after(config, state) if config.couples else None
+
+
+def _noise_after(config: DecodeConfig, state: DecodeState) -> Noise | None:
+    """The noise of the draws after the root and after nodes of each depth."""
+    levels, vocab = config.max_depth + 1, config.target.vocab_size
+    core = config.execution.draws_in_core
     with jax.named_scope("noise"):
-        return noise_at(state.sampling, state.keys, state.length + 1, rows, vocab)
+        return noise_at(state.sampling, state.keys, state.length + 1, levels, vocab, core)
 
 
 def pack(buffer: HostBuffer, state: DecodeState, candidates: Candidates) -> jax.Array:

@@ -113,8 +113,17 @@ def _argmax(x: jax.Array) -> jax.Array:
 
 def _argmax_by_core(x: jax.Array) -> jax.Array:
     """One pass by the C++ core."""
-    top, at = largest(x, 1)
-    return jnp.where(jnp.isnan(top), -1, at)[..., 0]
+    return first_of(*largest(x, 1))
+
+
+def first_of(most: jax.Array, at: jax.Array) -> jax.Array:
+    """Where the first of the largest numbers of rows is; -1 for rows that hold NaN.
+
+    Args:
+      most: float32 [..., k], as `models.cpu.largest` orders them.
+      at: int32 [..., k], where they are.
+    """
+    return jnp.where(jnp.isnan(most[..., 0]), -1, at[..., 0])
 
 
 def _argmax_in_two(x: jax.Array) -> jax.Array:

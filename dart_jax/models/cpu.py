@@ -1,5 +1,5 @@
 """Functions of the C++ core for models on CPUs, which XLA calls in compiled programs: rows that are
-appended or compared, noise, and the look-up of n-grams.
+appended or compared, draws, and the look-up of n-grams.
 
 Products are in `tiles.py`, and attention is in `attention/native.py`.
 """
@@ -158,19 +158,50 @@ def gumbel_noise_native(keys: jax.Array, position: jax.Array, vocab: int) -> jax
     return jax.ffi.ffi_call("dart_noise", out, vmap_method="sequential")(keys, position)
 
 
-def add_noise_native(
+def draw_native(
     logits: jax.Array,
     temperature: jax.Array,
-    noise: jax.Array,
+    filters: tuple[jax.Array | None, jax.Array | None, jax.Array | None],
+    keys: jax.Array,
+    first: jax.Array,
     levels: jax.Array,
     ids: jax.Array | None,
-) -> jax.Array:
-    """Computes `decoding.sampling.add_noise`, up to rounding."""
-    temperature = jnp.broadcast_to(temperature, logits.shape[:1])
-    ids = jnp.zeros((0,), jnp.int32) if ids is None else ids
-    out = jax.ShapeDtypeStruct(logits.shape, jnp.float32)
-    call = jax.ffi.ffi_call("dart_noisy", out, vmap_method="sequential")
-    return call(logits, temperature, noise, levels, ids)
+    count: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Computes `decoding.sampling.most_noisy`.
+
+    Args:
+      logits: float32 [B, T, size].
+      temperature: float32 scalar or [B].
+      filters: top-k, int32, top-p and min-p, float32, scalars or [B]; None for none.
+      keys: uint32 [B, 2], see `gumbel_noise_native`.
+      first: int32 [B], the position of level 0.
+      levels: int32 [B, T].
+      ids: int32 [size], the logits' tokens; None if they are all in order.
+      count: how many, 0 to size.
+
+    Returns:
+      As `largest`.
+    """
+    (batch, *_), shape = logits.shape, (*logits.shape[:2], count)
+
+    def per_row(x: jax.Array | None, dtype: DTypeLike) -> jax.Array:
+        return or_nothing(None if x is None else jnp.broadcast_to(x, (batch,)), dtype)
+
+    top_k, top_p, min_p = filters
+    types = jax.ShapeDtypeStruct(shape, logits.dtype), jax.ShapeDtypeStruct(shape, jnp.int32)
+    values, indices = jax.ffi.ffi_call("dart_draw", types, vmap_method="sequential")(
+        logits,
+        per_row(temperature, jnp.float32),
+        keys,
+        first,
+        levels,
+        or_nothing(ids, jnp.int32),
+        per_row(top_k, jnp.int32),
+        per_row(top_p, jnp.float32),
+        per_row(min_p, jnp.float32),
+    )
+    return values, indices
 
 
 def look_up_native(

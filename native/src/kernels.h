@@ -35,6 +35,26 @@ struct AttentionRows {
   float* room;       // [rows (kKeyBlock + h + N in panels) + 2 kKeyPanel h]
 };
 
+// A row of dart::Draws, and room for what is computed on the way.
+constexpr std::size_t kDrawBlock = 64;  // logits that are looked at or left out together
+constexpr std::size_t blocks_of(std::size_t size) { return (size + kDrawBlock - 1) / kDrawBlock; }
+struct DrawnRow {
+  const float* x;  // [size]
+  std::size_t size;
+  float temperature;
+  std::int32_t top_k;
+  float top_p;
+  float min_p;
+  ThreefryKey key;
+  std::uint32_t position;
+  const std::int32_t* ids;  // [size]; null for the numbers from 0
+  std::size_t count;
+  float* blocks;  // [blocks_of(size)]
+  float* room;    // [size]; null without top-k and top-p
+  float* values;  // [count]
+  std::int32_t* indices;
+};
+
 // Computes a product's outputs of tiles [first, last), without bias and residual.
 using MultiplyTiles = void (*)(const PackedProduct& product, std::size_t first, std::size_t last);
 
@@ -48,10 +68,10 @@ struct Kernels {
                   float* values, std::int32_t* indices);
   void (*attend)(const AttentionRows& rows);
   ThreefryKey (*fold)(const ThreefryKey& key, std::uint32_t data);
-  void (*add_noise)(const NoisyLogits& logits);
   void (*gumbel)(const ThreefryKey& key, std::size_t begin, std::size_t end, float* out);
   void (*gumbel_of)(const ThreefryKey& key, const std::int32_t* tokens, std::size_t count,
                     float* out);
+  void (*draw)(const DrawnRow& row);
 };
 
 // Null if not built for this kind of processor.

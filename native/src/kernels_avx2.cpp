@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "attention_loops.h"
+#include "draw_loops.h"
 #include "noise_loops.h"
 #include "product_tiles.h"
 #include "row_loops.h"
@@ -67,8 +68,8 @@ struct Avx2 {
 
 constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Avx2>,
-                              fold_key,            add_noise_to_rows, gumbel_numbers,
-                              gumbel_numbers_of};
+                              fold_key,            gumbel_numbers,  gumbel_numbers_of,
+                              draw_row};
 }  // namespace
 
 const Kernels* const kAvx2Kernels = &kKernels;

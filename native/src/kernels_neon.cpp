@@ -6,6 +6,7 @@
 #include <arm_neon.h>
 
 #include "attention_loops.h"
+#include "draw_loops.h"
 #include "noise_loops.h"
 #include "product_tiles.h"
 #include "row_loops.h"
@@ -43,8 +44,8 @@ struct Neon {
 
 constexpr Kernels kKernels = {multiply_tiles<Neon>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Neon>,
-                              fold_key,            add_noise_to_rows, gumbel_numbers,
-                              gumbel_numbers_of};
+                              fold_key,            gumbel_numbers,  gumbel_numbers_of,
+                              draw_row};
 }  // namespace
 
 const Kernels* const kNeonKernels = &kKernels;

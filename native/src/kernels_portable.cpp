@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "attention_loops.h"
+#include "draw_loops.h"
 #include "noise_loops.h"
 #include "product_tiles.h"
 #include "row_loops.h"
@@ -64,8 +65,8 @@ struct Portable {
 
 constexpr Kernels kKernels = {multiply_tiles<Portable>, normalize_rows,   gate_rows,       quantize_rows,
                               rotate_all_heads,    largest_of_rows, attend_rows<Portable>,
-                              fold_key,            add_noise_to_rows, gumbel_numbers,
-                              gumbel_numbers_of};
+                              fold_key,            gumbel_numbers,  gumbel_numbers_of,
+                              draw_row};
 }  // namespace
 
 const Kernels* const kPortableKernels = &kKernels;

@@ -34,8 +34,4 @@ void noise_of_tokens(const ThreefryKey& key, std::int32_t position, const std::i
   kernels.gumbel_of(kernels.fold(key, static_cast<std::uint32_t>(position)), tokens, count, out);
 }
 
-void add_noise(const NoisyLogits& logits, Instructions instructions) {
-  kernels(instructions)->add_noise(logits);
-}
-
 }  // namespace dart

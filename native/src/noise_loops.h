@@ -7,7 +7,6 @@
 
 #include "dart/exact_math.h"
 #include "kernels.h"
-#include "row_loops.h"
 
 namespace dart {
 namespace {
@@ -36,15 +35,21 @@ inline void threefry(const ThreefryKey& key, std::uint32_t& x0, std::uint32_t& x
   rounds(13, 15, 26, 6, 5);
 }
 
-// A token's number.
-inline float gumbel_number(const ThreefryKey& key, std::uint32_t token) {
-  constexpr float kLeast = 1.17549435e-38f;  // 0 becomes this; others do not change
+// A token's uniform number, from 0 to 1; 0 is the least normal number instead.
+inline float uniform_number(const ThreefryKey& key, std::uint32_t token) {
+  constexpr float kLeast = 1.17549435e-38f;  // does not change others than 0
   std::uint32_t x0 = 0, x1 = token;
   threefry(key, x0, x1);
   const std::uint32_t bits = (x0 ^ x1) >> 9 | 0x3f800000u;  // from 1 to 2
   float uniform;
   __builtin_memcpy(&uniform, &bits, sizeof uniform);
-  return -logarithm(-logarithm(uniform - 1.0f + kLeast));
+  return uniform - 1.0f + kLeast;
+}
+
+inline float gumbel_of_uniform(float uniform) { return -logarithm(-logarithm(uniform)); }
+
+inline float gumbel_number(const ThreefryKey& key, std::uint32_t token) {
+  return gumbel_of_uniform(uniform_number(key, token));
 }
 
 // Those of tokens [begin, end).
@@ -58,53 +63,6 @@ void gumbel_numbers_of(const ThreefryKey& key, const std::int32_t* tokens, std::
                        float* out) {
   for (std::size_t i = 0; i < count; ++i) {
     out[i] = gumbel_number(key, static_cast<std::uint32_t>(tokens[i]));
-  }
-}
-
-inline std::size_t within(std::int32_t index, std::size_t size) {
-  if (index < 0) return 0;
-  return static_cast<std::size_t>(index) < size ? static_cast<std::size_t>(index) : size - 1;
-}
-
-void add_noise_to_rows(const NoisyLogits& logits) {
-  const std::size_t size = logits.size;
-  if (size == 0) return;
-  for (std::size_t row = 0; row < logits.sequences * logits.rows; ++row) {
-    const float* const x = logits.x + row * size;
-    float* const y = logits.y + row * size;
-    const std::size_t level = within(logits.levels[row], logits.columns);
-    const float* const noise =
-        logits.noise + (row / logits.rows * logits.columns + level) * logits.vocabulary;
-    float parts[kParts];
-    int nan = 0;
-    for (std::size_t c = 0; c < kParts; ++c) parts[c] = x[0];
-    std::size_t i = 0;
-    for (; i + kParts <= size; i += kParts) {
-      for (std::size_t c = 0; c < kParts; ++c) {
-        parts[c] = x[i + c] > parts[c] ? x[i + c] : parts[c];
-        nan |= x[i + c] != x[i + c];
-      }
-    }
-    float most = parts[0];
-    for (; i < size; ++i) {
-      most = x[i] > most ? x[i] : most;
-      nan |= x[i] != x[i];
-    }
-    for (std::size_t c = 1; c < kParts; ++c) most = parts[c] > most ? parts[c] : most;
-    if (nan) most = __builtin_nanf("");
-    const float temperature = logits.temperature[row / logits.rows];
-    if (temperature == 0) {
-      for (std::size_t v = 0; v < size; ++v) y[v] = x[v] - most;
-      continue;
-    }
-    const float scale = 1.0f / temperature;
-    if (logits.ids == nullptr) {
-      for (std::size_t v = 0; v < size; ++v) y[v] = (x[v] - most) * scale + noise[v];
-    } else {
-      for (std::size_t v = 0; v < size; ++v) {
-        y[v] = (x[v] - most) * scale + noise[within(logits.ids[v], logits.vocabulary)];
-      }
-    }
   }
 }
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "check.h"
@@ -67,44 +66,11 @@ void test_distribution() {
   CHECK(std::fabs(deviation - 1.28255) < 0.02);  // pi / sqrt(6)
 }
 
-void test_noisy_logits(bool greedy) {
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  constexpr std::size_t kSize = 37, kVocabulary = 50;
-  std::vector<float> x(6 * kSize), noise(2 * 2 * kVocabulary);
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(float(i)) * 20;
-  for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = std::cos(float(i));
-  x[4 * kSize + 36] = kNan;
-  const std::vector<std::int32_t> levels = {0, 1, 9, -3, 1, 0};
-  std::vector<std::int32_t> ids(kSize);
-  for (std::size_t i = 0; i < kSize; ++i) ids[i] = static_cast<std::int32_t>(i * 7 % kVocabulary);
-  for (Instructions instructions : supported()) {
-    std::vector<float> y(x.size());
-    const float temperature[] = {0.5f, greedy ? 0.0f : 4.0f};
-    dart::add_noise({x.data(), noise.data(), levels.data(), ids.data(), y.data(), temperature, 2, 3,
-                     2, kVocabulary, kSize},
-                    instructions);
-    for (std::size_t row = 0; row < 6; ++row) {
-      float most = x[row * kSize];
-      for (std::size_t i = 0; i < kSize; ++i) most = std::fmax(most, x[row * kSize + i]);
-      const std::size_t level = levels[row] < 0 ? 0 : levels[row] > 1 ? 1 : std::size_t(levels[row]);
-      for (std::size_t i = 0; i < kSize; ++i) {
-        const float added = noise[(row / 3 * 2 + level) * kVocabulary + std::size_t(ids[i])];
-        const float scaled = x[row * kSize + i] - most;
-        const float warm = row < 3 ? scaled * 2.0f + added : scaled * 0.25f + added;
-        const float expected = greedy && row >= 3 ? scaled : warm;
-        const float found = y[row * kSize + i];
-        CHECK(row == 4 ? std::isnan(found) : found == expected);
-      }
-    }
-  }
-}
-
 }  // namespace
 
 int main() {
   test_known_numbers();
   test_same_bits();
   test_distribution();
-  for (bool greedy : {false, true}) test_noisy_logits(greedy);
   return failures == 0 ? 0 : 1;
 }

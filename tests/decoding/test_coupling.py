@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from needs import native
 
-from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding.drafting import NgramConfig
-from dart_jax.decoding.drafting.base import DraftInput, coupled
+from dart_jax.decoding.drafting.base import DraftInput, coupled, most_coupled
 from dart_jax.decoding.logits import mark_seen, penalize_repetition
 from dart_jax.decoding.sampling import (
+    Noise,
     Sampling,
     _gumbel_noise,
-    add_noise,
     gumbel_noise,
     scale_and_filter,
 )
@@ -34,29 +33,6 @@ def test_the_cores_noise_is_jaxs(seed, vocab):
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
     alone = gumbel_noise(keys[:1], POSITIONS[:1, 1:2], vocab)
     np.testing.assert_array_equal(alone[0, 0], got[0, 1])
-
-
-@native
-@pytest.mark.parametrize("some", [False, True])
-@pytest.mark.parametrize("temperature", [1e-38, 0.3, 5.0])
-def test_the_core_adds_noise_as_jax_does(temperature, some, monkeypatch):
-    rng = np.random.default_rng(0)
-    vocab, size = 100, 37 if some else 100
-    ids = jnp.asarray(rng.permutation(vocab)[:size], jnp.int32) if some else None
-    logits = jnp.asarray(10 * rng.normal(size=(2, 4, size)), jnp.float32)
-    logits = logits.at[0, 1, 3].set(-jnp.inf).at[1, 2, 5].set(jnp.nan)
-    noise = noise_of(5, POSITIONS, vocab)
-    levels = jnp.asarray([[0, 1, 1, 2], [2, 0, 0, 1]], jnp.int32)
-    sampling = Sampling(temperature).values()
-
-    def run():
-        return np.asarray(add_noise(sampling, logits, noise, levels, ids))
-
-    got = run()
-    monkeypatch.setattr(sampling_module, "available", lambda: False)
-    np.testing.assert_allclose(got, run(), rtol=1e-6, atol=1e-5)
-    assert np.isnan(got[1, 2]).all()
-    assert got[0, 1, 3] == -np.inf
 
 
 def inputs_with(sampling, seen, noise):
@@ -87,10 +63,37 @@ def test_a_draft_of_the_targets_own_logits_is_its_draw(columns, penalty, options
     np.testing.assert_array_equal(drafted, tokens)
 
 
+@native
+@pytest.mark.parametrize("temperature", [1e-38, 0.3, 5.0])
+@pytest.mark.parametrize("options", [{}, {"top_k": 9}, {"top_p": 0.8, "min_p": 0.02}])
+def test_the_core_couples_as_jax_does(temperature, options):
+    """Without filters, and with ones that leave fewer tokens than there are candidates."""
+    rng = np.random.default_rng(0)
+    vocab, size = 700, 300
+    ids = jnp.asarray(rng.permutation(vocab)[:size], jnp.int32)
+    logits = jnp.asarray(3 * rng.normal(size=(2, 3, size)), jnp.float32)
+    logits = logits.at[0, 1, 3].set(-jnp.inf).at[1, 2, 5].set(jnp.nan)
+    sampling = Sampling(temperature, repetition_penalty=1.2, **options).values()
+    seen = jnp.asarray(rng.random((2, vocab)) < 0.5)
+    noise = Noise(keys_of(5, 2), jnp.asarray([9, 100_000], jnp.int32))
+
+    @jax.jit
+    def most(noise):
+        return most_coupled(inputs_with(sampling, seen, noise), logits, ids, 25)
+
+    (core, at), (jaxs, places) = most(noise), most(noise.made(4, vocab))
+    np.testing.assert_allclose(core, jaxs, rtol=1e-6, atol=1e-5)
+    numbers = ~np.isnan(jaxs)
+    np.testing.assert_array_equal(at[numbers], places[numbers])
+    assert np.isnan(core[1, 2]).all()
+
+
 def test_without_noise_nothing_changes():
-    logits = jnp.ones((1, 2, 3))
+    logits = jnp.asarray([[[1, 3, 2], [5, 4, 6]]], jnp.float32)
     inputs = inputs_with(None, None, None)
-    assert coupled(inputs, logits, jnp.arange(3, dtype=jnp.int32), None) is logits
+    most, at = most_coupled(inputs, logits, jnp.arange(3, dtype=jnp.int32), 2)
+    assert most.tolist() == [[[3, 2], [6, 5]]]
+    assert at.tolist() == [[[1, 2], [2, 0]]]
 
 
 GAINS = {"dart": 1.2, "eagle3": 1.3, "ngram": 1.02}

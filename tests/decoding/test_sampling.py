@@ -1,5 +1,5 @@
-"""Filters against sorts, draws against their noise and their probabilities, and the largest of long
-rows."""
+"""Filters against sorts, draws against their noise and their probabilities, JAX's against the C++
+core's, and the largest of long rows."""
 
 import functools
 
@@ -7,21 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import native
 from scipy.stats import chisquare
 
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding import vocabulary
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.sampling import Sampling, SamplingValues
 from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.errors import UserError
+from dart_jax.models.cpu import available
 from tests.support.draws import draw_at, noise_of
 
 VOCAB = 40
 
-filter_jitted, draw_jitted = (
-    jax.jit(sampling_module.filter_logits),
-    jax.jit(draw_at),
-)
+filter_jitted = jax.jit(sampling_module.filter_logits)
+draw_jitted = jax.jit(draw_at, static_argnames="core")
 
 
 def filter_logits(sampling, logits):
@@ -29,7 +29,12 @@ def filter_logits(sampling, logits):
 
 
 def draw(sampling, *arguments):
-    return draw_jitted(sampling.values(), *arguments)
+    """JAX's draws, which the C++ core's must equal."""
+    drawn = draw_jitted(sampling.values(), *arguments)
+    if available() and jax.default_backend() == "cpu":
+        by_core = draw_jitted(sampling.values(), *arguments, core=True)
+        np.testing.assert_array_equal(by_core, drawn)
+    return drawn
 
 
 def softmax(logits):
@@ -115,11 +120,13 @@ def test_a_top_k_beyond_int32_is_refused():
         Sampling(top_k=2**31)
 
 
+@pytest.mark.parametrize("core", [False, pytest.param(True, marks=native)])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 2, 0.5, 0.5)])
-def test_nan_draws_no_token(sampling):
+def test_nan_draws_no_token(sampling, core):
     logits = jnp.asarray([[[0, 1, jnp.nan, 0], [0, 1, 0, 0], [0, jnp.inf, 0, 0]]], jnp.float32)
     zero = jnp.zeros((1, 3), jnp.int32)
-    draws = np.asarray(draw(sampling, logits, jnp.uint32(0), zero, zero))[0]
+    arguments = sampling.values(), logits, jnp.uint32(0), zero, zero
+    draws = np.asarray(draw_jitted(*arguments, core=core))[0]
     assert draws[0] == -1
     assert draws[1] >= 0
 
@@ -145,12 +152,13 @@ def test_frequencies_are_the_probabilities(over):
     sampling = Sampling(1.3, 6, 0.9)
     n, logits = 4096, np.random.default_rng(1).normal(size=8).astype(np.float32)
     index, zero = jnp.arange(n, dtype=jnp.int32), jnp.zeros((1, 1), jnp.int32)
-    draw_one = functools.partial(draw, sampling, jnp.asarray(logits)[None, None])
+    one = jnp.asarray(logits)[None, None]
     if over == "positions":
         nodes = jnp.broadcast_to(logits, (1, n, 8))
         draws = draw(sampling, nodes, jnp.uint32(0), index[None], index[None])
     elif over == "seeds":
-        draws = jax.vmap(lambda seed: draw_one(seed, zero, zero))(index.astype(jnp.uint32))
+        by_seed = functools.partial(draw_at, sampling.values(), one)
+        draws = jax.vmap(lambda seed: by_seed(seed, zero, zero))(index.astype(jnp.uint32))
     else:
         zeros = jnp.zeros((n, 1), jnp.int32)
         nodes = jnp.broadcast_to(logits, (n, 1, 8))
@@ -176,6 +184,27 @@ def test_a_node_draws_what_it_would_draw_alone():
         np.testing.assert_array_equal(alone[:, 0], together[:, i])
     first = draw(sampling, logits[:1], jnp.uint32(7), position[:1], levels[:1])
     np.testing.assert_array_equal(first, together[:1])
+
+
+@native
+@pytest.mark.parametrize("scale", [1.0, 4.0, 20.0])
+def test_the_core_draws_as_jax_does(scale):
+    """Each sequence in its own way, some greedily, of a vocabulary of many blocks."""
+    rng = np.random.default_rng(int(scale))
+    batch, nodes, vocab = 48, 5, 2500
+    options = [(0.0, 0.4, 1.0, 3.0), (0, 1, 40, 129, 2000), (0.3, 0.9, np.inf), (0.0, 0.05, 1.0)]
+    drawn = (rng.choice(each, batch) for each in options)
+    temperature, top_k, top_p, min_p = (jnp.asarray(x, jnp.float32) for x in drawn)
+    sampling = SamplingValues(temperature, top_k.astype(jnp.int32), top_p, min_p)
+    logits = jnp.asarray(scale * rng.normal(size=(batch, nodes, vocab)), jnp.float32)
+    logits = logits.at[:, 1].set(jnp.round(logits[:, 1])).at[3, 2, 7].set(jnp.nan)
+    levels = jnp.asarray(rng.integers(0, 3, (batch, nodes)), jnp.int32)
+    position = jnp.asarray(rng.integers(0, 9999, (batch, 1)), jnp.int32) + jnp.arange(3)[None]
+    for values in (sampling, SamplingValues(temperature)):
+        arguments = values, logits, jnp.uint32(1), position, levels
+        by_core = draw_jitted(*arguments, core=True)
+        np.testing.assert_array_equal(by_core, draw_jitted(*arguments))
+        assert by_core[3, 2] == -1
 
 
 def test_noise_differs_between_seeds_rows_and_positions():

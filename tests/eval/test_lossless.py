@@ -14,7 +14,7 @@ import tiny_model
 from rich.console import Console
 
 from dart_jax.decoding import step as step_module
-from dart_jax.decoding.sampling import Sampling, draw, gumbel_noise
+from dart_jax.decoding.sampling import Noise, Sampling, draw, gumbel_noise
 from dart_jax.decoding.step import accept
 from dart_jax.model import DartModel
 from dart_jax.models.attention.compaction import append
@@ -217,9 +217,9 @@ def test_a_mistake_that_plain_decoding_shares(check, broken, mistake):
     def hotter(sampling, logits, noise, levels, vocabulary):
         return draw(sampling, logits * 1.25, noise, levels)
 
-    def repeated(sampling, keys, first, count, vocab):
+    def repeated(sampling, keys, first, count, vocab, core):
         position = first[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-        return gumbel_noise(keys, position // 2 * 2, vocab)
+        return Noise(keys, first, gumbel_noise(keys, position // 2 * 2, vocab))
 
     broken(*(("draw", hotter) if mistake == "temperature" else ("noise_at", repeated)))
     settings = {"temperature": (1.5,), "tree_nodes": (8,), "top_k": 0}

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from dart_jax.decoding.sampling import draw, gumbel_noise, row_keys
+from dart_jax.decoding.sampling import Noise, draw, gumbel_noise, row_keys
 
 
 def keys_of(seed, rows):
@@ -15,7 +15,9 @@ def noise_of(seed, position, vocab):
     return gumbel_noise(keys_of(seed, len(position)), position, vocab)
 
 
-def draw_at(sampling, logits, seed, position, levels):
-    """As `draw`, with the noise of `position`, int32 [B, P]."""
-    noise = noise_of(seed, position, logits.shape[-1])
+def draw_at(sampling, logits, seed, position, levels, core=False):
+    """As `draw`, with the noise of `position`, int32 [B, P], consecutive in each row."""
+    noise = Noise(keys_of(seed, len(position)), position[:, 0])
+    if not core:
+        noise = noise.made(position.shape[1], logits.shape[-1])
     return draw(sampling, logits, noise, levels)

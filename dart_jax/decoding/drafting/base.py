@@ -11,10 +11,10 @@ from jax.typing import DTypeLike
 
 from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import (
+    Noise,
     SamplingValues,
-    add_noise,
-    filters,
     is_greedy,
+    most_noisy,
     scale_and_filter,
 )
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
@@ -66,8 +66,8 @@ class DraftInput(NamedTuple):
       start: int32 [B], number of rows before these.
       sampling: how the target samples.
       seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
-      noise: float32 [B, depth + 1, V], of the target's draws after the root and after nodes of each
-        depth; None if the method must do without.
+      noise: of the target's draws after the root and after nodes of each depth; None if the method
+        must do without.
       options: of the drafter's layers.
     """
 
@@ -81,7 +81,7 @@ class DraftInput(NamedTuple):
     start: jax.Array
     sampling: SamplingValues
     seen: jax.Array | None
-    noise: jax.Array | None
+    noise: Noise | None
     options: LayerOptions = LayerOptions()
 
 
@@ -199,7 +199,7 @@ def coupled(
     inputs: DraftInput,
     logits: jax.Array,
     draft_ids: jax.Array,
-    noise: jax.Array | None,
+    noise: jax.Array,
     vocabulary: Vocabulary = WHOLE,
 ) -> jax.Array:
     """Adds the noise to a drafter's logits, which are first treated as the target's are.
@@ -212,25 +212,57 @@ def coupled(
 
     Args:
       inputs: how the target samples.
-      logits: float32 [B, T, Vd], the drafter's; without noise they are returned as they are.
+      logits: float32 [B, T, Vd], the drafter's.
       draft_ids: int32 [Vd], the target's id of every draft id.
-      noise: float32 [B, T, V], or [B, 1, V] for all rows, of the draws that the logits predict;
-        None if drafts must do without.
+      noise: float32 [B, T, V], or [B, 1, V] for all rows, of the draws that the logits predict.
       vocabulary: the draft vocabulary, of whose logits each device may have a part.
 
     Returns:
       float32 [B, T, Vd]; -inf for tokens that the filters leave out.
     """
+    logits = _penalized(inputs, logits, draft_ids, vocabulary)
+    scaled = scale_and_filter(inputs.sampling, logits, vocabulary)
+    rows = jnp.take(noise, vocabulary.local_shard(draft_ids), axis=-1)
+    return scaled + jnp.where(is_greedy(inputs.sampling, logits.ndim), 0, rows)
+
+
+def most_coupled(
+    inputs: DraftInput,
+    logits: jax.Array,
+    draft_ids: jax.Array,
+    count: int,
+    vocabulary: Vocabulary = WHOLE,
+) -> tuple[jax.Array, jax.Array]:
+    """Finds the largest of the logits that predict the draws after the root and after nodes of each
+    depth; of `coupled` ones, if there is noise.
+
+    Args:
+      inputs: has the noise.
+      logits: float32 [B, T, Vd], the drafter's, T at most depth + 1.
+      draft_ids: see `coupled`.
+      count: how many.
+      vocabulary: see `coupled`.
+
+    Returns:
+      Float32 and their draft ids, int32, [B, T, count], in the order of `Vocabulary.top_k`.
+    """
+    noise, levels = inputs.noise, jnp.arange(logits.shape[1], dtype=jnp.int32)
     if noise is None:
-        return logits
+        return vocabulary.top_k(logits, count)
+    if noise.table is None:
+        logits = _penalized(inputs, logits, draft_ids, vocabulary)
+        levels = jnp.broadcast_to(levels, logits.shape[:2])
+        return most_noisy(inputs.sampling, logits, noise, levels, count, draft_ids)
+    table = noise.table[:, : len(levels)]
+    return vocabulary.top_k(coupled(inputs, logits, draft_ids, table, vocabulary), count)
+
+
+def _penalized(
+    inputs: DraftInput, logits: jax.Array, draft_ids: jax.Array, vocabulary: Vocabulary
+) -> jax.Array:
+    """Applies the repetition penalty to a drafter's logits [B, T, Vd]."""
     penalty = inputs.sampling.repetition_penalty
-    if inputs.seen is not None and penalty is not None:
-        seen = jnp.take(inputs.seen, vocabulary.local_shard(draft_ids), axis=-1)
-        logits = penalize_repetition(penalty, logits, seen[:, None])
-    if filters(inputs.sampling):
-        filtered = scale_and_filter(inputs.sampling, logits, vocabulary)
-        rows = jnp.take(noise, vocabulary.local_shard(draft_ids), axis=-1)
-        return filtered + jnp.where(is_greedy(inputs.sampling, logits.ndim), 0, rows)
-    levels = jnp.minimum(jnp.arange(logits.shape[1], dtype=jnp.int32), noise.shape[1] - 1)
-    levels = jnp.broadcast_to(levels, logits.shape[:2])
-    return add_noise(inputs.sampling, logits, noise, levels, draft_ids, vocabulary)
+    if inputs.seen is None or penalty is None:
+        return logits
+    seen = jnp.take(inputs.seen, vocabulary.local_shard(draft_ids), axis=-1)
+    return penalize_repetition(penalty, logits, seen[:, None])

@@ -14,10 +14,10 @@ from dart_jax.decoding.drafting.base import (
     DraftInput,
     PromptRows,
     Proposal,
-    coupled,
+    most_coupled,
 )
 from dart_jax.decoding.sampling import divided
-from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
+from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.cache import (
     Cache,
     KVCache,
@@ -91,14 +91,10 @@ class Dart(DraftingMethod):
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
         logits, normed, rows = self.forward(draft_state, inputs)
-        draft_ids, noise = inputs.params["draft_ids"], inputs.noise
-        noise = None if noise is None else noise[:, : logits.shape[1]]
-        vocabulary = Vocabulary(inputs.options.shards)
-        logits = coupled(inputs, logits, draft_ids, noise, vocabulary)
-        candidates, index = self.top_candidates(draft_ids, logits, vocabulary)
+        candidates, index = self.top_candidates(inputs, logits)
         if self.pairs:
             pairs = self._drafter(inputs).pairs.tables(normed, index)
-            if noise is not None:  # as `coupled` divides the logits
+            if inputs.noise is not None:  # as `coupled` divides the logits
                 pairs = divided(inputs.sampling, pairs)
             candidates = candidates._replace(pairs=pairs)
         cache = extend(draft_state, rows, order_after(candidates.ids, inputs.start))
@@ -120,12 +116,11 @@ class Dart(DraftingMethod):
         )
         return drafter.head(normed), normed, rows
 
-    def top_candidates(
-        self, draft_ids: jax.Array, logits: jax.Array, vocabulary: Vocabulary = WHOLE
-    ) -> tuple[Candidates, jax.Array]:
+    def top_candidates(self, inputs: DraftInput, logits: jax.Array) -> tuple[Candidates, jax.Array]:
         """Returns each position's top-k candidates, without pair scores, and their draft ids."""
+        draft_ids, vocabulary = inputs.params["draft_ids"], Vocabulary(inputs.options.shards)
         with jax.named_scope("top_k"):
-            top, index = vocabulary.top_k(logits, self.candidates)
+            top, index = most_coupled(inputs, logits, draft_ids, self.candidates, vocabulary)
             return Candidates(jnp.take(draft_ids, index), top), index
 
     def _drafter(self, inputs: DraftInput) -> Drafter:

@@ -81,37 +81,33 @@ class DraftModel(DraftingMethod):
         causal = jnp.tril(jnp.ones((1, 2, 2), bool))
         out = model(tokens, positions, causal, draft_state, place[:, 0])
 
-        sampling = inputs.sampling if inputs.noise is not None else greedy(inputs.sampling)
+        noise = inputs.noise
+        sampling = inputs.sampling if noise is not None else greedy(inputs.sampling)
 
-        def next_token(
-            hidden: jax.Array, noise: jax.Array | None, seen: jax.Array | None
-        ) -> jax.Array:
+        def next_token(hidden: jax.Array, level: jax.Array, seen: jax.Array | None) -> jax.Array:
             logits = _resized(model.logits(hidden), inputs.target.config.vocab_size)
             if seen is not None and sampling.repetition_penalty is not None:
                 logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
-            return draw(sampling, logits, noise, jnp.zeros_like(place))
+            own = None if noise is None else noise.at(level)
+            return draw(sampling, logits, own, jnp.zeros_like(place))
 
-        # One level after another, each [B, 1, V].
-        noise = None if inputs.noise is None else jnp.swapaxes(inputs.noise, 0, 1)[:, :, None]
         at = place + 2
-        first = next_token(out.hidden[:, 1:], None if noise is None else noise[0], inputs.seen)
+        first = next_token(out.hidden[:, 1:], jnp.int32(0), inputs.seen)
         draft_state = extend(draft_state, out.rows, order_after(first, place[:, 0]))
 
-        def grow(
-            carry: tuple[Cache, jax.Array, jax.Array, jax.Array | None], noise: jax.Array | None
-        ):
+        def grow(carry: tuple[Cache, jax.Array, jax.Array, jax.Array | None], level: jax.Array):
             cache, token, at, seen = carry
             seen = None if seen is None else mark_seen(seen, token)
             out = model(token, at, jnp.ones((1, 1, 1), bool), cache, at[:, 0])
-            drafted = next_token(out.hidden, noise, seen)
+            drafted = next_token(out.hidden, level, seen)
             # Rows of drafted tokens are written after the sequence; the next call overwrites those
             # of rejected tokens.
             cache = extend(cache, out.rows, order_after(drafted, at[:, 0]))
             return (cache, drafted, at + 1, seen), drafted
 
         carry = (draft_state, first, at, inputs.seen)
-        rest = None if noise is None else noise[1 : self.nodes]
-        (draft_state, *_), later = jax.lax.scan(grow, carry, rest, self.nodes - 1)
+        levels = jnp.arange(1, self.nodes, dtype=jnp.int32)
+        (draft_state, *_), later = jax.lax.scan(grow, carry, levels)
         drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)
         count = jnp.full_like(inputs.last, self.nodes)
         return draft_state, Proposal(chain(root, drafted, count))

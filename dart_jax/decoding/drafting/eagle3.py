@@ -61,14 +61,16 @@ class Eagle3(DraftingMethod):
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
-        vocabulary = Vocabulary(inputs.options.shards)
+        vocabulary, noise = Vocabulary(inputs.options.shards), inputs.noise
+        if noise is not None:
+            noise = noise.made(self.depth, inputs.target.config.vocab_size)
 
         def couple(log_probs: jax.Array, level: jax.Array) -> jax.Array:
-            if inputs.noise is None:
+            if noise is None:
                 return log_probs
-            noise = jax.lax.dynamic_slice_in_dim(inputs.noise, level, 1, axis=1)
-            draft_ids = inputs.params["draft_ids"]
-            return vocabulary.log_softmax(coupled(inputs, log_probs, draft_ids, noise, vocabulary))
+            table, draft_ids = noise.at(level).table, inputs.params["draft_ids"]
+            assert table is not None
+            return vocabulary.log_softmax(coupled(inputs, log_probs, draft_ids, table, vocabulary))
 
         drafter = bind(self.config, inputs.params["drafter"], inputs.options)
         trees, rows = draft_tree(

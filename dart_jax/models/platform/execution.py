@@ -67,6 +67,11 @@ class Execution:
         """For the drafter's layers."""
         return LayerOptions(self.attention, self.experts, self.devices.drafter_shards, kv=self.kv)
 
+    @property
+    def draws_in_core(self) -> bool:
+        """Tells whether the C++ core draws tokens: where it computes attention, too."""
+        return self.attention == "native"
+
     def on(self, mesh: Mesh) -> Execution:
         """The same on several devices. On CPUs plain JAX: they are for trying out.
 

@@ -32,25 +32,4 @@ void make_noise(const Noise& noise, Instructions instructions, std::size_t threa
 void noise_of_tokens(const ThreefryKey& key, std::int32_t position, const std::int32_t* tokens,
                      std::size_t count, float* out, Instructions instructions);
 
-// Logits of rows of B sequences, divided by a temperature up to a constant, plus noise:
-//
-//   y[b, t, i] = (x[b, t, i] - max(x[b, t])) / temperature[b] + noise[b, levels[b, t], ids[i]]
-//
-// With temperature 0, of greedy decoding, nothing is divided or added. A row that holds NaN becomes NaN. Levels and ids beyond the ends are those of the ends.
-struct NoisyLogits {
-  const float* x;               // [B, T, size]
-  const float* noise;           // [B, P, V]
-  const std::int32_t* levels;   // [B, T]
-  const std::int32_t* ids;      // [size]; null for the numbers from 0, then size is V
-  float* y;                     // [B, T, size]
-  const float* temperature;     // [B]
-  std::size_t sequences;        // B
-  std::size_t rows;             // T
-  std::size_t columns;          // P
-  std::size_t vocabulary;       // V
-  std::size_t size;
-};
-
-void add_noise(const NoisyLogits& logits, Instructions instructions);
-
 }  // namespace dart
