@@ -172,8 +172,7 @@ class DartModel:
             layers, of target and drafter, to 8 bits as they are loaded: on one CPU with the C++
             core in groups of 64, and their inputs too; elsewhere with a scale for each output, and
             also those of a mixture's experts.
-          kv_dtype: of the caches' keys and values; "auto" is that of the activations. "bfloat16",
-            on one CPU with the C++ core, rounds them to half of the bytes as they are made.
+          kv_dtype: of cached keys and values; "auto" is `dtype`; "bfloat16" is for one CPU.
           search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
             NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
             n-gram model in the device's memory, with a DART drafter; "auto" is the platform's best.
@@ -189,8 +188,7 @@ class DartModel:
           UserError: something is missing, damaged or not supported, or the parts do not match.
         """
         enable_compilation_cache()
-        kind = resolve_dtype(dtype)
-        execution = Execution.here(attention, weights_dtype, kv_dtype)
+        kind, execution = resolve_dtype(dtype), Execution.here(attention, weights_dtype, kv_dtype)
         if mesh is not None:
             execution = execution.on(MeshShape.parse(mesh).make())
         check_way(search, ngram_device_memory)
