@@ -93,18 +93,15 @@ class DartModel:
 
     def _repr_html_(self) -> str:
         """A table of the model's parts, for notebooks."""
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(what)}</td></tr>"
-            for name, what in self._parts().items()
-        )
+        parts = ((html.escape(name), html.escape(what)) for name, what in self._parts().items())
+        rows = "".join(f"<tr><th>{name}</th><td>{what}</td></tr>" for name, what in parts)
         return f"<table><caption>DartModel</caption>{rows}</table>"
 
     def _parts(self) -> dict[str, str]:
         """The model's parts, in words."""
         leaves = jax.tree.leaves(self.params)
         norm = self.params["target"]["norm"]["scale"]
-        devices = sorted(device.id for device in norm.devices())
-        kind = next(iter(norm.devices())).device_kind
+        devices = sorted(norm.devices(), key=lambda device: device.id)
         drafting = drafter_title(self.drafter)
         if "drafter" in self.params:
             drafting += f", {_count(self.params['drafter'])} parameters"
@@ -114,7 +111,7 @@ class DartModel:
             "drafter": drafting,
             "n-gram model": "none" if self.ngram is None else repr(self.ngram),
             "dtype": f"{norm.dtype}; keys and values {kv}",
-            "device": f"{kind} {', '.join(map(str, devices))}",
+            "device": f"{devices[0].device_kind} {', '.join(str(each.id) for each in devices)}",
             "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
         }
 
@@ -168,10 +165,10 @@ class DartModel:
           attention: what computes attention to the cache: "native", the C++ core, for CPUs,
             "triton", a kernel for NVIDIA GPUs from the A100 on, "mosaic", one for TPUs, or "dense",
             plain JAX; "auto" is the platform's best.
-          weights_dtype: "stored" keeps the values of the files; "int8" rounds those of the linear
-            layers, of target and drafter, to 8 bits as they are loaded: on one CPU with the C++
-            core in groups of 64, and their inputs too; elsewhere with a scale for each output, and
-            also those of a mixture's experts.
+          weights_dtype: "stored" keeps those of the files, on one CPU with the C++ core also in
+            blocks of 4 to 8 bits; "float" dequantises them; "int8" rounds the linear layers' to 8
+            bits: there in blocks of 32, and their inputs too; elsewhere with a scale for each
+            output, and also those of a mixture's experts.
           kv_dtype: of cached keys and values; "auto" is `dtype`; "bfloat16" is for one CPU.
           search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
             NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
@@ -498,6 +495,6 @@ def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) 
 
 def _count(params: Any) -> str:
     """The number of parameters, such as 1.7 B."""
-    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Tiles))
-    count = sum(leaf.size for leaf in leaves)
+    is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731
+    count = sum(leaf.size for leaf in jax.tree.leaves(params, is_leaf=is_leaf))
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

@@ -41,8 +41,8 @@ class ModelChoice:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     weights: WeightsDtype = "stored"
-    """Storage of the weights of linear layers: with the files' values, or in 8 bits, which on a
-    CPU also rounds their inputs."""
+    """Storage of the weights of linear layers: as in the files, where a CPU computes a GGUF file's
+    in blocks of 4 to 8 bits; as floats; or in 8 bits, which on a CPU also rounds their inputs."""
     kv: CacheDtype = "auto"
     """dtype of cached keys and values: that of the activations, or on a CPU bfloat16, which takes
     half of the memory."""

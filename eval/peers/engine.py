@@ -36,13 +36,16 @@ class Engine(NamedTuple):
 
 
 PLAIN = "plain"
+LLAMA_LOOKUP = "llama.cpp-lookup"
 _TORCH = {"torch": "torch", "transformers": "transformers"}
+_LLAMA = {"llama-cpp-python": "llama_cpp"}
 ENGINES = {
     PLAIN: Engine("dart_jax, plain", "own", {}),
     "dart": Engine("dart_jax, DART", "own", {}),
     "transformers": Engine("PyTorch", "torch_model", _TORCH),
     "lookup": Engine("PyTorch, prompt lookup", "torch_model", _TORCH),
-    "llama.cpp": Engine("llama.cpp", "llama_cpp", {"llama-cpp-python": "llama_cpp"}),
+    "llama.cpp": Engine("llama.cpp", "llama_cpp", _LLAMA),
+    LLAMA_LOOKUP: Engine("llama.cpp, prompt lookup", "llama_cpp", _LLAMA),
 }
 
 

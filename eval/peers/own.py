@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 
+import jax
 import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
-from dart_jax.models.pure import dtype_of
+from dart_jax.models.pure import Params, dtype_of
+from dart_jax.models.tiles import Tiles
 from eval.methods.registry import decoder, tree
 from eval.peers.engine import PLAIN, Loaded, Setup
 
@@ -34,6 +37,16 @@ def load(setup: Setup) -> Loaded:
         seconds = sum(generation.seconds.values()) - generation.seconds["prefill"]
         return generation.tokens[0].tolist(), seconds
 
-    weights = setup.model.weights
-    stored = dtype_of(model.params["target"]).name
-    return Loaded(stored if weights == "stored" else weights, decode)
+    return Loaded(_weights(model.params["target"]), decode)
+
+
+def _weights(target: Params) -> str:
+    """The type of most weights, by GGUF's name if it is one of blocks."""
+    leaves = jax.tree.leaves(target, is_leaf=lambda x: isinstance(x, Tiles))
+    types = Counter[str]()
+    for leaf in leaves:
+        if isinstance(leaf, Tiles):
+            for type, out in zip(leaf.types, leaf.outs, strict=True):
+                types[type] += out * leaf.d_in
+    (most, _), *_ = types.most_common(1) or [(dtype_of(target).name, 0)]
+    return {"F32": "float32", "BF16": "bfloat16"}.get(most, most)
