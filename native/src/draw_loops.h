@@ -18,7 +18,7 @@ namespace {
 
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr std::size_t kDrawRoom = 256;  // tokens whose noise is made together
-constexpr std::size_t kLikely = 8;     // tokens that are looked at before all others
+constexpr std::size_t kLikely = 8;      // tokens that are looked at before all others
 
 // Integers in the order of the numbers, -0 below 0; and back.
 inline std::int32_t order_of(float x) {
