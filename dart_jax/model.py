@@ -39,11 +39,11 @@ from dart_jax.loading import (
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.kernels.options import CacheDtype
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.platform.execution import AttentionChoice, Execution
 from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.models.pure import dtype_of
 from dart_jax.models.sharding.mesh import MeshShape, several_processes
-from dart_jax.models.tiles import Tiles
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer

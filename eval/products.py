@@ -25,7 +25,7 @@ from rich.console import Console
 from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.models.cpu import available
-from dart_jax.models.tiles import BLOCK_TYPES, Tiles, pack, pack_blocks, product
+from dart_jax.models.kernels.tiles import BLOCK_TYPES, Tiles, pack, pack_blocks, product
 from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
@@ -34,6 +34,7 @@ from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
 
 _BYTES = 42_000_000  # of all weights of one shape in float32: more than processors' caches hold
+_XLA = "XLA"
 _MOST_WEIGHTS = 128  # of one jitted program, which takes long to compile
 
 # The demo's projections, each of one or more that read the same input, and its head.
@@ -80,7 +81,7 @@ def measure(shape: str, rows: int, repeats: int) -> dict[str, list[float]]:
     rng = np.random.default_rng(0)
     plain = [jnp.asarray(rng.normal(size=(d_in, d_out)), jnp.float32) for _ in range(number)]
     x = jnp.asarray(rng.normal(size=(rows, d_in)), jnp.float32)
-    works = {"XLA": partial(_chain, jnp.matmul, x, plain)}
+    works = {_XLA: partial(_chain, jnp.matmul, x, plain)}
     for dtype in (jnp.float32, jnp.bfloat16):
         tiles = [pack(each, dtype=dtype) for each in plain]
         works[jnp.dtype(dtype).name] = partial(_chain, product, x, tiles)
@@ -119,17 +120,21 @@ def run(config: ProductsConfig, console: Console) -> None:
     by = f"the C++ core ({_core.instructions})"
     cases = [(shape, rows) for shape in config.shape for rows in config.rows]
     times = [measure(*case, config.repeats) for case in tracked(cases, "measuring", console)]
+    names = list(dict.fromkeys(name for each in times for name in each if name != _XLA))
     rows = []
     for (shape, count), each in zip(cases, times, strict=True):
-        xla, *others = each.values()
+        xla = each[_XLA]
         row = [shape, str(count), f"{1e6 * statistics.median(xla):.1f}"]
-        for values in others:
+        for values in map(each.get, names):
+            if values is None:
+                row.append("")
+                continue
             # Both of one turn: whatever else the machine does slows both down.
             faster = statistics.median(a / b for a, b in zip(xla, values, strict=True))
             row.append(f"{1e6 * statistics.median(values):.1f} ({faster:.1f}x)")
         rows.append(row)
     title = f"Microseconds of a product (XLA's over it); weights in tiles by {by}"
-    console.print(table(title, ("weights", "rows", *times[0]), rows))
+    console.print(table(title, ("weights", "rows", _XLA, *names), rows))
     measurements = [
         {"shape": shape, "rows": count, **each}
         for (shape, count), each in zip(cases, times, strict=True)

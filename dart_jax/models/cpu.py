@@ -1,7 +1,7 @@
 """Functions of the C++ core for models on CPUs, which XLA calls in compiled programs: rows that are
 appended or compared, draws, and the look-up of n-grams.
 
-Products are in `tiles.py`, and attention is in `attention/native.py`.
+Products are in `kernels/tiles.py`, and attention is in `attention/native.py`.
 """
 
 from __future__ import annotations

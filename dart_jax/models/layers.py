@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
 from dart_jax.models.kernels.int8 import sums, times
 from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.kernels.tiles import Tiles, product
 from dart_jax.models.sharding.collectives import total
-from dart_jax.models.tiles import Tiles, product
 
 # A nested dict of arrays, one per `nnx.Param` of a module.
 Params = dict[str, Any]
@@ -35,7 +35,7 @@ class Linear(nnx.Module):
     """`x @ kernel + bias`, kernel [in, out]; most layers have no bias.
 
     A loaded model's kernel may be in 8 bits (`kernels.int8`) or, on a CPU, in tiles
-    (`models.tiles`).
+    (`kernels.tiles`).
     A layer that is split by its inputs adds up the products of all devices.
     """
 

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Scoring
 from dart_jax.models.cpu import or_nothing, used_rows
-from dart_jax.models.tiles import Tiles, type_numbers
+from dart_jax.models.kernels.tiles import Tiles, type_numbers
 
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 

@@ -31,10 +31,10 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.kernels.tiles import Tiles, product
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
 from dart_jax.models.native_layer import NativeLayer, Projection
 from dart_jax.models.rope import rotate
-from dart_jax.models.tiles import Tiles, product
 
 
 class TargetOutput(NamedTuple):

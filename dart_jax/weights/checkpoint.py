@@ -25,10 +25,10 @@ from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, replicate
 from dart_jax.models.sharding.rules import with_kv_heads
-from dart_jax.models.tiles import Tiles
 from dart_jax.weights.drafter_files import (
     authors_names,
     draft_vocabulary,
@@ -95,7 +95,7 @@ def load_target(
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.
       keep_bfloat16: whether kernels and embeddings that are stored in bfloat16 stay so: the same
-        values in half of the memory, for those who pack them (see `models.tiles`).
+        values in half of the memory, for those who pack them (see `kernels.tiles`).
       keep_blocks: whether those that a GGUF file has in blocks become tiles of these.
       mesh: devices that share the target (see `models.sharding`). A process reads no more than its
         devices get. If they are more than heads of keys and values, the config has one for each.

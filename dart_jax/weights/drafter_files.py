@@ -13,7 +13,7 @@ import numpy as np
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
-from dart_jax.models.tiles import Tiles
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.weights.layouts import EMBEDDING as EMBEDDING_OF_TARGET
 from dart_jax.weights.layouts import HEAD
 from dart_jax.weights.parameters import STORED_DTYPES

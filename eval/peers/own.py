@@ -12,8 +12,8 @@ import numpy as np
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.pure import Params, dtype_of
-from dart_jax.models.tiles import Tiles
 from eval.methods.registry import decoder, tree
 from eval.peers.engine import PLAIN, Loaded, Setup
 

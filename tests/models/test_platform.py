@@ -10,8 +10,8 @@ import pytest
 from tiny_configs import TARGET, copied, prompt_logits, random_params
 
 from dart_jax.errors import UserError
-from dart_jax.models import tiles
 from dart_jax.models.cpu import available
+from dart_jax.models.kernels import tiles
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, fuse, pack
 

@@ -14,9 +14,7 @@ from needs import native
 from dart_jax import _core
 from dart_jax.models import cpu, inputs
 from dart_jax.models.inputs import Gated, Normed
-from dart_jax.models.platform.execution import Execution
-from dart_jax.models.platform.weights import WeightsForm
-from dart_jax.models.tiles import (
+from dart_jax.models.kernels.tiles import (
     GROUP,
     TILE,
     Tiles,
@@ -27,6 +25,8 @@ from dart_jax.models.tiles import (
     pack_int8,
     product,
 )
+from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.weights import WeightsForm
 
 DTYPES = (jnp.float32, jnp.bfloat16)
 jitted = jax.jit(product)

@@ -3,7 +3,7 @@
 import gguf
 import numpy as np
 
-from dart_jax.models.tiles import BLOCK_TYPES
+from dart_jax.models.kernels.tiles import BLOCK_TYPES
 
 TYPES = sorted(BLOCK_TYPES)
 

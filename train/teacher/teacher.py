@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.sharding.devices import Devices
@@ -19,7 +20,6 @@ from dart_jax.models.sharding.mesh import MODEL
 from dart_jax.models.sharding.placement import ModelPlacement
 from dart_jax.models.sharding.program import ROWS
 from dart_jax.models.sharding.rules import model_specs, with_kv_heads
-from dart_jax.models.tiles import Tiles
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target
 from train.data.batch import Batch, causal, positions

@@ -1,7 +1,7 @@
 """Weights in 8 bits for XLA: each output of a matrix has a scale, which multiplies the product.
 
 The values are converted where they are multiplied, so that a step reads one byte a weight; on GPUs
-and TPUs XLA fuses the two. CPUs have a form of their own (`models.tiles`), which the C++ core
+and TPUs XLA fuses the two. CPUs have a form of their own (`kernels.tiles`), which the C++ core
 reads.
 """
 

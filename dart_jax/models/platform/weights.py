@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.int8 import Int8, Kernel, round_kernel, round_params
+from dart_jax.models.kernels.tiles import Tiles, join, pack_exactly, pack_int8
 from dart_jax.models.layers import Params
 from dart_jax.models.sharding.rules import SplitConfig, model_specs
-from dart_jax.models.tiles import Tiles, join, pack_exactly, pack_int8
 
 # Loaded weights: as in the files, which may have blocks of 4 to 8 bits; as floats; or rounded to 8
 # bits.
@@ -37,7 +37,7 @@ class WeightsForm:
     """The form in which the weights of a loaded model's products are kept.
 
     Attributes:
-      dtype: as in the files, as floats, or in 8 bits: in tiles in blocks (see `models.tiles`),
+      dtype: as in the files, as floats, or in 8 bits: in tiles in blocks (see `kernels.tiles`),
         otherwise with a scale for each output (see `kernels.int8`). Without tiles, blocks in files
         become floats, too.
       fused: whether projections are joined (see `fuse`).
@@ -124,7 +124,7 @@ def fuse(params: Params) -> Params:
 
 def pack(params: Params, tile: Callable[..., Tiles]) -> Params:
     """Stores the kernels of all linear layers and the embedding in tiles, unless they are, by a
-    function of `models.tiles`; drops them from `params` on the way."""
+    function of `kernels.tiles`; drops them from `params` on the way."""
     tiles: Params = {}
     for name in [*params]:
         value = params.pop(name)
