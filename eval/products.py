@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax import _core
 from dart_jax.errors import UserError
@@ -120,26 +121,34 @@ def run(config: ProductsConfig, console: Console) -> None:
     by = f"the C++ core ({_core.instructions})"
     cases = [(shape, rows) for shape in config.shape for rows in config.rows]
     times = [measure(*case, config.repeats) for case in tracked(cases, "measuring", console)]
-    names = list(dict.fromkeys(name for each in times for name in each if name != _XLA))
-    rows = []
-    for (shape, count), each in zip(cases, times, strict=True):
-        xla = each[_XLA]
-        row = [shape, str(count), f"{1e6 * statistics.median(xla):.1f}"]
-        for values in map(each.get, names):
-            if values is None:
-                row.append("")
-                continue
-            # Both of one turn: whatever else the machine does slows both down.
-            faster = statistics.median(a / b for a, b in zip(xla, values, strict=True))
-            row.append(f"{1e6 * statistics.median(values):.1f} ({faster:.1f}x)")
-        rows.append(row)
-    title = f"Microseconds of a product (XLA's over it); weights in tiles by {by}"
-    console.print(table(title, ("weights", "rows", _XLA, *names), rows))
+    for shape in config.shape:
+        console.print(_table(shape, dict(zip(cases, times, strict=True)), config.rows, by))
     measurements = [
         {"shape": shape, "rows": count, **each}
         for (shape, count), each in zip(cases, times, strict=True)
     ]
     write_report(config, products=by, measurements=measurements)
+
+
+def _table(
+    shape: str,
+    times: Mapping[tuple[str, int], Mapping[str, Sequence[float]]],
+    counts: Sequence[int],
+    by: str,
+) -> Table:
+    """A line for each type of weights of one shape, and a column for each number of rows."""
+    rows = []
+    for name in times[shape, counts[0]]:
+        row = [name]
+        for count in counts:
+            values, xla = times[shape, count][name], times[shape, count][_XLA]
+            # Both of one turn: whatever else the machine does slows both down.
+            faster = statistics.median(a / b for a, b in zip(xla, values, strict=True))
+            ratio = "" if name == _XLA else f" ({faster:.1f}x)"
+            row.append(f"{1e6 * statistics.median(values):.1f}{ratio}")
+        rows.append(row)
+    title = f"{shape}: microseconds of a product (XLA's over it); weights in tiles by {by}"
+    return table(title, ("weights", *(f"{count} rows" for count in counts)), rows)
 
 
 def main(args: Sequence[str] | None = None) -> None:
