@@ -23,8 +23,8 @@ ffi_handler: object | None
 # The same on NVIDIA GPUs, within the program's stream, once a runtime has been loaded.
 cuda_ffi_handler: object | None
 
-# A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu.py and
-# tiles.py); empty if built without jaxlib's headers.
+# A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu.py,
+# kernels/tiles.py and native_layer.py); empty if built without jaxlib's headers.
 cpu_ffi_handlers: dict[str, object]
 # The instructions that they are computed with on this processor.
 instructions: Literal["portable", "AVX2", "AVX-512", "AVX-512 VNNI", "NEON", "NEON dot products"]

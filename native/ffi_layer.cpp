@@ -47,7 +47,7 @@ ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats a
                  ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k, ffi::Result<ffi::AnyBuffer> v,
                  std::string_view activation, float eps, float offset, float multiplier,
                  float scale, float cap, ffi::Span<const std::int32_t> counts,
-                 ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) {
+                 ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) try {
   const auto shape = x.dimensions(), keys = k->dimensions(), cache = cached_k.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
   const ffi::DataType dtype = cached_k.element_type();
@@ -57,6 +57,7 @@ ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats a
     return ffi::Error::InvalidArgument("dart_layer: keys and values of other dtypes");
   }
   const std::size_t kv_heads = size(keys[1]), h = size(keys[3]);
+  if (kv_heads == 0 || h == 0) return ffi::Error::InvalidArgument("dart_layer: no heads");
   const std::size_t pairs = size(cos.dimensions()[2]);
   const bool paged = pages.dimensions().size() == 2;
   dart::Layer layer;
@@ -135,12 +136,10 @@ ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats a
   layer.attention.scale = scale;
   layer.attention.cap = cap;
   // As many threads as XLA has, but not XLA's: those sleep between calls.
-  try {
-    dart::run(layer, dart::best_instructions(), size(pool.num_threads()));
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(error.what());
-  }
+  dart::run(layer, dart::best_instructions(), size(pool.num_threads()));
   return ffi::Error::Success();
+} catch (const std::exception& error) {
+  return ffi::Error::Internal(error.what());
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ ffi::Error product(ffi::ThreadPool pool, Matrix x, Floats scale, Floats bias, Fl
                    ffi::Buffer<ffi::S32> used, ffi::RemainingArgs tiles, ffi::Result<Matrix> y,
                    ffi::Result<Floats> inputs, ffi::Result<Bytes> quantized, std::string_view input,
                    float eps, float offset, ffi::Span<const std::int32_t> types,
-                   ffi::Span<const std::int64_t> outs) {
+                   ffi::Span<const std::int64_t> outs) try {
   const auto shape = x.dimensions(), result = y->dimensions();
   const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
   const std::size_t rows = size(shape[0]), out = size(result[1]);
@@ -71,12 +71,10 @@ ffi::Error product(ffi::ThreadPool pool, Matrix x, Floats scale, Floats bias, Fl
   const float* const added = residual.element_count() > 0 ? residual.typed_data() : nullptr;
   const auto products = dart::products(matrix, read, rounded, count, added, y->typed_data());
   // As many threads as XLA has, but not XLA's: those sleep between calls.
-  try {
-    dart::multiply(products.data(), products.size(), instructions, size(pool.num_threads()));
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(error.what());
-  }
+  dart::multiply(products.data(), products.size(), instructions, size(pool.num_threads()));
   return ffi::Error::Success();
+} catch (const std::exception& error) {
+  return ffi::Error::Internal(error.what());
 }
 
 // Outputs' weights, as rows: ids [..] -> [.., in]. Ids beyond the ends are those of the ends.

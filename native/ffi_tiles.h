@@ -29,7 +29,7 @@ inline bool read_matrix(const xla::ffi::RemainingArgs& tiles, std::size_t begin,
                         xla::ffi::Span<const std::int32_t> types,
                         xla::ffi::Span<const std::int64_t> outs, dart::Matrix& matrix) {
   if (types.size() != tiles.size() || outs.size() != tiles.size() ||
-      begin + count > tiles.size()) {
+      begin > tiles.size() || count > tiles.size() - begin) {
     return false;
   }
   for (std::size_t i = begin; i < begin + count; ++i) {

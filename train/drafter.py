@@ -30,7 +30,7 @@ from dart_jax.models.config_json.drafter_fields import NORMS
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import untie
-from dart_jax.models.pure import Params, init_params
+from dart_jax.models.pure import Params, dtype_of, init_params
 from dart_jax.models.sharding.placement import replicate
 from dart_jax.programs.command_line import RESUMABLE, check_least, program
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
@@ -296,7 +296,7 @@ def _evaluation(
     length = AcceptanceLength(model, prompts, ours.eval_new_tokens, ours.ngram_weight)
 
     def evaluate(params: Params) -> dict[str, float]:
-        dtype = frozen.target["embed_tokens"].dtype
+        dtype = dtype_of(frozen.target)
         whole = jax.tree.map(lambda p: p.astype(dtype), frozen.whole(params))
         return agreement(params) | length(whole)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.errors import UserError, warn
@@ -202,6 +203,14 @@ def embedding_shape(embedding: jax.Array | Tiles) -> tuple[int, int]:
     return (columns, rows) if isinstance(embedding, Tiles) else (rows, columns)
 
 
+def _rows_of(embedding: jax.Array | Tiles) -> Callable[[int, int], np.ndarray]:
+    """Returns a function that reads rows of an embedding, from the first to before the last."""
+    if isinstance(embedding, Tiles):
+        return lambda first, last: np.asarray(embedding.rows(jnp.arange(first, last)))
+    table = np.asarray(embedding)
+    return lambda first, last: table[first:last]
+
+
 def _same_rows(stored: Tensor, embedding: jax.Array | Tiles) -> bool:
     """Returns whether an embedding is the target's, as far as both go: one may be padded."""
     size, width = embedding_shape(embedding)
@@ -209,14 +218,18 @@ def _same_rows(stored: Tensor, embedding: jax.Array | Tiles) -> bool:
         return False
     if abs(stored.shape[0] - size) > _PADDING:
         return False
-    table = embedding.transposed() if isinstance(embedding, Tiles) else embedding
-    count = min(stored.shape[0], size)
-    ours, theirs = np.asarray(table)[:count], stored.read()[:count]
+    whole = stored.read()
+    count, part = min(len(whole), size), 1 << 12
+    rows = _rows_of(embedding)
+    # Each side may have been rounded to its own dtype: compare after rounding to both.
     with np.errstate(all="ignore"):
-        # Each side may have been rounded to its own dtype: compare after rounding to both.
-        return np.array_equal(
-            ours.astype(theirs.dtype).astype(ours.dtype), theirs.astype(ours.dtype)
-        )
+        for first in range(0, count, part):
+            theirs = whole[first : min(first + part, count)]
+            ours = rows(first, first + len(theirs))
+            rounded = ours.astype(theirs.dtype).astype(ours.dtype)
+            if not np.array_equal(rounded, theirs.astype(ours.dtype)):
+                return False
+    return True
 
 
 def check_features(target: TargetConfig) -> None:

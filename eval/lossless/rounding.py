@@ -16,8 +16,9 @@ import numpy as np
 
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers import Params
-from dart_jax.models.pure import bind
+from dart_jax.models.pure import bind, dtype_of
 from dart_jax.models.target import Target, TargetOutput
 
 # Differences up to this count as rounding, in units of the dtype's resolution at the largest logit:
@@ -47,8 +48,11 @@ class Prober:
     def __init__(self, model: DartModel, nodes: int):
         """`nodes` is the size of the trees to imitate."""
         self._config, self._params = model.target, model.params["target"]
-        self._exact = jax.tree.map(lambda x: x.astype(jnp.float32), self._params)
-        self._dtype = jax.tree.leaves(self._params)[0].dtype
+        # Products with tiles are computed in float32.
+        exact = lambda x: x if isinstance(x, Tiles) else x.astype(jnp.float32)  # noqa: E731
+        is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731
+        self._exact = jax.tree.map(exact, self._params, is_leaf=is_leaf)
+        self._dtype = dtype_of(self._params)
         self._plausible = PLAUSIBLE.get(self._dtype.name, PLAUSIBLE["bfloat16"])
         self._nodes = nodes
         self._probes: dict[tuple[int, ...], Probe] = {}

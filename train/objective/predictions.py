@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from dart_jax.models.pure import Params, bind
+from dart_jax.models.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Array, Batch, TeacherOutputs
 from train.objective import dart_blocks, eagle3_unrolled
@@ -303,7 +303,7 @@ class PackedForward:
             over = self._over_vocabulary(frozen, hidden, anchors)
         else:
             features, hidden, *over = map(jnp.asarray, batch.outputs)
-            dtype = frozen.target["embed_tokens"].dtype
+            dtype = dtype_of(frozen.target)
             features, hidden = features.astype(dtype), hidden.astype(dtype)
         outputs = TeacherOutputs(features, hidden, *over)
         embeds = bind(self.target, frozen.target).embed(jnp.roll(tokens, -1, axis=1))

@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
-from dart_jax.models.pure import Params
+from dart_jax.models.pure import Params, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars
@@ -87,7 +87,7 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
     Raises:
       UserError: the directory cannot be written, or not be read by all processes.
     """
-    rows, dtype = dataset.rows, str(teacher.params["embed_tokens"].dtype)
+    rows, dtype = dataset.rows, str(dtype_of(teacher.params))
     identity = [teacher.digest, dtype, dataset.fingerprint, TeacherOutputs._fields]
     directory /= hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     shapes = _shapes(teacher.stored.hidden_size, dataset)

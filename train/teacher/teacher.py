@@ -14,7 +14,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.platform.weights import untie
-from dart_jax.models.pure import Params, bind
+from dart_jax.models.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import MODEL
 from dart_jax.models.sharding.placement import ModelPlacement
@@ -88,14 +88,12 @@ def with_vocabulary(
 ) -> tuple[TargetConfig, Params]:
     """Returns a target whose logits are only those of the tokens `ids`, int32 [Vd], in this order,
     by an untied head with a kernel [D, Vd]."""
-    table = params["embed_tokens"]
-    if config.tie_word_embeddings:  # not by `untie`, which would transpose the whole table
-        in_tiles = isinstance(table, Tiles)
-        kernel = (table.rows(ids) if in_tiles else jnp.take(table, ids, axis=0)).T
+    tied = config.tie_word_embeddings  # not by `untie`, which would transpose the whole table
+    head = params["embed_tokens"] if tied else params["lm_head"]["kernel"]
+    if isinstance(head, Tiles):  # of a model that decodes on a CPU
+        kernel = head.rows(ids).T.astype(dtype_of(params))
     else:
-        kernel = params["lm_head"]["kernel"]
-        in_tiles = isinstance(kernel, Tiles)  # of a model that decodes on a CPU
-        kernel = kernel.rows(ids).T if in_tiles else jnp.take(kernel, ids, axis=1)
+        kernel = jnp.take(head, ids, axis=0).T if tied else jnp.take(head, ids, axis=1)
     config = dataclasses.replace(config, tie_word_embeddings=False)
     return config, {**params, "lm_head": {"kernel": kernel}}
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 _LARGEST = 127  # magnitude of a value
 # Layers that stay as they are: they are small, and choose experts.
-_EXACT = ("router", "shared_expert_gate")
+EXACT = ("router", "shared_expert_gate")
 
 
 @jax.tree_util.register_dataclass
@@ -67,7 +67,7 @@ def round_kernel(kernel: jax.Array, transposed: bool = False) -> Int8:
 def round_one(path: Sequence[str | int], value: Kernel) -> Kernel:
     """Rounds a parameter of this path if it is a linear layer's or experts' matrix and not yet
     rounded."""
-    if isinstance(value, Int8) or any(name in path for name in _EXACT):
+    if isinstance(value, Int8) or any(name in path for name in EXACT):
         return value
     return round_kernel(value) if path[-1] == "kernel" or "experts" in path else value
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.kernels.int8 import Int8, Kernel, round_kernel, round_params
+from dart_jax.models.kernels.int8 import EXACT, Int8, Kernel, round_kernel, round_params
 from dart_jax.models.kernels.tiles import Tiles, join, pack_exactly, pack_int8
 from dart_jax.models.layers import Params
 from dart_jax.models.sharding.rules import SplitConfig, model_specs
@@ -59,8 +59,8 @@ class WeightsForm:
         return self.dtype == "stored" and self.tiles
 
     def of_drafter(self, target: Params) -> WeightsForm:
-        """The form of a drafter of this target: rounded to 8 bits beside weights in blocks. Drafts
-        that are a little worse cost less than reading them in 16 bits; the text is the target's."""
+        """The form of a DART or EAGLE-3 drafter of this target: rounded to 8 bits beside weights in
+        blocks. Drafts that are a little worse cost less than reading them in 16 bits."""
         return dataclasses.replace(self, dtype="int8") if in_blocks(target) else self
 
     @property
@@ -124,14 +124,20 @@ def fuse(params: Params) -> Params:
 
 def pack(params: Params, tile: Callable[..., Tiles]) -> Params:
     """Stores the kernels of all linear layers and the embedding in tiles, unless they are, by a
-    function of `kernels.tiles`; drops them from `params` on the way."""
+    function of `kernels.tiles`; drops them from `params` on the way. What chooses experts, and an
+    embedding that is not the head, too, keeps its values."""
     tiles: Params = {}
-    for name in [*params]:
+    names = [*params]
+    for name in names:
         value = params.pop(name)
         if isinstance(value, dict):
-            value = pack(value, tile)
-        elif name in ("kernel", "embed_tokens") and not isinstance(value, Tiles):
-            value = tile(value, transposed=name == "embed_tokens")
+            value = pack(value, pack_exactly if name in EXACT else tile)
+        elif isinstance(value, Tiles):
+            pass
+        elif name == "kernel":
+            value = tile(value)
+        elif name == "embed_tokens":
+            value = (pack_exactly if "lm_head" in names else tile)(value, transposed=True)
         tiles[name] = value
     return tiles
 
