@@ -16,8 +16,10 @@ import numpy as np
 
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers import Params
+from dart_jax.models.platform.weights import in_blocks
 from dart_jax.models.pure import bind, dtype_of
 from dart_jax.models.target import Target, TargetOutput
 
@@ -48,6 +50,10 @@ class Prober:
     def __init__(self, model: DartModel, nodes: int):
         """`nodes` is the size of the trees to imitate."""
         self._config, self._params = model.target, model.params["target"]
+        # Beside weights in blocks inputs are rounded to 8 bits, and the sums of other kernels would
+        # differ by steps of that: the model's own kernels compute them.
+        own = in_blocks(self._params)
+        self._options = model.execution.target if own else LayerOptions()
         # Products with tiles are computed in float32.
         exact = lambda x: x if isinstance(x, Tiles) else x.astype(jnp.float32)  # noqa: E731
         is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731
@@ -68,30 +74,36 @@ class Prober:
         padded = np.zeros((1, max(32, 1 << (len(text) - 1).bit_length())), np.int32)
         padded[0, : len(text)] = text
         tokens, length = jnp.asarray(padded), jnp.int32(len(text))
-        exact = np.asarray(_full_forward(self._config, self._exact, tokens, length))
-        variants = [_full_forward(self._config, self._params, tokens, length)]
+        of = self._config, self._options
+        exact = np.asarray(_full_forward(*of, self._exact, tokens, length))
+        variants = [_full_forward(*of, self._params, tokens, length)]
         for path, rows in ((1, 1), (min(len(text), 8, self._nodes + 1), self._nodes + 1)):
-            forward = partial(_cached_forward, self._config, rows, self._params)
+            forward = partial(_cached_forward, *of, rows, self._params)
             variants.append(forward(tokens, length, jnp.int32(path)))
         rounding = max(float(np.abs(np.asarray(logits) - exact).max()) for logits in variants)
         resolution = float(jnp.finfo(self._dtype).eps) * float(np.abs(exact).max())
         return Probe(exact, rounding, rounding <= self._plausible * resolution)
 
 
-@partial(jax.jit, static_argnames=("config",))
+@partial(jax.jit, static_argnames=("config", "options"))
 def _full_forward(
-    config: TargetConfig, params: Params, tokens: jax.Array, length: jax.Array
+    config: TargetConfig,
+    options: LayerOptions,
+    params: Params,
+    tokens: jax.Array,
+    length: jax.Array,
 ) -> jax.Array:
     """Returns the logits after a text [1, T] of `length` tokens, right-padded: float32 [V]."""
     with jax.default_matmul_precision("highest"):
-        target = bind(config, params)
+        target = bind(config, params, options)
         hidden = _forward(target, tokens).hidden
         return target.logits(jnp.take(hidden[0], length[None] - 1, axis=0))[0]
 
 
-@partial(jax.jit, static_argnames=("config", "rows"))
+@partial(jax.jit, static_argnames=("config", "options", "rows"))
 def _cached_forward(
     config: TargetConfig,
+    options: LayerOptions,
     rows: int,
     params: Params,
     tokens: jax.Array,
@@ -100,7 +112,7 @@ def _cached_forward(
 ) -> jax.Array:
     """As `_full_forward`, with the last `path` tokens as a path among `rows` new rows."""
     with jax.default_matmul_precision("highest"):
-        target = bind(config, params)
+        target = bind(config, params, options)
         cache = _forward(target, tokens).rows
         start = (length - path)[None]
         row = jnp.arange(rows, dtype=jnp.int32)
