@@ -142,6 +142,7 @@ void pack(const BlockForm& form, std::size_t inputs, std::size_t out, std::uint8
           std::size_t threads, const BlockAt& block) {
   const std::size_t bytes = tile_bytes(form, inputs), groups = form.super ? kGroupsOfSuper : 1;
   const std::size_t blocks = groups_of(inputs) / groups, each = groups * group_bytes(form);
+  if (blocks == 0) return;
   share((out + kTileWidth - 1) / kTileWidth, threads, [&](std::size_t t) {
     std::memset(tiles + t * bytes, 0, bytes);
     for (std::size_t o = t * kTileWidth; o < std::min(out, (t + 1) * kTileWidth); ++o) {

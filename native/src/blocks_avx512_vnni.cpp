@@ -73,7 +73,9 @@ struct Avx512Vnni {
   struct Quad {
     std::int8_t values[kQuad];
   };
-  static Bytes bytes(int x) { return _mm512_set1_epi32(x * 0x01010101); }
+  static Bytes bytes(unsigned x) {
+    return _mm512_set1_epi32(static_cast<int>(x * 0x01010101u));
+  }
   static __m128i sixteen(const std::uint8_t* from) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   }
