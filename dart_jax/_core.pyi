@@ -27,7 +27,15 @@ cuda_ffi_handler: object | None
 # kernels/tiles.py and native_layer.py); empty if built without jaxlib's headers.
 cpu_ffi_handlers: dict[str, object]
 # The instructions that they are computed with on this processor.
-instructions: Literal["portable", "AVX2", "AVX-512", "AVX-512 VNNI", "NEON", "NEON dot products"]
+instructions: Literal[
+    "portable",
+    "AVX2",
+    "AVX-512",
+    "AVX-512 VNNI",
+    "AVX-512 VNNI and BF16",
+    "NEON",
+    "NEON dot products",
+]
 # Types of weights in tiles, by GGUF's names, and their numbers.
 weight_types: dict[str, int]
 

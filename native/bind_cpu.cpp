@@ -23,6 +23,8 @@ const char* name(dart::Instructions instructions) {
       return "AVX-512";
     case dart::Instructions::kAvx512Vnni:
       return "AVX-512 VNNI";
+    case dart::Instructions::kAvx512Bf16:
+      return "AVX-512 VNNI and BF16";
     case dart::Instructions::kNeon:
       return "NEON";
     case dart::Instructions::kNeonDot:

@@ -16,15 +16,39 @@ struct Free {
   void operator()(float* room) const { ::operator delete(room, std::align_val_t{kAlignment}); }
 };
 
+// While it exists, its thread takes numbers below the least normal one for 0, as VDPBF16PS does.
+class TinyAreZero {
+ public:
+#if defined(__x86_64__) && defined(__GNUC__)
+  TinyAreZero() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040u); }
+  ~TinyAreZero() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__) && defined(__GNUC__)
+  TinyAreZero() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" : : "r"(before_ | std::uint64_t{1} << 24));
+  }
+  ~TinyAreZero() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+ private:
+  std::uint64_t before_;
+#else
+  ~TinyAreZero() {}  // not known how
+#endif
+};
+
 // Computes rows [begin, end) of the queries of one sequence's key head.
-void attend_rows(const Attention& attention, const Kernels& kernels, std::size_t sequence,
+void attend_rows(const Attention& attention, AttendRows attend, std::size_t sequence,
                  std::size_t kv_head, std::size_t begin, std::size_t end) {
   const std::size_t rows = end - begin, h = attention.head_size;
   const std::size_t fresh = (attention.new_rows + kKeyPanel - 1) / kKeyPanel * kKeyPanel;
-  const std::size_t numbers = rows * (kKeyBlock + h + fresh) + 2 * kKeyPanel * h;
+  const std::size_t pairs = attention.bfloat16 ? rows + kKeyBlock + 3 : 0;
+  const std::size_t numbers = rows * (kKeyBlock + h + fresh) + (2 * kKeyPanel + pairs) * h;
   void* const memory = ::operator new(numbers * sizeof(float), std::align_val_t{kAlignment});
   const std::unique_ptr<float, Free> room(static_cast<float*>(memory));
-  kernels.attend({&attention, sequence, kv_head, begin, rows, room.get()});
+  attend({&attention, sequence, kv_head, begin, rows, room.get()});
 }
 
 // Threads that the work is enough for, of which there are so many.
@@ -43,7 +67,7 @@ std::size_t threads_for(const Attention& attention, std::size_t threads) {
 }  // namespace
 
 void attend(const Attention& attention, Instructions instructions, Team& team) {
-  const Kernels& kernels = *dart::kernels(instructions);
+  const AttendRows attend = attend_rows(instructions, attention.bfloat16);
   const std::size_t rows = attention.heads / attention.kv_heads * attention.rows;
   const std::size_t threads = team.threads();
   const std::size_t heads = attention.sequences * attention.kv_heads;
@@ -56,7 +80,7 @@ void attend(const Attention& attention, Instructions instructions, Team& team) {
   const std::size_t parts = std::max(std::min(wanted, most), least);
   team.share(heads * parts, [&](std::size_t chunk) {
     const std::size_t head = chunk / parts, part = chunk % parts;
-    attend_rows(attention, kernels, head / attention.kv_heads, head % attention.kv_heads,
+    attend_rows(attention, attend, head / attention.kv_heads, head % attention.kv_heads,
                 rows * part / parts, rows * (part + 1) / parts);
   });
 }

@@ -8,110 +8,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention_products.h"
+#include "dart/exact_math.h"
 #include "kernels.h"
-#include "row_loops.h"
-#include "unroll.h"
+#include "sum_of_parts.h"
 
 namespace dart {
 namespace {
 
 constexpr float kUnseen = -__builtin_huge_valf();
-
-// Copies Size rows of Size numbers, with these distances between rows, to columns, as all Lanes do.
-template <int Size>
-void transpose_plainly(const float* from, std::size_t from_stride, float* to,
-                       std::size_t to_stride) {
-  for (int i = 0; i < Size; ++i) {
-    for (int c = 0; c < Size; ++c) to[c * to_stride + i] = from[i * from_stride + c];
-  }
-}
-
-// Factors of a product x [rows, count] w [count, ..], and the sums y [rows, ..] that it is added to,
-// with the distances between their rows.
-template <class Number>
-struct Factors {
-  const float* x;
-  std::size_t x_stride;
-  const Number* w;
-  std::size_t w_stride;
-  std::size_t count;
-  float* y;
-  std::size_t y_stride;
-  bool begins;  // the sums, which are then 0
-};
-
-// Adds products to Rows rows of a few vectors of sums: chains of additions, in order.
-template <class Lanes, int Rows, int Vectors, class Number>
-void add_products(const Factors<Number>& factors, std::size_t column) {
-  using Vector = typename Lanes::Vector;
-  const float* const x = factors.x;
-  const std::size_t x_stride = factors.x_stride, w_stride = factors.w_stride;
-  const Number* w = factors.w + column;
-  float* const y = factors.y + column;
-  Vector sums[Rows][Vectors];
-  DART_UNROLL
-  for (int r = 0; r < Rows; ++r) {
-    DART_UNROLL
-    for (int v = 0; v < Vectors; ++v) {
-      sums[r][v] = factors.begins ? Lanes::broadcast(0.0f)
-                                  : Lanes::load(y + r * factors.y_stride + v * Lanes::kSize);
-    }
-  }
-  const std::size_t count = factors.count;
-  for (std::size_t i = 0; i < count; ++i, w += w_stride) {
-    Vector values[Vectors];
-    DART_UNROLL
-    for (int v = 0; v < Vectors; ++v) values[v] = Lanes::load(w + v * Lanes::kSize);
-    DART_UNROLL
-    for (int r = 0; r < Rows; ++r) {
-      const Vector value = Lanes::broadcast(x[r * x_stride + i]);
-      DART_UNROLL
-      for (int v = 0; v < Vectors; ++v) {
-        sums[r][v] = Lanes::multiply_add(value, values[v], sums[r][v]);
-      }
-    }
-  }
-  DART_UNROLL
-  for (int r = 0; r < Rows; ++r) {
-    DART_UNROLL
-    for (int v = 0; v < Vectors; ++v) {
-      Lanes::store(y + r * factors.y_stride + v * Lanes::kSize, sums[r][v]);
-    }
-  }
-}
-
-// `add_products` for columns from `column` to `width`, which are whole vectors.
-template <class Lanes, int Rows, int Vectors, class Number>
-void add_columns(const Factors<Number>& factors, std::size_t column, std::size_t width) {
-  constexpr std::size_t kPass = Vectors * Lanes::kSize;
-  for (; column + kPass <= width; column += kPass) {
-    add_products<Lanes, Rows, Vectors>(factors, column);
-  }
-  if constexpr (Vectors > 1) add_columns<Lanes, Rows, Vectors / 2>(factors, column, width);
-}
-
-// `add_columns` for `rows` rows, at most Rows.
-template <class Lanes, int Rows, class Number>
-void add_rows_of_products(std::size_t rows, const Factors<Number>& factors, std::size_t width) {
-  if constexpr (Rows > 1) {
-    if (rows < Rows) return add_rows_of_products<Lanes, Rows - 1>(rows, factors, width);
-  }
-  // Few rows are read in wider parts, as many sums as registers hold.
-  constexpr bool kWide = 4 * Rows <= Lanes::kRows * Lanes::vectors(Lanes::kRows);
-  constexpr int kVectors = Lanes::vectors(Rows) < 4 && kWide ? 4 : Lanes::vectors(Rows);
-  add_columns<Lanes, Rows, kVectors>(factors, 0, width);
-}
-
-// Calls `compute` with the first of a group of rows that are computed together, and their number.
-template <class Lanes, class Compute>
-void for_groups(std::size_t rows, const Compute& compute) {
-  constexpr std::size_t kRows = Lanes::kRows;
-  const std::size_t groups = (rows + kRows - 1) / kRows;
-  for (std::size_t g = 0; g < groups; ++g) {
-    const std::size_t begin = rows * g / groups;
-    compute(begin, rows * (g + 1) / groups - begin);
-  }
-}
 
 // Rows of a sequence that follow each other in memory.
 template <class Number>
@@ -144,27 +49,56 @@ typename Lanes::Vector exponential_below_0(typename Lanes::Vector x) {
   constexpr float kShift = 12582912.0f + 127.0f;  // see there
   constexpr float kPowers[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
                                1.6666665459e-1f, 5.0000001201e-1f};
-  const Vector zero = Lanes::broadcast(0.0f), one = Lanes::broadcast(1.0f);
   // At -88 and below, the power of two is 0.
   x = Lanes::maximum(x, Lanes::broadcast(-88.0f));
   const Vector shifted =
       Lanes::multiply_add(x, Lanes::broadcast(1.44269504f), Lanes::broadcast(kShift));
-  const Vector n = Lanes::multiply_add(one, shifted, Lanes::broadcast(-kShift));
+  const Vector n = shifted - Lanes::broadcast(kShift);
   Vector r = Lanes::multiply_add(n, Lanes::broadcast(-0.693359375f), x);
   r = Lanes::multiply_add(n, Lanes::broadcast(2.12194440e-4f), r);
   Vector power = Lanes::broadcast(1.9875691500e-4f);
   for (float next : kPowers) power = Lanes::multiply_add(power, r, Lanes::broadcast(next));
-  power = Lanes::multiply_add(power, Lanes::multiply_add(r, r, zero), r);
-  power = Lanes::multiply_add(one, power, one);
-  return Lanes::multiply_add(power, Lanes::two_to(shifted), zero);
+  power = Lanes::multiply_add(power, r * r, r);
+  return (power + Lanes::broadcast(1.0f)) * Lanes::two_to(shifted);
+}
+
+// Two to the power x, not above 0, rounded to 8 significant bits.
+template <class Lanes>
+typename Lanes::Vector rounded_power_of_two(typename Lanes::Vector x) {
+  using Vector = typename Lanes::Vector;
+  constexpr float kShift = 12582912.0f + 127.0f;  // see `exponential`
+  x = Lanes::maximum(x, Lanes::broadcast(-127.0f));  // there, the power of the integer is 0
+  const Vector shifted = x + Lanes::broadcast(kShift);
+  const Vector r = x - (shifted - Lanes::broadcast(kShift));
+  // The best cubic polynomial from -1/2 to 1/2: within 7.5e-5 of it.
+  Vector power = Lanes::broadcast(5.5171661e-2f);
+  for (float next : {2.4261117e-1f, 6.9326097e-1f, 9.9992806e-1f}) {
+    power = Lanes::multiply_add(power, r, Lanes::broadcast(next));
+  }
+  return rounded<Lanes>(power * Lanes::two_to(shifted));
+}
+
+// The largest of so many numbers, a power of two.
+template <int Count>
+float largest_of(const float* x) {
+  if constexpr (Count == 1) {
+    return *x;
+  } else {
+    float halves[Count / 2];
+    for (int i = 0; i < Count / 2; ++i) {
+      const float other = x[Count / 2 + i];
+      halves[i] = x[i] < other ? other : x[i];
+    }
+    return largest_of<Count / 2>(halves);
+  }
 }
 
 // Turns the scores of positions [from, end) of a block into weights; others before `end` and in its
 // vector become 0. Returns the factor for sums of earlier weights.
-template <class Lanes>
+template <class Form>
 float weigh(float* scores, std::size_t from, std::size_t end, float scale, float cap,
             Softmax& softmax) {
-  using Vector = typename Lanes::Vector;
+  using Vector = typename Form::Vector;
   const std::size_t count = in_vectors(end);
   for (std::size_t i = 0; i < from; ++i) scores[i] = kUnseen;
   for (std::size_t i = end; i < count; ++i) scores[i] = kUnseen;
@@ -176,43 +110,47 @@ float weigh(float* scores, std::size_t from, std::size_t end, float scale, float
     }
     scale = 1;
   }
-  Vector largest = Lanes::broadcast(kUnseen);
-  for (std::size_t i = 0; i < count; i += Lanes::kSize) {
-    largest = Lanes::maximum(Lanes::load(scores + i), largest);
+  Vector largest = Form::broadcast(kUnseen);
+  for (std::size_t i = 0; i < count; i += Form::kSize) {
+    largest = Form::maximum(Form::load(scores + i), largest);
   }
-  float lanes[Lanes::kSize];
-  Lanes::store(lanes, largest);
-  float most = lanes[0];
-  for (int i = 1; i < Lanes::kSize; ++i) most = most < lanes[i] ? lanes[i] : most;
-  most *= scale;
-  float factor = 1;
+  float lanes[Form::kSize];
+  Form::store(lanes, largest);
+  float most = largest_of<Form::kSize>(lanes) * scale, factor = 1;
   if (most > softmax.most) {
     factor = exponential(softmax.most - most);
     softmax.most = most;
     for (float& part : softmax.parts) part *= factor;
   }
   most = softmax.most;
-  const Vector scales = Lanes::broadcast(scale), least = Lanes::broadcast(-most);
-  const Vector one = Lanes::broadcast(1.0f);
-  for (std::size_t c = 0; c < kParts; c += Lanes::kSize) {
-    Vector sum = Lanes::load(softmax.parts + c);
+  constexpr float kUnit = Form::kPairs ? 1.44269504f : 1.0f;  // binary logarithms, for pairs
+  const Vector scales = Form::broadcast(scale * kUnit), least = Form::broadcast(-most * kUnit);
+  for (std::size_t c = 0; c < kParts; c += Form::kSize) {
+    Vector sum = Form::load(softmax.parts + c);
     for (std::size_t i = c; i < count; i += kParts) {
-      const Vector score = Lanes::multiply_add(Lanes::load(scores + i), scales, least);
-      const Vector weight = exponential_below_0<Lanes>(score);
-      Lanes::store(scores + i, weight);
-      sum = Lanes::multiply_add(one, weight, sum);
+      const Vector score = Form::multiply_add(Form::load(scores + i), scales, least);
+      Vector weight;
+      if constexpr (Form::kPairs) {
+        weight = rounded_power_of_two<Form>(score);
+      } else {
+        weight = exponential_below_0<Form>(score);
+      }
+      Form::store_numbers(scores, i, weight);
+      sum = sum + weight;
     }
-    Lanes::store(softmax.parts + c, sum);
+    Form::store(softmax.parts + c, sum);
   }
   return factor;
 }
 
 // Some rows of the queries of one key head, as they are computed.
-template <class Lanes, class Number>
+template <class Form>
 class RowsAttention {
+  using Number = typename Form::Number;
+
  public:
   explicit RowsAttention(const AttentionRows& rows)
-      : rows_(rows), all_(*rows.attention), h_(all_.head_size) {
+      : rows_(rows), all_(*rows.attention), h_(all_.head_size), elements_(h_ / Form::kNumbers) {
     const std::size_t group = all_.heads / all_.kv_heads, b = rows.sequence;
     const std::size_t head = b * all_.kv_heads + rows.kv_head;
     q_ = all_.q + (head * group * all_.rows + rows.row) * h_;
@@ -227,8 +165,19 @@ class RowsAttention {
     gathered_ = take(kKeyPanel * h_);
     sums_ = take(rows.rows * h_);
     scores_ = take(rows.rows * kKeyBlock);
-    fresh_ = room;
     fresh_stride_ = (all_.new_rows + kKeyPanel - 1) / kKeyPanel * kKeyPanel;
+    fresh_ = take(rows.rows * fresh_stride_);
+    if constexpr (Form::kPairs) {
+      values_ = take(kKeyBlock * h_);
+      pair_ = take(2 * h_);
+      zeros_ = reinterpret_cast<const Number*>(room);
+      for (std::size_t i = 0; i < h_; ++i) room[i] = 0;
+      room += h_;
+      for (std::size_t i = 0; i < rows.rows * h_; i += Form::kSize) {
+        Form::store_numbers(room, i, rounded<Form>(Form::load(q_ + i)));
+      }
+      q_ = room;
+    }
   }
 
   void compute() {
@@ -297,47 +246,73 @@ class RowsAttention {
   // Products of all rows with the keys of a panel, from a position on; from `end` on keys are zeros.
   void score(std::size_t position, std::size_t end, float* scores, std::size_t stride) {
     const std::size_t count = end - position < kKeyPanel ? end - position : kKeyPanel;
-    const std::size_t width = in_vectors(count);
-    gather(position, count, width);
-    for (std::size_t c = 0; c < width; c += Lanes::kSize) {
-      for (std::size_t i = 0; i < h_; i += Lanes::kSize) {
-        Lanes::transpose(gathered_ + c * h_ + i, h_, keys_ + i * kKeyPanel + c, kKeyPanel);
+    const std::size_t width = in_vectors(count), row = in_vectors(elements_);
+    gather(position, count, width, row);
+    for (std::size_t c = 0; c < width; c += Form::kSize) {
+      for (std::size_t i = 0; i < row; i += Form::kSize) {
+        Form::transpose(gathered_ + c * row + i, row, keys_ + i * kKeyPanel + c, kKeyPanel);
       }
     }
-    for_groups<Lanes>(rows_.rows, [&](std::size_t r, std::size_t some) {
-      const Factors<float> factors{q_ + r * h_, h_,     keys_, kKeyPanel, h_, scores + r * stride,
-                                   stride,      true};
-      add_rows_of_products<Lanes, Lanes::kRows>(some, factors, width);
+    for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t some) {
+      const Factors factors{q_ + r * elements_, elements_, keys_, kKeyPanel, elements_,
+                            scores + r * stride, stride, true};
+      add_rows_of_products<Form, Form::kRows>(some, factors, width);
     });
   }
 
-  // Copies keys [count, h] from where they are, which reads them in their order; then zeros.
-  void gather(std::size_t position, std::size_t count, std::size_t width) {
+  // Copies keys [count, h] from where they are, which reads them in their order, to rows of so many
+  // elements; then zeros.
+  void gather(std::size_t position, std::size_t count, std::size_t width, std::size_t row) {
+    float* to = gathered_;
     for (std::size_t i = 0; i < count;) {
       const Piece<Number> next = piece(position + i);
-      const std::size_t some = next.count < count - i ? next.count : count - i;
-      float* const to = gathered_ + i * h_;
-      const std::size_t numbers = some * h_;
-      for (std::size_t c = 0; c < numbers; c += Lanes::kSize) {
-        Lanes::store(to + c, next.k == nullptr ? Lanes::broadcast(0.0f) : Lanes::load(next.k + c));
+      const std::size_t end = next.count < count - i ? i + next.count : count;
+      for (const Number* k = next.k; i < end; ++i, to += row) {
+        if (k == nullptr) {
+          for (std::size_t c = 0; c < row; ++c) to[c] = 0;
+        } else {
+          Form::copy(k, h_, to);
+          k += h_;
+        }
       }
-      i += some;
     }
-    for (std::size_t i = count * h_; i < width * h_; ++i) gathered_[i] = 0;
+    for (float* const end = gathered_ + width * row; to < end; ++to) *to = 0;
+  }
+
+  // Joins the values of the whole pairs of a block's first positions.
+  void join_values(std::size_t block, std::size_t count) {
+    const Number* rows[kKeyBlock];
+    for (std::size_t i = 0; i < count;) {
+      const Piece<Number> next = piece(block + i);
+      const std::size_t end = next.count < count - i ? i + next.count : count;
+      for (const Number* v = next.v; i < end; ++i) {
+        rows[i] = v == nullptr ? zeros_ : v;
+        if (v != nullptr) v += h_;
+      }
+    }
+    for (std::size_t i = 0; i + 1 < count; i += 2) {
+      Form::join(rows[i], rows[i + 1], h_, values_ + i / Form::kNumbers * h_);
+    }
   }
 
   // Adds the values of positions [from, to) of a block, which has rows' weights, to their sums.
   void add_values(std::size_t block, std::size_t r, std::size_t rows, std::size_t from,
                   std::size_t to) {
-    for (std::size_t j = from; j < to;) {
-      const Piece<Number> next = piece(block + j);
-      const std::size_t some = next.count < to - j ? next.count : to - j;
-      if (next.v != nullptr) {
-        const Factors<Number> factors{scores_ + r * kKeyBlock + j, kKeyBlock, next.v, h_, some,
-                                      sums_ + r * h_,              h_,        false};
-        add_rows_of_products<Lanes, Lanes::kRows>(rows, factors, h_);
+    const auto add = [&](std::size_t at, std::size_t count, const float* values) {
+      const Factors factors{scores_ + r * kKeyBlock + at, kKeyBlock, values, h_, count,
+                            sums_ + r * h_, h_, false};
+      add_rows_of_products<Form, Form::kRows>(rows, factors, h_);
+    };
+    if constexpr (Form::kPairs) {
+      from /= Form::kNumbers;
+      if (from < to) add(from, to / Form::kNumbers - from, values_ + from * h_);
+    } else {
+      for (std::size_t j = from; j < to;) {
+        const Piece<Number> next = piece(block + j);
+        const std::size_t some = next.count < to - j ? next.count : to - j;
+        if (next.v != nullptr) add(j, some, next.v);
+        j += some;
       }
-      j += some;
     }
   }
 
@@ -346,14 +321,16 @@ class RowsAttention {
     const std::size_t known = in_order_ ? last : used_;  // before it, keys are the same for all rows
     const std::size_t to = known < j ? j : known < j + kKeyBlock ? known : j + kKeyBlock;
     for (std::size_t p = j; p < to; p += kKeyPanel) score(p, to, scores_ + (p - j), kKeyBlock);
-    std::size_t ends[kAttentionRows];  // of each row in this block, at most `to`
+    if constexpr (Form::kPairs) join_values(j, to - j);
+    std::size_t ends[kAttentionRows];  // of each row in this block, at most `to`; of whole pairs
     for (std::size_t r = 0; r < rows_.rows; ++r) {
       Seen& seen = seen_[r];
       float* const scores = scores_ + r * kKeyBlock;
       const std::size_t end = seen.end < j + kKeyBlock ? seen.end : j + kKeyBlock;
       ends[r] = end < j ? 0 : (end < to ? end : to) - j;
+      if constexpr (Form::kPairs) ends[r] -= ends[r] % 2;
       if (seen.first >= end || end <= j) {
-        for (std::size_t i = 0; i < ends[r]; ++i) scores[i] = 0;
+        for (std::size_t i = 0; i < kKeyBlock; ++i) scores[i] = 0;
         continue;
       }
       if (!in_order_) {
@@ -362,61 +339,89 @@ class RowsAttention {
           if (seen.mask[n]) scores[p++ - j] = fresh_[r * fresh_stride_ + n];
         }
       }
-      const float factor = weigh<Lanes>(scores, seen.first < j ? 0 : seen.first - j, end - j,
-                                        all_.scale, all_.cap, softmax_[r]);
+      const float factor = weigh<Form>(scores, seen.first < j ? 0 : seen.first - j, end - j,
+                                       all_.scale, all_.cap, softmax_[r]);
       if (factor == 1) continue;
       for (std::size_t i = 0; i < h_; ++i) sums_[r * h_ + i] *= factor;
     }
-    for_groups<Lanes>(rows_.rows, [&](std::size_t r, std::size_t count) {
+    for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
       std::size_t common = ends[r];
       for (std::size_t i = 1; i < count; ++i) common = ends[r + i] < common ? ends[r + i] : common;
       add_values(j, r, count, 0, common);
       for (std::size_t i = 0; i < count; ++i) add_values(j, r + i, 1, common, ends[r + i]);
     });
-    if (!in_order_) add_fresh(j);
+    if (Form::kPairs || !in_order_) add_own(j, ends);
   }
 
-  // Adds the values of the new rows that each row sees in a block.
-  void add_fresh(std::size_t j) {
+  // Adds the values of the positions of a block that only one row sees so: its new rows, where rows
+  // see others, and pairs that have such a row or only one.
+  void add_own(std::size_t j, const std::size_t* ends) {
     for (std::size_t r = 0; r < rows_.rows; ++r) {
       Seen& seen = seen_[r];
       const std::size_t end = seen.end < j + kKeyBlock ? seen.end : j + kKeyBlock;
-      for (std::size_t p = seen.fresh < j ? j : seen.fresh; p < end; ++seen.next) {
-        if (!seen.mask[seen.next]) continue;
-        const Factors<Number> factors{
-            scores_ + r * kKeyBlock + (p++ - j), 0, new_v_ + seen.next * h_, 0, 1,
-            sums_ + r * h_,                      0, false};
-        add_rows_of_products<Lanes, 1>(1, factors, h_);
+      const auto add = [&](std::size_t p, const float* values, std::size_t count) {
+        const Factors factors{scores_ + r * kKeyBlock + (p - j) / Form::kNumbers, 0, values, h_,
+                              count, sums_ + r * h_, 0, false};
+        add_rows_of_products<Form, 1>(1, factors, h_);
+      };
+      if constexpr (Form::kPairs) {
+        for (std::size_t p = j + ends[r]; p < end; p += 2) {
+          const Number* const even = own_value(seen, p);
+          Form::join(even, p + 1 < end ? own_value(seen, p + 1) : zeros_, h_, pair_);
+          add(p, pair_, 2 / Form::kNumbers);
+        }
+      } else {
+        for (std::size_t p = seen.fresh < j ? j : seen.fresh; p < end; ++p) {
+          add(p, own_value(seen, p), 1);
+        }
       }
     }
+  }
+
+  // The values that a row sees at a position; at those of new rows that rows do not see alike, each
+  // is asked for once, in their order.
+  const Number* own_value(Seen& seen, std::size_t position) const {
+    if (in_order_ || position < used_) {
+      const Number* const v = piece(position).v;
+      return v == nullptr ? zeros_ : v;
+    }
+    if (position < seen.fresh) return zeros_;
+    while (!seen.mask[seen.next]) ++seen.next;
+    return new_v_ + seen.next++ * h_;
   }
 
   const AttentionRows& rows_;
   const Attention& all_;
   const std::size_t h_;
-  const float* q_;
+  const std::size_t elements_;  // that hold h numbers
+  const float* q_;              // [rows, elements]
   const Number* new_k_;
   const Number* new_v_;
   std::size_t used_;   // cached rows
   bool in_order_;      // whether all rows see new rows as if they were cached, up to some row
-  float* keys_;        // [h, kKeyPanel]: keys, one a column
-  float* gathered_;    // [kKeyPanel, h]: keys
+  float* keys_;        // [elements, kKeyPanel]: keys, one a column
+  float* gathered_;    // [kKeyPanel, elements in vectors]: keys
   float* sums_;        // [rows, h]
   float* scores_;      // [rows, kKeyBlock]; then weights
   float* fresh_;       // [rows, fresh_stride]: scores of new keys, seen or not
   std::size_t fresh_stride_;
+  float* values_ = nullptr;         // [kKeyBlock / kNumbers, h]: of a block's pairs
+  float* pair_ = nullptr;           // [2 / kNumbers, h]: of a row's own
+  const Number* zeros_ = nullptr;   // [h]
   Seen seen_[kAttentionRows];
   Softmax softmax_[kAttentionRows];
 };
 
-// Computes `rows`; see AttentionRows.
+// Computes `rows`, with keys and values in float32; see AttentionRows.
 template <class Lanes>
 void attend_rows(const AttentionRows& rows) {
-  if (rows.attention->bfloat16) {
-    RowsAttention<Lanes, std::uint16_t>(rows).compute();
-  } else {
-    RowsAttention<Lanes, float>(rows).compute();
-  }
+  RowsAttention<Float32<Lanes>>(rows).compute();
+}
+
+// The same with keys and values in bfloat16, by a form for it.
+template <class Form>
+void attend_pairs(const AttentionRows& rows) {
+  RowsAttention<Form>(rows).compute();
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ const Kernels* kernels(Instructions instructions) {
   switch (instructions) {
     case Instructions::kAvx512:
     case Instructions::kAvx512Vnni:
+    case Instructions::kAvx512Bf16:
       return kAvx512Kernels;
     case Instructions::kAvx2:
       return kAvx2Kernels;
@@ -27,9 +28,16 @@ const Kernels* kernels(Instructions instructions) {
   return kPortableKernels;
 }
 
+AttendRows attend_rows(Instructions instructions, bool bfloat16) {
+  if (!bfloat16) return kernels(instructions)->attend;
+  if (instructions == Instructions::kAvx512Bf16) return kAttendPairsAvx512Bf16;
+  return kernels(instructions)->attend_pairs;
+}
+
 MultiplyTiles multiply_blocks(Instructions instructions) {
   switch (instructions) {
     case Instructions::kAvx512Vnni:
+    case Instructions::kAvx512Bf16:
       return kMultiplyBlocksAvx512Vnni;
     case Instructions::kAvx512:
     case Instructions::kAvx2:
@@ -45,8 +53,14 @@ MultiplyTiles multiply_blocks(Instructions instructions) {
 }
 
 bool supported(Instructions instructions) {
-  if (kernels(instructions) == nullptr || multiply_blocks(instructions) == nullptr) return false;
+  if (kernels(instructions) == nullptr || attend_rows(instructions, true) == nullptr ||
+      multiply_blocks(instructions) == nullptr) {
+    return false;
+  }
 #if defined(__x86_64__) && defined(__GNUC__)
+  if (instructions == Instructions::kAvx512Bf16) {
+    return __builtin_cpu_supports("avx512bf16") && supported(Instructions::kAvx512Vnni);
+  }
   if (instructions == Instructions::kAvx512Vnni) {
     return __builtin_cpu_supports("avx512vnni") && supported(Instructions::kAvx512);
   }
@@ -66,8 +80,8 @@ bool supported(Instructions instructions) {
 
 Instructions best_instructions() {
   static const Instructions best = [] {
-    for (Instructions each : {Instructions::kAvx512Vnni, Instructions::kAvx512,
-                              Instructions::kAvx2, Instructions::kNeonDot,
+    for (Instructions each : {Instructions::kAvx512Bf16, Instructions::kAvx512Vnni,
+                              Instructions::kAvx512, Instructions::kAvx2, Instructions::kNeonDot,
                               Instructions::kNeon}) {
       if (supported(each)) return each;
     }

@@ -23,7 +23,7 @@ constexpr std::size_t in_vectors(std::size_t count) {
 // computes at most so many rows at a time.
 constexpr std::size_t kKeyBlock = 128;
 constexpr std::size_t kKeyPanel = 32;
-constexpr std::size_t kAttentionRows = 112;
+constexpr std::size_t kAttentionRows = 192;
 
 // Rows of the queries of one key head, and room for what is computed on the way.
 struct AttentionRows {
@@ -32,8 +32,10 @@ struct AttentionRows {
   std::size_t kv_head;
   std::size_t row;   // the first of `rows`; row r belongs to the group's head r / T
   std::size_t rows;  // 1 to kAttentionRows
-  float* room;       // [rows (kKeyBlock + h + N in panels) + 2 kKeyPanel h]
+  float* room;       // [rows (kKeyBlock + h + N in panels) + 2 kKeyPanel h]; and for bfloat16
+                     // [(rows + kKeyBlock + 3) h] more
 };
+using AttendRows = void (*)(const AttentionRows& rows);
 
 // A row of dart::Draws, and room for what is computed on the way.
 constexpr std::size_t kDrawBlock = 64;  // logits that are looked at or left out together
@@ -66,7 +68,8 @@ struct Kernels {
   void (*rotate_heads)(const Heads& heads);
   void (*largest)(const float* x, std::size_t rows, std::size_t size, std::size_t count,
                   float* values, std::int32_t* indices);
-  void (*attend)(const AttentionRows& rows);
+  AttendRows attend;        // keys and values in float32
+  AttendRows attend_pairs;  // in bfloat16
   ThreefryKey (*fold)(const ThreefryKey& key, std::uint32_t data);
   void (*gumbel)(const ThreefryKey& key, std::size_t begin, std::size_t end, float* out);
   void (*gumbel_of)(const ThreefryKey& key, const std::int32_t* tokens, std::size_t count,
@@ -80,6 +83,9 @@ extern const Kernels* const kAvx2Kernels;
 extern const Kernels* const kAvx512Kernels;
 extern const Kernels* const kNeonKernels;
 
+// Attention with keys and values in bfloat16, by instructions made for it; null likewise.
+extern const AttendRows kAttendPairsAvx512Bf16;
+
 // Products with weights in blocks; null likewise.
 extern const MultiplyTiles kMultiplyBlocksPortable;
 extern const MultiplyTiles kMultiplyBlocksAvx2;
@@ -89,6 +95,7 @@ extern const MultiplyTiles kMultiplyBlocksNeonDot;
 
 // Those of an instruction set; null as above.
 const Kernels* kernels(Instructions instructions);
+AttendRows attend_rows(Instructions instructions, bool bfloat16);
 MultiplyTiles multiply_blocks(Instructions instructions);
 
 }  // namespace dart

@@ -66,9 +66,17 @@ struct Avx2 {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Avx2>, normalize_rows,   gate_rows,       quantize_rows,
-                              rotate_all_heads,    largest_of_rows, attend_rows<Avx2>,
-                              fold_key,            gumbel_numbers,  gumbel_numbers_of,
+constexpr Kernels kKernels = {multiply_tiles<Avx2>,
+                              normalize_rows,
+                              gate_rows,
+                              quantize_rows,
+                              rotate_all_heads,
+                              largest_of_rows,
+                              attend_rows<Avx2>,
+                              attend_pairs<Bfloat16<Avx2>>,
+                              fold_key,
+                              gumbel_numbers,
+                              gumbel_numbers_of,
                               draw_row};
 }  // namespace
 

@@ -42,9 +42,17 @@ struct Neon {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Neon>, normalize_rows,   gate_rows,       quantize_rows,
-                              rotate_all_heads,    largest_of_rows, attend_rows<Neon>,
-                              fold_key,            gumbel_numbers,  gumbel_numbers_of,
+constexpr Kernels kKernels = {multiply_tiles<Neon>,
+                              normalize_rows,
+                              gate_rows,
+                              quantize_rows,
+                              rotate_all_heads,
+                              largest_of_rows,
+                              attend_rows<Neon>,
+                              attend_pairs<Bfloat16<Neon>>,
+                              fold_key,
+                              gumbel_numbers,
+                              gumbel_numbers_of,
                               draw_row};
 }  // namespace
 

@@ -18,6 +18,22 @@ struct Portable {
 
   struct Vector {
     float values[kSize];
+
+    template <class Operation>
+    static Vector of(const Vector& a, const Vector& b, const Operation& operation) {
+      Vector made;
+      for (int i = 0; i < kSize; ++i) made.values[i] = operation(a.values[i], b.values[i]);
+      return made;
+    }
+    friend Vector operator+(const Vector& a, const Vector& b) {
+      return of(a, b, [](float x, float y) { return x + y; });
+    }
+    friend Vector operator-(const Vector& a, const Vector& b) {
+      return of(a, b, [](float x, float y) { return x - y; });
+    }
+    friend Vector operator*(const Vector& a, const Vector& b) {
+      return of(a, b, [](float x, float y) { return x * y; });
+    }
   };
 
   static Vector broadcast(float value) { return {{value, value, value, value}}; }
@@ -37,11 +53,7 @@ struct Portable {
   static void store(float* to, const Vector& value) {
     std::memcpy(to, value.values, sizeof value.values);
   }
-  static Vector multiply_add(const Vector& a, const Vector& b, const Vector& c) {
-    Vector sum;
-    for (int i = 0; i < kSize; ++i) sum.values[i] = a.values[i] * b.values[i] + c.values[i];
-    return sum;
-  }
+  static Vector multiply_add(const Vector& a, const Vector& b, const Vector& c) { return a * b + c; }
   // 2 to the power n, where a number's last bits are n + 127.
   static Vector two_to(const Vector& bits) {
     std::uint32_t numbers[kSize];
@@ -53,9 +65,7 @@ struct Portable {
   }
   // a where it is larger, otherwise b.
   static Vector maximum(const Vector& a, const Vector& b) {
-    Vector most;
-    for (int i = 0; i < kSize; ++i) most.values[i] = a.values[i] > b.values[i] ? a.values[i] : b.values[i];
-    return most;
+    return Vector::of(a, b, [](float x, float y) { return x > y ? x : y; });
   }
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {
@@ -63,9 +73,17 @@ struct Portable {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Portable>, normalize_rows,   gate_rows,       quantize_rows,
-                              rotate_all_heads,    largest_of_rows, attend_rows<Portable>,
-                              fold_key,            gumbel_numbers,  gumbel_numbers_of,
+constexpr Kernels kKernels = {multiply_tiles<Portable>,
+                              normalize_rows,
+                              gate_rows,
+                              quantize_rows,
+                              rotate_all_heads,
+                              largest_of_rows,
+                              attend_rows<Portable>,
+                              attend_pairs<Bfloat16<Portable>>,
+                              fold_key,
+                              gumbel_numbers,
+                              gumbel_numbers_of,
                               draw_row};
 }  // namespace
 

@@ -10,18 +10,10 @@
 
 #include "dart/exact_math.h"
 #include "kernels.h"
+#include "sum_of_parts.h"
 
 namespace dart {
 namespace {
-
-// Parts of a sum, which are added to each other at the end.
-constexpr std::size_t kParts = 16;
-
-inline float sum_of(const float* parts) {
-  float sum = 0;
-  for (std::size_t c = 0; c < kParts; ++c) sum += parts[c];
-  return sum;
-}
 
 // The sum of the squares of x.
 inline float sum_of_squares(const float* x, std::size_t size) {

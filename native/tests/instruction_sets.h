@@ -10,7 +10,8 @@ inline std::vector<dart::Instructions> supported() {
   using dart::Instructions;
   std::vector<Instructions> found;
   for (Instructions each : {Instructions::kPortable, Instructions::kAvx2, Instructions::kAvx512,
-                            Instructions::kAvx512Vnni, Instructions::kNeon, Instructions::kNeonDot}) {
+                            Instructions::kAvx512Vnni, Instructions::kAvx512Bf16,
+                            Instructions::kNeon, Instructions::kNeonDot}) {
     if (dart::supported(each)) found.push_back(each);
   }
   return found;

@@ -6,7 +6,7 @@ namespace dart {
 
 // All but the portable one fuse each multiplication of a product with its addition, so that they
 // agree with each other, but not with the portable one.
-enum class Instructions { kPortable, kAvx2, kAvx512, kAvx512Vnni, kNeon, kNeonDot };
+enum class Instructions { kPortable, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kNeon, kNeonDot };
 
 // Whether this processor has them, and this library was built for them.
 bool supported(Instructions instructions);
