@@ -16,28 +16,27 @@ struct Free {
   void operator()(float* room) const { ::operator delete(room, std::align_val_t{kAlignment}); }
 };
 
-// While it exists, its thread takes numbers below the least normal one for 0, as VDPBF16PS does.
-class TinyAreZero {
- public:
+// Which numbers a thread computes with as with 0, if that can be chosen.
 #if defined(__x86_64__) && defined(__GNUC__)
-  TinyAreZero() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040u); }
-  ~TinyAreZero() { __builtin_ia32_ldmxcsr(before_); }
-
- private:
-  unsigned before_;
+using Control = unsigned;
+constexpr Control kTinyAreZero = 0x8040;  // read or made
+Control control() { return __builtin_ia32_stmxcsr(); }
+void set_control(Control control) { __builtin_ia32_ldmxcsr(control); }
 #elif defined(__aarch64__) && defined(__GNUC__)
-  TinyAreZero() {
-    asm volatile("mrs %0, fpcr" : "=r"(before_));
-    asm volatile("msr fpcr, %0" : : "r"(before_ | std::uint64_t{1} << 24));
-  }
-  ~TinyAreZero() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
-
- private:
-  std::uint64_t before_;
+using Control = std::uint64_t;
+constexpr Control kTinyAreZero = 1u << 24;
+Control control() {
+  Control control;
+  asm volatile("mrs %0, fpcr" : "=r"(control));
+  return control;
+}
+void set_control(Control control) { asm volatile("msr fpcr, %0" : : "r"(control)); }
 #else
-  ~TinyAreZero() {}  // not known how
+using Control = unsigned;
+constexpr Control kTinyAreZero = 0;
+Control control() { return 0; }
+void set_control(Control) {}
 #endif
-};
 
 // Computes rows [begin, end) of the queries of one sequence's key head.
 void attend_rows(const Attention& attention, AttendRows attend, std::size_t sequence,
@@ -48,7 +47,11 @@ void attend_rows(const Attention& attention, AttendRows attend, std::size_t sequ
   const std::size_t numbers = rows * (kKeyBlock + h + fresh) + (2 * kKeyPanel + pairs) * h;
   void* const memory = ::operator new(numbers * sizeof(float), std::align_val_t{kAlignment});
   const std::unique_ptr<float, Free> room(static_cast<float*>(memory));
+  const Control before = control();
+  // As dot products of bfloat16 numbers always do it.
+  if (attention.bfloat16) set_control(before | kTinyAreZero);
   attend({&attention, sequence, kv_head, begin, rows, room.get()});
+  set_control(before);
 }
 
 // Threads that the work is enough for, of which there are so many.

@@ -78,18 +78,22 @@ def test_plain_jax_reads_pages(shape, size):
 @needs_native
 @pytest.mark.parametrize("size", [None, 24])
 def test_keys_and_values_in_bfloat16(size):
-    """They are read exactly, and arithmetic is float32."""
+    """Queries and weights are rounded to it, too; sums are float32."""
     shape = AttentionShape(2, 4, 2, 9, 200)
     arrays = attention_arrays(shape, 0) if size is None else paged_arrays(shape, size, 0)
 
     def stored(rows, dtype):
         return rows._replace(k=rows.k.astype(dtype), v=rows.v.astype(dtype))
 
-    new, cached = (stored(rows, jnp.bfloat16) for rows in arrays[:2])
+    new, cached, other = (stored(rows, jnp.bfloat16) for rows in arrays)
+    filled = cached if size is None else other
     assert native.fits(new.q, cached)
     got = attend([new], cached, kernel="native")
-    wide, wide_cached = stored(new, jnp.float32), stored(cached, jnp.float32)
-    np.testing.assert_array_equal(got, attend([wide], wide_cached, kernel="native"))
+    rounded = new._replace(q=new.q.astype(jnp.bfloat16).astype(jnp.float32))
+    np.testing.assert_array_equal(got, attend([rounded], cached, kernel="native"))
+    wide, wide_cached = stored(rounded, jnp.float32), stored(filled, jnp.float32)
+    expected = attend([wide], wide_cached)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2**-8 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(
