@@ -44,7 +44,8 @@ void attend_rows(const Attention& attention, AttendRows attend, std::size_t sequ
   const std::size_t rows = end - begin, h = attention.head_size;
   const std::size_t fresh = (attention.new_rows + kKeyPanel - 1) / kKeyPanel * kKeyPanel;
   const std::size_t pairs = attention.bfloat16 ? rows + kKeyBlock + 3 : 0;
-  const std::size_t numbers = rows * (kKeyBlock + h + fresh) + (2 * kKeyPanel + pairs) * h;
+  const std::size_t numbers = rows * (h + fresh) + kRowGroup * kKeyBlock +
+                              (kKeyBlock + kKeyPanel + pairs) * h;
   void* const memory = ::operator new(numbers * sizeof(float), std::align_val_t{kAlignment});
   const std::unique_ptr<float, Free> room(static_cast<float*>(memory));
   const Control before = control();

@@ -161,10 +161,10 @@ class RowsAttention {
     used_ = length < capacity ? length : capacity;
     float* room = rows.room;
     const auto take = [&](std::size_t count) { return room += count, room - count; };
-    keys_ = take(kKeyPanel * h_);
+    keys_ = take(kKeyBlock * h_);
     gathered_ = take(kKeyPanel * h_);
     sums_ = take(rows.rows * h_);
-    scores_ = take(rows.rows * kKeyBlock);
+    scores_ = take(kRowGroup * kKeyBlock);
     fresh_stride_ = (all_.new_rows + kKeyPanel - 1) / kKeyPanel * kKeyPanel;
     fresh_ = take(rows.rows * fresh_stride_);
     if constexpr (Form::kPairs) {
@@ -194,7 +194,10 @@ class RowsAttention {
     for (std::size_t i = 0; i < rows_.rows * h_; ++i) sums_[i] = 0;
     if (!in_order_) {
       for (std::size_t n = 0; n < all_.new_rows; n += kKeyPanel) {
-        score(used_ + n, used_ + all_.new_rows, fresh_ + n, fresh_stride_);
+        const std::size_t width = take_panel(used_ + n, used_ + all_.new_rows, keys_);
+        for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
+          score(r, count, keys_, width, fresh_ + r * fresh_stride_ + n, fresh_stride_);
+        });
       }
     }
     for (std::size_t j = begin / kKeyBlock * kKeyBlock; j < end; j += kKeyBlock) add_block(j, end);
@@ -243,21 +246,26 @@ class RowsAttention {
             count};
   }
 
-  // Products of all rows with the keys of a panel, from a position on; from `end` on keys are zeros.
-  void score(std::size_t position, std::size_t end, float* scores, std::size_t stride) {
+  // Makes columns [elements, kKeyPanel] of the keys from a position on; from `end` on keys are
+  // zeros. Returns their number, in vectors.
+  std::size_t take_panel(std::size_t position, std::size_t end, float* keys) {
     const std::size_t count = end - position < kKeyPanel ? end - position : kKeyPanel;
     const std::size_t width = in_vectors(count), row = in_vectors(elements_);
     gather(position, count, width, row);
     for (std::size_t c = 0; c < width; c += Form::kSize) {
       for (std::size_t i = 0; i < row; i += Form::kSize) {
-        Form::transpose(gathered_ + c * row + i, row, keys_ + i * kKeyPanel + c, kKeyPanel);
+        Form::transpose(gathered_ + c * row + i, row, keys + i * kKeyPanel + c, kKeyPanel);
       }
     }
-    for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t some) {
-      const Factors factors{q_ + r * elements_, elements_, keys_, kKeyPanel, elements_,
-                            scores + r * stride, stride, true};
-      add_rows_of_products<Form, Form::kRows>(some, factors, width);
-    });
+    return width;
+  }
+
+  // Products of `count` rows, at most Form::kRows, with the keys of a panel.
+  void score(std::size_t r, std::size_t count, const float* keys, std::size_t width, float* scores,
+             std::size_t stride) {
+    const Factors factors{q_ + r * elements_, elements_, keys, kKeyPanel, elements_, scores, stride,
+                          true};
+    add_rows_of_products<Form, Form::kRows>(count, factors, width);
   }
 
   // Copies keys [count, h] from where they are, which reads them in their order, to rows of so many
@@ -295,17 +303,69 @@ class RowsAttention {
     }
   }
 
-  // Adds the values of positions [from, to) of a block, which has rows' weights, to their sums.
-  void add_values(std::size_t block, std::size_t r, std::size_t rows, std::size_t from,
-                  std::size_t to) {
+  // Adds the positions of a block from j on.
+  void add_block(std::size_t j, std::size_t last) {
+    const std::size_t known = in_order_ ? last : used_;  // before it, keys are the same for all rows
+    const std::size_t to = known < j ? j : known < j + kKeyBlock ? known : j + kKeyBlock;
+    std::size_t widths[kKeyBlock / kKeyPanel];
+    for (std::size_t p = j; p < to; p += kKeyPanel) {
+      widths[(p - j) / kKeyPanel] = take_panel(p, to, keys_ + (p - j) * elements_);
+    }
+    if constexpr (Form::kPairs) join_values(j, to - j);
+    for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
+      for (std::size_t p = 0; p < to - j; p += kKeyPanel) {
+        score(r, count, keys_ + p * elements_, widths[p / kKeyPanel], scores_ + p, kKeyBlock);
+      }
+      std::size_t ends[kRowGroup];  // of each row in this block, at most `to`; of whole pairs
+      std::size_t common = to - j;
+      for (std::size_t i = 0; i < count; ++i) {
+        ends[i] = weigh_row(j, to, r + i, scores_ + i * kKeyBlock);
+        common = ends[i] < common ? ends[i] : common;
+      }
+      add_values(j, r, 0, count, 0, common);
+      for (std::size_t i = 0; i < count; ++i) {
+        add_values(j, r + i, i, 1, common, ends[i]);
+        if (Form::kPairs || !in_order_) add_own(j, r + i, scores_ + i * kKeyBlock, ends[i]);
+      }
+    });
+  }
+
+  // Turns a row's scores in a block into weights. Returns the end of its positions before `to`.
+  std::size_t weigh_row(std::size_t j, std::size_t to, std::size_t r, float* scores) {
+    const Seen& seen = seen_[r];
+    const std::size_t end = seen.end < j + kKeyBlock ? seen.end : j + kKeyBlock;
+    if (seen.first >= end || end <= j) {
+      for (std::size_t i = 0; i < kKeyBlock; ++i) scores[i] = 0;
+    } else {
+      if (!in_order_) {
+        std::size_t n = seen.next;
+        for (std::size_t p = seen.fresh < j ? j : seen.fresh; p < end; ++n) {
+          if (seen.mask[n]) scores[p++ - j] = fresh_[r * fresh_stride_ + n];
+        }
+      }
+      const float factor = weigh<Form>(scores, seen.first < j ? 0 : seen.first - j, end - j,
+                                       all_.scale, all_.cap, softmax_[r]);
+      if (factor != 1) {
+        for (std::size_t i = 0; i < h_; ++i) sums_[r * h_ + i] *= factor;
+      }
+    }
+    const std::size_t own = end < j ? 0 : (end < to ? end : to) - j;
+    return Form::kPairs ? own / 2 * 2 : own;
+  }
+
+  // Adds the values of positions [from, to) of a block, which has the weights of rows from r on, the
+  // first of which are at `group`, to their sums.
+  void add_values(std::size_t block, std::size_t r, std::size_t group, std::size_t rows,
+                  std::size_t from, std::size_t to) {
     const auto add = [&](std::size_t at, std::size_t count, const float* values) {
-      const Factors factors{scores_ + r * kKeyBlock + at, kKeyBlock, values, h_, count,
+      const Factors factors{scores_ + group * kKeyBlock + at, kKeyBlock, values, h_, count,
                             sums_ + r * h_, h_, false};
       add_rows_of_products<Form, Form::kRows>(rows, factors, h_);
     };
     if constexpr (Form::kPairs) {
       from /= Form::kNumbers;
-      if (from < to) add(from, to / Form::kNumbers - from, values_ + from * h_);
+      to /= Form::kNumbers;
+      if (from < to) add(from, to - from, values_ + from * h_);
     } else {
       for (std::size_t j = from; j < to;) {
         const Piece<Number> next = piece(block + j);
@@ -316,64 +376,25 @@ class RowsAttention {
     }
   }
 
-  // Adds the positions of a block from j on.
-  void add_block(std::size_t j, std::size_t last) {
-    const std::size_t known = in_order_ ? last : used_;  // before it, keys are the same for all rows
-    const std::size_t to = known < j ? j : known < j + kKeyBlock ? known : j + kKeyBlock;
-    for (std::size_t p = j; p < to; p += kKeyPanel) score(p, to, scores_ + (p - j), kKeyBlock);
-    if constexpr (Form::kPairs) join_values(j, to - j);
-    std::size_t ends[kAttentionRows];  // of each row in this block, at most `to`; of whole pairs
-    for (std::size_t r = 0; r < rows_.rows; ++r) {
-      Seen& seen = seen_[r];
-      float* const scores = scores_ + r * kKeyBlock;
-      const std::size_t end = seen.end < j + kKeyBlock ? seen.end : j + kKeyBlock;
-      ends[r] = end < j ? 0 : (end < to ? end : to) - j;
-      if constexpr (Form::kPairs) ends[r] -= ends[r] % 2;
-      if (seen.first >= end || end <= j) {
-        for (std::size_t i = 0; i < kKeyBlock; ++i) scores[i] = 0;
-        continue;
-      }
-      if (!in_order_) {
-        std::size_t n = seen.next;
-        for (std::size_t p = seen.fresh < j ? j : seen.fresh; p < end; ++n) {
-          if (seen.mask[n]) scores[p++ - j] = fresh_[r * fresh_stride_ + n];
-        }
-      }
-      const float factor = weigh<Form>(scores, seen.first < j ? 0 : seen.first - j, end - j,
-                                       all_.scale, all_.cap, softmax_[r]);
-      if (factor == 1) continue;
-      for (std::size_t i = 0; i < h_; ++i) sums_[r * h_ + i] *= factor;
-    }
-    for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
-      std::size_t common = ends[r];
-      for (std::size_t i = 1; i < count; ++i) common = ends[r + i] < common ? ends[r + i] : common;
-      add_values(j, r, count, 0, common);
-      for (std::size_t i = 0; i < count; ++i) add_values(j, r + i, 1, common, ends[r + i]);
-    });
-    if (Form::kPairs || !in_order_) add_own(j, ends);
-  }
-
   // Adds the values of the positions of a block that only one row sees so: its new rows, where rows
-  // see others, and pairs that have such a row or only one.
-  void add_own(std::size_t j, const std::size_t* ends) {
-    for (std::size_t r = 0; r < rows_.rows; ++r) {
-      Seen& seen = seen_[r];
-      const std::size_t end = seen.end < j + kKeyBlock ? seen.end : j + kKeyBlock;
-      const auto add = [&](std::size_t p, const float* values, std::size_t count) {
-        const Factors factors{scores_ + r * kKeyBlock + (p - j) / Form::kNumbers, 0, values, h_,
-                              count, sums_ + r * h_, 0, false};
-        add_rows_of_products<Form, 1>(1, factors, h_);
-      };
-      if constexpr (Form::kPairs) {
-        for (std::size_t p = j + ends[r]; p < end; p += 2) {
-          const Number* const even = own_value(seen, p);
-          Form::join(even, p + 1 < end ? own_value(seen, p + 1) : zeros_, h_, pair_);
-          add(p, pair_, 2 / Form::kNumbers);
-        }
-      } else {
-        for (std::size_t p = seen.fresh < j ? j : seen.fresh; p < end; ++p) {
-          add(p, own_value(seen, p), 1);
-        }
+  // see others, and, of pairs, those from `from` on, which have such a row or only one.
+  void add_own(std::size_t j, std::size_t r, const float* weights, std::size_t from) {
+    Seen& seen = seen_[r];
+    const std::size_t end = seen.end < j + kKeyBlock ? seen.end : j + kKeyBlock;
+    const auto add = [&](std::size_t p, const float* values, std::size_t count) {
+      const Factors factors{weights + (p - j) / Form::kNumbers, 0, values, h_, count,
+                            sums_ + r * h_, 0, false};
+      add_rows_of_products<Form, 1>(1, factors, h_);
+    };
+    if constexpr (Form::kPairs) {
+      for (std::size_t p = j + from; p < end; p += 2) {
+        const Number* const even = own_value(seen, p);
+        Form::join(even, p + 1 < end ? own_value(seen, p + 1) : zeros_, h_, pair_);
+        add(p, pair_, 2 / Form::kNumbers);
+      }
+    } else {
+      for (std::size_t p = seen.fresh < j ? j : seen.fresh; p < end; ++p) {
+        add(p, own_value(seen, p), 1);
       }
     }
   }
@@ -399,10 +420,10 @@ class RowsAttention {
   const Number* new_v_;
   std::size_t used_;   // cached rows
   bool in_order_;      // whether all rows see new rows as if they were cached, up to some row
-  float* keys_;        // [elements, kKeyPanel]: keys, one a column
+  float* keys_;        // panels [elements, kKeyPanel]: keys, one a column
   float* gathered_;    // [kKeyPanel, elements in vectors]: keys
   float* sums_;        // [rows, h]
-  float* scores_;      // [rows, kKeyBlock]; then weights
+  float* scores_;      // [kRowGroup, kKeyBlock]; then weights
   float* fresh_;       // [rows, fresh_stride]: scores of new keys, seen or not
   std::size_t fresh_stride_;
   float* values_ = nullptr;         // [kKeyBlock / kNumbers, h]: of a block's pairs

@@ -24,6 +24,7 @@ constexpr std::size_t in_vectors(std::size_t count) {
 constexpr std::size_t kKeyBlock = 128;
 constexpr std::size_t kKeyPanel = 32;
 constexpr std::size_t kAttentionRows = 192;
+constexpr std::size_t kRowGroup = 14;  // of which products are computed together
 
 // Rows of the queries of one key head, and room for what is computed on the way.
 struct AttentionRows {
@@ -32,8 +33,8 @@ struct AttentionRows {
   std::size_t kv_head;
   std::size_t row;   // the first of `rows`; row r belongs to the group's head r / T
   std::size_t rows;  // 1 to kAttentionRows
-  float* room;       // [rows (kKeyBlock + h + N in panels) + 2 kKeyPanel h]; and for bfloat16
-                     // [(rows + kKeyBlock + 3) h] more
+  float* room;       // [rows (h + N in panels) + kRowGroup kKeyBlock + (kKeyBlock + kKeyPanel) h]; and
+                     // for bfloat16 [(rows + kKeyBlock + 3) h] more
 };
 using AttendRows = void (*)(const AttentionRows& rows);
 
