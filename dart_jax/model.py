@@ -169,7 +169,8 @@ class DartModel:
             blocks of 4 to 8 bits; "float" dequantises them; "int8" rounds the linear layers' to 8
             bits: there in blocks of 32, and their inputs too; elsewhere with a scale for each
             output, and also those of a mixture's experts.
-          kv_dtype: of cached keys and values; "auto" is `dtype`; "bfloat16" is for one CPU.
+          kv_dtype: of cached keys and values; "auto" is `dtype`; "bfloat16" is for one CPU, whose
+            attention then also rounds queries and softmax weights to it.
           search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
             NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
             n-gram model in the device's memory, with a DART drafter; "auto" is the platform's best.

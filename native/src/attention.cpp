@@ -16,6 +16,18 @@ struct Free {
   void operator()(float* room) const { ::operator delete(room, std::align_val_t{kAlignment}); }
 };
 
+// Room that a thread keeps from call to call.
+float* room(std::size_t numbers) {
+  static thread_local std::unique_ptr<float, Free> memory;
+  static thread_local std::size_t size = 0;
+  if (size < numbers) {
+    void* const larger = ::operator new(numbers * sizeof(float), std::align_val_t{kAlignment});
+    memory.reset(static_cast<float*>(larger));
+    size = numbers;
+  }
+  return memory.get();
+}
+
 // Which numbers a thread computes with as with 0, if that can be chosen.
 #if defined(__x86_64__) && defined(__GNUC__)
 using Control = unsigned;
@@ -46,12 +58,10 @@ void attend_rows(const Attention& attention, AttendRows attend, std::size_t sequ
   const std::size_t pairs = attention.bfloat16 ? rows + kKeyBlock + 3 : 0;
   const std::size_t numbers = rows * (h + fresh) + kRowGroup * kKeyBlock +
                               (kKeyBlock + kKeyPanel + pairs) * h;
-  void* const memory = ::operator new(numbers * sizeof(float), std::align_val_t{kAlignment});
-  const std::unique_ptr<float, Free> room(static_cast<float*>(memory));
   const Control before = control();
   // As dot products of bfloat16 numbers always do it.
   if (attention.bfloat16) set_control(before | kTinyAreZero);
-  attend({&attention, sequence, kv_head, begin, rows, room.get()});
+  attend({&attention, sequence, kv_head, begin, rows, room(numbers)});
   set_control(before);
 }
 

@@ -2,7 +2,10 @@
 //
 // A row's result depends only on its query and on the keys and values that it sees, in their order:
 // the cached ones, then the new ones. A token's result is therefore the same, bit for bit, whether
-// the tokens before it are all cached or some are its ancestors in a tree. Arithmetic is float32.
+// the tokens before it are all cached or some are its ancestors in a tree.
+//
+// Arithmetic is float32. With keys and values in bfloat16, queries and weights of the softmax are
+// rounded to it, too, and sums are those of dot products of pairs; see attention_products.h.
 #pragma once
 
 #include <cstddef>
