@@ -15,7 +15,6 @@ from dart_jax import _core
 from dart_jax.models import cpu, inputs
 from dart_jax.models.inputs import Gated, Normed
 from dart_jax.models.kernels.tiles import (
-    GROUP,
     TILE,
     Tiles,
     join,
@@ -28,6 +27,7 @@ from dart_jax.models.kernels.tiles import (
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm
 
+GROUP = 32  # inputs that share a scale, where they are rounded to 8 bits
 DTYPES = (jnp.float32, jnp.bfloat16)
 jitted = jax.jit(product)
 

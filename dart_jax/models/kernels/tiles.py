@@ -218,8 +218,8 @@ def type_numbers(*matrices: Tiles) -> np.ndarray:
 
 
 def described(*matrices: Tiles) -> dict[str, np.ndarray]:
-    """How the core reads matrices whose parts follow each other: parts and inputs of each, and types
-    and outputs of each part."""
+    """How the core reads matrices, one after another: parts and inputs of each, and types and
+    outputs of each part."""
     return {
         "counts": np.array([len(matrix.parts) for matrix in matrices], np.int32),
         "ins": np.array([matrix.d_in for matrix in matrices], np.int64),
