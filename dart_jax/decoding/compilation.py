@@ -10,10 +10,13 @@ from collections.abc import Iterator
 
 import jax
 
+from dart_jax.memory import give_back
+
 # Names of JAX's events begin with this: tracing, lowering and compiling a program, or reading it
 # from the persistent cache.
 _EVENTS = "/jax/core/compile/"
 _PROGRAM = _EVENTS + "backend_compile_duration"
+_LONG = 0.05  # seconds; a compilation that takes longer leaves memory to be given back
 
 _local = threading.local()
 
@@ -68,3 +71,5 @@ def _compiled(event: str, duration_secs: float, **_: str | int) -> None:
         now = time.perf_counter()
         measured._add(now - duration_secs, now)
         measured.programs += event == _PROGRAM
+        if event == _PROGRAM and duration_secs > _LONG:
+            give_back()

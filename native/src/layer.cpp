@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "kernels.h"
 
@@ -12,9 +16,13 @@ namespace {
 // Operations, as products count them, for a number that is normalised or gated, and rounded.
 constexpr std::size_t kOperations = 32;
 
-// Room that a thread keeps from call to call.
+// A prompt takes at least so many times the room of a step, which gives it back.
+constexpr std::size_t kMuch = 16;
+
+// Room that is kept from call to call.
 template <class T>
 T* room(std::vector<T>& memory, std::size_t size) {
+  if (memory.size() / kMuch > size) std::vector<T>().swap(memory);
   if (memory.size() < size) memory.resize(size);
   return memory.data();
 }
@@ -25,10 +33,38 @@ struct Rooms {
   std::vector<Int8Inputs> rounded;
 };
 
-Rooms& rooms() {
-  static thread_local Rooms rooms;
-  return rooms;
-}
+// The rooms of this thread's call.
+thread_local std::unique_ptr<Rooms> lent;
+
+Rooms& rooms() { return *lent; }
+
+// Lends a thread rooms while it lives. Layers are called one after the other, but by any of several
+// threads: if each had its own, there would be as many.
+class Loan {
+ public:
+  Loan() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    if (idle().empty()) idle().push_back(std::make_unique<Rooms>());
+    lent = std::move(idle().back());
+    idle().pop_back();
+  }
+  ~Loan() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    idle().push_back(std::move(lent));
+  }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::vector<std::unique_ptr<Rooms>>& idle() {
+    static std::vector<std::unique_ptr<Rooms>> idle;
+    return idle;
+  }
+};
 
 // Rounds numbers to the nearest bfloat16, to the even one of two.
 void round(const float* x, std::size_t count, std::uint16_t* y) {
@@ -153,6 +189,7 @@ void run(const Layer& layer, std::size_t rows, Instructions instructions, Team& 
 }  // namespace
 
 void run(const Layer& layer, Instructions instructions, std::size_t threads) {
+  const Loan loan;
   const std::size_t rows = layer.heads.sequences * layer.heads.rows;
   const auto products = dart::products(layer.gate_up, nullptr, nullptr, rows, nullptr, nullptr);
   with_team(threads_for(products.data(), products.size(), threads),
