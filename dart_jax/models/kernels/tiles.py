@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 
 from dart_jax import _core
 from dart_jax.machine import available_cores
+from dart_jax.memory import aligned
 from dart_jax.models.cpu import available, or_nothing, used_rows
 from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
 
@@ -150,11 +151,8 @@ def pack_blocks(type: str, rows: np.ndarray) -> tuple[Tiles, int]:
 
 
 def _empty_tiles(type: str, d_in: int, d_out: int) -> np.ndarray:
-    """Room for tiles of blocks, aligned for XLA, which then uses it without a copy."""
-    shape = (-(-d_out // TILE), _core.tile_bytes(type, d_in))
-    memory = np.empty(math.prod(shape) + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + math.prod(shape)].reshape(shape)
+    """Room for tiles of blocks."""
+    return aligned((-(-d_out // TILE), _core.tile_bytes(type, d_in)), np.uint8)
 
 
 def join(matrices: list[Tiles]) -> Tiles:
