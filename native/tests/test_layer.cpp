@@ -2,14 +2,43 @@
 // and a row's result does not depend on the rows after it.
 #include "dart/layer.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <future>
+#include <list>
+#include <new>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "check.h"
 #include "instruction_sets.h"
+
+// Bytes that are allocated; each piece keeps its size before it.
+std::atomic<std::size_t> allocated{0};
+constexpr std::size_t kSizeRoom = alignof(std::max_align_t);
+
+void* operator new(std::size_t size) {
+  void* const memory = std::malloc(size + kSizeRoom);
+  if (memory == nullptr) throw std::bad_alloc();
+  allocated += size;
+  std::memcpy(memory, &size, sizeof size);
+  return static_cast<char*>(memory) + kSizeRoom;
+}
+
+void operator delete(void* pointer) noexcept {
+  if (pointer == nullptr) return;
+  void* const memory = static_cast<char*>(pointer) - kSizeRoom;
+  std::size_t size;
+  std::memcpy(&size, memory, sizeof size);
+  allocated -= size;
+  std::free(memory);
+}
+
+void operator delete(void* pointer, std::size_t) noexcept { operator delete(pointer); }
 
 namespace {
 
@@ -252,10 +281,43 @@ void test_kept_rows() {
   }
 }
 
+// Threads that call one after the other share the room of a prompt, and a step gives it back.
+void test_rooms() {
+  const auto bytes_after = [](std::size_t rows) {
+    const Problem problem(rows, true, WeightType::kQ8_0);
+    std::vector<float> y(kSequences * rows * (kWidth + 2 * kKvHeads * kHead));
+    const std::size_t before = allocated;
+    float* const new_k = y.data() + kSequences * rows * kWidth;
+    dart::run(problem.layer(y.data(), new_k, new_k + kSequences * rows * kKvHeads * kHead, rows),
+              supported().back(), 1);
+    return static_cast<std::ptrdiff_t>(allocated - before);
+  };
+  constexpr std::size_t kPrompt = 100;
+  constexpr std::ptrdiff_t kLeast = kSequences * kPrompt * 2 * kHidden * sizeof(float);
+  bytes_after(1);
+  CHECK(bytes_after(kPrompt) > kLeast);
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  std::list<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    std::promise<std::ptrdiff_t> bytes;
+    auto more = bytes.get_future();
+    threads.emplace_back([&bytes_after, ended, bytes = std::move(bytes)]() mutable {
+      bytes.set_value(bytes_after(kPrompt));
+      ended.wait();
+    });
+    CHECK(more.get() == 0);
+  }
+  CHECK(bytes_after(1) < -kLeast);
+  end.set_value();
+  for (std::thread& thread : threads) thread.join();
+}
+
 }  // namespace
 
 int main() {
   test_parts();
   test_kept_rows();
+  test_rooms();
   return failures == 0 ? 0 : 1;
 }
