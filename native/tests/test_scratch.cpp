@@ -2,11 +2,34 @@
 #include "dart/scratch.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <random>
 #include <vector>
 
 #include "check.h"
+
+// Bytes that scratches have.
+std::size_t allocated = 0;
+constexpr std::size_t kBefore = 64;  // room for the size of a piece
+
+void* operator new(std::size_t size, std::align_val_t) {
+  void* const memory = std::aligned_alloc(64, (size + 2 * kBefore - 1) / kBefore * kBefore);
+  if (memory == nullptr) throw std::bad_alloc();
+  allocated += size;
+  std::memcpy(memory, &size, sizeof size);
+  return static_cast<char*>(memory) + kBefore;
+}
+
+void operator delete(void* pointer, std::align_val_t) noexcept {
+  if (pointer == nullptr) return;
+  void* const memory = static_cast<char*>(pointer) - kBefore;
+  std::size_t size;
+  std::memcpy(&size, memory, sizeof size);
+  allocated -= size;
+  std::free(memory);
+}
 
 namespace {
 
@@ -63,10 +86,25 @@ void test_memory_is_kept() {
   CHECK(other.take<float>(1) != first);
 }
 
+// What a prompt took is there for the next one, and after a step no more.
+void test_much_memory_goes_back() {
+  constexpr std::size_t kPrompt = 10 << 20, kStep = 1000;
+  const auto bytes_after = [](std::size_t bytes) {
+    dart::Scratch().take<char>(bytes);
+    return allocated;
+  };
+  bytes_after(kPrompt);
+  const std::size_t much = bytes_after(kPrompt);
+  CHECK(much >= kPrompt && bytes_after(kPrompt) == much);
+  CHECK(bytes_after(kStep) + kPrompt / 2 < much);
+  CHECK(bytes_after(kStep) < kPrompt);
+}
+
 }  // namespace
 
 int main() {
   test_memory_is_kept();
   test_arrays();
+  test_much_memory_goes_back();
   return failures == 0 ? 0 : 1;
 }

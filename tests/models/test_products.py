@@ -165,6 +165,17 @@ def test_joined_weights():
     same_bits(product(x, whole, bias), apart + bias[None])
 
 
+@native
+def test_joined_weights_of_one_type():
+    """They are one part if their tiles are full."""
+    x, w = random(7, 80, 160)
+    outs = [64, 32, 40, 24]
+    parts = [pack(part) for part in jnp.split(w, np.cumsum(outs)[:-1], axis=1)]
+    whole = join(parts)
+    assert whole.outs == (136, 24)
+    same_bits(product(x, whole), product(x, pack(w)))
+
+
 def read(kind, x, scale, eps=1e-6):
     """Inputs of a linear layer, by the operation before the product."""
     if kind == "rows":

@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 
 from dart_jax import _core
 from dart_jax.machine import available_cores
+from dart_jax.memory import aligned
 from dart_jax.models.cpu import available, or_nothing, used_rows
 from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
 
@@ -148,18 +149,35 @@ def pack_blocks(type: str, rows: np.ndarray) -> tuple[Tiles, int]:
 
 
 def _empty_tiles(type: str, d_in: int, d_out: int) -> np.ndarray:
-    """Room for tiles of blocks, aligned for XLA, which then uses it without a copy."""
-    shape = (-(-d_out // TILE), _core.tile_bytes(type, d_in))
-    memory = np.empty(math.prod(shape) + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + math.prod(shape)].reshape(shape)
+    """Room for tiles of blocks."""
+    return aligned((-(-d_out // TILE), _core.tile_bytes(type, d_in)), np.uint8)
 
 
 def join(matrices: list[Tiles]) -> Tiles:
-    """Joins matrices of the same inputs along their outputs; they keep their tiles."""
-    fields = zip(*((each.parts, each.types, each.outs) for each in matrices), strict=True)
-    parts, types, outs = (sum(field, ()) for field in fields)
-    return Tiles(parts, types, outs, matrices[0].d_in)
+    """Joins matrices of the same inputs along their outputs. Neighbours of one type become one
+    part: programs take memory, and time to start, for every argument."""
+    parts: list[list[jax.Array]] = []
+    types: list[str] = []
+    outs: list[int] = []
+    for matrix in matrices:
+        for part, type, out in zip(matrix.parts, matrix.types, matrix.outs, strict=True):
+            if types[-1:] == [type] and outs[-1] % TILE == 0:
+                parts[-1].append(part)
+                outs[-1] += out
+            else:
+                parts.append([part])
+                types.append(type)
+                outs.append(out)
+    return Tiles(tuple(map(_joined, parts)), tuple(types), tuple(outs), matrices[0].d_in)
+
+
+def _joined(parts: list[jax.Array]) -> jax.Array:
+    """Tiles that follow each other, in one array."""
+    if len(parts) == 1:
+        return parts[0]
+    count, (_, *tile) = sum(map(len, parts)), parts[0].shape
+    whole = aligned((count, *tile), parts[0].dtype)
+    return jax.device_put(np.concatenate([np.asarray(part) for part in parts], out=whole))
 
 
 def product(
