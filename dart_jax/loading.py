@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError, warn
 from dart_jax.generation.transformers_options import unused_by_default
-from dart_jax.memory import give_back
+from dart_jax.memory import give_back, return_large
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
 from dart_jax.models.layers import Params
@@ -47,6 +47,7 @@ def load_target_here(
     directory: Path, dtype: np.dtype, weights: WeightsForm, mesh: Mesh | None = None
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
+    return_large()
     config, params = load_target(
         directory,
         dtype,

@@ -1,14 +1,22 @@
-"""Parses memory sizes and measures the process's memory."""
+"""Parses memory sizes, measures the process's memory, and gets and returns it."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from dart_jax.errors import UserError
+
+_LARGE = 1 << 20  # bytes
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 
 
 def parse_memory(text: str) -> int:
@@ -38,11 +46,33 @@ def resident_memory() -> int | None:
     return _status("VmRSS")
 
 
+def return_large() -> None:
+    """Makes glibc return arrays of 1 MB and more to the system as soon as they are freed; it would
+    learn from the first of up to 32 MB to keep such. Has no effect on other systems."""
+    if mallopt := _glibc("mallopt"):
+        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_TRIM_THRESHOLD, 4 * _LARGE)
+
+
 def give_back() -> None:
-    """Gives memory back to the system that was freed here: glibc keeps it for itself, a quarter of
-    a model's size after loading one."""
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        library.malloc_trim(0)
+    """Gives memory back to the system that was freed here, also in small pieces: glibc keeps that
+    for itself, tens of MB after a program was compiled."""
+    if trim := _glibc("malloc_trim"):
+        trim(0)
+
+
+def aligned(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """An empty array aligned for XLA, so that on a CPU it is used without a copy."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _glibc(name: str) -> Callable[..., int] | None:
+    """A function of the C library; None on systems where that lacks it."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def _status(field: str) -> int | None:

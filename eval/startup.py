@@ -24,6 +24,7 @@ from unittest import mock
 from huggingface_hub.constants import HF_HOME
 from rich.console import Console
 
+from dart_jax.decoding.compilation import measure_compilation
 from dart_jax.errors import UserError
 from dart_jax.memory import peak_memory, resident_memory
 from dart_jax.programs.child import Child
@@ -36,7 +37,6 @@ from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
 from dart_jax.weights import hub
 from dart_jax.weights.gguf.tensors import INDEX
-from eval.serving.servers import start
 
 PROMPT = "def mean(values):\n"
 _TIMEOUT = 600  # seconds that the server may take for a text
@@ -60,8 +60,9 @@ class StartupConfig(ModelChoice):
         check_least(self, repeats=1)
 
 
-def stages(config: StartupConfig) -> dict[str, float]:
-    """Runs the stages in this process, in turn; returns their seconds."""
+def stages(config: StartupConfig) -> tuple[dict[str, float], int]:
+    """Runs the stages in this process, in turn; returns their seconds, and how many programs were
+    compiled to load the model and for the first text."""
     tokens = config.max_new_tokens
     seconds = {}
 
@@ -71,19 +72,22 @@ def stages(config: StartupConfig) -> dict[str, float]:
         seconds[name] = time.perf_counter() - began
         return result
 
-    model = timed("loading the model", config.load)
-    generate = partial(model.generate, PROMPT, max_new_tokens=tokens)
-    timed("first text", generate)
+    with measure_compilation() as compilation:
+        model = timed("loading the model", config.load)
+        generate = partial(model.generate, PROMPT, max_new_tokens=tokens)
+        timed("first text", generate)
     timed("the same text again", generate)
     timed("another temperature: sampling", partial(generate, temperature=0.8))
     timed("and another", partial(generate, temperature=0.5))
     timed("twice the tokens: next bucket", partial(generate, max_new_tokens=2 * tokens))
     timed("streamed", lambda: list(model.stream(PROMPT, max_new_tokens=tokens)))
-    return seconds
+    return seconds, compilation.programs - compilation.read
 
 
 def server_stages(config: StartupConfig) -> dict[str, float]:
     """Starts a server; returns the seconds until it is ready, and of its first text."""
+    from eval.serving.servers import start  # imports what a process that generates does not need
+
     began = time.perf_counter()
     with start(config.words()) as (url, _):
         ready = time.perf_counter()
@@ -102,13 +106,14 @@ def server_stages(config: StartupConfig) -> dict[str, float]:
 
 def memory(config: StartupConfig) -> dict[str, float]:
     """Loads the model and writes a long text in this process; returns the resident memory after
-    each stage, and its peak, in MB (10^6 bytes). Systems but Linux only tell the peak."""
+    each stage, at the text's last token, and its peak, in MB (10^6 bytes). Systems but Linux only
+    tell the peak."""
     taken: dict[str, int | None] = {"memory: imports": resident_memory()}
     model = config.load()
     taken["memory: the model is loaded"] = resident_memory()
     prompt = [0] * (min(LONG, model.target.max_length) - _NEW)
-    model.generate(prompt, max_new_tokens=_NEW, eos_token_id=())
-    taken["memory: a long text is written"] = resident_memory()
+    for _ in model.stream(prompt, max_new_tokens=_NEW, eos_token_id=()):
+        taken["memory: a long text is being written"] = resident_memory()
     taken["memory: peak"] = peak_memory()
     return {name: size / _MEGABYTE for name, size in taken.items() if size is not None}
 
@@ -138,12 +143,13 @@ def in_new_processes(config: StartupConfig, cache: Path) -> dict[str, float]:
         os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
         began = time.perf_counter()
         with Child() as child:
-            seconds = child.call(stages, config)
+            seconds, compiled = child.call(stages, config)
             total = time.perf_counter() - began
         imports = {"starting Python, imports": total - sum(seconds.values())}
         with Child() as child:
             taken = child.call(memory, config)
-        return imports | seconds | server_stages(config) | taken
+        programs = {"programs compiled for the first text": compiled}
+        return imports | seconds | server_stages(config) | taken | programs
 
 
 def run(config: StartupConfig, console: Console) -> None:
@@ -154,9 +160,10 @@ def run(config: StartupConfig, console: Console) -> None:
         cold, *warm = (
             in_new_processes(config, Path(directory)) for _ in tracked(starts, "starting", console)
         )
-    rows = [
-        (name, f"{cold[name]:.2f}", spread([run[name] for run in warm], ".2f")) for name in cold
-    ]
+    rows = []
+    for name in cold:
+        form = ".0f" if name.startswith(("memory", "programs")) else ".2f"
+        rows.append((name, f"{cold[name]:{form}}", spread([run[name] for run in warm], form)))
     title = "Seconds in a new process, and its resident memory in MB (10^6 bytes)"
     console.print(table(title, ("", "cold cache", "warm cache"), rows))
     size = stored(config.target_path)

@@ -115,6 +115,7 @@ void bind_cpu(pybind11::module_& m) {
 #ifdef DART_FFI
   handlers["dart_product"] = pybind11::capsule(dart_product_handler());
   handlers["dart_layer"] = pybind11::capsule(dart_layer_handler());
+  handlers["dart_draft_layer"] = pybind11::capsule(dart_draft_layer_handler());
   handlers["dart_take_tiles"] = pybind11::capsule(dart_take_tiles_handler());
   handlers["dart_noise"] = pybind11::capsule(dart_noise_handler());
   handlers["dart_draw"] = pybind11::capsule(dart_draw_handler());

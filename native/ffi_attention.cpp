@@ -7,6 +7,8 @@
 #include "dart/attention.h"
 #include "dart/rows.h"
 #include "ffi.h"
+#include "ffi_cache.h"
+#include "ffi_shapes.h"
 #include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -17,15 +19,6 @@ namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 using Array = ffi::BufferR4<ffi::F32>;
 
-std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimension); }
-
-// Whether a shape begins with these sizes.
-template <class Shape, class... Sizes>
-bool is(const Shape& shape, Sizes... sizes) {
-  std::int64_t i = 0;
-  return ((shape[i++] == sizes) && ...);
-}
-
 // See dart::Heads. `q_scale` and `k_scale` have no elements where there are no norms.
 //
 // `cos` and `sin` have the number of rotated pairs.
@@ -33,34 +26,35 @@ ffi::Error heads(ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> cos,
                  ffi::BufferR3<ffi::F32> sin, Floats q_scale, Floats k_scale, ffi::Result<Array> q,
                  ffi::Result<Array> k, ffi::Result<Array> v, float eps, float offset) {
   const auto in = x.dimensions(), queries = q->dimensions(), keys = k->dimensions();
-  const std::int64_t b = in[0], t = in[1], h = queries[3], pairs = cos.dimensions()[2];
+  const std::size_t b = size(in[0]), t = size(in[1]), h = size(queries[3]), kv = size(keys[1]);
+  const std::size_t count = size(queries[1]), pairs = size(cos.dimensions()[2]);
   const std::size_t norms = q_scale.element_count();
-  const bool together = norms != 0 && norms != size(h);
-  if (h < 1 || in[2] % h != 0 || !is(queries, b, in[2] / h - 2 * keys[1], t, h) ||
-      !is(keys, b, keys[1], t, h) || !is(v->dimensions(), b, keys[1], t, h) || 2 * pairs > h ||
+  const bool together = norms != 0 && norms != h;
+  if (h < 1 || size(in[2]) != (count + 2 * kv) * h || !is(queries, b, count, t, h) ||
+      !is(keys, b, kv, t, h) || !is(v->dimensions(), b, kv, t, h) || 2 * pairs > h ||
       !is(cos.dimensions(), b, t, pairs) || !is(sin.dimensions(), b, t, pairs) ||
-      (together && norms != size(queries[1] * h)) ||
-      k_scale.element_count() != (together ? size(keys[1] * h) : norms)) {
+      (together && norms != count * h) ||
+      k_scale.element_count() != (together ? kv * h : norms)) {
     return ffi::Error::InvalidArgument("dart_heads: arguments of other shapes");
   }
   dart::Heads heads;
   heads.x = x.typed_data();
   heads.cos = cos.typed_data();
   heads.sin = sin.typed_data();
-  heads.q_scale = norms == 0 ? nullptr : q_scale.typed_data();
-  heads.k_scale = norms == 0 ? nullptr : k_scale.typed_data();
+  heads.q_scale = or_null(q_scale);
+  heads.k_scale = or_null(k_scale);
   heads.together = together;
   heads.eps = eps;
   heads.offset = offset;
   heads.q = q->typed_data();
   heads.k = k->typed_data();
   heads.v = v->typed_data();
-  heads.sequences = size(b);
-  heads.rows = size(t);
-  heads.heads = size(queries[1]);
-  heads.kv_heads = size(keys[1]);
-  heads.head_size = size(h);
-  heads.rotated = size(2 * pairs);
+  heads.sequences = b;
+  heads.rows = t;
+  heads.heads = count;
+  heads.kv_heads = kv;
+  heads.head_size = h;
+  heads.rotated = 2 * pairs;
   dart::rotate_heads(heads, dart::best_instructions());
   return ffi::Error::Success();
 }
@@ -86,52 +80,37 @@ void attend_used(dart::Attention attention, std::size_t used, std::size_t thread
 // and only so many of its rows are computed and seen: what follows them in `out` is not written.
 ffi::Error attention(ffi::ThreadPool pool, Array q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                      ffi::AnyBuffer new_k, ffi::AnyBuffer new_v,
-                     ffi::BufferR1<ffi::S32> length, ffi::Buffer<ffi::S32> first,
+                     ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::S32> first,
                      ffi::BufferR3<ffi::PRED> mask, ffi::Buffer<ffi::S32> pages,
                      ffi::Buffer<ffi::S32> used, ffi::Result<ffi::BufferR3<ffi::F32>> out,
                      float scale, float cap) {
-  const auto queries = q.dimensions(), keys = k.dimensions(), rows = new_k.dimensions();
-  const ffi::DataType type = k.element_type();
-  if (keys.size() != 4 || v.dimensions().size() != 4 || rows.size() != 4 ||
-      new_v.dimensions().size() != 4) {
-    return ffi::Error::InvalidArgument("dart_attention: arguments of other numbers of axes");
-  }
-  if ((type != ffi::F32 && type != ffi::BF16) || v.element_type() != type ||
-      new_k.element_type() != type || new_v.element_type() != type) {
+  const auto queries = q.dimensions();
+  const std::size_t b = size(queries[0]), heads = size(queries[1]), t = size(queries[2]);
+  const std::size_t h = size(queries[3]);
+  if (!has_rows(k) || !has_rows(new_k) || new_k.element_type() != k.element_type() ||
+      new_v.element_type() != k.element_type()) {
     return ffi::Error::InvalidArgument("dart_attention: keys and values of other types");
   }
-  const std::int64_t b = queries[0], heads = queries[1], t = queries[2], h = queries[3];
-  const std::int64_t kv_heads = keys[1], n = rows[2];
-  const bool paged = pages.dimensions().size() == 2;
-  if (!is(keys, paged ? keys[0] : b, kv_heads, keys[2], h) ||
-      !is(v.dimensions(), keys[0], kv_heads, keys[2], h) ||
-      (paged && !is(pages.dimensions(), b)) ||
-      !is(rows, b, kv_heads, n, h) || !is(new_v.dimensions(), b, kv_heads, n, h) ||
-      !is(length.dimensions(), b) || !is(mask.dimensions(), b, t, n) ||
+  const std::size_t kv_heads = size(k.dimensions()[1]), n = size(new_k.dimensions()[2]);
+  dart::Attention attention{};
+  attention.sequences = b;
+  attention.heads = heads;
+  attention.kv_heads = kv_heads;
+  attention.head_size = h;
+  if (!read_cache(k, v, length, pages, attention) || !is(new_k.dimensions(), b, kv_heads, n, h) ||
+      !is(new_v.dimensions(), b, kv_heads, n, h) || !is(mask.dimensions(), b, t, n) ||
       !is(out->dimensions(), b, t, heads * h) || kv_heads < 1 || heads % kv_heads != 0 ||
-      h % 16 != 0 || (first.element_count() != 0 && first.element_count() != size(b * t)) ||
-      (used.element_count() != 0 && b != 1)) {
+      h % 16 != 0 || !none_or(first, b * t) || (used.element_count() != 0 && b != 1)) {
     return ffi::Error::InvalidArgument("dart_attention: arguments of other shapes");
   }
-  dart::Attention attention;
   attention.q = q.typed_data();
-  attention.k = k.untyped_data();
-  attention.v = v.untyped_data();
   attention.new_k = new_k.untyped_data();
   attention.new_v = new_v.untyped_data();
-  attention.bfloat16 = type == ffi::BF16;
-  attention.length = length.typed_data();
   attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
   attention.mask = mask.typed_data();
   attention.out = out->typed_data();
-  attention.sequences = size(b);
-  attention.heads = size(heads);
-  attention.kv_heads = size(kv_heads);
-  attention.rows = size(t);
-  attention.pages = {paged ? pages.typed_data() : nullptr, size(keys[0]), size(keys[2]),
-                     paged ? size(pages.dimensions()[1]) : 1};
-  attention.new_rows = size(n);
-  attention.head_size = size(h);
+  attention.rows = t;
+  attention.new_rows = n;
   attention.scale = scale;
   attention.cap = cap;
   const std::size_t count = used_rows(used, std::min(attention.rows, attention.new_rows));
@@ -171,7 +150,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_attention, attention,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

@@ -1,11 +1,15 @@
 // Decoder layers as XLA foreign functions on the CPU.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string_view>
+#include <vector>
 
 #include "dart/layer.h"
 #include "ffi.h"
+#include "ffi_cache.h"
+#include "ffi_shapes.h"
 #include "ffi_tiles.h"
 #include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
@@ -17,90 +21,75 @@ namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 using Rows = ffi::BufferR3<ffi::F32>;
 using Ints = ffi::Buffer<ffi::S32>;
+using Numbers = ffi::Span<const std::int32_t>;
+using Sizes = ffi::Span<const std::int64_t>;
 
-std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimension); }
-
-template <class Shape, class... Sizes>
-bool is(const Shape& shape, Sizes... sizes) {
-  std::size_t i = 0;
-  return shape.size() == sizeof...(sizes) && ((size(shape[i++]) == sizes) && ...);
+// Sets the sizes of heads of T rows per sequence, after the shape of new keys [B, K, .., h], and
+// what attention shares with them. Returns false if there are none.
+bool set_heads(const ffi::AnyBuffer& keys, std::size_t queries, std::size_t rows, const Rows& cos,
+               const Rows& sin, dart::Heads& heads, dart::Attention& attention) {
+  if (!has_rows(keys)) return false;
+  const auto shape = keys.dimensions();
+  const std::size_t b = size(shape[0]), kv_heads = size(shape[1]), h = size(shape[3]);
+  const std::size_t pairs = size(cos.dimensions()[2]);
+  if (kv_heads == 0 || h == 0 || h % 16 != 0 || queries % (kv_heads * h) != 0 || 2 * pairs > h ||
+      !is(cos.dimensions(), b, rows, pairs) || !is(sin.dimensions(), b, rows, pairs)) {
+    return false;
+  }
+  heads = {};
+  heads.cos = cos.typed_data();
+  heads.sin = sin.typed_data();
+  heads.sequences = attention.sequences = b;
+  heads.rows = rows;
+  heads.heads = attention.heads = queries / h;
+  heads.kv_heads = attention.kv_heads = kv_heads;
+  heads.head_size = attention.head_size = h;
+  heads.rotated = 2 * pairs;
+  return true;
 }
 
-// The arrays of an optional argument: none has no elements.
-const float* or_null(const Floats& array) {
-  return array.element_count() == 0 ? nullptr : array.typed_data();
-}
-bool optional(const Floats& array, std::size_t count) {
-  return array.element_count() == 0 || array.element_count() == count;
+// Whether matrices fit a residual stream of this width.
+bool fits(const dart::AfterAttention& after, std::size_t width) {
+  return after.out.out == width && after.gate_up.in == width && after.down.out == width &&
+         after.gate_up.out == 2 * after.down.in;
 }
 
 // See dart::Layer. Optional arguments have no elements; `pages` is one-dimensional where sequences have
-// no pages. The arguments that remain are the tiles of qkv, out, gate_up and down, which have so many
-// parts as `counts` says. If `used` has an element, there is one sequence, and only so many of its rows
-// are computed and seen: what follows them in the results is not written.
+// no pages. The arguments that remain are the tiles of qkv, out, gate_up and down: see read_matrices.
+// If `used` has an element, there is one sequence, and only so many of its rows are computed and seen:
+// what follows them in the results is not written.
 ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats after_attention,
                  Floats before_mlp, Floats after_mlp, Floats q_scale, Floats k_scale,
                  Floats qkv_bias, Floats out_bias, Floats gate_up_bias, Floats down_bias, Rows cos,
                  Rows sin, ffi::AnyBuffer cached_k, ffi::AnyBuffer cached_v, Ints length, Ints first,
-                 ffi::BufferR3<ffi::PRED> mask, Ints pages, Ints used,
-                 ffi::RemainingArgs tiles,
+                 ffi::BufferR3<ffi::PRED> mask, Ints pages, Ints used, ffi::RemainingArgs tiles,
                  ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k, ffi::Result<ffi::AnyBuffer> v,
                  std::string_view activation, float eps, float offset, float multiplier,
-                 float scale, float cap, ffi::Span<const std::int32_t> counts,
-                 ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) try {
-  const auto shape = x.dimensions(), keys = k->dimensions(), cache = cached_k.dimensions();
+                 float scale, float cap, Numbers counts, Sizes ins, Numbers types, Sizes outs) try {
+  const auto shape = x.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
-  const ffi::DataType dtype = cached_k.element_type();
-  if (keys.size() != 4 || (dtype != ffi::F32 && dtype != ffi::BF16) ||
-      cached_v.element_type() != dtype || k->element_type() != dtype ||
-      v->element_type() != dtype) {
-    return ffi::Error::InvalidArgument("dart_layer: keys and values of other dtypes");
+  dart::Layer layer{};
+  dart::AfterAttention& after = layer.after;
+  if (!read_matrices(tiles, counts, ins, types, outs,
+                     {&layer.qkv, &after.out, &after.gate_up, &after.down})) {
+    return ffi::Error::InvalidArgument("dart_layer: weights of another shape");
   }
-  const std::size_t kv_heads = size(keys[1]), h = size(keys[3]);
-  if (kv_heads == 0 || h == 0) return ffi::Error::InvalidArgument("dart_layer: no heads");
-  const std::size_t pairs = size(cos.dimensions()[2]);
-  const bool paged = pages.dimensions().size() == 2;
-  dart::Layer layer;
-  layer.x = x.typed_data();
-  layer.y = y->typed_data();
-  layer.width = d;
-  const auto norm = [&](const Floats& scale) { return dart::Norm{or_null(scale), d, eps, offset}; };
-  layer.before_attention = norm(before_attention);
-  layer.after_attention = norm(after_attention);
-  layer.before_mlp = norm(before_mlp);
-  layer.after_mlp = norm(after_mlp);
-  std::size_t begin = 0;
-  dart::Matrix* const matrices[] = {&layer.qkv, &layer.out, &layer.gate_up, &layer.down};
-  const Floats* const biases[] = {&qkv_bias, &out_bias, &gate_up_bias, &down_bias};
-  if (counts.size() != 4) return ffi::Error::InvalidArgument("dart_layer: not four matrices");
-  for (std::size_t i = 0; i < 4; ++i) {
-    dart::Matrix& matrix = *matrices[i];
-    matrix.in = i == 0 || i == 2 ? d : i == 1 ? layer.qkv.out - 2 * kv_heads * h
-                                              : layer.gate_up.out / 2;
-    if (!read_matrix(tiles, begin, size(counts[i]), types, outs, matrix)) {
-      return ffi::Error::InvalidArgument("dart_layer: weights of another shape");
-    }
-    matrix.bias = or_null(*biases[i]);
-    if (!optional(*biases[i], matrix.out)) {
-      return ffi::Error::InvalidArgument("dart_layer: biases of another shape");
-    }
-    begin += size(counts[i]);
+  const std::size_t width = after.out.in, norms = q_scale.element_count();
+  if (!set_heads(*k, width, t, cos, sin, layer.heads, layer.attention) ||
+      !read_cache(cached_k, cached_v, length, pages, layer.attention)) {
+    return ffi::Error::InvalidArgument("dart_layer: heads or a cache of other shapes or dtypes");
   }
-  const std::size_t heads = layer.out.in / h, norms = q_scale.element_count();
+  const std::size_t kv_heads = layer.heads.kv_heads, h = layer.heads.head_size;
   const bool together = norms != 0 && norms != h;
-  if (begin != tiles.size() || !is(y->dimensions(), b, t, d) || layer.out.out != d ||
-      layer.down.out != d || layer.gate_up.out % 2 != 0 || heads * h != layer.out.in ||
-      heads % kv_heads != 0 || h % 16 != 0 || !is(keys, b, kv_heads, t, h) ||
-      !is(v->dimensions(), b, kv_heads, t, h) || !is(cos.dimensions(), b, t, pairs) ||
-      !is(sin.dimensions(), b, t, pairs) || 2 * pairs > h ||
-      !is(cache, paged ? size(cache[0]) : b, kv_heads, size(cache[2]), h) ||
-      !is(cached_v.dimensions(), size(cache[0]), kv_heads, size(cache[2]), h) ||
-      (paged && size(pages.dimensions()[0]) != b) || length.element_count() != b ||
-      !is(mask.dimensions(), b, t, t) || !optional(before_attention, d) ||
-      !optional(after_attention, d) || !optional(before_mlp, d) || !optional(after_mlp, d) ||
-      (together && norms != heads * h) ||
-      k_scale.element_count() != (together ? kv_heads * h : norms) ||
-      (first.element_count() != 0 && first.element_count() != b * t)) {
+  if (k->element_type() != cached_k.element_type() || v->element_type() != k->element_type() ||
+      !is(k->dimensions(), b, kv_heads, t, h) || !is(v->dimensions(), b, kv_heads, t, h) ||
+      !is(y->dimensions(), b, t, d) || !is(mask.dimensions(), b, t, t) || layer.qkv.in != d ||
+      layer.qkv.out != width + 2 * kv_heads * h || !fits(after, d) ||
+      !none_or(qkv_bias, layer.qkv.out) || !none_or(out_bias, d) ||
+      !none_or(gate_up_bias, after.gate_up.out) || !none_or(down_bias, d) ||
+      !none_or(before_attention, d) || !none_or(after_attention, d) || !none_or(before_mlp, d) ||
+      !none_or(after_mlp, d) || (together && norms != width) ||
+      k_scale.element_count() != (together ? kv_heads * h : norms) || !none_or(first, b * t)) {
     return ffi::Error::InvalidArgument("dart_layer: arguments of other shapes");
   }
   // Of the only sequence, if there are fewer rows than there is room for.
@@ -109,33 +98,96 @@ ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats a
   if (count < t && b != 1) return ffi::Error::InvalidArgument("dart_layer: several sequences");
   std::vector<char> seen;
   if (count < t) seen = first_of_each(mask.typed_data(), count, t, count);
-  layer.activation = activation == "gelu" ? dart::Activation::kGelu : dart::Activation::kSilu;
-  layer.multiplier = multiplier;
-  layer.heads = {nullptr,  cos.typed_data(), sin.typed_data(), or_null(q_scale), or_null(k_scale),
-                 together, eps,              offset,           nullptr,          nullptr,
-                 nullptr,  b,                count,            heads,            kv_heads,
-                 h,        2 * pairs};
-  layer.attention = {};
-  layer.room = t;
-  layer.new_k = k->untyped_data();
-  layer.new_v = v->untyped_data();
-  layer.attention.k = cached_k.untyped_data();
-  layer.attention.v = cached_v.untyped_data();
-  layer.attention.bfloat16 = dtype == ffi::BF16;
-  layer.attention.length = length.typed_data();
-  layer.attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
-  layer.attention.mask =
-      count < t ? reinterpret_cast<const bool*>(seen.data()) : mask.typed_data();
-  layer.attention.sequences = b;
-  layer.attention.heads = heads;
-  layer.attention.kv_heads = kv_heads;
-  layer.attention.rows = layer.attention.new_rows = count;
-  layer.attention.pages = {paged ? pages.typed_data() : nullptr, size(cache[0]), size(cache[2]),
-                           paged ? size(pages.dimensions()[1]) : 1};
-  layer.attention.head_size = h;
-  layer.attention.scale = scale;
-  layer.attention.cap = cap;
+  const auto norm = [&](const Floats& by) { return dart::Norm{or_null(by), d, eps, offset}; };
+  layer.x = x.typed_data();
+  layer.y = y->typed_data();
+  layer.before_attention = norm(before_attention);
+  after.after_attention = norm(after_attention);
+  after.before_mlp = norm(before_mlp);
+  after.after_mlp = norm(after_mlp);
+  layer.qkv.bias = or_null(qkv_bias);
+  after.out.bias = or_null(out_bias);
+  after.gate_up.bias = or_null(gate_up_bias);
+  after.down.bias = or_null(down_bias);
+  after.activation = activation_of(activation);
+  after.multiplier = multiplier;
+  layer.new_rows = {k->untyped_data(), v->untyped_data(), t};
+  layer.heads.q_scale = or_null(q_scale);
+  layer.heads.k_scale = or_null(k_scale);
+  layer.heads.together = together;
+  layer.heads.eps = eps;
+  layer.heads.offset = offset;
+  layer.heads.rows = count;
+  dart::Attention& attention = layer.attention;
+  attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
+  attention.mask = count < t ? reinterpret_cast<const bool*>(seen.data()) : mask.typed_data();
+  attention.rows = attention.new_rows = count;
+  attention.scale = scale;
+  attention.cap = cap;
   // As many threads as XLA has, but not XLA's: those sleep between calls.
+  dart::run(layer, dart::best_instructions(), size(pool.num_threads()));
+  return ffi::Error::Success();
+} catch (const std::exception& error) {
+  return ffi::Error::Internal(error.what());
+}
+
+// See dart::DraftLayer and `layer`. The arguments that remain are the tiles of q, kv, out, gate_up and
+// down. If `used` has an element, there is one sequence, of whose real rows only so many are there:
+// keys and values are made, and y is not written.
+ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats mask_row,
+                       Floats embeds_norm, Floats residual_norm, Floats before_mlp, Rows cos,
+                       Rows sin, Ints last, ffi::AnyBuffer cached_k, ffi::AnyBuffer cached_v,
+                       Ints length, Ints pages, Ints used, ffi::RemainingArgs tiles,
+                       ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k,
+                       ffi::Result<ffi::AnyBuffer> v, float eps, float scale, Numbers counts,
+                       Sizes ins, Numbers types, Sizes outs) try {
+  const auto shape = embeds.dimensions();
+  const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
+  dart::DraftLayer layer{};
+  dart::AfterAttention& after = layer.after;
+  if (!read_matrices(tiles, counts, ins, types, outs,
+                     {&layer.q, &layer.kv, &after.out, &after.gate_up, &after.down})) {
+    return ffi::Error::InvalidArgument("dart_draft_layer: weights of another shape");
+  }
+  const std::size_t all = size(cos.dimensions()[1]), width = after.out.in;
+  if (!set_heads(*k, width, all, cos, sin, layer.heads, layer.attention) ||
+      !read_cache(cached_k, cached_v, length, pages, layer.attention)) {
+    return ffi::Error::InvalidArgument("dart_draft_layer: heads or a cache of another shape");
+  }
+  const std::size_t kv_heads = layer.heads.kv_heads, h = layer.heads.head_size;
+  if (t == 0 || all < t || k->element_type() != cached_k.element_type() ||
+      v->element_type() != k->element_type() || !is(k->dimensions(), b, kv_heads, t, h) ||
+      !is(v->dimensions(), b, kv_heads, t, h) || !is(y->dimensions(), b, 1 + all - t, d) ||
+      !is(residual.dimensions(), b, t, d) || !is(mask_row.dimensions(), 2 * d) ||
+      !is(embeds_norm.dimensions(), d) || !is(residual_norm.dimensions(), d) ||
+      !is(before_mlp.dimensions(), d) || !is(last.dimensions(), b) || layer.q.in != 2 * d ||
+      layer.q.out != width || layer.kv.in != 2 * d || layer.kv.out != 2 * kv_heads * h ||
+      !fits(after, d)) {
+    return ffi::Error::InvalidArgument("dart_draft_layer: arguments of other shapes");
+  }
+  const std::size_t count = used_rows(used, t);
+  if (count == 0) return ffi::Error::Success();
+  if (count < t && b != 1) return ffi::Error::InvalidArgument("dart_draft_layer: several sequences");
+  std::vector<std::int32_t> anchors(last.typed_data(), last.typed_data() + b);
+  for (std::int32_t& at : anchors) at = std::clamp<std::int32_t>(at, 0, static_cast<int>(t) - 1);
+  const auto norm = [&](const Floats& by) { return dart::Norm{or_null(by), d, eps, 0}; };
+  layer.embeds = embeds.typed_data();
+  layer.residual = residual.typed_data();
+  layer.mask_row = mask_row.typed_data();
+  layer.y = y->typed_data();
+  layer.embeds_norm = norm(embeds_norm);
+  layer.residual_norm = norm(residual_norm);
+  after.before_mlp = norm(before_mlp);
+  after.activation = dart::Activation::kSilu;
+  after.multiplier = 1;
+  layer.new_rows = {k->untyped_data(), v->untyped_data(), t};
+  layer.attention.scale = scale;
+  if (used.element_count() == 0) {
+    layer.last = anchors.data();
+    layer.masks = all - t;
+  } else {
+    layer.heads.rows = count;
+  }
   dart::run(layer, dart::best_instructions(), size(pool.num_threads()));
   return ffi::Error::Success();
 } catch (const std::exception& error) {
@@ -177,8 +229,38 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_layer, layer,
                                   .Attr<float>("multiplier")
                                   .Attr<float>("scale")
                                   .Attr<float>("cap")
-                                  .Attr<ffi::Span<const std::int32_t>>("counts")
-                                  .Attr<ffi::Span<const std::int32_t>>("types")
-                                  .Attr<ffi::Span<const std::int64_t>>("outs"));
+                                  .Attr<Numbers>("counts")
+                                  .Attr<Sizes>("ins")
+                                  .Attr<Numbers>("types")
+                                  .Attr<Sizes>("outs"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draft_layer, draft_layer,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Rows>()
+                                  .Arg<Rows>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Rows>()
+                                  .Arg<Rows>()
+                                  .Arg<Ints>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<Ints>()
+                                  .Arg<Ints>()
+                                  .Arg<Ints>()
+                                  .RemainingArgs()
+                                  .Ret<Rows>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<float>("eps")
+                                  .Attr<float>("scale")
+                                  .Attr<Numbers>("counts")
+                                  .Attr<Sizes>("ins")
+                                  .Attr<Numbers>("types")
+                                  .Attr<Sizes>("outs"));
 
 void* dart_layer_handler() { return reinterpret_cast<void*>(dart_layer); }
+void* dart_draft_layer_handler() { return reinterpret_cast<void*>(dart_draft_layer); }

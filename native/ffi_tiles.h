@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <string_view>
 
-#include "dart/packed_product.h"
+#include "dart/matrix.h"
 #include "xla/ffi/api/ffi.h"
 
 // Whether an array has tiles of weights [in, out].
@@ -41,4 +43,26 @@ inline bool read_matrix(const xla::ffi::RemainingArgs& tiles, std::size_t begin,
     matrix.out += out;
   }
   return true;
+}
+
+// Reads matrices that follow each other, with so many parts and inputs each.
+inline bool read_matrices(const xla::ffi::RemainingArgs& tiles,
+                          xla::ffi::Span<const std::int32_t> counts,
+                          xla::ffi::Span<const std::int64_t> ins,
+                          xla::ffi::Span<const std::int32_t> types,
+                          xla::ffi::Span<const std::int64_t> outs,
+                          std::initializer_list<dart::Matrix*> matrices) {
+  if (counts.size() != matrices.size() || ins.size() != matrices.size()) return false;
+  std::size_t i = 0, begin = 0;
+  for (dart::Matrix* matrix : matrices) {
+    const auto count = static_cast<std::size_t>(counts[i]);
+    matrix->in = static_cast<std::size_t>(ins[i++]);
+    if (!read_matrix(tiles, begin, count, types, outs, *matrix)) return false;
+    begin += count;
+  }
+  return begin == tiles.size();
+}
+
+inline dart::Activation activation_of(std::string_view name) {
+  return name == "gelu" ? dart::Activation::kGelu : dart::Activation::kSilu;
 }

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.models.cache import Cache, first_rows, init_cache, keep_rows
+from dart_jax.models.attention.compaction import keep_rows
+from dart_jax.models.cache import Cache, first_rows, init_cache
 from dart_jax.models.pure import bind, dtype_of
 
 
@@ -83,4 +84,5 @@ def read_rows(
         )
         with jax.named_scope("draft"):
             draft_state = config.drafting.read(draft_state, rows)
-    return Caches(keep_rows(cache, out.rows, start), draft_state)
+    kernel = config.execution.attention
+    return Caches(keep_rows(cache, out.rows, start, kernel), draft_state)

@@ -132,20 +132,6 @@ def first_rows(cache: AnyCache, count: int) -> AnyCache | None:
     return jax.tree.map(lambda rows: rows[:, :, :count], cache)
 
 
-def keep_rows(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
-    """Writes the rows of a prompt after those before them.
-
-    Args:
-      cache: donated by callers, and read by all but the last layer to compute `rows`. If the last
-        layer reads its cache too, let `length` wait for its result.
-      rows: keys and values of T rows, [B, K, T, h] per layer.
-      length: int32 [B], rows already in the cache.
-    """
-    last, _ = rows[-1]
-    result = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
-    return extend(cache, rows, order_after(result, length))
-
-
 def order_after(result: jax.Array, length: jax.Array) -> jax.Array:
     """Returns `length` unchanged, but makes it depend on `result`, which must be integers >= 0.
 

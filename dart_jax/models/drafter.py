@@ -13,12 +13,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention.segments import Prefix, Segment
+from dart_jax.models.attention.native import fits_native
+from dart_jax.models.attention.segments import PLAIN, Prefix, Segment
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers import Linear, random_param
+from dart_jax.models.native_layer import NativeDraftLayer
 from dart_jax.models.rope import rotate
 
 
@@ -143,13 +146,16 @@ class Drafter(DraftLayer):
         steps = jnp.arange(1, m + 1, dtype=jnp.int32)[None]
         mask_positions = jnp.take_along_axis(positions, at, axis=1) + steps
         all_positions = jnp.concatenate([positions, mask_positions], axis=1)
+        residual = self.project(features)
+        if self._native(residual):
+            x, row = self._natively(residual, embeds, all_positions, last, cache, length)
+            return self.normed(x if self.config.shifted else x[:, 1:]), (row,)
         # Mask rows see the real rows up to the anchor, and each other causally.
         order = jnp.arange(t + m, dtype=jnp.int32)
         row, column = order[None, :, None], order[None, None]
         seen = (column <= row) & ((column >= t) | (column <= at[:, :, None]) | (row < t))
 
         # Before the first layer all mask rows are identical: one row represents them.
-        residual = self.project(features)
         mask_rep = jnp.broadcast_to(self.mask_rep[...], (b, 1, 2 * self.config.hidden_size))
         inputs = jnp.concatenate([self.join(embeds, residual), mask_rep], axis=1)
         x = jnp.concatenate([residual, mask_rep[..., : residual.shape[2]]], axis=1)
@@ -177,6 +183,44 @@ class Drafter(DraftLayer):
             if not final:
                 inputs = self.layers[i].input_layernorm(x)
         return self.normed(x if self.config.shifted else x[:, 1:]), tuple(rows)
+
+    def _native(self, residual: jax.Array) -> bool:
+        """Tells whether the C++ core computes the only layer by one call."""
+        options, tiles = self.options, isinstance(self.o_proj.kernel.get_value(), Tiles)
+        if options.attention != "native" or not options.fused or self.layers or not tiles:
+            return False
+        return residual.dtype == jnp.float32 and fits_native(self.config.head_dim)
+
+    def _natively(
+        self,
+        residual: jax.Array,
+        embeds: jax.Array,
+        positions: jax.Array,
+        last: jax.Array,
+        cache: Cache | None,
+        length: jax.Array | None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Computes the layer by the C++ core: what follows it, [B, 1 + m, D], and the rows."""
+        layer = NativeDraftLayer(
+            mask_row=self.mask_rep[...],
+            embeds_norm=self.input_layernorm.scale[...],
+            residual_norm=self.hidden_norm.scale[...],
+            before_mlp=self.post_attention_layernorm.scale[...],
+            q=self.q_proj.kernel.get_value(),
+            kv=self.kv_proj.kernel.get_value(),
+            out=self.o_proj.kernel.get_value(),
+            gate_up=self.mlp.gate_up_proj.kernel.get_value(),
+            down=self.mlp.down_proj.kernel.get_value(),
+            eps=self.norm.eps,
+            scoring=PLAIN,
+            kv_heads=self.kv_heads,
+            kv_dtype=self.options.cache_dtype(residual.dtype),
+        )
+        cos, sin = self.config.rope.rotation(positions, self.config.head_dim)
+        prefix = None
+        if cache is not None and length is not None:
+            prefix = Prefix.of(cache, 0, length)
+        return layer(embeds.astype(jnp.float32), residual, cos, sin, last, prefix)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """[..., D] after the last layer -> float32 logits [..., Vd]."""

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Scoring
 from dart_jax.models.cpu import or_nothing, used_rows
-from dart_jax.models.kernels.tiles import Tiles, type_numbers
+from dart_jax.models.kernels.tiles import Tiles, described
 
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
@@ -98,9 +98,7 @@ class NativeLayer(NamedTuple):
         b, t, _ = x.shape
         h = (self.qkv.kernel.shape[1] - self.out.kernel.d_in) // (2 * self.kv_heads)
         rows = jax.ShapeDtypeStruct((b, self.kv_heads, t, h), self.kv)
-        if prefix is None:
-            none = jnp.zeros((b, self.kv_heads, 0, h), self.kv)
-            prefix = Prefix(none, none, jnp.zeros(b, jnp.int32))
+        prefix = prefix or _no_prefix(rows)
         matrices = (self.qkv, self.out, self.gate_up, self.down)
         kernels = [matrix.kernel for matrix in matrices]
         norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
@@ -128,8 +126,95 @@ class NativeLayer(NamedTuple):
             multiplier=np.float32(self.multiplier),
             scale=np.float32(self.scoring.factor(h)),
             cap=np.float32(self.scoring.cap or 0),
-            counts=np.array([len(kernel.parts) for kernel in kernels], np.int32),
-            types=type_numbers(*kernels),
-            outs=np.array([out for kernel in kernels for out in kernel.outs], np.int64),
+            **described(*kernels),
         )
         return y, (k, v)
+
+
+class NativeDraftLayer(NamedTuple):
+    """The weights and settings of a DART drafter's first layer, which has no biases.
+
+    Attributes:
+      mask_row: what the layer reads in mask rows, [2 D].
+      embeds_norm: scale of the norm of embeddings, [D], like the other two.
+      residual_norm: of the residual stream, as the layer reads it.
+      before_mlp: see above.
+      q: queries, [2 D, H h].
+      kv: keys and values, [2 D, 2 K h].
+      out: output projection of attention.
+      gate_up: of the MLP, like `down`.
+      down: see above.
+      eps: of all norms.
+      scoring: of attention, without a cap.
+      kv_heads: K.
+      kv_dtype: of keys and values, float32 or bfloat16.
+    """
+
+    mask_row: jax.Array
+    embeds_norm: jax.Array
+    residual_norm: jax.Array
+    before_mlp: jax.Array
+    q: Tiles
+    kv: Tiles
+    out: Tiles
+    gate_up: Tiles
+    down: Tiles
+    eps: float
+    scoring: Scoring
+    kv_heads: int
+    kv_dtype: DTypeLike
+
+    def __call__(
+        self,
+        embeds: jax.Array,
+        residual: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        last: jax.Array,
+        prefix: Prefix | None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Runs the layer over T real rows and m mask rows of each sequence.
+
+        Args:
+          embeds: of the tokens after the real rows, float32 [B, T, D].
+          residual: the residual stream of the real rows, float32 [B, T, D].
+          cos: of the rotation of queries and keys, float32 [B, T + m, r / 2].
+          sin: likewise.
+          last: int32 [B], the anchors among the real rows.
+          prefix: cached rows; None for none.
+
+        Returns:
+          The residual stream of the anchor and the mask rows after the layer, [B, 1 + m, D], which
+          holds anything under `cpu.only_rows`; and keys and values of the real rows, [B, K, T, h].
+        """
+        (b, t, d), h = embeds.shape, self.kv.shape[1] // (2 * self.kv_heads)
+        rows = jax.ShapeDtypeStruct((b, self.kv_heads, t, h), self.kv_dtype)
+        prefix = prefix or _no_prefix(rows)
+        kernels = self.q, self.kv, self.out, self.gate_up, self.down
+        stream = jax.ShapeDtypeStruct((b, 1 + cos.shape[1] - t, d), embeds.dtype)
+        y, k, v = jax.ffi.ffi_call("dart_draft_layer", (stream, rows, rows))(
+            embeds,
+            residual,
+            *(x.astype(jnp.float32) for x in (self.mask_row, self.embeds_norm)),
+            *(x.astype(jnp.float32) for x in (self.residual_norm, self.before_mlp)),
+            cos,
+            sin,
+            last.astype(jnp.int32),
+            prefix.k,
+            prefix.v,
+            prefix.length.astype(jnp.int32),
+            or_nothing(prefix.pages, jnp.int32),
+            used_rows(),
+            *(part for kernel in kernels for part in kernel.parts),
+            eps=np.float32(self.eps),
+            scale=np.float32(self.scoring.factor(h)),
+            **described(*kernels),
+        )
+        return y, (k, v)
+
+
+def _no_prefix(rows: jax.ShapeDtypeStruct) -> Prefix:
+    """A cache without rows, for new keys or values [B, K, T, h]."""
+    b, kv_heads, _, h = rows.shape
+    none = jnp.zeros((b, kv_heads, 0, h), rows.dtype)
+    return Prefix(none, none, jnp.zeros(b, jnp.int32))

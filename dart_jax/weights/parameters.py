@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from dart_jax.errors import UserError
+from dart_jax.memory import aligned
 from dart_jax.models.kernels.int8 import Kernel, round_one
 from dart_jax.models.kernels.tiles import BLOCK_TYPES, Tiles, pack_blocks
 from dart_jax.models.pure import Params, abstract_params
@@ -93,7 +94,7 @@ def load_params(
             path = piece.path
             if path not in buffers:
                 buffers[path] = [
-                    (share, _aligned(_size(share.region), dtypes[path]))
+                    (share, aligned(_size(share.region), dtypes[path]))
                     for share in place.parts(path, shapes[path])
                 ]
             if read is None:
@@ -172,14 +173,6 @@ def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:
 def _listed(problems: list[str]) -> str:
     more = len(problems) - _MAX_PROBLEMS
     return "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array aligned for XLA, so that on CPU it is used without a copy."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _size(region: Region) -> tuple[int, ...]:

@@ -4,12 +4,26 @@
 
 #include "kernels.h"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
 
 namespace dart {
+namespace {
+
+#if defined(__x86_64__) && defined(__GNUC__)
+// Clang before 16 does not know it by name.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+}  // namespace
+
 
 const Kernels* kernels(Instructions instructions) {
   switch (instructions) {
@@ -68,8 +82,7 @@ bool supported(Instructions instructions) {
     return __builtin_cpu_supports("avx512f") && supported(Instructions::kAvx2);
   }
   if (instructions == Instructions::kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   }
 #endif
 #if defined(__aarch64__) && defined(__linux__)

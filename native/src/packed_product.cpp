@@ -49,28 +49,6 @@ std::size_t threads_for(const PackedProduct* products, std::size_t count, std::s
 
 }  // namespace
 
-bool Matrix::any_in_blocks() const {
-  return std::any_of(parts.begin(), parts.end(),
-                     [](const Part& part) { return in_blocks(part.type); });
-}
-
-std::vector<PackedProduct> products(const Matrix& matrix, const float* x,
-                                    const Int8Inputs* quantized, std::size_t rows,
-                                    const float* residual, float* y) {
-  std::vector<PackedProduct> products;
-  products.reserve(matrix.parts.size());
-  std::size_t first = 0;
-  for (const Matrix::Part& part : matrix.parts) {
-    PackedProduct product{x, part.tiles, y + first, rows, matrix.in, part.out, matrix.out, part.type};
-    product.quantized = quantized;
-    if (matrix.bias != nullptr) product.bias = matrix.bias + first;
-    if (residual != nullptr) product.residual = residual + first;
-    products.push_back(product);
-    first += part.out;
-  }
-  return products;
-}
-
 std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads) {
   return threads_for(products, count, threads, kBytesPerThread, kOperationsPerThread);
 }

@@ -47,6 +47,8 @@ struct Problem {
     add(out, kHeads * kHead, kWidth, 8);
     add(gate_up, kWidth, 2 * kHidden, 9);
     add(down, kHidden, kWidth, 10);
+    add(draft_q, 2 * kWidth, kHeads * kHead, 13);
+    add(draft_kv, 2 * kWidth, 2 * kKvHeads * kHead, 14);
   }
 
   void add(dart::Matrix& matrix, std::size_t in, std::size_t outputs, unsigned seed) {
@@ -77,20 +79,17 @@ struct Problem {
     dart::Layer layer{};
     layer.x = x.data();
     layer.y = y;
-    layer.width = kWidth;
     layer.before_attention = norm(0, true);
-    layer.after_attention = norm(1, norms_after);
-    layer.before_mlp = norm(2, true);
-    layer.after_mlp = norm(3, norms_after);
+    layer.after.after_attention = norm(1, norms_after);
+    layer.after.before_mlp = norm(2, true);
+    layer.after.after_mlp = norm(3, norms_after);
     layer.qkv = qkv;
-    layer.out = out;
-    layer.gate_up = gate_up;
-    layer.down = down;
-    layer.activation = dart::Activation::kSilu;
-    layer.multiplier = norms_after ? 0.5f : 1;
-    layer.room = room;
-    layer.new_k = new_k;
-    layer.new_v = new_v;
+    layer.after.out = out;
+    layer.after.gate_up = gate_up;
+    layer.after.down = down;
+    layer.after.activation = dart::Activation::kSilu;
+    layer.after.multiplier = norms_after ? 0.5f : 1;
+    layer.new_rows = {new_k, new_v, room};
     layer.heads = {nullptr, cos.data(), sin.data(), scales.data(), scales.data() + kHead,
                    false,   1e-5f,      0,          nullptr,       nullptr,
                    nullptr, kSequences, rows,       kHeads,        kKvHeads,
@@ -131,9 +130,16 @@ struct Problem {
     std::vector<dart::Int8Inputs> rounded(count * dart::groups_of(matrix.in));
     dart::quantize(read.data(), count, matrix.in, rounded.data(), instructions);
     std::vector<float> y(count * matrix.out);
-    const auto products =
-        dart::products(matrix, read.data(), rounded.data(), count, residual, y.data());
-    dart::multiply(products.data(), products.size(), instructions, std::size_t{1});
+    std::size_t first = 0;
+    for (const dart::Matrix::Part& part : matrix.parts) {
+      dart::PackedProduct product{read.data(), part.tiles, y.data() + first, count, matrix.in,
+                                  part.out,    matrix.out, part.type};
+      product.quantized = rounded.data();
+      product.bias = matrix.bias + first;
+      if (residual != nullptr) product.residual = residual + first;
+      dart::multiply(&product, 1, instructions, std::size_t{1});
+      first += part.out;
+    }
     return y;
   }
 
@@ -164,14 +170,14 @@ struct Problem {
     attention.new_v = new_v.data();
     attention.out = attended.data();
     dart::attend(attention, instructions, std::size_t{1});
-    const std::vector<float> middle = add_times(out, attended, layer.after_attention,
-                                                layer.multiplier, x, instructions);
+    const std::vector<float> middle = add_times(out, attended, layer.after.after_attention,
+                                                layer.after.multiplier, x, instructions);
     const std::vector<float> both =
-        times(gate_up, normed(layer.before_mlp, middle, instructions), nullptr, instructions);
+        times(gate_up, normed(layer.after.before_mlp, middle, instructions), nullptr, instructions);
     std::vector<float> gated(count * kHidden);
-    dart::gate(layer.activation, both.data(), count, kHidden, gated.data(), instructions);
+    dart::gate(layer.after.activation, both.data(), count, kHidden, gated.data(), instructions);
     std::vector<float> y =
-        add_times(down, gated, layer.after_mlp, layer.multiplier, middle, instructions);
+        add_times(down, gated, layer.after.after_mlp, layer.after.multiplier, middle, instructions);
     y.insert(y.end(), new_k.begin(), new_k.end());
     y.insert(y.end(), new_v.begin(), new_v.end());
     return y;
@@ -183,7 +189,7 @@ struct Problem {
   std::vector<float> x, scales, cos, sin, k, v;
   std::vector<char> mask;
   std::int32_t lengths[kSequences] = {kCached, 3};
-  dart::Matrix qkv, out, gate_up, down;
+  dart::Matrix qkv, out, gate_up, down, draft_q, draft_kv;
   std::vector<std::vector<float>> floats;
   std::vector<std::vector<std::uint8_t>> bytes;
 };
@@ -219,18 +225,14 @@ void test_kept_rows() {
     dart::run(layer, instructions, 1);
     std::vector<float> again(y.size()), room_k(kKvHeads * kRoom * kHead, -1), room_v(room_k);
     layer.y = again.data();
-    layer.room = kRoom;
-    layer.new_k = room_k.data();
-    layer.new_v = room_v.data();
+    layer.new_rows = {room_k.data(), room_v.data(), kRoom};
     dart::run(layer, instructions, 1);
     CHECK(again == y);
     std::vector<std::uint16_t> halves_k(exact_k.size()), halves_v(exact_k.size());
     std::vector<std::uint16_t> cached(2 * problem.k.size());
     layer.attention.k = layer.attention.v = cached.data();
     layer.attention.bfloat16 = true;
-    layer.room = kRows;
-    layer.new_k = halves_k.data();
-    layer.new_v = halves_v.data();
+    layer.new_rows = {halves_k.data(), halves_v.data(), kRows};
     dart::run(layer, instructions, 1);
     for (std::size_t head = 0; head < kKvHeads; ++head) {
       for (std::size_t i = 0; i < kRoom * kHead; ++i) {
@@ -252,10 +254,61 @@ void test_kept_rows() {
   }
 }
 
+struct Drafted {
+  std::vector<float> y, k, v;
+};
+
+Drafted draft(const Problem& problem, std::size_t real, std::size_t masks,
+              Instructions instructions, std::size_t threads) {
+  Drafted made{std::vector<float>(kSequences * (1 + masks) * kWidth),
+               std::vector<float>(kSequences * kKvHeads * real * kHead), {}};
+  made.v = made.k;
+  const std::vector<float> embeds = random_floats(kSequences * real * kWidth, 11);
+  const std::vector<float> mask_row = random_floats(2 * kWidth, 12);
+  const std::int32_t last[kSequences] = {static_cast<std::int32_t>(real) - 1, 0};
+  const dart::Layer ordinary = problem.layer(nullptr, nullptr, nullptr, real);
+  dart::DraftLayer layer{};
+  layer.embeds = embeds.data();
+  layer.residual = problem.x.data();
+  layer.mask_row = mask_row.data();
+  layer.last = last;
+  layer.y = made.y.data();
+  layer.masks = masks;
+  layer.embeds_norm = problem.norm(0, true);
+  layer.residual_norm = problem.norm(1, true);
+  layer.q = problem.draft_q;
+  layer.kv = problem.draft_kv;
+  layer.after = ordinary.after;
+  layer.new_rows = {made.k.data(), made.v.data(), real};
+  layer.heads = ordinary.heads;
+  layer.heads.q_scale = layer.heads.k_scale = nullptr;
+  layer.heads.rows = real + masks;
+  layer.attention = ordinary.attention;
+  dart::run(layer, instructions, threads);
+  return made;
+}
+
+// The bits of a draft layer are the same, whatever the threads; see also tests/models/test_drafter.py.
+void test_draft_layer() {
+  constexpr std::size_t kReal = 9, kMasks = 3;
+  const Problem problem(kReal + kMasks, false, WeightType::kQ8_0);
+  for (Instructions instructions : supported()) {
+    const Drafted one = draft(problem, kReal, kMasks, instructions, 1);
+    for (std::size_t threads : {2, 5}) {
+      const Drafted more = draft(problem, kReal, kMasks, instructions, threads);
+      CHECK(more.y == one.y && more.k == one.k && more.v == one.v);
+    }
+    bool finite = true;
+    for (float value : one.y) finite &= std::isfinite(value);
+    CHECK(finite);
+  }
+}
+
 }  // namespace
 
 int main() {
   test_parts();
   test_kept_rows();
+  test_draft_layer();
   return failures == 0 ? 0 : 1;
 }

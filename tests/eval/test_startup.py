@@ -8,7 +8,10 @@ from eval.startup import main
 
 
 @pytest.mark.long
-def test_the_report(tmp_path, capsys):
+def test_the_report(tmp_path, capsys, monkeypatch):
+    """A warm start compiles nothing."""
+    # Otherwise the cache keeps only what took some time to compile, which may differ.
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     path = tmp_path / "startup.json"
     options = ["--model", "demo", "--max-new-tokens", "8", "--repeats", "1", "--json", str(path)]
     main(options)
@@ -17,6 +20,5 @@ def test_the_report(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert warm.keys() == report["cold"].keys()
     assert all(name in printed for name in warm)
-    # Which is sooner, a busy machine may turn round.
-    for name in ("first text", "the server is ready"):
-        assert min(warm[name], report["cold"][name]) > 0
+    name = "programs compiled for the first text"
+    assert report["cold"][name] > warm[name] == 0

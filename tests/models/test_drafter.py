@@ -6,10 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from needs import native
 from tiny_configs import DART, TARGET, random_params
 
 from dart_jax.models.cache import append, init_cache
+from dart_jax.models.cpu import only_rows
 from dart_jax.models.draft_layer import take_rows
+from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.platform.weights import WeightsForm
 from dart_jax.models.pure import abstract_params, bind
 
 KINDS = {
@@ -82,3 +86,66 @@ def test_layers_after_the_first_are_further_parameters():
     assert "layers" not in one
     assert [*three.pop("layers")] == [0, 1]
     assert three == one
+
+
+NATIVE = {
+    name: dataclasses.replace(KINDS[name], head_dim=16)
+    for name in ("dart", "unshifted", "one position")
+}
+
+
+@native
+@pytest.mark.parametrize("kv", ["auto", "bfloat16"])
+@pytest.mark.parametrize("config", NATIVE.values(), ids=NATIVE)
+def test_the_core_computes_the_layer_by_one_call(config, kv):
+    """As JAX does; and bits do not depend on what is cached, nor on the rows after the anchor."""
+    params = random_params(config, 1)
+    options = LayerOptions(attention="native", fused=True, kv=kv)
+    tiles = WeightsForm(fused=True, tiles=True).prepare(jax.tree.map(jnp.copy, params))
+    features, embeds, places = real_rows(9)
+
+    @jax.jit
+    def draft(features, embeds, places, last, cache=None, length=None):
+        return bind(config, tiles, options)(features, embeds, places, last, cache, length)
+
+    calls = str(draft.trace(features, embeds, places, jnp.array([8, 6], jnp.int32)).jaxpr)
+    assert "dart_draft_layer" in calls
+    assert "dart_attention" not in calls
+    whole, rows = draft(features, embeds, places, jnp.array([8, 6], jnp.int32))
+    plain, plain_rows = jax.jit(bind(config, params, LayerOptions(kv=kv)))(
+        features, embeds, places, jnp.array([8, 6], jnp.int32)
+    )
+    scale, rounding = float(jnp.abs(plain).max()), 1e-5 if kv == "auto" else 1e-2
+    np.testing.assert_allclose(whole, plain, rtol=0, atol=rounding * scale)
+    for ours, theirs in zip(jax.tree.leaves(rows), jax.tree.leaves(plain_rows), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(
+            ours.astype(jnp.float32), theirs.astype(jnp.float32), rtol=rounding, atol=rounding
+        )
+
+    first = features[:, :5], embeds[:, :5], places[:, :5], jnp.array([3, 1], jnp.int32)
+    _, read = draft(*first)
+    cache = init_cache(1, 2, 2, 12, config.head_dim, rows[0][0].dtype)
+    order = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (2, 5))
+    cache = append(cache, read, order, jnp.zeros(2, jnp.int32))
+    late = jnp.asarray(np.minimum(np.array([[4], [2]]) + np.arange(6), 8), jnp.int32)
+    rest = [take_rows(x, late) for x in (features, embeds)]
+    split, new = draft(*rest, late, jnp.array([4, 4], jnp.int32), cache, jnp.array([4, 2]))
+    np.testing.assert_array_equal(split, whole)
+    for ours, theirs in zip(jax.tree.leaves(new), jax.tree.leaves(rows), strict=True):
+        np.testing.assert_array_equal(ours[0, :, :5], theirs[0, :, 4:])
+        np.testing.assert_array_equal(ours[1, :, :5], theirs[1, :, 2:7])
+    alone, _ = draft(*(x[:1] for x in (features, embeds, places)), jnp.array([8], jnp.int32))
+    np.testing.assert_array_equal(alone, whole[:1])
+
+    @jax.jit
+    def read_prompt(used):
+        with only_rows(used):
+            return bind(config, tiles, options)(
+                features[:1], embeds[:1], places[:1], jnp.array([8], jnp.int32)
+            )[1]
+
+    for ours, theirs in zip(
+        jax.tree.leaves(read_prompt(jnp.int32(6))), jax.tree.leaves(rows), strict=True
+    ):
+        np.testing.assert_array_equal(ours[:, :, :6], theirs[:1, :, :6])

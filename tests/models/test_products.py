@@ -15,7 +15,6 @@ from dart_jax import _core
 from dart_jax.models import cpu, inputs
 from dart_jax.models.inputs import Gated, Normed
 from dart_jax.models.kernels.tiles import (
-    GROUP,
     TILE,
     Tiles,
     join,
@@ -28,6 +27,7 @@ from dart_jax.models.kernels.tiles import (
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm
 
+GROUP = 32  # inputs that share a scale, where they are rounded to 8 bits
 DTYPES = (jnp.float32, jnp.bfloat16)
 jitted = jax.jit(product)
 
@@ -163,6 +163,17 @@ def test_joined_weights():
     assert whole.shape == (256, bias.size)
     apart = jnp.concatenate([product(x, part) for part in parts], axis=1)
     same_bits(product(x, whole, bias), apart + bias[None])
+
+
+@native
+def test_joined_weights_of_one_type():
+    """They are one part if their tiles are full."""
+    x, w = random(7, 80, 160)
+    outs = [64, 32, 40, 24]
+    parts = [pack(part) for part in jnp.split(w, np.cumsum(outs)[:-1], axis=1)]
+    whole = join(parts)
+    assert whole.outs == (136, 24)
+    same_bits(product(x, whole), product(x, pack(w)))
 
 
 def read(kind, x, scale, eps=1e-6):

@@ -18,15 +18,8 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import Vocabulary
-from dart_jax.models.cache import (
-    Cache,
-    KVCache,
-    extend,
-    first_rows,
-    init_cache,
-    keep_rows,
-    order_after,
-)
+from dart_jax.models.attention.compaction import extend, keep_rows
+from dart_jax.models.cache import Cache, KVCache, first_rows, init_cache, order_after
 from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.kernels.options import LayerOptions
@@ -86,7 +79,7 @@ class Dart(DraftingMethod):
         # What is drafted is not used, so XLA leaves it out.
         before = first_rows(draft_state, rows.filled)
         _, read = drafter(rows.features, embeds, rows.positions, last, before, rows.start)
-        return keep_rows(draft_state, read, rows.start)
+        return keep_rows(draft_state, read, rows.start, rows.options.attention)
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
@@ -97,7 +90,8 @@ class Dart(DraftingMethod):
             if inputs.noise is not None:  # as `coupled` divides the logits
                 pairs = divided(inputs.sampling, pairs)
             candidates = candidates._replace(pairs=pairs)
-        cache = extend(draft_state, rows, order_after(candidates.ids, inputs.start))
+        start = order_after(candidates.ids, inputs.start)
+        cache = extend(draft_state, rows, start, inputs.options.attention)
         return cache, Proposal(candidates=candidates)
 
     def forward(self, cache: Cache, inputs: DraftInput) -> tuple[jax.Array, jax.Array, KVCache]:

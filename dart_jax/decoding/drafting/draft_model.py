@@ -19,15 +19,8 @@ from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRo
 from dart_jax.decoding.logits import mark_seen, penalize_repetition
 from dart_jax.decoding.sampling import draw, greedy
 from dart_jax.decoding.tree import chain
-from dart_jax.models.cache import (
-    Cache,
-    KVCache,
-    extend,
-    first_rows,
-    init_cache,
-    keep_rows,
-    order_after,
-)
+from dart_jax.models.attention.compaction import extend, keep_rows
+from dart_jax.models.cache import Cache, KVCache, first_rows, init_cache, order_after
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
@@ -64,7 +57,7 @@ class DraftModel(DraftingMethod):
         causal = jnp.tril(jnp.ones((1, count, count), bool))
         before = first_rows(draft_state, rows.filled)
         out = model(self._known(rows.tokens), rows.positions, causal, before, rows.start)
-        return keep_rows(draft_state, out.rows, rows.start)
+        return keep_rows(draft_state, out.rows, rows.start, rows.options.attention)
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
@@ -93,7 +86,8 @@ class DraftModel(DraftingMethod):
 
         at = place + 2
         first = next_token(out.hidden[:, 1:], jnp.int32(0), inputs.seen)
-        draft_state = extend(draft_state, out.rows, order_after(first, place[:, 0]))
+        kernel = inputs.options.attention
+        draft_state = extend(draft_state, out.rows, order_after(first, place[:, 0]), kernel)
 
         def grow(carry: tuple[Cache, jax.Array, jax.Array, jax.Array | None], level: jax.Array):
             cache, token, at, seen = carry
@@ -102,7 +96,7 @@ class DraftModel(DraftingMethod):
             drafted = next_token(out.hidden, level, seen)
             # Rows of drafted tokens are written after the sequence; the next call overwrites those
             # of rejected tokens.
-            cache = extend(cache, out.rows, order_after(drafted, at[:, 0]))
+            cache = extend(cache, out.rows, order_after(drafted, at[:, 0]), kernel)
             return (cache, drafted, at + 1, seen), drafted
 
         carry = (draft_state, first, at, inputs.seen)

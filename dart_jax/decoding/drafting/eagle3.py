@@ -16,7 +16,8 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.decoding.vocabulary import Vocabulary
-from dart_jax.models.cache import Cache, KVCache, extend, init_cache, keep_rows, order_after
+from dart_jax.models.attention.compaction import extend, keep_rows
+from dart_jax.models.cache import Cache, KVCache, init_cache, order_after
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
@@ -57,7 +58,7 @@ class Eagle3(DraftingMethod):
         embeds = drafter.embedding(rows.target.embed)(rows.next_tokens)
         inputs = drafter.join(embeds, drafter.project(rows.features))
         read = (drafter.keys_at(inputs, rows.positions),)
-        return keep_rows(draft_state, read, rows.start)
+        return keep_rows(draft_state, read, rows.start, rows.options.attention)
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
@@ -88,4 +89,5 @@ class Eagle3(DraftingMethod):
             couple,
             best_first=True,
         )
-        return extend(draft_state, rows, order_after(trees, inputs.start)), Proposal(trees)
+        start = order_after(trees, inputs.start)
+        return extend(draft_state, rows, start, inputs.options.attention), Proposal(trees)

@@ -1,4 +1,4 @@
-"""Keeps the accepted rows of a verification in the caches of many layers at once.
+"""Keeps new rows, as the accepted ones of a verification, in the caches of many layers at once.
 
 XLA writes each layer's keys and values by an operation of its own: 72 for a target of 36 layers.
 The kernel for NVIDIA GPUs is written in Pallas for its Triton backend.
@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import fits_kernels
-from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
+from dart_jax.models.cache import AnyCache, KVCache, order_after, parts, with_layers
 from dart_jax.models.cache import append as append_plainly
+from dart_jax.models.cache import extend as extend_plainly
 from dart_jax.models.cpu import append_rows
 from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.options import AttentionKernel
@@ -50,6 +51,33 @@ def append(
         _append_triton(layers[g], pages, rows[g], index, length, interpret) for g in groups
     )
     return with_layers(cache, tuple(layer for group in of_groups for layer in group))
+
+
+def extend(cache: AnyCache, rows: KVCache, length: jax.Array, kernel: AttentionKernel) -> AnyCache:
+    """Computes `cache.extend`: where the C++ core attends, by that. XLA's compiler for CPUs would
+    convert caches in bfloat16 to float32 and back, to write a few rows."""
+    if kernel != "native":
+        return extend_plainly(cache, rows, length)
+    batch, _, count, _ = rows[0][0].shape
+    index = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (batch, count))
+    return append_rows(cache, rows, index, length)
+
+
+def keep_rows(
+    cache: AnyCache, rows: KVCache, length: jax.Array, kernel: AttentionKernel
+) -> AnyCache:
+    """Writes the rows of a prompt after those before them.
+
+    Args:
+      cache: donated by callers, and read by all but the last layer to compute `rows`. If the last
+        layer reads its cache too, let `length` wait for its result.
+      rows: keys and values of T rows, [B, K, T, h] per layer.
+      length: int32 [B], rows already in the cache.
+      kernel: see `append`.
+    """
+    last, _ = rows[-1]
+    result = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
+    return extend(cache, rows, order_after(result, length), kernel)
 
 
 def _append_triton(

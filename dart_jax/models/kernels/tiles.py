@@ -23,14 +23,13 @@ from jax.typing import DTypeLike
 
 from dart_jax import _core
 from dart_jax.machine import available_cores
+from dart_jax.memory import aligned
 from dart_jax.models.cpu import available, or_nothing, used_rows
 from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
 
 TILE = 32  # outputs of a tile
-GROUP = 32  # inputs that share a scale, where they are rounded to 8 bits
 # Types of GGUF's files that are computed as they are stored.
 BLOCK_TYPES = frozenset(_core.weight_types) - {"F32", "BF16"}
-_INPUT_BYTES = GROUP + 16  # of a group of inputs in 8 bits, with their scale and sums
 
 
 @jax.tree_util.register_dataclass
@@ -150,18 +149,35 @@ def pack_blocks(type: str, rows: np.ndarray) -> tuple[Tiles, int]:
 
 
 def _empty_tiles(type: str, d_in: int, d_out: int) -> np.ndarray:
-    """Room for tiles of blocks, aligned for XLA, which then uses it without a copy."""
-    shape = (-(-d_out // TILE), _core.tile_bytes(type, d_in))
-    memory = np.empty(math.prod(shape) + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + math.prod(shape)].reshape(shape)
+    """Room for tiles of blocks."""
+    return aligned((-(-d_out // TILE), _core.tile_bytes(type, d_in)), np.uint8)
 
 
 def join(matrices: list[Tiles]) -> Tiles:
-    """Joins matrices of the same inputs along their outputs; they keep their tiles."""
-    fields = zip(*((each.parts, each.types, each.outs) for each in matrices), strict=True)
-    parts, types, outs = (sum(field, ()) for field in fields)
-    return Tiles(parts, types, outs, matrices[0].d_in)
+    """Joins matrices of the same inputs along their outputs. Neighbours of one type become one
+    part: programs take memory, and time to start, for every argument."""
+    parts: list[list[jax.Array]] = []
+    types: list[str] = []
+    outs: list[int] = []
+    for matrix in matrices:
+        for part, type, out in zip(matrix.parts, matrix.types, matrix.outs, strict=True):
+            if types[-1:] == [type] and outs[-1] % TILE == 0:
+                parts[-1].append(part)
+                outs[-1] += out
+            else:
+                parts.append([part])
+                types.append(type)
+                outs.append(out)
+    return Tiles(tuple(map(_joined, parts)), tuple(types), tuple(outs), matrices[0].d_in)
+
+
+def _joined(parts: list[jax.Array]) -> jax.Array:
+    """Tiles that follow each other, in one array."""
+    if len(parts) == 1:
+        return parts[0]
+    count, (_, *tile) = sum(map(len, parts)), parts[0].shape
+    whole = aligned((count, *tile), parts[0].dtype)
+    return jax.device_put(np.concatenate([np.asarray(part) for part in parts], out=whole))
 
 
 def product(
@@ -191,24 +207,13 @@ def product(
         y = product(computed(inputs).astype(jnp.float32), weights).astype(x.dtype)
         return add(y, bias, residual)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    count, width = rows.shape
     _, d_out = weights.shape
     kind, scale, eps, offset = "rows", None, 0.0, 0.0
-    normed, int8 = (0,), (0,)  # rows that the core keeps meanwhile: normalised or gated; in 8 bits
     if isinstance(inputs, Normed):
         kind, scale, eps, offset = "norm", inputs.scale, inputs.eps, inputs.offset or 0.0
-        normed = (count, width)
     elif isinstance(inputs, Gated):
         kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[inputs.activation]
-        normed = (count, width // 2)
-    if weights.in_blocks:
-        int8 = (count, -(-weights.d_in // GROUP), _INPUT_BYTES)
-    results = (
-        jax.ShapeDtypeStruct((count, d_out), x.dtype),
-        jax.ShapeDtypeStruct(normed, x.dtype),
-        jax.ShapeDtypeStruct(int8, jnp.uint8),
-    )
-    y, *_ = jax.ffi.ffi_call("dart_product", results)(
+    y = jax.ffi.ffi_call("dart_product", jax.ShapeDtypeStruct((len(rows), d_out), x.dtype))(
         rows,
         or_nothing(scale),
         or_nothing(bias),
@@ -228,6 +233,17 @@ def type_numbers(*matrices: Tiles) -> np.ndarray:
     """The core's numbers of the types of all parts, int32."""
     types = [type for matrix in matrices for type in matrix.types]
     return np.array([_core.weight_types[type] for type in types], np.int32)
+
+
+def described(*matrices: Tiles) -> dict[str, np.ndarray]:
+    """How the core reads matrices, one after another: parts and inputs of each, and types and
+    outputs of each part."""
+    return {
+        "counts": np.array([len(matrix.parts) for matrix in matrices], np.int32),
+        "ins": np.array([matrix.d_in for matrix in matrices], np.int64),
+        "types": type_numbers(*matrices),
+        "outs": np.array([out for matrix in matrices for out in matrix.outs], np.int64),
+    }
 
 
 def _check_core() -> None:

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 #include "dart/blocks.h"
 #include "dart/instructions.h"
@@ -31,28 +30,6 @@ struct PackedProduct {
   const float* bias = nullptr;            // [out], or null for none
   const float* residual = nullptr;        // as y, or null for none
 };
-
-// A matrix in parts that follow each other along its outputs.
-struct Matrix {
-  struct Part {
-    const void* tiles;
-    WeightType type;
-    std::size_t out;
-  };
-
-  // Whether inputs are read in 8 bits.
-  bool any_in_blocks() const;
-
-  std::vector<Part> parts;
-  const float* bias = nullptr;  // [out], or null for none
-  std::size_t in = 0;
-  std::size_t out = 0;  // of all parts
-};
-
-// The products of rows with a matrix, as in PackedProduct.
-std::vector<PackedProduct> products(const Matrix& matrix, const float* x,
-                                    const Int8Inputs* quantized, std::size_t rows,
-                                    const float* residual, float* y);
 
 // The threads that products are worth, at most so many.
 std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads);

@@ -1,0 +1,68 @@
+// Products of rows with a matrix in parts, on CPUs, and what is computed of the rows before.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "dart/blocks.h"
+#include "dart/instructions.h"
+#include "dart/packed_product.h"
+#include "dart/rows.h"
+#include "dart/scratch.h"
+#include "dart/shared_work.h"
+
+namespace dart {
+
+// A matrix [in, out], whose parts follow each other along its outputs.
+struct Matrix {
+  struct Part {
+    const void* tiles;  // see PackedProduct
+    WeightType type;
+    std::size_t out;
+  };
+
+  std::vector<Part> parts;
+  const float* bias = nullptr;  // [out], or null for none
+  std::size_t in = 0;
+  std::size_t out = 0;  // of all parts
+};
+
+// What is multiplied with a matrix: rows as they are, their norm, or a gated activation.
+struct Inputs {
+  enum class Form { kRows, kNorm, kGated };
+
+  // Rows x [rows, in].
+  static Inputs rows(const float* x) { return {Form::kRows, x, {}, {}}; }
+  // The norm of x [rows, in], if there is one.
+  static Inputs normed(const Norm& norm, const float* x) {
+    return {norm.scale == nullptr ? Form::kRows : Form::kNorm, x, norm, {}};
+  }
+  // Of x [rows, 2 in].
+  static Inputs gated(Activation activation, const float* x) {
+    return {Form::kGated, x, {}, activation};
+  }
+
+  Form form;
+  const float* x;
+  Norm norm;
+  Activation activation;
+};
+
+// What a computation has at hand.
+struct Resources {
+  Instructions instructions;
+  Team& team;
+  Scratch& scratch;
+};
+
+// y [rows, out] = inputs * matrix + bias + residual [rows, out], unless that is null.
+void multiply(const Matrix& matrix, const Inputs& inputs, std::size_t rows, const float* residual,
+              float* y, Resources& resources);
+
+// Calls `work` with the resources that it may use: a team for the product of so many rows, of at most
+// `threads`.
+void with_resources(const Matrix& matrix, std::size_t rows, Instructions instructions,
+                    std::size_t threads, const std::function<void(Resources&)>& work);
+
+}  // namespace dart
