@@ -13,6 +13,7 @@ namespace {
 struct Avx512Bf16 : Avx512 {
   using Number = std::uint16_t;
   static constexpr bool kPairs = true;
+  static constexpr bool kAsStored = true;
   static constexpr std::size_t kNumbers = 2;
 
   static Vector add_product(Vector a, Vector b, Vector sum) {

@@ -251,13 +251,33 @@ class RowsAttention {
   std::size_t take_panel(std::size_t position, std::size_t end, float* keys) {
     const std::size_t count = end - position < kKeyPanel ? end - position : kKeyPanel;
     const std::size_t width = in_vectors(count), row = in_vectors(elements_);
-    gather(position, count, width, row);
     for (std::size_t c = 0; c < width; c += Form::kSize) {
+      const float* from = stored_rows(position + c, end);
+      std::size_t stride = elements_;
+      if (from == nullptr) {
+        gather(position + c, end, row);
+        from = gathered_;
+        stride = row;
+      } else {
+        // The next keys: columns of rows are not what a processor expects.
+        const char* const next = reinterpret_cast<const char*>(from + Form::kSize * elements_);
+        for (std::size_t i = 0; i < Form::kSize * elements_ * 4; i += 64) Form::prefetch(next + i);
+      }
       for (std::size_t i = 0; i < row; i += Form::kSize) {
-        Form::transpose(gathered_ + c * row + i, row, keys + i * kKeyPanel + c, kKeyPanel);
+        Form::transpose(from + i, stride, keys + i * kKeyPanel + c, kKeyPanel);
       }
     }
     return width;
+  }
+
+  // As many keys as a vector has elements, from a position on, if they are stored one after another
+  // as they are multiplied; otherwise null.
+  const float* stored_rows(std::size_t position, std::size_t end) const {
+    if (!Form::kAsStored || elements_ % Form::kSize != 0 || position + Form::kSize > end) {
+      return nullptr;
+    }
+    const Piece<Number> next = piece(position);
+    return next.count < Form::kSize ? nullptr : reinterpret_cast<const float*>(next.k);
   }
 
   // Products of `count` rows, at most Form::kRows, with the keys of a panel.
@@ -268,14 +288,15 @@ class RowsAttention {
     add_rows_of_products<Form, Form::kRows>(count, factors, width);
   }
 
-  // Copies keys [count, h] from where they are, which reads them in their order, to rows of so many
-  // elements; then zeros.
-  void gather(std::size_t position, std::size_t count, std::size_t width, std::size_t row) {
+  // Copies as many keys from where they are, before `end`, to rows of so many elements; then zeros.
+  void gather(std::size_t position, std::size_t end, std::size_t row) {
+    const std::size_t left = position < end ? end - position : 0;
+    const std::size_t count = left < Form::kSize ? left : Form::kSize;
     float* to = gathered_;
     for (std::size_t i = 0; i < count;) {
       const Piece<Number> next = piece(position + i);
-      const std::size_t end = next.count < count - i ? i + next.count : count;
-      for (const Number* k = next.k; i < end; ++i, to += row) {
+      const std::size_t last = next.count < count - i ? i + next.count : count;
+      for (const Number* k = next.k; i < last; ++i, to += row) {
         if (k == nullptr) {
           for (std::size_t c = 0; c < row; ++c) to[c] = 0;
         } else {
@@ -284,7 +305,7 @@ class RowsAttention {
         }
       }
     }
-    for (float* const end = gathered_ + width * row; to < end; ++to) *to = 0;
+    for (float* const all = gathered_ + Form::kSize * row; to < all; ++to) *to = 0;
   }
 
   // Joins the values of the whole pairs of a block's first positions.
@@ -421,7 +442,7 @@ class RowsAttention {
   std::size_t used_;   // cached rows
   bool in_order_;      // whether all rows see new rows as if they were cached, up to some row
   float* keys_;        // panels [elements, kKeyPanel]: keys, one a column
-  float* gathered_;    // [kKeyPanel, elements in vectors]: keys
+  float* gathered_;    // [kSize, elements in vectors]: keys
   float* sums_;        // [rows, h]
   float* scores_;      // [kRowGroup, kKeyBlock]; then weights
   float* fresh_;       // [rows, fresh_stride]: scores of new keys, seen or not

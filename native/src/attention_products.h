@@ -42,6 +42,8 @@ struct Wide : Lanes {
 template <class Lanes>
 struct Float32 : Wide<Lanes, float> {
   static constexpr bool kPairs = false;
+  // Whether keys are transposed from where they are stored: of floats a copy is sooner made.
+  static constexpr bool kAsStored = false;
 
   static void store_numbers(float* row, std::size_t i, typename Lanes::Vector numbers) {
     Lanes::store(row + i, numbers);
@@ -54,6 +56,7 @@ struct Float32 : Wide<Lanes, float> {
 template <class Lanes>
 struct Bfloat16 : Wide<Lanes, std::uint16_t> {
   static constexpr bool kPairs = true;
+  static constexpr bool kAsStored = false;
 
   // Stores numbers that bfloat16 holds as a row's from i on.
   static void store_numbers(float* row, std::size_t i, typename Lanes::Vector numbers) {
