@@ -22,7 +22,7 @@ from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target
-from dart_jax.weights.gguf.tensors import open_gguf
+from dart_jax.weights.gguf.tensors import INDEX, open_gguf
 from dart_jax.weights.layouts import leaves
 from eval.latency.shapes import target_of
 from eval.peers import own
@@ -131,10 +131,9 @@ def test_made_targets(tmp_path):
         threads=(1, min(2, available_cores())),
         json=tmp_path / "report.json",
     )
-    cache = user_cache() / "gguf"
-    before = {*cache.glob("[!.]*")}
     run(config, Console(file=io.StringIO()))
-    assert {*cache.glob("[!.]*")} == before
+    kept = [each.read_text() for each in (user_cache() / "gguf").glob(f"*/{INDEX}")]
+    assert not [index for index in kept if "/Q4_0.gguf" in index or "/random.gguf" in index]
     report = json.loads(config.json.read_text())
     assert report["left_out"] == []
     found = [(each["target"], each["threads"], each["engine"]) for each in report["measurements"]]
@@ -149,7 +148,7 @@ def test_made_targets(tmp_path):
 def test_quantized(type, tmp_path):
     """Every matrix of the file has the type, and values as near as its steps are fine."""
     pytest.importorskip("llama_cpp")
-    path, other = tmp_path / "random.gguf", tmp_path / "other.gguf"
+    path, other = tmp_path / "wide.gguf", tmp_path / "other.gguf"
     write_random(path, WIDE, Console(file=io.StringIO()))
     quantize(path, other, type, 1)
     (_, exact), (_, rounded) = (open_gguf(hub.resolve(each, patterns=())) for each in (path, other))
@@ -169,8 +168,8 @@ def test_quantized(type, tmp_path):
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_random_target(kind, tied, tmp_path):
     config = dataclasses.replace(WIDE, model_type=kind, tie_word_embeddings=tied)
-    write_random(tmp_path / "random.gguf", config, Console(file=io.StringIO()))
-    directory = hub.resolve(tmp_path / "random.gguf", patterns=hub.TARGET)
+    write_random(tmp_path / "wide.gguf", config, Console(file=io.StringIO()))
+    directory = hub.resolve(tmp_path / "wide.gguf", patterns=hub.TARGET)
     loaded, params = load_target(directory)
     assert loaded == config
     assert Tokenizer.load(directory).vocab_size == Tokenizer.load(DEMO / "target").vocab_size
@@ -187,7 +186,7 @@ def test_random_target(kind, tied, tmp_path):
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "llama-3.1-70b"])
 def test_shapes_that_files_are_not_made_of(name, tmp_path):
     with pytest.raises(UserError, match="none with experts or with scaled frequencies"):
-        write_random(tmp_path / "random.gguf", target_of(name), Console())
+        write_random(tmp_path / "wide.gguf", target_of(name), Console())
     assert not [*tmp_path.iterdir()]
 
 
