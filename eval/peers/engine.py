@@ -7,6 +7,7 @@ before they run it, were measured once (docs/performance.md), and slower than ll
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 
 # (prompt, int32 [P]; number of new tokens) -> the new tokens, greedily and whichever they are, and
@@ -36,16 +38,16 @@ class Engine(NamedTuple):
 
 
 PLAIN = "plain"
-LLAMA_LOOKUP = "llama.cpp-lookup"
+LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp-lookup"
 _TORCH = {"torch": "torch", "transformers": "transformers"}
-_LLAMA = {"llama-cpp-python": "llama_cpp"}
+_LLAMA_CPP = {"llama-cpp-python": "llama_cpp"}
 ENGINES = {
     PLAIN: Engine("dart_jax, plain", "own", {}),
     "dart": Engine("dart_jax, DART", "own", {}),
     "transformers": Engine("PyTorch", "torch_model", _TORCH),
     "lookup": Engine("PyTorch, prompt lookup", "torch_model", _TORCH),
-    "llama.cpp": Engine("llama.cpp", "llama_cpp", _LLAMA),
-    LLAMA_LOOKUP: Engine("llama.cpp, prompt lookup", "llama_cpp", _LLAMA),
+    LLAMA: Engine("llama.cpp", "llama_cpp", _LLAMA_CPP),
+    LLAMA_LOOKUP: Engine("llama.cpp, prompt lookup", "llama_cpp", _LLAMA_CPP),
 }
 
 
@@ -77,6 +79,14 @@ class Loaded(NamedTuple):
 
     weights: str
     decode: Decode
+
+
+def check_installed(name: str) -> None:
+    """Raises UserError if a package of an engine of `ENGINES` is missing; says what to install."""
+    packages = ENGINES[name].packages
+    missing = [pip for pip, package in packages.items() if not importlib.util.find_spec(package)]
+    if missing:
+        raise UserError(f"not installed: pip install {' '.join(missing)}")
 
 
 def whole(generate: Callable[[np.ndarray, int], list[int]]) -> Decode:

@@ -3,9 +3,11 @@
     pip install 'dart-jax[peers]'
     python -m eval.peers
     python -m eval.peers --engine dart llama.cpp --new-tokens 64
+    python -m eval.peers --engine llama.cpp --shape qwen3-0.6b --quantize Q8_0 Q4_K --threads 1 2
 
 Every engine decodes the same prompts greedily, one at a time, in a process of its own, by turns.
-Those that are not installed are left out.
+Those that are not installed are left out. --quantize compares on a GGUF file's weights in other
+types, --shape on random ones.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.util
 import itertools
+import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +31,7 @@ from rich.table import Table
 from dart_jax.errors import UserError, warn
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.machine import available_cores
+from dart_jax.models.kernels.tiles import BLOCK_TYPES
 from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.model_choice import ModelChoice
@@ -36,13 +39,17 @@ from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
-from dart_jax.progress import tracked
+from dart_jax.progress import stage, tracked
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
+from dart_jax.weights.gguf.tensors import gguf_files
 from eval.benchmarks.prompts import demo_prompts
 from eval.benchmarks.questions import prompt_tokens
 from eval.benchmarks.registry import check_bench, load_all
-from eval.peers.engine import ENGINES, PLAIN, Decode, Loaded, Setup
+from eval.latency.shapes import target_of
+from eval.peers.engine import ENGINES, LLAMA, PLAIN, Decode, Loaded, Setup, check_installed
+from eval.peers.llama_cpp import quantize
+from eval.peers.random_target import write_random
 
 _PATIENCE = 5.0  # seconds in which an engine's process may end by itself
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
@@ -67,8 +74,14 @@ class PeersConfig(ModelChoice):
     comes with the prefill, is not timed."""
     repeats: int = 3
     """Measured passes over all prompts, after one that compiles."""
-    threads: int | None = None
-    """Cores of every engine; by default all of the machine's."""
+    threads: tuple[int, ...] = ()
+    """Cores of every engine, one or more numbers of them; by default all of the machine's."""
+    shape: str | None = None
+    """Instead of --model, random weights in a dense shape of eval.latency, such as qwen3-0.6b, as a
+    GGUF file in bfloat16, with the demo's tokenizer; for engines without drafts."""
+    quantize: tuple[str, ...] = ()
+    """Types, such as Q8_0 and Q4_K, to which llama.cpp's quantiser converts the GGUF target; the
+    engines are compared on each. By default on the target as it is."""
     tree_nodes: int | None = None
     """Nodes of DART's draft trees; by default as many as pay, step by step."""
     json: Path | None = None
@@ -83,6 +96,13 @@ class PeersConfig(ModelChoice):
         for name in self.engine:
             if name not in ENGINES:
                 raise UserError(f"no engine {name!r}; pass some of {', '.join(ENGINES)}")
+        for type in self.quantize:
+            if type not in BLOCK_TYPES:
+                raise UserError(f"no type {type!r}; pass some of {', '.join(sorted(BLOCK_TYPES))}")
+        if self.shape is not None:
+            target_of(self.shape)
+            if self.model != "auto" or self.target is not None:
+                raise UserError("--shape brings its own target; do not pass another")
 
 
 class Peer(Child):
@@ -195,41 +215,93 @@ def run(config: PeersConfig, console: Console) -> None:
     check_outputs(config.json)
     if jax.default_backend() != "cpu":
         raise UserError("the other engines run on CPUs here; set JAX_PLATFORMS=cpu")
-    threads = config.threads or available_cores()
-    if threads > available_cores():
-        raise UserError(f"--threads {threads}: only {available_cores()} cores are here")
+    cores = available_cores()
+    counts = config.threads or (cores,)
+    if max(counts) > cores:
+        raise UserError(f"--threads {max(counts)}: only {cores} cores are here")
+    left_out: dict[str, None] = {}
+    content: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory(prefix="dart_jax-") as work:
+        for name, choice in targets(config, Path(work), console):
+            for threads in counts:
+                measurements, reasons = compare(choice, threads, Path(work), console)
+                left_out |= dict.fromkeys(reasons)
+                console.print(_table(measurements, name, config.new_tokens, threads))
+                about = {"target": name, "threads": threads}
+                content += [{**about, **each._asdict()} for each in measurements]
+    for line in left_out:
+        console.print(f"left out: {line}", highlight=False, soft_wrap=True)
+    write_report(config, left_out=[*left_out], measurements=content)
+
+
+def targets(config: PeersConfig, work: Path, console: Console) -> Iterator[tuple[str, PeersConfig]]:
+    """Yields what tables call a target, and the options that choose it, for each target to compare
+    on. Those that are made lie in the directory `work`, until the next one.
+
+    Raises:
+      UserError: a target cannot be made.
+    """
+    name = config.shape or config.title
+    if config.shape is not None:
+        path = work / "random.gguf"
+        write_random(path, target_of(config.shape), console)
+        config = dataclasses.replace(config, shape=None, target=_directory(path))
     config = config.decided()
+    if not config.quantize:
+        yield name, config
+        return
+    check_installed(LLAMA)
+    directory = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
+    sources = gguf_files(directory)
+    if not sources:
+        raise UserError("--quantize takes GGUF targets; llama.cpp's own tools convert others")
+    parts = {"drafter": config.main_drafter, "ngram": config.ngram_model}
+    for type in config.quantize:
+        path = work / f"{type}.gguf"
+        with Child(work / "quantize.log") as child, stage(f"converting to {type}", console):
+            child.call(quantize, sources[0], path, type, available_cores())
+        options = {"model": "auto", "target": _directory(path), "revision": None, **parts}
+        yield f"{name} in {type}", dataclasses.replace(config, **options)
+        path.unlink()
+
+
+def _directory(path: Path) -> str:
+    """Moves the directory of a GGUF file from the user's cache to the file, with which it goes."""
+    return str(shutil.move(hub.resolve(path, patterns=hub.TARGET), path.with_suffix("")))
+
+
+def compare(
+    config: PeersConfig, threads: int, work: Path, console: Console
+) -> tuple[list[Measurement], list[str]]:
+    """Measures the engines on one target, each on so many cores.
+
+    Returns:
+      The measurements, and why engines were left out.
+    """
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
     prompts = read_prompts(config, Tokenizer.load(target))
     length = length_bucket(max(map(len, prompts)) + config.new_tokens)
     peers: list[Peer] = []
     left_out: list[str] = []
     names = list(dict.fromkeys((PLAIN, *config.engine)))
-    with tempfile.TemporaryDirectory(prefix="dart_jax-") as work, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for name in tracked(names, "loading the engines", console):
-            title, _, packages = ENGINES[name]
-            missing = [pip for pip, each in packages.items() if not importlib.util.find_spec(each)]
-            if missing:
-                left_out.append(f"{title} is not installed: pip install {' '.join(missing)}")
-                continue
-            setup = Setup(name, config, target, config.tree_nodes, threads, length, Path(work))
+            setup = Setup(name, config, target, config.tree_nodes, threads, length, work)
             try:
+                check_installed(name)
                 peer = stack.enter_context(Peer(setup))
                 peer.decode(prompts[0], 2)  # fails here if it cannot run the model
                 peers.append(peer)
             except UserError as error:
                 if name == PLAIN:
                     raise
-                left_out.append(f"{title}: {error}")
-        measurements = measure(peers, prompts, config, console)
-    for line in left_out:
-        console.print(f"left out: {line}", highlight=False, soft_wrap=True)
-    console.print(_table(measurements, config.new_tokens, threads))
-    content = [each._asdict() for each in measurements]
-    write_report(config, left_out=left_out, measurements=content)
+                left_out.append(f"{ENGINES[name].title}: {error}")
+        return measure(peers, prompts, config, console), left_out
 
 
-def _table(measurements: Sequence[Measurement], new_tokens: int, threads: int) -> Table:
+def _table(
+    measurements: Sequence[Measurement], target: str, new_tokens: int, threads: int
+) -> Table:
     """Returns a row for each engine; the first is plain decoding."""
     prompts = len(measurements[0].tokens)
     rows = [
@@ -242,7 +314,9 @@ def _table(measurements: Sequence[Measurement], new_tokens: int, threads: int) -
         )
         for each in measurements
     ]
-    title = f"{prompts} prompts, {new_tokens} new tokens, batch 1, greedy, {threads} threads"
+    title = (
+        f"{target}: {prompts} prompts, {new_tokens} new tokens, batch 1, greedy, {threads} threads"
+    )
     caption = (
         "tok/s: without the prefill; ratio: to plain decoding here; "
         "same: prompts with the tokens of plain decoding here"

@@ -64,7 +64,7 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
       UserError: the file `path` has none, or one of a kind that is not supported.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    tokens = metadata.get("tokenizer.ggml.tokens")
+    tokens = _tokens(metadata)
     if not tokens or kind not in ("gpt2", "llama"):
         raise _refusal(path, f"has a tokenizer of the kind {kind!r}" if tokens else "has none")
     types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
@@ -100,7 +100,7 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `tokenizer_config.json`: the named tokens and the chat templates."""
-    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens = _tokens(metadata)
     config: dict[str, Any] = {"clean_up_tokenization_spaces": False}
     for name, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         id = _named_id(metadata, field)
@@ -122,7 +122,7 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
     """The ids that end a text, a turn or a message: those that are named, and those whose texts are
     known to, as in llama.cpp."""
-    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    tokens = _tokens(metadata)
     ids = [_named_id(metadata, name) for name in ("eos", "eot", "eom")]
     texts = [id for id, token in enumerate(tokens) if token in _ENDS]
     return list(dict.fromkeys(id for id in (*ids, *texts) if id is not None))
@@ -131,7 +131,12 @@ def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
 def _named_id(metadata: Mapping[str, Any], name: str) -> int | None:
     """The id of a named token; None if there is none, or no such token."""
     id = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return id if id is not None and 0 <= id < len(metadata["tokenizer.ggml.tokens"]) else None
+    return id if id is not None and 0 <= id < len(_tokens(metadata)) else None
+
+
+def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
+    """The vocabulary; empty in a file that has none."""
+    return metadata.get("tokenizer.ggml.tokens") or []
 
 
 def _byte_level(
