@@ -66,8 +66,7 @@ class DartModel:
     """A target, its drafter and its n-gram model.
 
     Attributes:
-      target: the target's shapes; a tied head gets its own kernel where that
-        is faster (see `untie`).
+      target: the target's shapes; a tied head has its own kernel where that is faster (`untie`).
       drafter: config of the drafting method, such as the drafter's shapes; None for plain decoding.
       params: see `DecodeParams`.
       ngram: n-gram model of the tree search; None searches with only the DART drafter's scores.
@@ -146,8 +145,7 @@ class DartModel:
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
-        """Loads a model by its name, or from local directories or repositories of the Hugging Face
-        hub.
+        """Loads a model by its name, or from directories or repositories of the Hugging Face hub.
 
         Programs compiled for the model are kept in the user's cache directory (see
         `enable_compilation_cache`).
@@ -169,8 +167,8 @@ class DartModel:
             blocks of 4 to 8 bits; "float" dequantises them; "int8" rounds the linear layers' to 8
             bits: there in blocks of 32, and their inputs too; elsewhere with a scale for each
             output, and also those of a mixture's experts.
-          kv_dtype: of cached keys and values; "auto" is `dtype`; "bfloat16" is for one CPU, whose
-            attention then also rounds queries and softmax weights to it.
+          kv_dtype: of cached keys and values; "auto" is `dtype`, or bfloat16 beside blocks. On a CPU
+            "bfloat16" also rounds queries and softmax weights.
           search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
             NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
             n-gram model in the device's memory, with a DART drafter; "auto" is the platform's best.
@@ -186,7 +184,8 @@ class DartModel:
           UserError: something is missing, damaged or not supported, or the parts do not match.
         """
         enable_compilation_cache()
-        kind, execution = resolve_dtype(dtype), Execution.here(attention, weights_dtype, kv_dtype)
+        kind = resolve_dtype(dtype)
+        execution = Execution.here(attention, weights_dtype, kv_dtype, kind)
         if mesh is not None:
             execution = execution.on(MeshShape.parse(mesh).make())
         check_way(search, ngram_device_memory)
@@ -217,8 +216,8 @@ class DartModel:
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory, config.vocab_size)
         warn_of_unused(directory / GENERATION_FILE)
-        where = search, ngram_device_memory
-        model = cls(config, drafting, params, ngram_model, tokenizer, eos, execution, *where)
+        where = execution.beside(target_params), search, ngram_device_memory
+        model = cls(config, drafting, params, ngram_model, tokenizer, eos, *where)
         if drafter_path is None or draft_config is None:
             return model
         return model._with_loaded(drafter_path, draft_config, kind)

@@ -44,8 +44,8 @@ class ModelChoice:
     """Storage of the weights of linear layers: as in the files, where a CPU computes a GGUF file's
     in blocks of 4 to 8 bits; as floats; or in 8 bits, which on a CPU also rounds their inputs."""
     kv: CacheDtype = "auto"
-    """dtype of cached keys and values: that of the activations, or on a CPU bfloat16, which takes
-    half of the memory."""
+    """dtype of cached keys and values: auto is that of the activations, but bfloat16 where a CPU
+    computes weights in blocks; on a CPU bfloat16 takes half of the memory of float32."""
     attention: AttentionChoice = "auto"
     """Attention to the cache: native, in the C++ core, for CPUs; triton, a kernel for NVIDIA GPUs
     from the A100 on; mosaic, a kernel for TPUs; or dense, plain JAX. auto: the platform's best."""

@@ -143,10 +143,10 @@ class SpeedupConfig(MethodChoice):
                 f"{tokenizer.vocab_size}; pass a larger shape"
             )
         enable_compilation_cache()
-        execution = Execution.here(self.attention, self.weights, self.kv)
+        dtype = resolve_dtype(self.dtype)
+        execution = Execution.here(self.attention, self.weights, self.kv, dtype)
         if self.mesh is not None:
             execution = execution.on(MeshShape.parse(self.mesh).make())
-        dtype = resolve_dtype(self.dtype)
         model = random_model(self.shape.lower(), dtype, execution, self.search)
         return dataclasses.replace(model, ngram=None)
 

@@ -46,6 +46,16 @@ def test_the_choice_of_a_platform():
         assert kept.target.kv == kept.drafter.kv == "bfloat16"
         with pytest.raises(UserError, match="on one CPU, and this is a mesh; leave --kv out"):
             kept.on(jax.make_mesh((1,), ("model",)))
+        blocks = {"lm_head": {"kernel": tiles.pack_int8(jnp.ones((32, 32)))}}
+        floats = {"lm_head": {"kernel": tiles.pack(jnp.ones((32, 32)))}}
+        assert best.beside(blocks) == kept.beside(floats) == kept
+        assert best.beside(floats) == best
+        exact = Execution.here(kv_dtype="float32")
+        assert exact.beside(blocks) == exact
+        assert exact.target.cache_dtype(jnp.float32) == jnp.float32
+    assert Execution.here(kv_dtype="bfloat16", dtype=jnp.bfloat16) == best
+    with pytest.raises(UserError, match="leave --kv out, or add --dtype float32"):
+        Execution.here(kv_dtype="float32", dtype=jnp.bfloat16)
     assert Execution.here() == Execution.of_cpu() == best
     assert Execution.of_gpu(8.0) == Execution("triton", "triton", 8, fused)
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16

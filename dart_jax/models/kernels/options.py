@@ -17,8 +17,9 @@ AttentionKernel = Literal["dense", "native", "triton", "mosaic", "interpret", "i
 # platform, for tests.
 ExpertsKernel = Literal["jax", "triton", "interpret"]
 
-# dtype of cached keys and values; auto: that of the activations.
-CacheDtype = Literal["auto", "bfloat16"]
+# dtype of cached keys and values; auto: that of the activations, for loaded models see
+# `Execution.beside`.
+CacheDtype = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class LayerOptions:
 
     def cache_dtype(self, dtype: DTypeLike) -> DTypeLike:
         """The dtype of keys and values, of a model whose activations have `dtype`."""
-        return dtype if self.kv == "auto" else jnp.bfloat16
+        return dtype if self.kv == "auto" else jnp.dtype(self.kv)
 
     def rounded(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """New keys and values, in the dtype in which they are cached."""

@@ -6,7 +6,9 @@ import dataclasses
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from dart_jax.errors import UserError
 from dart_jax.models import cpu
@@ -17,7 +19,8 @@ from dart_jax.models.kernels.options import (
     ExpertsKernel,
     LayerOptions,
 )
-from dart_jax.models.platform.weights import WeightsDtype, WeightsForm
+from dart_jax.models.layers import Params
+from dart_jax.models.platform.weights import WeightsDtype, WeightsForm, in_blocks
 from dart_jax.models.sharding.devices import Devices
 
 AttentionChoice = Literal["auto", "dense", "native", "triton", "mosaic"]
@@ -31,6 +34,9 @@ _NEEDED = {
 _KV_NEEDS = (
     "keys and values in bfloat16 beside activations in float32 need the C++ core's attention on "
     "one CPU, and this is {}; leave --kv out (with --dtype bfloat16 all are in it)"
+)
+_KV_EXACT = (
+    "keys and values in float32 need activations in it; leave --kv out, or add --dtype float32"
 )
 
 
@@ -78,11 +84,19 @@ class Execution:
         Raises:
           UserError: keys and values are in bfloat16, which only one CPU computes.
         """
-        if self.kv != "auto":
+        if self.kv == "bfloat16":
             raise UserError(_KV_NEEDS.format("a mesh"))
         if jax.default_backend() == "cpu":
             return Execution(weights=WeightsForm(self.weights.dtype), devices=Devices(mesh))
         return dataclasses.replace(self, devices=Devices(mesh))
+
+    def beside(self, target: Params) -> Execution:
+        """The same for a target's loaded parameters: beside weights in blocks, whose inputs are
+        rounded to 8 bits, the C++ core caches keys and values in bfloat16, unless told otherwise.
+        """
+        if self.kv != "auto" or self.attention != "native" or not in_blocks(target):
+            return self
+        return dataclasses.replace(self, kv="bfloat16")
 
     @classmethod
     def of_cpu(cls) -> Execution:
@@ -110,6 +124,7 @@ class Execution:
         attention: AttentionChoice = "auto",
         weights_dtype: WeightsDtype = "stored",
         kv_dtype: CacheDtype = "auto",
+        dtype: DTypeLike = jnp.float32,
     ) -> Execution:
         """For this process's platform.
 
@@ -117,6 +132,7 @@ class Execution:
           attention: what computes attention to cached rows; `auto` is the platform's best.
           weights_dtype: how the weights of products are stored.
           kv_dtype: how keys and values are cached.
+          dtype: of activations.
 
         Raises:
           UserError: the platform does not have it.
@@ -135,6 +151,10 @@ class Execution:
             )
         weights = dataclasses.replace(best.weights, dtype=weights_dtype)
         kernel = best.attention if attention == "auto" else attention
-        if kv_dtype != "auto" and kernel != "native":
+        if kv_dtype == "float32" and dtype != jnp.float32:
+            raise UserError(_KV_EXACT)
+        if kv_dtype == "bfloat16" and dtype == jnp.bfloat16:
+            kv_dtype = "auto"
+        if kv_dtype == "bfloat16" and kernel != "native":
             raise UserError(_KV_NEEDS.format(f"attention '{kernel}' on {device.device_kind}"))
         return dataclasses.replace(best, attention=kernel, weights=weights, kv=kv_dtype)
