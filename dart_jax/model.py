@@ -167,7 +167,7 @@ class DartModel:
             blocks of 4 to 8 bits; "float" dequantises them; "int8" rounds the linear layers' to 8
             bits: there in blocks of 32, and their inputs too; elsewhere with a scale for each
             output, and also those of a mixture's experts.
-          kv_dtype: of cached keys and values; "auto" is `dtype`, or bfloat16 beside blocks. On a CPU
+          kv_dtype: of cached keys and values; "auto" is `dtype`, or bfloat16 beside blocks. On CPUs
             "bfloat16" also rounds queries and softmax weights.
           search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
             NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the

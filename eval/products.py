@@ -25,8 +25,9 @@ from rich.table import Table
 
 from dart_jax import _core
 from dart_jax.errors import UserError
+from dart_jax.memory import HugePages
 from dart_jax.models.cpu import available
-from dart_jax.models.kernels.tiles import BLOCK_TYPES, Tiles, pack, pack_blocks, product
+from dart_jax.models.kernels.tiles import BLOCK_TYPES, Tiles, pack, pack_blocks, product, settle
 from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
@@ -84,11 +85,14 @@ def measure(shape: str, rows: int, repeats: int) -> dict[str, list[float]]:
     x = jnp.asarray(rng.normal(size=(rows, d_in)), jnp.float32)
     works = {_XLA: partial(_chain, jnp.matmul, x, plain)}
     for dtype in (jnp.float32, jnp.bfloat16):
-        tiles = [pack(each, dtype=dtype) for each in plain]
+        memory = HugePages()
+        tiles = [settle(pack(each, dtype=dtype), memory) for each in plain]
         works[jnp.dtype(dtype).name] = partial(_chain, product, x, tiles)
     for type in sorted(BLOCK_TYPES):
         if d_in % (256 if type.endswith("K") else 32) == 0:
-            blocks = [_random_blocks(rng, type, d_in, d_out) for _ in range(number)]
+            memory = HugePages()
+            matrices = (_random_blocks(rng, type, d_in, d_out) for _ in range(number))
+            blocks = [settle(each, memory) for each in matrices]
             works[type] = partial(_chain, product, x, blocks)
     times = in_turn(works, repeats)
     return {name: [value / number for value in values] for name, values in times.items()}

@@ -1,11 +1,15 @@
-"""Memory that is freed goes back to the system."""
+"""Memory that is freed goes back to the system, and weights lie in huge pages."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
-from dart_jax.memory import peak_memory, resident_memory
+from dart_jax.memory import HugePages, peak_memory, resident_memory
 
 LEFT = """
 import numpy as np
@@ -43,3 +47,34 @@ def test_what_was_freed_goes_back(remedy):
 
 def test_peak_and_resident_memory():
     assert (resident_memory() or 0) <= peak_memory()
+
+
+def test_huge_pages():
+    """Copies are equal, aligned, and in memory for which huge pages are asked."""
+    rng, memory = np.random.default_rng(0), HugePages()
+    sizes = [(3, 70), (1,), (5000, 1000), (7, 11, 13), (80_000_000,), (4, 4)]
+    dtypes = [np.uint8, np.float32, ml_dtypes.bfloat16, np.float32, np.uint8, np.uint8]
+    arrays = [
+        rng.normal(size=size).astype(dtype) for size, dtype in zip(sizes, dtypes, strict=True)
+    ]
+    copies = [memory.copy(array) for array in arrays]
+    for array, copy in zip(arrays, copies, strict=True):
+        assert copy.dtype == array.dtype
+        np.testing.assert_array_equal(copy, array)
+        assert copy.ctypes.data % 64 == 0
+    first, second, third = (copy.ctypes.data for copy in copies[:3])
+    assert (second - first, third - second) == (256, 64)
+    if (maps := Path("/proc/self/smaps")).is_file() and Path(
+        "/sys/kernel/mm/transparent_hugepage"
+    ).is_dir():
+        for copy in copies:
+            assert "hg" in _flags(maps.read_text(), copy.ctypes.data)
+
+
+def _flags(maps, address):
+    """What the system knows about the memory at an address."""
+    for part in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", maps):
+        begin, end = (int(number, 16) for number in part.split()[0].split("-"))
+        if begin <= address < end:
+            return re.search(r"VmFlags: (.*)", part)[1].split()
+    raise AssertionError(address)

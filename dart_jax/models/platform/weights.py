@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
+from dart_jax.memory import HugePages
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.int8 import EXACT, Int8, Kernel, round_kernel, round_params
-from dart_jax.models.kernels.tiles import Tiles, join, pack_exactly, pack_int8
+from dart_jax.models.kernels.tiles import Tiles, join, pack_exactly, pack_int8, settle
 from dart_jax.models.layers import Params
 from dart_jax.models.sharding.rules import SplitConfig, model_specs
 
@@ -83,7 +84,10 @@ class WeightsForm:
         if self.fused and mesh is not None and config is not None:
             return _fuse_parts(mesh, config, params)
         params = pack(params, self.tile) if self.tiles else params
-        return fuse(params) if self.fused else params
+        params = fuse(params) if self.fused else params
+        if self.tiles:
+            _settle(params, HugePages())
+        return params
 
 
 def untie(
@@ -154,6 +158,15 @@ def form_of(params: Params) -> dict[str, bool]:
     paths = [path for path, _ in jax.tree.leaves_with_path(params, is_leaf=is_leaf)]
     names = {key.key for path in paths for key in path}
     return {"fused": not names.isdisjoint({*_DRAFTER, *_TARGET})}
+
+
+def _settle(params: Params, memory: HugePages) -> None:
+    """Moves tiles to `memory`, one after another in the order in which they are read."""
+    for name, value in params.items():
+        if isinstance(value, dict):
+            _settle(value, memory)
+        elif isinstance(value, Tiles):
+            params[name] = settle(value, memory)
 
 
 def _fuse(params: Params, joint: _Joint) -> Params:
