@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -96,7 +97,7 @@ class HugePages:
 def _huge(size: int) -> np.ndarray:
     """Memory that begins with a huge page, and takes some as it is written."""
     memory = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    with contextlib.suppress(AttributeError, OSError):  # of other systems; of kernels without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, np.uint8)
     start = -array.ctypes.data % _HUGE_PAGE

@@ -216,7 +216,7 @@ class DartModel:
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory, config.vocab_size)
         warn_of_unused(directory / GENERATION_FILE)
-        where = execution.beside(target_params), search, ngram_device_memory
+        where = execution.beside(config, target_params), search, ngram_device_memory
         model = cls(config, drafting, params, ngram_model, tokenizer, eos, *where)
         if drafter_path is None or draft_config is None:
             return model

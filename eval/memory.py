@@ -24,6 +24,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import CacheDtype, LayerOptions
+from dart_jax.models.platform.execution import check_cache
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.tables import table
 from dart_jax.weights import hub
@@ -63,7 +64,7 @@ class MemoryConfig:
     """Storage of the weights of linear layers and experts: with that dtype, or in 8 bits with a
     scale for each output, as on GPUs and TPUs."""
     kv: CacheDtype = "auto"
-    """dtype of caches: as the rest, or bfloat16."""
+    """dtype of caches; auto: as the rest."""
     length: int = 4096
     """Tokens of prompt and new text together."""
     batch_size: int = 1
@@ -73,6 +74,7 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         check_least(self, length=1, batch_size=1)
+        check_cache(self.kv, resolve_dtype(self.dtype))
         if not 0 <= self.tree_nodes <= MAX_NODES:
             raise UserError(f"--tree-nodes must be from 0 to {MAX_NODES}, got {self.tree_nodes}")
         if self.drafter is not None and self.target is None:

@@ -69,15 +69,15 @@ def compare(one: DartModel, other: DartModel, texts: Iterable[np.ndarray]) -> di
       one; and the mean Kullback-Leibler `divergence` of the other model's predictions, in nats.
     """
     losses, same, divergence = [], [], []
+    # Weights are compared, not the dtypes of keys and values that suit them.
+    same_cache = dataclasses.replace(other.execution.target, kv=one.execution.kv)
     for tokens in texts:
         p, q = (
             np.asarray(
-                _log_probabilities(
-                    m.target, m.execution.target, m.params["target"], jnp.asarray(tokens)
-                ),
+                _log_probabilities(m.target, options, m.params["target"], jnp.asarray(tokens)),
                 np.float64,
             )
-            for m in (one, other)
+            for m, options in ((one, one.execution.target), (other, same_cache))
         )
         losses.append([-np.take_along_axis(x, tokens[1:, None], -1)[:, 0] for x in (p, q)])
         same.append(p.argmax(-1) == q.argmax(-1))

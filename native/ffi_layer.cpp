@@ -167,7 +167,9 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
   }
   const std::size_t count = used_rows(used, t);
   if (count == 0) return ffi::Error::Success();
-  if (count < t && b != 1) return ffi::Error::InvalidArgument("dart_draft_layer: several sequences");
+  if (used.element_count() != 0 && b != 1) {
+    return ffi::Error::InvalidArgument("dart_draft_layer: several sequences");
+  }
   std::vector<std::int32_t> anchors(last.typed_data(), last.typed_data() + b);
   for (std::int32_t& at : anchors) at = std::clamp<std::int32_t>(at, 0, static_cast<int>(t) - 1);
   const auto norm = [&](const Floats& by) { return dart::Norm{or_null(by), d, eps, 0}; };

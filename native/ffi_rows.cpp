@@ -58,7 +58,7 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
       return ffi::Error::InvalidArgument("dart_append: a cache that is not written in place");
     }
     if (there.size() != 4 || here.size() != 4 || here[0] != b || here[1] != there[1] ||
-        here[3] != there[3] || here[2] < 1 ||
+        here[3] != there[3] || here[2] < 1 || rows->element_type() != (*cache)->element_type() ||
         (!paged && (there[0] != b || kept > there[2]))) {
       return ffi::Error::InvalidArgument("dart_append: caches and rows of different shapes");
     }

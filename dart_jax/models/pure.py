@@ -44,7 +44,7 @@ def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False
 
 
 def dtype_of(target: Params) -> np.dtype:
-    """The dtype in which a target is computed, and its keys and values are kept."""
+    """The dtype of a target's activations."""
     return target["norm"]["scale"].dtype
 
 

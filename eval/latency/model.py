@@ -52,6 +52,7 @@ def random_model(
     }
     ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None
     tokenizer = Tokenizer.load(DEMO / "target")
+    execution = execution.beside(target, params["target"])
     parts = target, drafter, jax.block_until_ready(params), ngram, tokenizer, (), execution
     return DartModel(*parts, search)
 

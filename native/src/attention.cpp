@@ -58,10 +58,11 @@ void attend_rows(const Attention& attention, AttendRows attend, std::size_t sequ
   const std::size_t pairs = attention.bfloat16 ? rows + kKeyBlock + 3 : 0;
   const std::size_t numbers = rows * (h + fresh) + kRowGroup * kKeyBlock +
                               (kKeyBlock + kKeyPanel + pairs) * h;
+  float* const memory = room(numbers);
   const Control before = control();
   // As dot products of bfloat16 numbers always do it.
   if (attention.bfloat16) set_control(before | kTinyAreZero);
-  attend({&attention, sequence, kv_head, begin, rows, room(numbers)});
+  attend({&attention, sequence, kv_head, begin, rows, memory});
   set_control(before);
 }
 

@@ -170,8 +170,9 @@ class RowsAttention {
     if constexpr (Form::kPairs) {
       values_ = take(kKeyBlock * h_);
       pair_ = take(2 * h_);
-      zeros_ = reinterpret_cast<const Number*>(room);
-      for (std::size_t i = 0; i < h_; ++i) room[i] = 0;
+      Number* const zeros = reinterpret_cast<Number*>(room);
+      for (std::size_t i = 0; i < h_; ++i) zeros[i] = 0;
+      zeros_ = zeros;
       room += h_;
       for (std::size_t i = 0; i < rows.rows * h_; i += Form::kSize) {
         Form::store_numbers(room, i, rounded<Form>(Form::load(q_ + i)));

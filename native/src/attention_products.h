@@ -52,7 +52,7 @@ struct Float32 : Wide<Lanes, float> {
 
 // Keys, values, queries and weights are bfloat16. Products of pairs, which begin at even places of a
 // head or a sequence, are added to float32 sums as VDPBF16PS of AVX-512 does it: first the odd one,
-// then the even one, each rounded once. This is for processors without.
+// then the even one, as the lanes round them. This is for processors without.
 template <class Lanes>
 struct Bfloat16 : Wide<Lanes, std::uint16_t> {
   static constexpr bool kPairs = true;

@@ -48,10 +48,14 @@ def test_the_choice_of_a_platform():
             kept.on(jax.make_mesh((1,), ("model",)))
         blocks = {"lm_head": {"kernel": tiles.pack_int8(jnp.ones((32, 32)))}}
         floats = {"lm_head": {"kernel": tiles.pack(jnp.ones((32, 32)))}}
-        assert best.beside(blocks) == kept.beside(floats) == kept
-        assert best.beside(floats) == best
+        assert best.beside(TARGET, blocks) == kept.beside(TARGET, floats) == kept
+        assert best.beside(TARGET, floats) == best
+        odd = dataclasses.replace(TARGET, head_dim=24)
+        assert best.beside(odd, blocks) == best
+        with pytest.raises(UserError, match="this is a target with heads of 24; leave --kv out"):
+            kept.beside(odd, blocks)
         exact = Execution.here(kv_dtype="float32")
-        assert exact.beside(blocks) == exact
+        assert exact.beside(TARGET, blocks) == exact
         assert exact.target.cache_dtype(jnp.float32) == jnp.float32
     assert Execution.here(kv_dtype="bfloat16", dtype=jnp.bfloat16) == best
     with pytest.raises(UserError, match="leave --kv out, or add --dtype float32"):

@@ -76,7 +76,7 @@ class Dart(DraftingMethod):
         drafter = bind(self.config.shortened(1), rows.params["drafter"], rows.options)
         last = jnp.full_like(rows.start, rows.tokens.shape[1] - 1)
         embeds = drafter.embedding(rows.target.embed)(rows.next_tokens)
-        # What is drafted is not used, so XLA leaves it out.
+        # What is drafted is not used, so XLA leaves it out; the C++ core does with `only_rows`.
         before = first_rows(draft_state, rows.filled)
         _, read = drafter(rows.features, embeds, rows.positions, last, before, rows.start)
         return keep_rows(draft_state, read, rows.start, rows.options.attention)

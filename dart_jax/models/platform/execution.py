@@ -12,6 +12,8 @@ from jax.typing import DTypeLike
 
 from dart_jax.errors import UserError
 from dart_jax.models import cpu
+from dart_jax.models.attention.native import fits_native
+from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels import pallas
 from dart_jax.models.kernels.options import (
     AttentionKernel,
@@ -34,9 +36,6 @@ _NEEDED = {
 _KV_NEEDS = (
     "keys and values in bfloat16 beside activations in float32 need the C++ core's attention on "
     "one CPU, and this is {}; leave --kv out (with --dtype bfloat16 all are in it)"
-)
-_KV_EXACT = (
-    "keys and values in float32 need activations in it; leave --kv out, or add --dtype float32"
 )
 
 
@@ -90,11 +89,17 @@ class Execution:
             return Execution(weights=WeightsForm(self.weights.dtype), devices=Devices(mesh))
         return dataclasses.replace(self, devices=Devices(mesh))
 
-    def beside(self, target: Params) -> Execution:
+    def beside(self, config: TargetConfig, target: Params) -> Execution:
         """The same for a target's loaded parameters: beside weights in blocks, whose inputs are
         rounded to 8 bits, the C++ core caches keys and values in bfloat16, unless told otherwise.
+
+        Raises:
+          UserError: these keys and values are computed by plain JAX, and `kv` is bfloat16.
         """
-        if self.kv != "auto" or self.attention != "native" or not in_blocks(target):
+        fits = self.attention == "native" and fits_native(config.head_dim)
+        if self.kv == "bfloat16" and not fits:
+            raise UserError(_KV_NEEDS.format(f"a target with heads of {config.head_dim}"))
+        if self.kv != "auto" or not fits or not in_blocks(target):
             return self
         return dataclasses.replace(self, kv="bfloat16")
 
@@ -151,10 +156,18 @@ class Execution:
             )
         weights = dataclasses.replace(best.weights, dtype=weights_dtype)
         kernel = best.attention if attention == "auto" else attention
-        if kv_dtype == "float32" and dtype != jnp.float32:
-            raise UserError(_KV_EXACT)
+        check_cache(kv_dtype, dtype)
         if kv_dtype == "bfloat16" and dtype == jnp.bfloat16:
             kv_dtype = "auto"
         if kv_dtype == "bfloat16" and kernel != "native":
             raise UserError(_KV_NEEDS.format(f"attention '{kernel}' on {device.device_kind}"))
         return dataclasses.replace(best, attention=kernel, weights=weights, kv=kv_dtype)
+
+
+def check_cache(kv_dtype: CacheDtype, dtype: DTypeLike) -> None:
+    """Raises UserError if keys and values would be wider than activations in `dtype`."""
+    if kv_dtype == "float32" and dtype != jnp.float32:
+        raise UserError(
+            "keys and values in float32 need activations in it; leave --kv out, or add "
+            "--dtype float32"
+        )
