@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import jax
@@ -35,7 +36,7 @@ from dart_jax.programs.spread import in_turn
 from dart_jax.programs.tables import table
 from dart_jax.progress import tracked
 
-_BYTES = 42_000_000  # of all weights of one shape in float32: more than processors' caches hold
+_BYTES = 42_000_000  # of all weights of one shape and type: more than processors' caches hold
 _XLA = "XLA"
 _MOST_WEIGHTS = 128  # of one jitted program, which takes long to compile
 
@@ -79,23 +80,33 @@ def measure(shape: str, rows: int, repeats: int) -> dict[str, list[float]]:
       per repeat.
     """
     d_in, d_out = _sizes(shape)
-    number = min(max(_BYTES // (4 * d_in * d_out), 1), _MOST_WEIGHTS)
     rng = np.random.default_rng(0)
-    plain = [jnp.asarray(rng.normal(size=(d_in, d_out)), jnp.float32) for _ in range(number)]
     x = jnp.asarray(rng.normal(size=(rows, d_in)), jnp.float32)
-    works = {_XLA: partial(_chain, jnp.matmul, x, plain)}
+
+    def plain() -> jax.Array:
+        return jnp.asarray(rng.normal(size=(d_in, d_out)), jnp.float32)
+
+    weights: dict[str, list[Any]] = {_XLA: _enough(plain)}
     for dtype in (jnp.float32, jnp.bfloat16):
-        memory = HugePages()
-        tiles = [settle(pack(each, dtype=dtype), memory) for each in plain]
-        works[jnp.dtype(dtype).name] = partial(_chain, product, x, tiles)
+        weights[jnp.dtype(dtype).name] = _enough(lambda dtype=dtype: pack(plain(), dtype=dtype))
     for type in sorted(BLOCK_TYPES):
         if d_in % (256 if type.endswith("K") else 32) == 0:
-            memory = HugePages()
-            matrices = (_random_blocks(rng, type, d_in, d_out) for _ in range(number))
-            blocks = [settle(each, memory) for each in matrices]
-            works[type] = partial(_chain, product, x, blocks)
+            weights[type] = _enough(partial(_random_blocks, rng, type, d_in, d_out))
+    works = {
+        name: partial(_chain, jnp.matmul if name == _XLA else product, x, each)
+        for name, each in weights.items()
+    }
     times = in_turn(works, repeats)
-    return {name: [value / number for value in values] for name, values in times.items()}
+    return {name: [value / len(weights[name]) for value in times[name]] for name in times}
+
+
+def _enough(make: Callable[[], Any]) -> list[Any]:
+    """Makes as many weights as are not kept in caches; tiles where a model has them."""
+    memory, made = HugePages(), []
+    while not made or (sum(each.nbytes for each in made) < _BYTES and len(made) < _MOST_WEIGHTS):
+        one = make()
+        made.append(settle(one, memory) if isinstance(one, Tiles) else one)
+    return made
 
 
 def _random_blocks(rng: np.random.Generator, type: str, d_in: int, d_out: int) -> Tiles:
