@@ -199,7 +199,7 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_layer, layer,
-                              ffi::Ffi::Bind()
+                              with_matrices(ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Rows>()
                                   .Arg<Floats>()
@@ -230,14 +230,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_layer, layer,
                                   .Attr<float>("offset")
                                   .Attr<float>("multiplier")
                                   .Attr<float>("scale")
-                                  .Attr<float>("cap")
-                                  .Attr<Numbers>("counts")
-                                  .Attr<Sizes>("ins")
-                                  .Attr<Numbers>("types")
-                                  .Attr<Sizes>("outs"));
+                                  .Attr<float>("cap")));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draft_layer, draft_layer,
-                              ffi::Ffi::Bind()
+                              with_matrices(ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Rows>()
                                   .Arg<Rows>()
@@ -258,11 +254,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draft_layer, draft_layer,
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<float>("eps")
-                                  .Attr<float>("scale")
-                                  .Attr<Numbers>("counts")
-                                  .Attr<Sizes>("ins")
-                                  .Attr<Numbers>("types")
-                                  .Attr<Sizes>("outs"));
+                                  .Attr<float>("scale")));
 
 void* dart_layer_handler() { return reinterpret_cast<void*>(dart_layer); }
 void* dart_draft_layer_handler() { return reinterpret_cast<void*>(dart_draft_layer); }

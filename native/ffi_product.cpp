@@ -19,8 +19,7 @@ namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 using Rows = ffi::BufferR2<ffi::F32>;
 
-// y [rows, out] = f(x) W + bias + residual. W is in parts, which follow each other along its outputs:
-// of the types `types`, with `outs` outputs, in tiles.
+// y [rows, out] = f(x) W + bias + residual, where W is in tiles: see read_matrices.
 //
 // `input` says what f is: `rows` for x [rows, in] itself; `norm` for its norm, with `scale`, `eps`
 // and `offset`; `silu` and `gelu` for the gated activation of x [rows, 2 in]. Arrays that are not
@@ -29,17 +28,17 @@ using Rows = ffi::BufferR2<ffi::F32>;
 ffi::Error product(ffi::ThreadPool pool, Rows x, Floats scale, Floats bias, Floats residual,
                    ffi::Buffer<ffi::S32> used, ffi::RemainingArgs tiles, ffi::Result<Rows> y,
                    std::string_view input, float eps, float offset,
+                   ffi::Span<const std::int32_t> counts, ffi::Span<const std::int64_t> ins,
                    ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) try {
   const auto shape = x.dimensions();
   const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
   const std::size_t rows = size(shape[0]), width = size(shape[1]);
   dart::Matrix matrix;
-  matrix.in = gated ? width / 2 : width;
-  if (!read_matrix(tiles, 0, tiles.size(), types, outs, matrix)) {
+  if (!read_matrices(tiles, counts, ins, types, outs, {&matrix})) {
     return ffi::Error::InvalidArgument("dart_product: weights of another shape");
   }
   if (!is(y->dimensions(), rows, matrix.out) || (!norm && !gated && input != "rows") ||
-      (gated && width % 2 != 0) || scale.element_count() != (norm ? matrix.in : 0) ||
+      width != (gated ? 2 : 1) * matrix.in || scale.element_count() != (norm ? matrix.in : 0) ||
       !none_or(bias, matrix.out) || !none_or(residual, rows * matrix.out)) {
     return ffi::Error::InvalidArgument("dart_product: arguments of other shapes");
   }
@@ -81,7 +80,7 @@ ffi::Error take(ffi::AnyBuffer tiles, ffi::Buffer<ffi::S32> ids, ffi::Result<Flo
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_product, product,
-                              ffi::Ffi::Bind()
+                              with_matrices(ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Rows>()
                                   .Arg<Floats>()
@@ -92,9 +91,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_product, product,
                                   .Ret<Rows>()
                                   .Attr<std::string_view>("input")
                                   .Attr<float>("eps")
-                                  .Attr<float>("offset")
-                                  .Attr<ffi::Span<const std::int32_t>>("types")
-                                  .Attr<ffi::Span<const std::int64_t>>("outs"));
+                                  .Attr<float>("offset")));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_take_tiles, take,
                               ffi::Ffi::Bind()

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
+#include <utility>
 
 #include "dart/matrix.h"
 #include "xla/ffi/api/ffi.h"
@@ -25,42 +26,42 @@ inline bool has_tiles(const xla::ffi::AnyBuffer& tiles, dart::WeightType type, s
          size(1) == in && size(2) == dart::kTileWidth;
 }
 
-// Reads a matrix with `matrix.in` inputs, whose parts are `count` arguments from `begin` on, of the
-// types and with the outputs at the same places. Returns false if they are not.
-inline bool read_matrix(const xla::ffi::RemainingArgs& tiles, std::size_t begin, std::size_t count,
-                        xla::ffi::Span<const std::int32_t> types,
-                        xla::ffi::Span<const std::int64_t> outs, dart::Matrix& matrix) {
-  if (types.size() != tiles.size() || outs.size() != tiles.size() ||
-      begin > tiles.size() || count > tiles.size() - begin) {
-    return false;
-  }
-  for (std::size_t i = begin; i < begin + count; ++i) {
-    const auto part = tiles.get<xla::ffi::AnyBuffer>(i);
-    const auto type = static_cast<dart::WeightType>(types[i]);
-    const auto out = static_cast<std::size_t>(outs[i]);
-    if (!part || !has_tiles(*part, type, matrix.in, out)) return false;
-    matrix.parts.push_back({part->untyped_data(), type, out});
-    matrix.out += out;
-  }
-  return true;
-}
-
-// Reads matrices that follow each other, with so many parts and inputs each.
+// Reads matrices that follow each other among the arguments, with so many parts and inputs each, and
+// types and outputs of each part. Returns false if they are others.
 inline bool read_matrices(const xla::ffi::RemainingArgs& tiles,
                           xla::ffi::Span<const std::int32_t> counts,
                           xla::ffi::Span<const std::int64_t> ins,
                           xla::ffi::Span<const std::int32_t> types,
                           xla::ffi::Span<const std::int64_t> outs,
                           std::initializer_list<dart::Matrix*> matrices) {
-  if (counts.size() != matrices.size() || ins.size() != matrices.size()) return false;
-  std::size_t i = 0, begin = 0;
-  for (dart::Matrix* matrix : matrices) {
-    const auto count = static_cast<std::size_t>(counts[i]);
-    matrix->in = static_cast<std::size_t>(ins[i++]);
-    if (!read_matrix(tiles, begin, count, types, outs, *matrix)) return false;
-    begin += count;
+  if (counts.size() != matrices.size() || ins.size() != matrices.size() ||
+      types.size() != tiles.size() || outs.size() != tiles.size()) {
+    return false;
   }
-  return begin == tiles.size();
+  std::size_t i = 0, next = 0;
+  for (dart::Matrix* matrix : matrices) {
+    matrix->in = static_cast<std::size_t>(ins[i]);
+    for (std::int32_t count = counts[i++]; count > 0; --count, ++next) {
+      if (next == tiles.size()) return false;
+      const auto part = tiles.get<xla::ffi::AnyBuffer>(next);
+      const auto type = static_cast<dart::WeightType>(types[next]);
+      const auto out = static_cast<std::size_t>(outs[next]);
+      if (!part || !has_tiles(*part, type, matrix->in, out)) return false;
+      matrix->parts.push_back({part->untyped_data(), type, out});
+      matrix->out += out;
+    }
+  }
+  return next == tiles.size();
+}
+
+// Adds the attributes that `read_matrices` reads to a function's binding.
+template <class Binding>
+auto with_matrices(Binding binding) {
+  return std::move(binding)
+      .template Attr<xla::ffi::Span<const std::int32_t>>("counts")
+      .template Attr<xla::ffi::Span<const std::int64_t>>("ins")
+      .template Attr<xla::ffi::Span<const std::int32_t>>("types")
+      .template Attr<xla::ffi::Span<const std::int64_t>>("outs");
 }
 
 inline dart::Activation activation_of(std::string_view name) {

@@ -13,15 +13,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention.native import fits_native
 from dart_jax.models.attention.segments import PLAIN, Prefix, Segment
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers import Linear, random_param
-from dart_jax.models.native_layer import NativeDraftLayer
+from dart_jax.models.native_layer import NativeDraftLayer, one_call
 from dart_jax.models.rope import rotate
 
 
@@ -175,9 +173,7 @@ class Drafter(DraftLayer):
                 q_seen = _drafting_rows(seen, at, t)
             q = _repeat_from(layer.queries(q_inputs), real, masks, axis=2)
             q = rotate(q, q_positions, self.config.rope)
-            prefix = None
-            if cache is not None and length is not None:
-                prefix = Prefix.of(cache, i, length)
+            prefix = Prefix.of(cache, i, length)
             x = _repeat_from(x, real, masks, axis=1)
             x = layer.finish(x, [Segment(q, k, v, q_seen)], prefix)
             if not final:
@@ -186,10 +182,8 @@ class Drafter(DraftLayer):
 
     def _native(self, residual: jax.Array) -> bool:
         """Tells whether the C++ core computes the only layer by one call."""
-        options, tiles = self.options, isinstance(self.o_proj.kernel.get_value(), Tiles)
-        if options.attention != "native" or not options.fused or self.layers or not tiles:
-            return False
-        return residual.dtype == jnp.float32 and fits_native(self.config.head_dim)
+        only = not self.layers
+        return only and one_call(self.options, self.o_proj, residual, self.config.head_dim)
 
     def _natively(
         self,
@@ -217,9 +211,7 @@ class Drafter(DraftLayer):
             kv_dtype=self.options.cache_dtype(residual.dtype),
         )
         cos, sin = self.config.rope.rotation(positions, self.config.head_dim)
-        prefix = None
-        if cache is not None and length is not None:
-            prefix = Prefix.of(cache, 0, length)
+        prefix = Prefix.of(cache, 0, length)
         return layer(embeds.astype(jnp.float32), residual, cos, sin, last, prefix)
 
     def logits(self, x: jax.Array) -> jax.Array:

@@ -14,11 +14,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from dart_jax.models.attention.native import fits_native
 from dart_jax.models.attention.segments import Prefix, Scoring
 from dart_jax.models.cpu import or_nothing, used_rows
-from dart_jax.models.kernels.tiles import Tiles, described
+from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.kernels.tiles import CORE_ACTIVATIONS, Tiles, described
+from dart_jax.models.layers import Linear
 
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+
+def one_call(options: LayerOptions, out: Linear, x: jax.Array, head_dim: int) -> bool:
+    """Tells whether the C++ core computes a dense layer by one call.
+
+    Args:
+      options: of the layer.
+      out: its output projection.
+      x: the residual stream.
+      head_dim: size of its heads.
+    """
+    native = options.attention == "native" and options.fused
+    tiles = isinstance(out.kernel.get_value(), Tiles)
+    return native and tiles and x.dtype == jnp.float32 and fits_native(head_dim)
 
 
 class Projection(NamedTuple):
@@ -53,7 +68,7 @@ class NativeLayer(NamedTuple):
       multiplier: of what attention and MLP add to the residual stream.
       scoring: of attention.
       kv_heads: K.
-      kv: dtype of keys and values, float32 or bfloat16.
+      kv_dtype: of keys and values, float32 or bfloat16.
     """
 
     before_attention: jax.Array | None
@@ -72,7 +87,7 @@ class NativeLayer(NamedTuple):
     multiplier: float
     scoring: Scoring
     kv_heads: int
-    kv: DTypeLike
+    kv_dtype: DTypeLike
 
     def __call__(
         self,
@@ -97,7 +112,7 @@ class NativeLayer(NamedTuple):
         """
         b, t, _ = x.shape
         h = (self.qkv.kernel.shape[1] - self.out.kernel.d_in) // (2 * self.kv_heads)
-        rows = jax.ShapeDtypeStruct((b, self.kv_heads, t, h), self.kv)
+        rows = jax.ShapeDtypeStruct((b, self.kv_heads, t, h), self.kv_dtype)
         prefix = prefix or _no_prefix(rows)
         matrices = (self.qkv, self.out, self.gate_up, self.down)
         kernels = [matrix.kernel for matrix in matrices]
@@ -120,7 +135,7 @@ class NativeLayer(NamedTuple):
             or_nothing(prefix.pages, jnp.int32),
             used_rows(),
             *(part for kernel in kernels for part in kernel.parts),
-            activation=_ACTIVATIONS[self.activation],
+            activation=CORE_ACTIVATIONS[self.activation],
             eps=np.float32(self.eps),
             offset=np.float32(self.offset),
             multiplier=np.float32(self.multiplier),

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
-from dart_jax.models.attention.native import fits_native, rotated_heads_native
+from dart_jax.models.attention.native import rotated_heads_native
 from dart_jax.models.attention.segments import (
     Prefix,
     Scoring,
@@ -33,7 +33,7 @@ from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles, product
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
-from dart_jax.models.native_layer import NativeLayer, Projection
+from dart_jax.models.native_layer import NativeLayer, Projection, one_call
 from dart_jax.models.rope import rotate
 
 
@@ -222,11 +222,8 @@ class DecoderLayer(nnx.Module):
     def _native(self, x: jax.Array) -> bool:
         """Tells whether the C++ core computes the layer by one call."""
         attention = self.self_attn
-        if attention.options.attention != "native" or not attention.options.fused:
-            return False
-        tiles = isinstance(attention.o_proj.kernel.get_value(), Tiles)
-        computed = x.dtype == jnp.float32 and fits_native(attention.head_dim)
-        return tiles and computed and isinstance(self.mlp, GatedMLP)
+        dense = isinstance(self.mlp, GatedMLP)
+        return dense and one_call(attention.options, attention.o_proj, x, attention.head_dim)
 
     def _natively(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
@@ -259,7 +256,7 @@ class DecoderLayer(nnx.Module):
             multiplier=self.multiplier,
             scoring=attention.scoring,
             kv_heads=attention.kv_heads,
-            kv=attention.options.cache_dtype(x.dtype),
+            kv_dtype=attention.options.cache_dtype(x.dtype),
         )
         return layer(x, *attention.rotation(positions), mask, prefix)
 
@@ -320,10 +317,8 @@ class Target(nnx.Module):
             if i in feature_layers:
                 features.append(x)
             window = self.config.window(i)
-            prefix = None
-            if cache is not None and length is not None:
-                first = None if window is None else jnp.maximum(positions - window + 1, 0)
-                prefix = Prefix.of(cache, i, length, first)
+            first = None if window is None else jnp.maximum(positions - window + 1, 0)
+            prefix = Prefix.of(cache, i, length, first)
             seen = mask if window is None else mask & _within(window, positions)
             with jax.named_scope(f"layer_{i}"):
                 x, row = layer(x, positions, seen, prefix)

@@ -54,9 +54,15 @@ class Prefix(NamedTuple):
 
     @classmethod
     def of(
-        cls, cache: Cache, layer: int, length: jax.Array, first: jax.Array | None = None
-    ) -> Prefix:
-        """The rows of a cache's layer."""
+        cls,
+        cache: Cache | None,
+        layer: int,
+        length: jax.Array | None,
+        first: jax.Array | None = None,
+    ) -> Prefix | None:
+        """The rows of a cache's layer; None without a cache."""
+        if cache is None or length is None:
+            return None
         layers, pages = parts(cache)
         return cls(*layers[layer], length, first, pages)
 

@@ -28,6 +28,8 @@ from dart_jax.models.cpu import available, or_nothing, used_rows
 from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
 
 TILE = 32  # outputs of a tile
+# Activations of gated MLPs, and the core's names of them.
+CORE_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 # Types of GGUF's files that are computed as they are stored.
 BLOCK_TYPES = frozenset(_core.weight_types) - {"F32", "BF16"}
 
@@ -218,7 +220,7 @@ def product(
     if isinstance(inputs, Normed):
         kind, scale, eps, offset = "norm", inputs.scale, inputs.eps, inputs.offset or 0.0
     elif isinstance(inputs, Gated):
-        kind = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}[inputs.activation]
+        kind = CORE_ACTIVATIONS[inputs.activation]
     y = jax.ffi.ffi_call("dart_product", jax.ShapeDtypeStruct((len(rows), d_out), x.dtype))(
         rows,
         or_nothing(scale),
@@ -229,8 +231,7 @@ def product(
         input=kind,
         eps=np.float32(eps),
         offset=np.float32(offset),
-        types=type_numbers(weights),
-        outs=np.array(weights.outs, np.int64),
+        **described(weights),
     )
     return y.reshape(*x.shape[:-1], d_out)
 
