@@ -16,7 +16,7 @@ from dart_jax.errors import UserError, warn
 from dart_jax.generation.transformers_options import unused_by_default
 from dart_jax.memory import give_back, return_large
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, untie
@@ -33,7 +33,7 @@ PathLike = str | os.PathLike[str]
 
 def find_drafter(
     drafter: PathLike, target: TargetConfig, tokenizer: Tokenizer, token: str | bool | None
-) -> tuple[Path, DrafterConfig | Eagle3Config | TargetConfig]:
+) -> tuple[Path, AnyDrafterConfig | TargetConfig]:
     """Returns a drafter's directory and config; raises UserError if it does not fit the target."""
     directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
     config = read_any_drafter_config(directory)
@@ -66,12 +66,12 @@ def load_target_here(
 
 def load_drafter_here(
     path: Path,
-    config: DrafterConfig | Eagle3Config | TargetConfig,
+    config: AnyDrafterConfig | TargetConfig,
     dtype: np.dtype,
     target: Params,
     target_directory: Path | None,
     execution: Execution,
-) -> tuple[DrafterConfig | Eagle3Config | TargetConfig, DecodeParams, Execution]:
+) -> tuple[AnyDrafterConfig | TargetConfig, DecodeParams, Execution]:
     """Loads a drafter that fits the target.
 
     Args:

@@ -37,7 +37,7 @@ from dart_jax.loading import (
     warn_of_unused,
 )
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import AnyDrafterConfig, DrafterConfig, ParallelConfig
 from dart_jax.models.kernels.options import CacheDtype
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.platform.execution import AttentionChoice, Execution
@@ -199,14 +199,14 @@ class DartModel:
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
             drafter_path, draft_config = find_drafter(drafter, config, tokenizer, token)
-        searches = isinstance(draft_config, DrafterConfig | None)
+        searches = isinstance(draft_config, ParallelConfig | None)
         if named is not None and ngram is None and searches:
             ngram = named.part(models.NGRAM)
         if ngram is not None:
             if not searches:
                 raise UserError(
-                    "an n-gram model works with a DART drafter or without a drafter, but not with "
-                    "this drafter; pass one of the two (--no-ngram leaves out that of --model)"
+                    "an n-gram model works with a DART or block drafter, or without a drafter, but "
+                    "not with this drafter; pass one of the two (--no-ngram leaves out that of --model)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
         config, target_params = load_target_here(
@@ -260,7 +260,7 @@ class DartModel:
         return dataclasses.replace(self, drafter=config, params={**self.params, "drafter": drafter})
 
     def _with_loaded(
-        self, path: Path, config: DrafterConfig | Eagle3Config | TargetConfig, dtype: np.dtype
+        self, path: Path, config: AnyDrafterConfig | TargetConfig, dtype: np.dtype
     ) -> DartModel:
         """Returns the model with the parameters of a drafter that fits the target."""
         target, directory = self.params["target"], self.tokenizer.directory

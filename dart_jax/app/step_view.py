@@ -15,7 +15,7 @@ from dart_jax.engine.request import Draft
 from dart_jax.errors import UserError
 from dart_jax.generation import Step, adaptive_tree
 from dart_jax.model import DartModel
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import ParallelConfig
 from dart_jax.text.tokenizer import Tokenizer
 
 NOTHING = '<p class="note">The draft trees of the next answer will be shown here.</p>'
@@ -24,7 +24,7 @@ NOTHING = '<p class="note">The draft trees of the next answer will be shown here
 def nodes_of(step: Step, draft: Draft, model: DartModel, search: SearchConfig) -> list[Node]:
     """Returns the nodes of a step's draft, with the bonus token after the accepted path."""
     tokens, parents, depths = draft.tree.tolist()
-    scored = isinstance(model.drafter, DrafterConfig)  # by the search on the host
+    scored = isinstance(model.drafter, ParallelConfig)  # by the search on the host
     ranks = scores(draft, search, model.ngram) if scored else [None] * len(tokens)
     accepted, text = accepted_path(step, draft), functools.partial(_text, model.tokenizer)
     nodes = [Node(text(tokens[0]), None, "root", details="the newest token of the text")]

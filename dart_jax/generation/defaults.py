@@ -12,7 +12,7 @@ from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import Eagle3Config, ParallelConfig
 
 # Sizes of trees between which steps choose, up to the largest.
 _SIZES = (0, 1, 2, 4, 8, 16, 32)
@@ -27,7 +27,7 @@ def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchC
 
     Pair scores know much of what the n-gram model knows, whose weight is halved beside them.
     """
-    if isinstance(drafter, DrafterConfig) and drafter.pair_rank:
+    if isinstance(drafter, ParallelConfig) and drafter.pair_rank:
         options = {"ngram_weight": 0.25, **options}
     return SearchConfig(**options)
 
@@ -37,7 +37,7 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
 
     On CPU, where every row costs time, these are the small deep trees that `eval.speedup` found
     fastest, as many nodes for a whole batch as for one sequence; elsewhere those of the reference
-    implementations: 60 nodes for DART, 59 for EAGLE-3, whose 60 include the root, and fewer in
+    implementations: 60 nodes for DART and block drafters, 59 for EAGLE-3, whose 60 include the root, and fewer in
     batches of more than 3 sequences. Methods that draft a single chain, such as a draft model, get
     short chains on every device.
 
@@ -53,7 +53,7 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
     if isinstance(drafter, PromptLookupConfig):
         return few, SearchConfig()
     if on_cpu:
-        pairs = isinstance(drafter, DrafterConfig) and drafter.pair_rank
+        pairs = isinstance(drafter, ParallelConfig) and drafter.pair_rank
         return few, default_search(drafter, level_decay=1.5 if pairs else 2.5)
     most = max(_NEARLY_FREE // batch - 1, 1)
     return min(59 if isinstance(drafter, Eagle3Config) else 60, most), default_search(drafter)

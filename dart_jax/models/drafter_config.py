@@ -1,13 +1,19 @@
-"""DART and EAGLE-3 drafter configs, read from the `config.json` next to the weights."""
+"""Configs of drafters, read from the `config.json` next to the weights."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.config_json.block_formats import (
+    BlockLayout,
+    block_fields,
+    block_json,
+    block_layout,
+)
 from dart_jax.models.config_json.drafter_fields import (
     DART_OPTIONS,
     EAGLE3_OPTIONS,
@@ -32,13 +38,16 @@ from dart_jax.models.config_json.fields import (
 )
 from dart_jax.models.rope import Rope
 
+if TYPE_CHECKING:
+    from dart_jax.models.drafters.pairs import PairGate
+
 # Fields of the configs here that the files of weights determine.
 _OF_WEIGHTS = ("own_embedding", "qk_norm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftLayerConfig:
-    """Fields that DART and EAGLE-3 drafters share, named as in their `config.json`.
+    """Fields that all drafters share, named as in their `config.json`.
 
     Attributes:
       own_embedding: whether the drafter has an embedding of its own, which its weights tell.
@@ -270,18 +279,145 @@ class Eagle3Config(DraftLayerConfig):
         return json
 
 
-def drafter_config(json: Mapping[str, Any]) -> DrafterConfig | Eagle3Config:
-    """Reads the config of a DART or EAGLE-3 drafter.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockConfig(DraftLayerConfig):
+    """A block drafter: DFlash, DSpark, DFlash2 or JetSpec (docs/method.md, section 8).
+
+    Attributes:
+      num_hidden_layers: layers, which are like Qwen3's.
+      block_size: rows of a block, the anchor's included.
+      mask_token_id: the token of the other rows.
+      feature_layers: target layers whose input makes the context, ascending; the input of layer
+        i + 1 is the output of layer i, by which files name it.
+      num_target_layers: of the target; None if the file does not tell.
+      shifted: whether each row predicts the token after its own, so that the anchor does, too, as
+        DSpark's; otherwise its own, as DFlash's.
+      causal_layers: layers in which no row sees the rows after it.
+      sliding_window: positions that a row of `sliding_layers` sees, its own included.
+      sliding_layers: see above.
+      conv_group_size: channels that share what a row adds to their factors in convolutions; None
+        without convolutions.
+      pair_rank: rank of the pair scores; 0 for none.
+      pair_gate: their gate.
+      selector_top_k: how many candidates of each position pair scores choose from; None for all
+        tokens.
+      confidence: what tells how probable it is that a token is accepted: the row, or the row and
+        the pair score's factors of the token before; None if nothing does.
+      own_head: whether the drafter has a head of its own, which its weights tell.
+      layout: of its `config.json`.
+    """
+
+    num_hidden_layers: int
+    block_size: int
+    mask_token_id: int
+    feature_layers: tuple[int, ...]
+    num_target_layers: int | None = None
+    shifted: bool = False
+    causal_layers: tuple[int, ...] = ()
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] = ()
+    conv_group_size: int | None = None
+    pair_rank: int = 0
+    pair_gate: PairGate = "none"
+    selector_top_k: int | None = None
+    confidence: Literal["hidden", "pairs"] | None = None
+    own_head: bool = False
+    layout: BlockLayout = "dflash"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.num_positions:
+            raise UserError("block_size must be at least 2 where the anchor predicts nothing")
+        if self.mask_token_id >= self.vocab_size:
+            raise UserError(
+                f"config.json has mask_token_id={self.mask_token_id}, but only {self.vocab_size} "
+                "tokens"
+            )
+        group = self.conv_group_size
+        if group is not None and self.hidden_size % group:
+            raise UserError(
+                f"conv_group_size {group} does not divide hidden_size {self.hidden_size}"
+            )
+
+    @property
+    def num_positions(self) -> int:
+        """Drafted positions per forward pass, d."""
+        return self.block_size - (not self.shifted)
+
+    @property
+    def features_width(self) -> int:
+        """As for all drafters."""
+        return len(self.feature_layers) * self.target_hidden_size
+
+    def layers_read(self, target: TargetConfig) -> tuple[int, ...]:
+        """As for all drafters."""
+        return self.feature_layers if self.feature_layers[-1] < target.num_hidden_layers else ()
+
+    @property
+    def decoder(self) -> TargetConfig:
+        """The layers, as those of a target."""
+        return TargetConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            rms_norm_eps=self.rms_norm_eps,
+            rope=self.rope,
+            max_position_embeddings=self.max_position_embeddings,
+            sliding_window=self.sliding_window,
+            sliding_layers=self.sliding_layers,
+        )
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> BlockConfig:
+        """Reads a config in any of the layouts.
+
+        Raises:
+          UserError: it is none, a field is missing, wrong or unknown, or names an option that is
+            not supported.
+        """
+        layout = block_layout(json)
+        if layout is None:
+            raise UserError("config.json is not that of a block drafter")
+        fields = block_fields(json, layout)
+        fields["rope"] = Rope.from_json(fields, 1e4)
+        return cls(**known_fields(cls, fields))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the config in its layout."""
+        decoder = self.decoder
+        names = (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+            *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+            "max_position_embeddings",
+        )
+        layers = {name: getattr(decoder, name) for name in names} | self.rope.to_json()
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return block_json({**fields, "decoder": layers})
+
+
+# Drafters that predict all positions at once, so that a search builds trees from their candidates.
+ParallelConfig = DrafterConfig | BlockConfig
+AnyDrafterConfig = ParallelConfig | Eagle3Config
+
+
+def drafter_config(json: Mapping[str, Any]) -> AnyDrafterConfig:
+    """Reads the config of a drafter.
 
     Raises:
-      UserError: it is neither, or something in it is not supported.
+      UserError: it is none, or something in it is not supported.
     """
+    if block_layout(json) is not None:
+        return BlockConfig.from_json(json)
     json = known_format(json)
     if "draft_length" in json:
         return DrafterConfig.from_json(json)
     if {*EAGLE3_CLASSES} & classes(json) or "draft_vocab_size" in json:
         return Eagle3Config.from_json(json)
     raise UserError(
-        "drafter config.json has neither a draft_length (DART) nor a draft_vocab_size (EAGLE-3): "
-        "it is not a drafter"
+        "drafter config.json has neither a draft_length (DART) nor a draft_vocab_size (EAGLE-3), "
+        "nor an architecture of block drafters (DFlashDraftModel and others): it is not a drafter"
     )

@@ -17,16 +17,27 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter import Drafter
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
-from dart_jax.models.eagle3 import Eagle3Drafter
+from dart_jax.models.drafter_config import (
+    BlockConfig,
+    DrafterConfig,
+    DraftLayerConfig,
+    Eagle3Config,
+)
+from dart_jax.models.drafters.block import BlockDrafter
+from dart_jax.models.drafters.dart import Drafter
+from dart_jax.models.drafters.eagle3 import Eagle3Drafter
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.weights import form_of
 from dart_jax.models.sharding.rules import one_device
 from dart_jax.models.target import Target
 
-_MODULES = {TargetConfig: Target, DrafterConfig: Drafter, Eagle3Config: Eagle3Drafter}
+_MODULES = {
+    TargetConfig: Target,
+    DrafterConfig: Drafter,
+    Eagle3Config: Eagle3Drafter,
+    BlockConfig: BlockDrafter,
+}
 
 
 @functools.cache

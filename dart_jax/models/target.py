@@ -96,16 +96,22 @@ class Attention(nnx.Module):
         prefix: Prefix | None,
         residual: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        heads = self._joint_heads if self._joint(source(inputs).dtype) else self._heads
-        q, k, v = heads(inputs, positions)
-        k, v = self.options.rounded(k, v)
+        q, k, v = self.rotated_heads(inputs, positions)
         attended = attend([Segment(q, k, v, mask)], prefix, self.scoring, self.options.attention)
         return self.o_proj(attended, residual), (k, v)
+
+    def rotated_heads(
+        self, inputs: Inputs, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [B, H, T, h], and keys and values [B, K, T, h] as they are cached, of rows
+        [B, T, D] at positions int32 [B, T]."""
+        heads = self._joint_heads if self._joint(source(inputs).dtype) else self._heads
+        q, k, v = heads(inputs, positions)
+        return q, *self.options.rounded(k, v)
 
     def _heads(
         self, inputs: Inputs, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries [B, H, T, h], keys and values [B, K, T, h] of rows [B, T, D]."""
         if self.options.fused:
             ends = (self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim)
             q, k, v = jnp.split(self.qkv_proj(inputs), ends, axis=-1)
@@ -319,7 +325,7 @@ class Target(nnx.Module):
             window = self.config.window(i)
             first = None if window is None else jnp.maximum(positions - window + 1, 0)
             prefix = Prefix.of(cache, i, length, first)
-            seen = mask if window is None else mask & _within(window, positions)
+            seen = mask if window is None else mask & within(window, positions)
             with jax.named_scope(f"layer_{i}"):
                 x, row = layer(x, positions, seen, prefix)
             rows.append(row)
@@ -377,7 +383,7 @@ def _times(x: jax.Array, factor: float) -> jax.Array:
     return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)
 
 
-def _within(window: int, positions: jax.Array) -> jax.Array:
+def within(window: int, positions: jax.Array) -> jax.Array:
     """Computes which rows see each other through a sliding window: bool [B, T, T].
 
     Args:

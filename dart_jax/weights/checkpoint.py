@@ -24,7 +24,11 @@ from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
+from dart_jax.models.drafter_config import (
+    AnyDrafterConfig,
+    DrafterConfig,
+    drafter_config,
+)
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, replicate
@@ -52,7 +56,7 @@ from dart_jax.weights.tensor_files import (
 MAX_SHARD_SIZE = 5_000_000_000
 
 
-def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
+def read_drafter_config(directory: Path) -> AnyDrafterConfig:
     """Reads the config of a drafter's directory.
 
     Raises:
@@ -61,7 +65,7 @@ def read_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config:
     return drafter_config(read_json(directory / "config.json"))
 
 
-def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | TargetConfig:
+def read_any_drafter_config(directory: Path) -> AnyDrafterConfig | TargetConfig:
     """Reads the config of a drafter, or of a small model that can draft token by token.
 
     Raises:
@@ -74,8 +78,7 @@ def read_any_drafter_config(directory: Path) -> DrafterConfig | Eagle3Config | T
         return read_target_config(directory)
     except UserError as error:
         raise UserError(
-            f"{directory} is neither a DART nor an EAGLE-3 drafter, nor a model that could draft "
-            f"token by token: {error}"
+            f"{directory} is neither a drafter nor a model that could draft token by token: {error}"
         ) from None
 
 
@@ -166,9 +169,8 @@ def load_drafter(
     keep_bfloat16: bool = False,
     mesh: Mesh | None = None,
     int8: bool = False,
-) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
-    """Reads a DART or EAGLE-3 drafter in the layout of its authors, of SpecForge, ModelOpt, vLLM or
-    speculators.
+) -> tuple[AnyDrafterConfig, Params, np.ndarray]:
+    """Reads a drafter in the layout of its authors, of SpecForge, ModelOpt, vLLM or speculators.
 
     Args:
       directory: the checkpoint.
@@ -191,7 +193,7 @@ def load_drafter(
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
     config = read_drafter_config(directory)
-    files = authors_names(open_tensors(directory))
+    files = authors_names(open_tensors(directory), config)
     config = with_stored_parts(files, config, embedding, target)
     size = None if embedding is None else embedding_shape(embedding)[0]
     config, ids = draft_vocabulary(files, config, size)
@@ -206,7 +208,7 @@ def load_drafter(
 
 def save_drafter(
     directory: str | os.PathLike[str],
-    config: DrafterConfig | Eagle3Config,
+    config: AnyDrafterConfig,
     params: Params,
     ids: np.ndarray,
     max_shard_size: int = MAX_SHARD_SIZE,

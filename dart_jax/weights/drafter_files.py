@@ -13,7 +13,13 @@ import numpy as np
 
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import (
+    AnyDrafterConfig,
+    BlockConfig,
+    DrafterConfig,
+    DraftLayerConfig,
+    Eagle3Config,
+)
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.weights.layouts import EMBEDDING as EMBEDDING_OF_TARGET
 from dart_jax.weights.layouts import HEAD
@@ -30,16 +36,17 @@ _OF_TARGET = ("verifier_lm_head.weight", "verifier_norm.weight")
 _PADDING = 1024
 
 
-def authors_names(files: TensorFiles) -> TensorFiles:
-    """The tensors by the names that the authors of EAGLE-3 and DART give them.
+def authors_names(files: TensorFiles, config: AnyDrafterConfig) -> TensorFiles:
+    """The tensors by the names that the authors of EAGLE-3 and DART, or of DFlash, give them.
 
-    vLLM, speculators and ModelOpt call the first layer `layers.0`, and some begin all names with
-    `model.`.
+    Some begin all names with `model.`. Of EAGLE-3 drafters, vLLM, speculators and ModelOpt call the
+    first layer `layers.0`.
 
     Raises:
       UserError: two tensors have the same name then.
     """
-    first = not any("midlayer." in name for name in files.tensors)
+    first = not isinstance(config, BlockConfig)
+    first = first and not any("midlayer." in name for name in files.tensors)
 
     def renamed(name: str) -> str:
         name = name.removeprefix("model.")
@@ -63,15 +70,15 @@ def authors_names(files: TensorFiles) -> TensorFiles:
 
 def with_stored_parts(
     files: TensorFiles,
-    config: DrafterConfig | Eagle3Config,
+    config: AnyDrafterConfig,
     embedding: jax.Array | Tiles | None,
     target: Path | None,
-) -> DrafterConfig | Eagle3Config:
+) -> AnyDrafterConfig:
     """The config, completed by what the file holds.
 
     Args:
-      files: by the authors' names; an embedding that is the target's is dropped, and a head that
-        is missing becomes the target's.
+      files: by the authors' names; an embedding that is the target's is dropped, and so is such a
+        head of a block drafter. Of other drafters a head that is missing becomes the target's.
       config: as `config.json` says.
       embedding: [V, D], the target's; None if it is not known.
       target: its directory; None if it is not known.
@@ -82,6 +89,8 @@ def with_stored_parts(
     ids, head = files.tensors.get("d2t"), files.tensors.get(HEAD)
     if ids is not None and head is not None and ids.shape == head.shape[:1]:
         config = dataclasses.replace(config, draft_vocab_size=ids.shape[0])
+    if isinstance(config, BlockConfig):
+        config = _with_own_head(files, config, embedding, target)
     stored = files.tensors.get(EMBEDDING)
     if stored is not None and embedding is not None and _same_rows(stored, embedding):
         del files.tensors[EMBEDDING]
@@ -92,6 +101,8 @@ def with_stored_parts(
             f"numbers and the target's {config.target_hidden_size}, so that it cannot read the "
             "target's; pass a file with the embedding that it was trained with"
         )
+    if isinstance(config, BlockConfig):
+        return dataclasses.replace(config, own_embedding=stored is not None)
     if HEAD not in files.tensors:
         head = None if target is None else _head_of(target)
         if head is None or head.shape != (config.draft_vocab_size, config.hidden_size):
@@ -117,6 +128,56 @@ def with_stored_parts(
     return config
 
 
+def _with_own_head(
+    files: TensorFiles,
+    config: BlockConfig,
+    embedding: jax.Array | Tiles | None,
+    target: Path | None,
+) -> BlockConfig:
+    """The config of a block drafter that has a head of its own if the file has one that is not the
+    target's, or if it drafts a part of the target's tokens; then it is in `files`."""
+    head, size = files.tensors.get(HEAD), config.draft_vocab_size
+    whole = size == config.vocab_size
+    if head is not None and whole and target is not None:
+        theirs = open_tensors(target).tensors
+        of_target = theirs.get(HEAD)
+        if of_target is None and embedding is not None:  # tied
+            same = _same_rows(head, embedding)
+        else:
+            same = of_target is not None and _same_rows(head, of_target)
+        if same:
+            del files.tensors[HEAD]
+            head = None
+    if head is None and not whole:
+        files.tensors[HEAD] = _rows_of_head(files, config, embedding, target)
+    return dataclasses.replace(config, own_head=HEAD in files.tensors)
+
+
+def _rows_of_head(
+    files: TensorFiles,
+    config: BlockConfig,
+    embedding: jax.Array | Tiles | None,
+    target: Path | None,
+) -> Tensor:
+    """The rows of the target's head that a drafter with a draft vocabulary reads."""
+    ids = _stored_ids(files._replace(tensors={**files.tensors}), config)
+    theirs = None if target is None else open_tensors(target).tensors.get(HEAD)
+    shape = (len(ids), config.hidden_size)
+    if theirs is not None and theirs.shape[1:] == shape[1:]:
+        return Tensor(shape, theirs.dtype, lambda: theirs.read()[ids])
+    if embedding is None or embedding_shape(embedding)[1] != config.hidden_size:
+        raise UserError(
+            f"{files.path} does not fit its config: missing {HEAD}, and its place can only be "
+            "taken by the head of a target of the same shape; pass the drafter together with "
+            "its target, or copy that head into the file"
+        )
+    if isinstance(embedding, Tiles):
+        return Tensor(
+            shape, np.dtype(np.float32), lambda: np.asarray(embedding.rows(jnp.array(ids)))
+        )
+    return Tensor(shape, embedding.dtype, lambda: np.asarray(embedding[ids]))
+
+
 def _head_of(target: Path) -> Tensor | None:
     """The head as a target's files store it; of a tied one, the embedding."""
     tensors = open_tensors(target).tensors
@@ -124,8 +185,8 @@ def _head_of(target: Path) -> Tensor | None:
 
 
 def draft_vocabulary(
-    files: TensorFiles, config: DrafterConfig | Eagle3Config, target_size: int | None
-) -> tuple[DrafterConfig | Eagle3Config, np.ndarray]:
+    files: TensorFiles, config: AnyDrafterConfig, target_size: int | None
+) -> tuple[AnyDrafterConfig, np.ndarray]:
     """Takes the draft vocabulary out of the files' tensors.
 
     Args:
@@ -142,15 +203,17 @@ def draft_vocabulary(
     """
     ids = _stored_ids(files, config)
     size = config.vocab_size if target_size is None else target_size
+    if isinstance(config, BlockConfig) and not config.own_head and len(ids) < size:
+        ids = np.arange(size, dtype=np.int32)  # the target's head is over all of its tokens
     usable = ids < size
     if usable.all():
-        return config, ids
+        return dataclasses.replace(config, draft_vocab_size=len(ids)), ids
     head = files.tensors.get(HEAD)
     if head is not None and head.shape[0] == len(ids):
         rows = np.flatnonzero(usable)
         shape = (len(rows), *head.shape[1:])
         files.tensors[HEAD] = Tensor(shape, head.dtype, lambda: head.read()[rows])
-    if isinstance(config, DrafterConfig) and config.pair_rank:
+    if getattr(config, "pair_rank", 0):
         raise UserError(
             f"{files.path}: the draft vocabulary has ids beyond the target's {size} tokens, and "
             "pair scores of them; pass the target that the drafter was trained for"
@@ -197,22 +260,23 @@ def _marked(ids: np.ndarray, flags: np.ndarray) -> bool:
     return bool(ids.max(initial=0) < len(flags) and flags[ids].all())
 
 
-def embedding_shape(embedding: jax.Array | Tiles) -> tuple[int, int]:
+def embedding_shape(embedding: jax.Array | Tiles | Tensor) -> tuple[int, int]:
     """The tokens and the width of an embedding [V, D], which may be in tiles."""
     rows, columns = embedding.shape
     return (columns, rows) if isinstance(embedding, Tiles) else (rows, columns)
 
 
-def _rows_of(embedding: jax.Array | Tiles) -> Callable[[int, int], np.ndarray]:
+def _rows_of(embedding: jax.Array | Tiles | Tensor) -> Callable[[int, int], np.ndarray]:
     """Returns a function that reads rows of an embedding, from the first to before the last."""
     if isinstance(embedding, Tiles):
         return lambda first, last: np.asarray(embedding.rows(jnp.arange(first, last)))
-    table = np.asarray(embedding)
+    table = embedding.read() if isinstance(embedding, Tensor) else np.asarray(embedding)
     return lambda first, last: table[first:last]
 
 
-def _same_rows(stored: Tensor, embedding: jax.Array | Tiles) -> bool:
-    """Returns whether an embedding is the target's, as far as both go: one may be padded."""
+def _same_rows(stored: Tensor, embedding: jax.Array | Tiles | Tensor) -> bool:
+    """Returns whether an embedding, or a head, is the target's, as far as both go: one may be
+    padded."""
     size, width = embedding_shape(embedding)
     if stored.shape[1:] != (width,) or stored.dtype.name not in STORED_DTYPES:
         return False
@@ -241,7 +305,7 @@ def check_features(target: TargetConfig) -> None:
         )
 
 
-def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | TargetConfig) -> None:
+def check_fit(target: TargetConfig, drafter: AnyDrafterConfig | TargetConfig) -> None:
     """Raises UserError unless the drafter was trained for a target of these shapes, or is a
     language model with the target's vocabulary. Either vocabulary may be padded further."""
     if abs(drafter.vocab_size - target.vocab_size) > _PADDING:
@@ -253,7 +317,7 @@ def check_fit(target: TargetConfig, drafter: DrafterConfig | Eagle3Config | Targ
         )
     if isinstance(drafter, TargetConfig):
         return
-    if isinstance(drafter, Eagle3Config) and drafter.feature_layers is not None:
+    if not isinstance(drafter, DrafterConfig) and drafter.feature_layers is not None:
         if not drafter.layers_read(target):
             raise UserError(
                 f"the drafter reads the inputs of the target's layers {drafter.feature_layers}, "

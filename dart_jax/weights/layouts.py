@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DrafterConfig
 from dart_jax.models.pure import Params, abstract_params
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-AnyConfig = TargetConfig | DrafterConfig | Eagle3Config
+AnyConfig = TargetConfig | AnyDrafterConfig
 ParamPath = tuple[str | int, ...]
 
 _TABLES = ("embed_tokens", "prev", "next")  # parameters of no module
@@ -48,6 +48,18 @@ _MIXTRAL = {
 _FUSED_EXPERTS = {
     ".mlp.router.": ".mlp.gate.",
     **dict.fromkeys((".experts.gate_proj", ".experts.up_proj"), ".experts.gate_up_proj"),
+}
+# Names of a block drafter's parameters -> what files have in their place.
+_MARKOV = {
+    "pairs.prev.weight": "markov_head.markov_w1.weight",
+    "pairs.next.weight": "markov_head.markov_w2.weight",
+    "pairs.gate.": "markov_head.gate_proj.",
+    "confidence.": "confidence_head.proj.",
+}
+_SELECTOR = {
+    "pairs.prev.weight": "candidate_selector.predecessor_codebook",
+    "pairs.next.weight": "candidate_selector.successor_codebook",
+    "pairs.gate.": "candidate_selector.hidden_projection.",
 }
 # Modules of drafters outside of the first layer.
 _OUTSIDE = ("embed_tokens", "fc", "fc_norm", "input_norm", "layers", "lm_head", "norm")
@@ -129,18 +141,23 @@ def layout(
       pairs: of the file of a drafter's pair scores, which the reference does not read.
     """
     name = _name if pairs else _drafter_name
-    if isinstance(config, TargetConfig):
+    if isinstance(config, BlockConfig):
+        rules = _SELECTOR if config.selector_top_k is not None else _MARKOV
+        name = lambda path: _block_name(path, rules)  # noqa: E731
+    elif isinstance(config, TargetConfig):
         rules = _PHI3 if config.architecture.fused else {}
         if config.moe is not None:
             rules = _MIXTRAL if config.model_type == "mixtral" else _QWEN_MOE
             if any(name.endswith(".mlp.experts.gate_up_proj") for name in stored):
                 rules = _FUSED_EXPERTS
         name = lambda path: _target_name(path, rules)  # noqa: E731
-    return _entries(name, part(abstract_params(config), pairs=pairs))
+    return _entries(name, part(config, abstract_params(config), pairs=pairs))
 
 
-def part(params: Params, *, pairs: bool) -> Params:
-    """Returns a model's parameters without its pair scores, or these alone."""
+def part(config: AnyConfig, params: Params, *, pairs: bool) -> Params:
+    """Returns a model's parameters without the pair scores of a DART drafter, or these alone."""
+    if not isinstance(config, DrafterConfig):
+        return params
     return params["pairs"] if pairs else {n: value for n, value in params.items() if n != "pairs"}
 
 
@@ -170,6 +187,14 @@ def _target_name(path: ParamPath, rules: dict[str, str]) -> str:
     for part, replacement in rules.items():
         name = name.replace(part, replacement)
     return name if name == HEAD else f"model.{name}"
+
+
+def _block_name(path: ParamPath, rules: dict[str, str]) -> str:
+    name = _name(path)
+    for part, replacement in rules.items():
+        if name.startswith(part):
+            return replacement + name.removeprefix(part)
+    return name
 
 
 def _drafter_name(path: ParamPath) -> str:

@@ -69,7 +69,7 @@ def load_params(
         message names them.
     """
     entries = layout(config, files.tensors, pairs=pairs)
-    abstract = part(abstract_params(config), pairs=pairs)
+    abstract = part(config, abstract_params(config), pairs=pairs)
     _check(files, entries)
     shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
     dtypes = dict.fromkeys(shapes, dtype)
@@ -123,7 +123,7 @@ def load_params(
 def stored_tensors(config: AnyConfig, params: Params, *, pairs: bool = False) -> dict[str, Tensor]:
     """Returns the tensors to write for these parameters, by name; those of a drafter's pair scores
     belong into a file of their own."""
-    by_path = dict(leaves(part(params, pairs=pairs)))
+    by_path = dict(leaves(part(config, params, pairs=pairs)))
     entries = layout(config, pairs=pairs).items()
     return {name: _stored(by_path, entry) for name, entry in entries}
 

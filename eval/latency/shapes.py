@@ -13,7 +13,12 @@ import jax.numpy as jnp
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import (
+    AnyDrafterConfig,
+    DrafterConfig,
+    DraftLayerConfig,
+    Eagle3Config,
+)
 from dart_jax.models.kernels.int8 import round_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
@@ -22,7 +27,7 @@ from dart_jax.models.sharding.rules import check_divides, with_kv_heads
 from dart_jax.weights.checkpoint import read_target_config
 
 # Drafters with weights, and targets.
-AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig
+AnyDrafter = AnyDrafterConfig | TargetConfig
 AnyDraftLayer = TypeVar("AnyDraftLayer", bound=DraftLayerConfig)
 
 # Mask rows of the paper's drafters, which draft 8 positions.

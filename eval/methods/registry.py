@@ -16,7 +16,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation.defaults import adaptive_tree, default_search, default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, ParallelConfig
 from dart_jax.programs.model_choice import ModelChoice
 from eval.methods.imposed import ImposedTau
 
@@ -195,7 +195,7 @@ def tree(
         nodes = most
         sizes, search = adaptive_tree(model.drafter, batch)
     decay = search.level_decay if decay is None else decay
-    return Tree(nodes, decay if isinstance(model.drafter, DrafterConfig) else None, sizes)
+    return Tree(nodes, decay if isinstance(model.drafter, ParallelConfig) else None, sizes)
 
 
 def decoder(

@@ -15,7 +15,7 @@ from tiny_configs import DART, random_params
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.models.drafter import Drafter
+from dart_jax.models.drafters.dart import Drafter
 from dart_jax.models.pure import bind
 
 EOS = (511,)

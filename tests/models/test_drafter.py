@@ -11,7 +11,7 @@ from tiny_configs import DART, TARGET, random_params
 
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.cpu import only_rows
-from dart_jax.models.draft_layer import take_rows
+from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.platform.weights import WeightsForm
 from dart_jax.models.pure import abstract_params, bind

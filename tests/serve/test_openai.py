@@ -284,9 +284,10 @@ def test_metrics_count(served, client):
         assert more(f"{name}_seconds_count") == 2
         # No time passes between the tokens of one burst.
         assert more(f"{name}_seconds_sum") >= (0 if name.endswith("per_output_token") else 1e-6)
-    # Tokens come in bursts of steps.
+    # Tokens come in bursts of steps; on a busy machine all of a text may arrive together.
     drafts = more("spec_decode_num_drafts_total")
-    assert 0 < more("inter_token_latency_seconds_count") <= drafts + 2
+    assert drafts > 0
+    assert more("inter_token_latency_seconds_count") <= drafts + 2
     drafted = more("spec_decode_num_draft_tokens_total")
     assert 0 < more("spec_decode_num_accepted_tokens_total") <= drafted
     by_position = [

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.attention.segments import Segment, scores, weighted_values
-from dart_jax.models.draft_layer import take_rows
-from dart_jax.models.drafter import Drafter
+from dart_jax.models.drafters.dart import Drafter
+from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.rope import Rope, rotate
 from train.data.batch import causal
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.draft_layer import take_rows
-from dart_jax.models.eagle3 import Eagle3Drafter
+from dart_jax.models.drafters.eagle3 import Eagle3Drafter
+from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.rope import rotate
 from train.objective.dart_blocks import (
     PartialAttention,

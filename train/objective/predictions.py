@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.draft_layer import take_rows
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Array, Batch, TeacherOutputs

@@ -16,6 +16,7 @@ from dart_jax.decoding.drafting.base import (
     PromptRows,
     Proposal,
 )
+from dart_jax.decoding.drafting.block import Block
 from dart_jax.decoding.drafting.dart import Dart
 from dart_jax.decoding.drafting.draft_model import DraftModel
 from dart_jax.decoding.drafting.eagle3 import Eagle3
@@ -23,7 +24,12 @@ from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.drafting.ngram import Ngram, NgramConfig
 from dart_jax.decoding.drafting.prompt_lookup import PromptLookup, PromptLookupConfig
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import (
+    AnyDrafterConfig,
+    BlockConfig,
+    DrafterConfig,
+    Eagle3Config,
+)
 
 __all__ = [
     "AnyDrafter",
@@ -40,7 +46,7 @@ __all__ = [
 
 # Config that selects the drafting method; a `TargetConfig` is a small model of the target's kind,
 # which drafts token by token.
-AnyDrafter = DrafterConfig | Eagle3Config | TargetConfig | PromptLookupConfig | NgramConfig
+AnyDrafter = AnyDrafterConfig | TargetConfig | PromptLookupConfig | NgramConfig
 
 
 def drafting_method(
@@ -51,12 +57,15 @@ def drafting_method(
     Args:
       drafter: selects the method.
       nodes: tree nodes without the root, N.
-      candidates: top-k tokens per drafted position that a DART drafter passes to the search.
+      candidates: top-k tokens per drafted position that a DART or block drafter passes to the
+        search.
       eagle: depth and width of an EAGLE-3 drafter's trees.
     """
     match drafter:
         case DrafterConfig():
             return Dart(drafter, nodes, candidates)
+        case BlockConfig():
+            return Block(drafter, nodes, candidates)
         case Eagle3Config():
             return Eagle3(drafter, nodes, eagle)
         case TargetConfig():
@@ -80,5 +89,11 @@ def drafter_title(drafter: AnyDrafter | None) -> str:
     """The name of a drafting method, for people."""
     if drafter is None:
         return "none"
+    if isinstance(drafter, BlockConfig):
+        if drafter.conv_group_size is not None or drafter.selector_top_k is not None:
+            return "DFlash2"
+        if drafter.shifted:
+            return "DSpark"
+        return "JetSpec" if drafter.causal_layers else "DFlash"
     pairs = isinstance(drafter, DrafterConfig) and drafter.pair_rank > 0
     return _TITLES[type(drafter)] + (" with pair scores" if pairs else "")

@@ -20,8 +20,8 @@ from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, KVCache, first_rows, init_cache, order_after
-from dart_jax.models.drafter import Drafter
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafters.dart import Drafter
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
 
@@ -86,7 +86,7 @@ class Dart(DraftingMethod):
         logits, normed, rows = self.forward(draft_state, inputs)
         candidates, index = self.top_candidates(inputs, logits)
         if self.pairs:
-            pairs = self._drafter(inputs).pairs.tables(normed, index)
+            pairs = self._drafter(inputs).pairs.tables(normed, index, index)
             if inputs.noise is not None:  # as `coupled` divides the logits
                 pairs = divided(inputs.sampling, pairs)
             candidates = candidates._replace(pairs=pairs)

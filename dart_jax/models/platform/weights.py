@@ -24,7 +24,8 @@ from dart_jax.models.sharding.rules import SplitConfig, model_specs
 # bits.
 WeightsDtype = Literal["stored", "float", "int8"]
 
-# Joined projection -> its parts, in order. Drafters compute queries and keys of different rows.
+# Joined projection -> its parts, in order. DART and EAGLE-3 drafters compute queries and keys of
+# different rows.
 _Joint = dict[str, tuple[str, ...]]
 _TARGET: _Joint = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -177,7 +178,9 @@ def _fuse(params: Params, joint: _Joint) -> Params:
             modules = [params.pop(part) for part in parts]
             result[name] = jax.tree.map(_join, *modules, is_leaf=lambda x: isinstance(x, Tiles))
     for name, value in params.items():
-        result[name] = _fuse(value, joint) if isinstance(value, dict) else value
+        # Layers of block drafters are like the target's.
+        inner = _TARGET if name == "self_attn" else joint
+        result[name] = _fuse(value, inner) if isinstance(value, dict) else value
     return result
 
 

@@ -15,63 +15,13 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import PLAIN, Prefix, Segment
 from dart_jax.models.cache import Cache, KVCache
-from dart_jax.models.draft_layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafters.layer import DraftLayer, LaterLayer, take_rows
+from dart_jax.models.drafters.pairs import PairScores
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Linear, random_param
 from dart_jax.models.native_layer import NativeDraftLayer, one_call
 from dart_jax.models.rope import rotate
-
-
-class PairScores(nnx.Module):
-    """Scores of rank r for pairs of draft ids; a new one scores every pair 0.
-
-    Attributes:
-      prev: [Vd, r], of the first token of a pair.
-      next: [Vd, r], of the second one.
-      gate: what the position of the second one makes of each of the r factors.
-    """
-
-    def __init__(self, config: DrafterConfig, *, dtype: DTypeLike, rngs: nnx.Rngs | None):
-        shape = (config.draft_vocab_size, config.pair_rank)
-        self.prev = random_param(rngs, shape, dtype)
-        self.next = nnx.Param(jnp.zeros(shape, dtype))
-        self.gate = Linear(config.hidden_size, config.pair_rank, dtype=dtype, rngs=rngs)
-        self.gate.kernel[...] = jnp.zeros_like(self.gate.kernel[...])
-
-    def factors(self, normed: jax.Array, prev: jax.Array) -> jax.Array:
-        """The factors of pairs that begin with draft ids `prev`.
-
-        Args:
-          normed: [..., D], what the head reads at the second token's position.
-          prev: int32 [...], of the same shape without D.
-
-        Returns:
-          [..., r].
-        """
-        return jnp.take(self.prev[...], prev, axis=0) * (1 + self.gate(normed))
-
-    def tables(self, normed: jax.Array, candidates: jax.Array) -> jax.Array:
-        """Scores of all pairs of candidates of successive positions.
-
-        Args:
-          normed: [B, d, D], what the head reads.
-          candidates: int32 [B, d, k], draft ids.
-
-        Returns:
-          float32 [B, d - 1, k, k]; [l - 1, a, b] is that of candidate a of position l - 1 and
-          candidate b of position l.
-        """
-        gate = 1 + self.gate(normed[:, 1:])
-        prev = jnp.take(self.prev[...], candidates[:, :-1], axis=0) * gate[:, :, None]
-        following = jnp.take(self.next[...], candidates[:, 1:], axis=0)
-        return jnp.einsum("blar,blcr->blac", prev, following, preferred_element_type=jnp.float32)
-
-    def all_next(self, factors: jax.Array) -> jax.Array:
-        """Scores of all second tokens: [..., r] -> float32 [..., Vd]."""
-        return jnp.einsum(
-            "...r,vr->...v", factors, self.next[...], preferred_element_type=jnp.float32
-        )
 
 
 class Drafter(DraftLayer):
@@ -103,7 +53,8 @@ class Drafter(DraftLayer):
             ]
         )
         if config.pair_rank:
-            self.pairs = PairScores(config, dtype=dtype, rngs=rngs)
+            sizes = (config.draft_vocab_size, config.draft_vocab_size)
+            self.pairs = PairScores(sizes, config.pair_rank, d, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,

@@ -13,8 +13,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Segment
-from dart_jax.models.draft_layer import DraftLayer
 from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.drafters.layer import DraftLayer
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Linear, RMSNorm
 from dart_jax.models.rope import rotate

@@ -117,17 +117,9 @@ class DraftLayer(Layer):
     ) -> Callable[[jax.Array], jax.Array]:
         """The embedding that the drafter reads, int32 [...] -> [..., D]: its own, or else the
         target's."""
-        return self._embed if self.own_embedding else targets
-
-    def _embed(self, tokens: jax.Array) -> jax.Array:
-        table = self.embed_tokens.get_value()
-        # The target's vocabulary may be padded further; what is drafted after such a token is
-        # verified like all else.
-        if isinstance(table, Tiles):
-            rows = table.rows(jnp.minimum(tokens, table.shape[1] - 1))
-            return rows.astype(self.norm.scale[...].dtype)
-        tokens = jnp.minimum(tokens, table.shape[0] - 1)
-        return jnp.take(table, tokens, axis=0)
+        if not self.own_embedding:
+            return targets
+        return lambda tokens: embedded(self.embed_tokens.get_value(), tokens, self.norm)
 
     def join(self, embeds: jax.Array, hidden: jax.Array) -> jax.Array:
         """Normalises and concatenates two halves [B, T, D] to the layer's inputs [B, T, 2D]."""
@@ -135,13 +127,29 @@ class DraftLayer(Layer):
 
     def project(self, features: jax.Array) -> jax.Array:
         """The target's features [..., F] -> the residual stream [..., D]."""
-        shards = self.options.shards
-        return self.fc(features if shards == 1 else local_shard(features, shards))
+        return projected(self.fc, features, self.options)
 
     def head(self, normed: jax.Array) -> jax.Array:
         """Normalised [..., D] -> float32 logits [..., Vd]; where devices share the drafter, a
         device's part of the draft vocabulary."""
         return self.lm_head.logits(normed)
+
+
+def embedded(table: jax.Array | Tiles, tokens: jax.Array, norm: RMSNorm) -> jax.Array:
+    """Embeds tokens int32 [...] by a drafter's own table [V, D], in the dtype of its norms if the
+    table is in tiles; returns [..., D]."""
+    # The target's vocabulary may be padded further; what is drafted after such a token is verified
+    # like all else.
+    if isinstance(table, Tiles):
+        rows = table.rows(jnp.minimum(tokens, table.shape[1] - 1))
+        return rows.astype(norm.scale[...].dtype)
+    return jnp.take(table, jnp.minimum(tokens, table.shape[0] - 1), axis=0)
+
+
+def projected(fc: Linear, features: jax.Array, options: LayerOptions) -> jax.Array:
+    """Projects the target's features [..., F] to [..., D], where devices share the projection by
+    its inputs."""
+    return fc(features if options.shards == 1 else local_shard(features, options.shards))
 
 
 def take_rows(rows: jax.Array, index: jax.Array) -> jax.Array:

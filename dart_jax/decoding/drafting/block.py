@@ -1,0 +1,188 @@
+"""Block drafters: one forward pass drafts all positions, and the search builds the tree from them.
+
+The drafter's layers know the context and the root, not one another's tokens. Pair scores, where it
+has them, are read twice: a greedy *walk* along the positions, which is the chain that its authors'
+code drafts, decides on each position's candidates; the search then weighs all pairs of these. With
+one candidate per position the tree is that chain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from dart_jax.decoding.drafting.base import (
+    Candidates,
+    DraftingMethod,
+    DraftInput,
+    PromptRows,
+    Proposal,
+    most_coupled,
+)
+from dart_jax.decoding.sampling import divided
+from dart_jax.decoding.vocabulary import Vocabulary
+from dart_jax.models.attention.compaction import extend, keep_rows
+from dart_jax.models.cache import Cache, KVCache, init_cache
+from dart_jax.models.drafter_config import BlockConfig
+from dart_jax.models.drafters.block import BlockDrafter
+from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.pure import bind
+
+
+@dataclasses.dataclass(frozen=True)
+class Block(DraftingMethod):
+    """Drafts with a block drafter (see the base class); `draft_state` is the cache of its context.
+
+    Attributes:
+      config: the drafter's shapes.
+      nodes: tree nodes without the root, N.
+      max_candidates: candidates per drafted position; the whole draft vocabulary if that is
+        smaller, and no more than a selector chooses from.
+    """
+
+    config: BlockConfig
+    nodes: int
+    max_candidates: int
+
+    @property
+    def depth(self) -> int:
+        """Maximum depth of a tree."""
+        return min(self.config.num_positions, self.nodes)
+
+    @property
+    def searches(self) -> bool:
+        """True: the search builds the tree from the candidates."""
+        return True
+
+    @property
+    def couples(self) -> bool:
+        """True: candidates are ranked with the noise."""
+        return True
+
+    @property
+    def candidates(self) -> int:
+        """Candidates per drafted position, k."""
+        most = self.config.selector_top_k or self.config.draft_vocab_size
+        return min(self.max_candidates, most)
+
+    @property
+    def pairs(self) -> bool:
+        """True if the drafter has pair scores, and trees have pairs."""
+        return self.config.pair_rank > 0 and self.depth > 1
+
+    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> KVCache:
+        """Returns a cache without rows; see the base class."""
+        config, heads = self.config, self.config.num_key_value_heads // options.shards
+        return init_cache(config.num_hidden_layers, batch, heads, capacity, config.head_dim, dtype)
+
+    def read(self, draft_state: Cache, rows: PromptRows) -> Cache:
+        """Reads rows of the prompts; see the base class."""
+        drafter: BlockDrafter = bind(self.config, rows.params["drafter"], rows.options)
+        read = drafter.keys(drafter.context(rows.features), rows.positions)
+        return keep_rows(draft_state, read, rows.start, rows.options.attention)
+
+    def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
+        """Drafts; see the base class."""
+        drafter: BlockDrafter = bind(self.config, inputs.params["drafter"], inputs.options)
+        read = drafter.keys(drafter.context(inputs.features), inputs.positions)
+        cache = extend(draft_state, read, inputs.start, inputs.options.attention)
+        last = inputs.last[:, None]
+        root = jnp.take_along_axis(inputs.next_tokens, last, axis=1)
+        length = inputs.start + inputs.last + 1
+        normed = self._run(drafter, inputs, root, cache, length)
+        logits = drafter.head(normed) if self.config.own_head else inputs.target.logits(normed)
+        candidates = self._candidates(drafter, inputs, root[:, 0], logits, normed)
+        return cache, Proposal(candidates=candidates)
+
+    def _run(
+        self,
+        drafter: BlockDrafter,
+        inputs: DraftInput,
+        root: jax.Array,
+        cache: Cache,
+        length: jax.Array,
+    ) -> jax.Array:
+        """Runs the block; returns what the head reads in the first rows that predict, as many as
+        the tree can use: [B, depth, D]."""
+        config = self.config
+        size = config.block_size
+        if len(config.causal_layers) == config.num_hidden_layers:
+            size = self.depth + (not config.shifted)  # no row sees those after it
+        masks = jnp.full((root.shape[0], size - 1), config.mask_token_id, jnp.int32)
+        tokens = jnp.concatenate([root, masks], axis=1)
+        embeds = drafter.embedding(inputs.target.embed)(tokens)
+        positions = length[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+        return drafter(embeds, positions, cache, length)[:, : self.depth]
+
+    def _candidates(
+        self,
+        drafter: BlockDrafter,
+        inputs: DraftInput,
+        root: jax.Array,
+        logits: jax.Array,
+        normed: jax.Array,
+    ) -> Candidates:
+        """Chooses each position's candidates and scores their pairs.
+
+        Args:
+          drafter: bound to its parameters.
+          inputs: see the base class.
+          root: int32 [B], the newest token.
+          logits: float32 [B, d, Vd], without pair scores; a device's part of the vocabulary.
+          normed: [B, d, D], what the head has read.
+        """
+        draft_ids, vocabulary = inputs.params["draft_ids"], Vocabulary(inputs.options.shards)
+        if not self.config.pair_rank:
+            with jax.named_scope("top_k"):
+                top, index = most_coupled(inputs, logits, draft_ids, self.candidates, vocabulary)
+                return Candidates(jnp.take(draft_ids, index), top)
+        with jax.named_scope("walk"):
+            top, index = self._walk(drafter, inputs, root, logits, normed)
+        ids = jnp.take(draft_ids, index)
+        if not self.pairs:
+            return Candidates(ids, top)
+        tables = drafter.pairs.tables(normed, ids, index)
+        if inputs.noise is not None:  # as `coupled` divides the logits
+            tables = divided(inputs.sampling, tables)
+        # The search adds the score of each pair itself: what the walk has added is taken off.
+        top = top.at[:, 1:].add(-tables[:, :, 0])
+        return Candidates(ids, top, tables)
+
+    def _walk(
+        self,
+        drafter: BlockDrafter,
+        inputs: DraftInput,
+        root: jax.Array,
+        logits: jax.Array,
+        normed: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Takes the most likely tokens of each position after the first one of the position before.
+
+        Returns:
+          Their logits, pair scores and noise included, float32 [B, d, k], descending; and their
+          draft ids, int32.
+        """
+        draft_ids, vocabulary = inputs.params["draft_ids"], Vocabulary(inputs.options.shards)
+        pairs, most = drafter.pairs, self.config.selector_top_k
+        previous, found = root, []
+        if most is not None:
+            threshold = vocabulary.top(logits, most)[..., -1:]
+            logits = jnp.where(logits < threshold, -jnp.inf, logits)
+        for level in range(self.depth):
+            factors = pairs.factors(normed[:, level], previous)
+            scored = logits[:, level] + vocabulary.local_shard(pairs.all_next(factors))
+            noise = None if inputs.noise is None else inputs.noise.at(jnp.int32(level))
+            top, index = most_coupled(
+                inputs._replace(noise=noise),
+                scored[:, None],
+                draft_ids,
+                self.candidates,
+                vocabulary,
+            )
+            found.append((top, index))
+            previous = jnp.take(draft_ids, index[:, 0, 0])
+        top, index = (jnp.concatenate(each, axis=1) for each in zip(*found, strict=True))
+        return top, index

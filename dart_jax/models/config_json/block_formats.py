@@ -1,0 +1,283 @@
+"""The `config.json` of block drafters: z-lab's DFlash and DFlash2, JetSpec's, DeepSpec's DSpark,
+SpecForge's and speculators' spellings of them.
+
+A format is told by its own fields; what it names is read as fields of `BlockConfig`, and written
+back in the same layout. Whatever is not known is refused: it may change the computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from dart_jax.errors import UserError
+from dart_jax.models.config_json.drafter_fields import IGNORED
+
+# Where the fields are and how files spell them: z-lab's, in `dflash_config`; DeepSpec's, at the top
+# level; SpecForge's DSpark, in `dflash_config`; speculators', with the layers' in an object.
+BlockLayout = Literal["dflash", "deepspec", "specforge", "speculators"]
+
+_CLASSES: dict[str, BlockLayout] = {
+    "DFlashDraftModel": "dflash",
+    "DFlash2DraftModel": "dflash",
+    "Qwen3DSparkModel": "deepspec",
+    "DSparkDraftModel": "specforge",
+}
+_SPECULATORS = ("dflash", "dspark", "dflash2")
+_GATES = {"vanilla": "none", "gated": "sigmoid"}
+_MARKOV = ("markov_rank", "markov_head_type", "enable_confidence_head")
+_MARKOV += ("confidence_head_with_markov",)
+_CONV = ("conv_kernel_size", "conv_group_size")
+_SELECTOR = ("selector_rank", "selector_top_k")
+_NESTED = {
+    *("block_size", "target_layer_ids", "mask_token_id", "causal_head", "projector_type"),
+    *("attention_mode", "confidence_head_alpha", *_MARKOV, *_CONV, *_SELECTOR),
+    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+}
+# Read here, at the top level.
+_TOP = {
+    *("num_target_layers", "dflash_config", "block_size", "is_causal", "target_hidden_size"),
+    *("mask_token_id", "target_layer_ids", "num_anchors", *_MARKOV),
+    *("transformer_layer_config", "draft_vocab_size", "sample_from_anchor"),
+    *("aux_hidden_state_layer_ids", "sliding_window_non_causal", *_CONV, *_SELECTOR),
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
+    *("hidden_act", "attention_bias", "mlp_bias", "quantization_config"),
+    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+}
+# By field the values with which layers are those implemented here.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", None),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "quantization_config": (None,),
+    "model_type": ("qwen3", None),
+    "projector_type": ("dflash", "dflash2", "dspark", None),
+    "markov_head_type": (*_GATES, None),
+    "conv_kernel_size": (2, None),
+    "input_embedding_scale": (1, None),
+    "output_multiplier": (1, None),
+    "final_logit_softcapping": (None,),
+}
+
+
+def block_layout(json: Mapping[str, Any]) -> BlockLayout | None:
+    """Tells the layout of a block drafter's config; None if it is another model's."""
+    if json.get("speculators_model_type") in _SPECULATORS:
+        return "speculators"
+    named = json.get("architectures")
+    names = named if isinstance(named, list) else []
+    return next((_CLASSES[name] for name in names if name in _CLASSES), None)
+
+
+def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]:
+    """Reads a config as fields of `BlockConfig`, but for `rope`, and those of Qwen3's layers as
+    they are called there.
+
+    Raises:
+      UserError: a field is missing, wrong or unknown, or names an option that is not supported.
+    """
+    own = _own_fields(json, layout)
+    layers = json if layout != "speculators" else json.get("transformer_layer_config")
+    if not isinstance(layers, dict):
+        raise UserError(
+            "config.json is that of a drafter of speculators, but has no transformer_layer_config; "
+            "pass the directory as its authors published it"
+        )
+    for name, values in _NEUTRAL.items():
+        for where in (own, layers):
+            # Where the layers' fields stand by themselves, the type beside them is the library's.
+            kind = name == "model_type" and where is not layers
+            if name in where and where[name] not in values and not kind:
+                raise UserError(
+                    f"config.json has {name}={where[name]!r}, which is not supported in block "
+                    f"drafters; pass one with {name}={values[0]!r}"
+                )
+    fields = {name: value for name, value in layers.items() if value is not None}
+    fields |= _block(own, fields, layout) | _windows(own, fields) | _heads(own)
+    return {**fields, "layout": layout}
+
+
+def _own_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]:
+    """The fields that are not the layers', wherever they are."""
+    nested = json.get("dflash_config") or {}
+    if not isinstance(nested, dict):
+        raise UserError(f"config.json has dflash_config={nested!r}; it must be an object")
+    layers = json.get("transformer_layer_config") or {}
+    unknown = [f"dflash_config.{name}" for name in nested if name not in _NESTED]
+    for fields in (json, layers if layout == "speculators" else {}):
+        unknown += [name for name in fields if name not in _TOP and name not in IGNORED]
+    if unknown:
+        raise UserError(
+            f"config.json has fields that are not known here: {', '.join(sorted({*unknown}))}; "
+            "remove them if they do not change what the drafter computes"
+        )
+    return {**json, **nested}
+
+
+def _block(
+    own: Mapping[str, Any], layers: Mapping[str, Any], layout: BlockLayout
+) -> dict[str, Any]:
+    """Reads the block's size, its mask token, and the target's layers that the context is of."""
+    kind = own.get("speculators_model_type")
+    size = own.get("block_size", 8 if kind else None)
+    ids, shift = own.get("target_layer_ids"), 1
+    if kind:
+        ids, shift = own.get("aux_hidden_state_layer_ids"), 0
+    elif ids is None and layout == "dflash":
+        ids = _default_layers(own.get("num_target_layers"), layers.get("num_hidden_layers"))
+    if (
+        not isinstance(ids, list)
+        or not ids
+        or not all(type(i) is int and i + shift >= 0 for i in ids)
+        or sorted({*ids}) != ids
+    ):
+        name = "aux_hidden_state_layer_ids" if kind else "target_layer_ids"
+        raise UserError(f"config.json has {name}={ids!r}; it must be a list of ascending layers")
+    shifted = layout in ("deepspec", "specforge")
+    if kind:
+        shifted = own.get("sample_from_anchor", kind == "dspark")
+    vocabulary = layers.get("vocab_size")
+    return {
+        "block_size": size,
+        "mask_token_id": own.get("mask_token_id"),
+        "feature_layers": tuple(i + shift for i in ids),
+        "shifted": shifted,
+        "draft_vocab_size": own.get("draft_vocab_size", 32000 if kind else vocabulary),
+        "target_hidden_size": own.get("target_hidden_size") or layers.get("hidden_size"),
+    }
+
+
+def _default_layers(target: Any, own: Any) -> list[int] | None:
+    """z-lab's choice of the layers, by the numbers of the target's and the drafter's own."""
+    if type(target) is not int or type(own) is not int:
+        return None
+    if own == 1:
+        return [target // 2]
+    return [round(1 + i * (target - 4) / (own - 1)) for i in range(own)]
+
+
+def _windows(own: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads which layers see a window of the context, and in which the block is causal."""
+    count, window = layers.get("num_hidden_layers"), layers.get("sliding_window")
+    if type(count) is not int:
+        return {}
+    full, sliding = "full_attention", "sliding_attention"
+    types = layers.get("layer_types")
+    if types is None:
+        windowed = window is not None and layers.get("use_sliding_window", True)
+        types = [sliding if windowed else full] * count
+    if not isinstance(types, list) or len(types) != count or {*types} - {full, sliding}:
+        raise UserError(
+            f"config.json has layer_types={types!r}; they must be {full!r} or {sliding!r} for each "
+            f"of {count} layers"
+        )
+    narrow = tuple(i for i, kind in enumerate(types) if kind == sliding)
+    if narrow and window is None:
+        raise UserError("config.json has layers of sliding attention and no sliding_window")
+    # Unless something else is said, the block is causal where attention is sliding.
+    causal = narrow
+    if own.get("causal_head") or own.get("is_causal"):
+        causal = tuple(range(count))
+    elif own.get("sliding_window_non_causal") or own.get("is_causal") is False:
+        causal = ()
+    return {
+        "sliding_window": window if narrow else None,
+        "sliding_layers": narrow,
+        "causal_layers": causal,
+    }
+
+
+def _heads(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads pair scores, convolutions and the head of confidence."""
+    rank, selector = own.get("markov_rank") or 0, own.get("selector_rank") or 0
+    kind = own.get("speculators_model_type")
+    if kind == "dspark":
+        rank = own.get("markov_rank", 256)
+    confident = own.get("enable_confidence_head", kind == "dspark")
+    with_pairs = own.get("confidence_head_with_markov", kind == "dspark")
+    if confident and with_pairs and not rank:
+        raise UserError("config.json has confidence_head_with_markov and no markov_rank")
+    gate = "linear" if selector else _GATES[own.get("markov_head_type") or "vanilla"]
+    return {
+        "pair_rank": selector or rank,
+        "pair_gate": gate,
+        "selector_top_k": own.get("selector_top_k") if selector else None,
+        "conv_group_size": own.get("conv_group_size"),
+        "confidence": ("pairs" if with_pairs else "hidden") if confident else None,
+    }
+
+
+def block_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the fields of a `BlockConfig`, with those of its layers in transformers' names in
+    `decoder`, in its layout."""
+    layout: BlockLayout = fields["layout"]
+    size, mask = fields["block_size"], fields["mask_token_id"]
+    count, narrow = fields["num_hidden_layers"], fields["sliding_layers"]
+    kinds = ["sliding_attention" if i in narrow else "full_attention" for i in range(count)]
+    layers = {
+        **fields["decoder"],
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "layer_types": kinds,
+        "max_window_layers": count,
+        "sliding_window": fields["sliding_window"],
+        "use_sliding_window": bool(narrow),
+        "tie_word_embeddings": False,
+        "model_type": "qwen3",
+    }
+    heads = _heads_json(fields)
+    if layout == "speculators":
+        kind = "dspark" if "markov_rank" in heads else "dflash"
+        if "selector_rank" in heads:
+            kind = "dflash2"
+        return {
+            "architectures": [{"dspark": "DSparkSpeculator"}.get(kind, "DFlashSpeculator")],
+            "speculators_model_type": kind,
+            "transformer_layer_config": layers,
+            "draft_vocab_size": fields["draft_vocab_size"],
+            "block_size": size,
+            "mask_token_id": mask,
+            "aux_hidden_state_layer_ids": [*fields["feature_layers"]],
+            "sample_from_anchor": fields["shifted"],
+            "sliding_window_non_causal": not fields["causal_layers"],
+            "target_hidden_size": fields["target_hidden_size"],
+            **heads,
+        }
+    ids = {"target_layer_ids": [i - 1 for i in fields["feature_layers"]], "mask_token_id": mask}
+    json = {**layers, "block_size": size, "num_target_layers": fields["num_target_layers"]}
+    if layout == "deepspec":
+        return {"architectures": ["Qwen3DSparkModel"], **json, **ids, "num_anchors": 512, **heads}
+    nested = {**ids, **heads}
+    causal = fields["causal_layers"]
+    if causal and causal != narrow:
+        nested["causal_head"] = json["is_causal"] = True  # JetSpec's name, and z-lab's
+    elif not causal and narrow:
+        json["is_causal"] = False
+    name = "DFlash2DraftModel" if "selector_rank" in heads else "DFlashDraftModel"
+    if layout == "specforge":
+        name, nested["projector_type"] = "DSparkDraftModel", "dspark"
+        mha = fields["decoder"]["num_attention_heads"] == fields["decoder"]["num_key_value_heads"]
+        nested["attention_mode"] = "mha" if mha else "gqa"
+    if name == "DFlash2DraftModel":
+        nested["block_size"] = size
+    return {"architectures": [name], **json, "dflash_config": nested}
+
+
+def _heads_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of pair scores, convolutions and the head of confidence."""
+    json: dict[str, Any] = {}
+    if fields["conv_group_size"] is not None:
+        json |= {"conv_kernel_size": 2, "conv_group_size": fields["conv_group_size"]}
+    if fields["selector_top_k"] is not None:
+        rank = {"selector_rank": fields["pair_rank"]}
+        return {**json, **rank, "selector_top_k": fields["selector_top_k"]}
+    if not fields["shifted"] and not fields["pair_rank"]:
+        return json
+    json["markov_rank"] = fields["pair_rank"]
+    if fields["pair_rank"]:
+        gates = {gate: name for name, gate in _GATES.items()}
+        json["markov_head_type"] = gates[fields["pair_gate"]]
+    json["enable_confidence_head"] = fields["confidence"] is not None
+    json["confidence_head_with_markov"] = fields["confidence"] == "pairs"
+    return json

@@ -1,0 +1,113 @@
+"""Learned scores of pairs of successive tokens, which parallel predictions lack."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from dart_jax.models.layers import Linear, random_param
+
+# How the position of the second token scales the r factors of the first one, by a linear layer of
+# what the head reads there: 1 + gate, as DART's; not at all, as DSpark's vanilla Markov head; by a
+# sigmoid, which reads the first token's factors, too, as its gated one; or gate, as DFlash2's
+# selector.
+PairGate = Literal["residual", "none", "sigmoid", "linear"]
+
+
+class PairScores(nnx.Module):
+    """Scores of rank r for pairs of tokens; a new one scores every pair 0.
+
+    Attributes:
+      prev: [Vp, r], of the first token of a pair.
+      next: [Vd, r], of the second one, a draft id.
+      gate: see `PairGate`.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, int],
+        rank: int,
+        hidden_size: int,
+        form: PairGate = "residual",
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs | None,
+    ):
+        """Makes random first factors.
+
+        Args:
+          sizes: Vp and Vd.
+          rank: r.
+          hidden_size: D.
+          form: of the gate.
+          dtype: of all parameters.
+          rngs: None where only shapes matter.
+        """
+        self.form = form
+        self.prev = random_param(rngs, (sizes[0], rank), dtype)
+        self.next = nnx.Param(jnp.zeros((sizes[1], rank), dtype))
+        if form == "sigmoid":
+            width = hidden_size + rank
+            self.gate = Linear(width, rank, dtype=dtype, rngs=rngs, bias=True)
+        elif form != "none":
+            self.gate = Linear(hidden_size, rank, dtype=dtype, rngs=rngs)
+            if form == "residual":
+                self.gate.kernel[...] = jnp.zeros_like(self.gate.kernel[...])
+
+    def factors(self, normed: jax.Array, prev: jax.Array) -> jax.Array:
+        """The factors of pairs that begin with tokens `prev`.
+
+        Args:
+          normed: [..., D], what the head reads at the second token's position.
+          prev: int32 [...], of the same shape without D, or [..., k] for k tokens each.
+
+        Returns:
+          [..., r], or [..., k, r].
+        """
+        return self._gated(normed, self.first_factors(prev))
+
+    def first_factors(self, prev: jax.Array) -> jax.Array:
+        """The factors of first tokens alone: int32 [...] -> [..., r]."""
+        return jnp.take(self.prev[...], prev, axis=0)
+
+    def _gated(self, normed: jax.Array, first: jax.Array) -> jax.Array:
+        if self.form == "none":
+            return first
+        several = first.ndim > normed.ndim
+        if self.form == "sigmoid":
+            if several:
+                normed = jnp.broadcast_to(
+                    normed[..., None, :], (*first.shape[:-1], normed.shape[-1])
+                )
+            inputs = jnp.concatenate([normed, first], axis=-1)
+            return jax.nn.sigmoid(self.gate(inputs)) * first
+        gate = self.gate(normed)
+        if self.form == "residual":
+            gate = 1 + gate
+        return first * (gate[..., None, :] if several else gate)
+
+    def tables(self, normed: jax.Array, prev: jax.Array, candidates: jax.Array) -> jax.Array:
+        """Scores of all pairs of candidates of successive positions.
+
+        Args:
+          normed: [B, d, D], what the head reads.
+          prev: int32 [B, d, k], the candidates as first tokens.
+          candidates: int32 [B, d, k], draft ids.
+
+        Returns:
+          float32 [B, d - 1, k, k]; [l - 1, a, b] is that of candidate a of position l - 1 and
+          candidate b of position l.
+        """
+        first = self.factors(normed[:, 1:], prev[:, :-1])
+        following = jnp.take(self.next[...], candidates[:, 1:], axis=0)
+        return jnp.einsum("blar,blcr->blac", first, following, preferred_element_type=jnp.float32)
+
+    def all_next(self, factors: jax.Array) -> jax.Array:
+        """Scores of all second tokens: [..., r] -> float32 [..., Vd]."""
+        return jnp.einsum(
+            "...r,vr->...v", factors, self.next[...], preferred_element_type=jnp.float32
+        )
