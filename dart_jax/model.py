@@ -205,8 +205,8 @@ class DartModel:
         if ngram is not None:
             if not searches:
                 raise UserError(
-                    "an n-gram model works with a DART or block drafter, or without a drafter, but "
-                    "not with this drafter; pass one of the two (--no-ngram leaves out that of --model)"
+                    "an n-gram model works with a DART or block drafter or without one, but not "
+                    "with this one; pass one of the two (--no-ngram leaves out that of --model)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
         config, target_params = load_target_here(

@@ -26,7 +26,12 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.decoder import Generation
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import (
+    BlockConfig,
+    DrafterConfig,
+    DraftLayerConfig,
+    Eagle3Config,
+)
 from dart_jax.models.pure import init_params
 from dart_jax.named import models as named_models
 from dart_jax.named.models import NamedModel
@@ -178,6 +183,38 @@ def scored(models) -> tuple[DrafterConfig, DecodeParams]:
         init_params(drafter, 0)["pairs"],
     )
     return drafter, {**models.params, "drafter": {**models.params["drafter"], "pairs": pairs}}
+
+
+@pytest.fixture(scope="session")
+def blocks(models) -> dict[str, tuple[BlockConfig, DecodeParams]]:
+    """Random block drafters of each kind for that target, and the parameters of both models."""
+    target, ids = models.target, np.sort(np.random.default_rng(1).permutation(300)[:200])
+    shape = {"num_hidden_layers": 2, "mask_token_id": 7}
+    forms = {
+        "dflash": {"block_size": 6, "feature_layers": (0, 1, 3, 6)},
+        "jetspec": {"block_size": 7, "feature_layers": (1, 4), "causal_layers": (0, 1)},
+        "dspark": {
+            **{"block_size": 5, "feature_layers": target.feature_layers, "shifted": True},
+            **{"pair_rank": RANK, "confidence": "pairs", "own_head": True},
+            "draft_vocab_size": len(ids),
+        },
+        "dflash2": {
+            **{"block_size": 6, "feature_layers": (2, 5), "conv_group_size": 8},
+            **{"pair_rank": RANK, "pair_gate": "linear", "selector_top_k": 9},
+            **{"sliding_window": 11, "sliding_layers": (1,)},
+        },
+    }
+    rng, made = np.random.default_rng(0), {}
+    for name, fields in forms.items():
+        config = BlockConfig.for_target(target, **shape, **fields)
+        shapes = init_params(config, 0)
+        drafter = jax.tree.map(
+            lambda leaf: leaf + jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), shapes
+        )
+        draftable = jnp.asarray(ids) if config.own_head else jnp.arange(target.vocab_size)
+        params = {"target": models.params["target"], "drafter": drafter}
+        made[name] = config, {**params, "draft_ids": draftable.astype(jnp.int32)}
+    return made
 
 
 @pytest.fixture(scope="session")

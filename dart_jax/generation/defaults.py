@@ -37,9 +37,9 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
 
     On CPU, where every row costs time, these are the small deep trees that `eval.speedup` found
     fastest, as many nodes for a whole batch as for one sequence; elsewhere those of the reference
-    implementations: 60 nodes for DART and block drafters, 59 for EAGLE-3, whose 60 include the root, and fewer in
-    batches of more than 3 sequences. Methods that draft a single chain, such as a draft model, get
-    short chains on every device.
+    implementations: 60 nodes for DART, and for block drafters, too, 59 for EAGLE-3, whose 60
+    include the root, and fewer in batches of more than 3 sequences. Methods that draft a single
+    chain, such as a draft model, get short chains on every device.
 
     Args:
       drafter: the drafter; None for DART.

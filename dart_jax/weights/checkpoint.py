@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
+    BlockConfig,
     DrafterConfig,
     drafter_config,
 )
@@ -213,9 +214,10 @@ def save_drafter(
     ids: np.ndarray,
     max_shard_size: int = MAX_SHARD_SIZE,
     embedding: jax.Array | None = None,
+    head: jax.Array | None = None,
 ) -> None:
-    """Writes a directory that the reference can load, without pair scores. Each file is replaced
-    atomically.
+    """Writes a directory that the reference can load, without pair scores, or one in a block
+    drafter's layout. Each file is replaced atomically.
 
     Args:
       directory: created if it is missing.
@@ -225,10 +227,11 @@ def save_drafter(
       max_shard_size: bytes; larger drafters are written as shards.
       embedding: [V, D], stored in the file. Required if the target's rows have another width than
         the drafter's and the parameters hold no embedding: readers take the target's only for
-        drafters of its own width.
+        drafters of its own width. DeepSpec's layout has it always.
+      head: [D, V], the target's, for DeepSpec's layout, which has it always.
 
     Raises:
-      UserError: the embedding is missing or has another shape.
+      UserError: the embedding or the head is missing or has another shape.
     """
     if embedding is None and not (config.shares_embedding or config.own_embedding):
         raise UserError(
@@ -240,12 +243,36 @@ def save_drafter(
             f"the embedding has shape {embedding.shape}, the drafter's config requires "
             f"{(config.vocab_size, config.hidden_size)}"
         )
-    d2t = ids.astype(np.int64) - np.arange(len(ids))
-    t2d = np.isin(np.arange(config.vocab_size), ids)
-    extra = {"d2t": d2t, "t2d": t2d}
+    extra: dict[str, np.ndarray] = {}
+    if not isinstance(config, BlockConfig) or len(ids) < config.vocab_size:
+        extra["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
+        extra["t2d"] = np.isin(np.arange(config.vocab_size), ids)
+    if isinstance(config, BlockConfig):
+        extra |= _copy_of_head(config, extra, head)
+        if config.layout == "deepspec" and embedding is None and not config.own_embedding:
+            raise UserError("DeepSpec's layout has a copy of the target's embedding; pass it")
     if embedding is not None:
         extra["embed_tokens.weight"] = np.asarray(embedding)
     _save(Path(directory), config, {}, params, extra, max_shard_size)
+
+
+def _copy_of_head(
+    config: BlockConfig, extra: Mapping[str, np.ndarray], head: jax.Array | None
+) -> dict[str, np.ndarray]:
+    """The target's head where a block drafter's layout has a copy of it.
+
+    Raises:
+      UserError: it is missing, or the layout has no place for what the file would hold.
+    """
+    if "d2t" in extra and config.layout != "speculators":
+        raise UserError(
+            f"the layout {config.layout!r} has no draft vocabulary; use that of 'speculators'"
+        )
+    if config.layout != "deepspec" or config.own_head:
+        return {}
+    if head is None or head.shape != (config.hidden_size, config.vocab_size):
+        raise UserError("DeepSpec's layout has a copy of the target's head; pass it")
+    return {"lm_head.weight": np.asarray(head).T}
 
 
 def resolve_dtype(dtype: DTypeLike) -> np.dtype:

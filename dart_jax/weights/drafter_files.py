@@ -49,7 +49,8 @@ def authors_names(files: TensorFiles, config: AnyDrafterConfig) -> TensorFiles:
     first = first and not any("midlayer." in name for name in files.tensors)
 
     def renamed(name: str) -> str:
-        name = name.removeprefix("model.")
+        # SpecForge put the heads of DSpark into a module once.
+        name = name.removeprefix("model.").removeprefix("logit_head.")
         return name.replace("layers.0.", "midlayer.", 1) if first else name
 
     names = {name: renamed(name) for name in files.tensors}

@@ -33,6 +33,10 @@ METHODS = {
     "oracle": (60, 2),
     "dart": (60, 1),
     "dart with pair scores": (60, 1),
+    "dflash": (8, 1),
+    "jetspec": (20, 1),
+    "dspark": (60, 1),
+    "dflash2": (60, 1),
     "eagle3": (59, 1),
     "eagle3 of other layers": (8, 1),
     "target": (8, 7),
@@ -59,7 +63,7 @@ def truth(prompts, plain):
 
 
 @pytest.fixture(scope="module")
-def setting(models, scored, truth):
+def setting(models, scored, blocks, truth):
     """The config of a method, its parameters and its search."""
     target, own = models.target, models.params["target"]
 
@@ -68,6 +72,8 @@ def setting(models, scored, truth):
         match name:
             case "dart with pair scores":
                 drafter, params = scored
+            case "dflash" | "jetspec" | "dspark" | "dflash2":
+                drafter, params = blocks[name]
             case "eagle3":
                 drafter, params = models.eagle, models.eagle_params
             case "eagle3 of other layers":

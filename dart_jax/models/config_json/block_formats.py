@@ -23,14 +23,19 @@ _CLASSES: dict[str, BlockLayout] = {
     "Qwen3DSparkModel": "deepspec",
     "DSparkDraftModel": "specforge",
 }
-_SPECULATORS = ("dflash", "dspark", "dflash2")
+_SPECULATORS = {
+    "dflash": "DFlashDraftModel",
+    "dspark": "DSparkDraftModel",
+    "dflash2": "DFlash2DraftModel",
+}
 _GATES = {"vanilla": "none", "gated": "sigmoid"}
 _MARKOV = ("markov_rank", "markov_head_type", "enable_confidence_head")
 _MARKOV += ("confidence_head_with_markov",)
 _CONV = ("conv_kernel_size", "conv_group_size")
 _SELECTOR = ("selector_rank", "selector_top_k")
 _NESTED = {
-    *("block_size", "target_layer_ids", "mask_token_id", "causal_head", "projector_type"),
+    *("block_size", "target_layer_ids", "mask_token_id", "projector_type", "causal"),
+    *("causal_head", "num_target_layers"),
     *("attention_mode", "confidence_head_alpha", *_MARKOV, *_CONV, *_SELECTOR),
     *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
 }
@@ -177,10 +182,14 @@ def _windows(own: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any
         raise UserError("config.json has layers of sliding attention and no sliding_window")
     # Unless something else is said, the block is causal where attention is sliding.
     causal = narrow
-    if own.get("causal_head") or own.get("is_causal"):
-        causal = tuple(range(count))
-    elif own.get("sliding_window_non_causal") or own.get("is_causal") is False:
-        causal = ()
+    said = own.get("causal_head") or own.get("causal", own.get("is_causal"))
+    if said is not None:
+        causal = tuple(range(count)) if said else ()
+    if narrow and "speculators_model_type" in own:
+        raise UserError(
+            "config.json has layers of sliding attention, whose windows speculators counts in "
+            "another way than engines do; pass a drafter that attends to all rows"
+        )
     return {
         "sliding_window": window if narrow else None,
         "sliding_layers": narrow,
@@ -232,7 +241,7 @@ def block_json(fields: Mapping[str, Any]) -> dict[str, Any]:
         if "selector_rank" in heads:
             kind = "dflash2"
         return {
-            "architectures": [{"dspark": "DSparkSpeculator"}.get(kind, "DFlashSpeculator")],
+            "architectures": [_SPECULATORS[kind]],
             "speculators_model_type": kind,
             "transformer_layer_config": layers,
             "draft_vocab_size": fields["draft_vocab_size"],
@@ -240,18 +249,21 @@ def block_json(fields: Mapping[str, Any]) -> dict[str, Any]:
             "mask_token_id": mask,
             "aux_hidden_state_layer_ids": [*fields["feature_layers"]],
             "sample_from_anchor": fields["shifted"],
-            "sliding_window_non_causal": not fields["causal_layers"],
+            "sliding_window_non_causal": True,  # vLLM makes all layers causal if it is false
             "target_hidden_size": fields["target_hidden_size"],
             **heads,
         }
     ids = {"target_layer_ids": [i - 1 for i in fields["feature_layers"]], "mask_token_id": mask}
     json = {**layers, "block_size": size, "num_target_layers": fields["num_target_layers"]}
     if layout == "deepspec":
-        return {"architectures": ["Qwen3DSparkModel"], **json, **ids, "num_anchors": 512, **heads}
+        # SGLang and vLLM look for some fields in the object.
+        json |= {**ids, "num_anchors": 512, **heads, "dflash_config": ids}
+        return {"architectures": ["Qwen3DSparkModel"], **json}
     nested = {**ids, **heads}
     causal = fields["causal_layers"]
     if causal and causal != narrow:
-        nested["causal_head"] = json["is_causal"] = True  # JetSpec's name, and z-lab's
+        # As JetSpec, vLLM and z-lab call it.
+        nested["causal_head"] = nested["causal"] = json["is_causal"] = True
     elif not causal and narrow:
         json["is_causal"] = False
     name = "DFlash2DraftModel" if "selector_rank" in heads else "DFlashDraftModel"
