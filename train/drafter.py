@@ -1,4 +1,4 @@
-"""Train a drafter for a target: DART's recipe (paper, section 4.1), or EAGLE-3's.
+"""Train a drafter for a target: DART (paper, section 4.1), EAGLE-3, or a block drafter.
 
     python -m train.drafter --target Qwen/Qwen3-1.7B --data chats.jsonl --out runs/dart
 
@@ -27,7 +27,7 @@ from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_fields import NORMS
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DrafterConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import Params, dtype_of, init_params
@@ -120,8 +120,8 @@ def train(config: DrafterTraining) -> Path:
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
     check_features(target)
-    if config.acceptance.ngram is not None and config.drafter.method != "dart":
-        raise UserError("only DART's tree search takes an n-gram model; leave --ngram out")
+    if config.acceptance.ngram is not None and config.drafter.method == "eagle3":
+        raise UserError("EAGLE-3's trees take no n-gram model; leave --ngram out")
     cache = config.cache or config.out
     data = prepare(
         config.data, tokenizer, cache, vocab_size=target.vocab_size, longest=target.max_length
@@ -132,7 +132,7 @@ def train(config: DrafterTraining) -> Path:
     batch_sharding(mesh, trainer.batch_size, trainer.accumulate)  # before the weights are loaded
     with stage(f"loading {config.target}"):
         teacher = Teacher.load(directory, dtype, mesh)
-    drafter, params, ids = _start(config, teacher, data.training)
+    drafter, params, ids = _start(config, teacher, data.training, tokenizer)
     trained, rest = _divide(config.drafter, params)
     frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
 
@@ -162,7 +162,11 @@ def train(config: DrafterTraining) -> Path:
     ).fit()
     if is_main():
         with writing("the drafter", config.out):
-            save_drafter(config.out / "drafter", drafter, frozen.whole(trained), ids)
+            copies = {}
+            if isinstance(drafter, BlockConfig) and drafter.layout == "deepspec":
+                embedding = teacher.params["embed_tokens"]
+                copies = {"embedding": embedding, "head": teacher.head(ids)}
+            save_drafter(config.out / "drafter", drafter, frozen.whole(trained), ids, **copies)
             text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
             write_atomically(config.out / "config.json", text.encode())
     wait("the drafter is written")
@@ -186,7 +190,7 @@ def _settings(config: DrafterTraining, target: str, dtype: np.dtype) -> dict[str
     return settings
 
 
-def check_trainable(init: str, target: TargetConfig, drafter: DrafterConfig | Eagle3Config) -> None:
+def check_trainable(init: str, target: TargetConfig, drafter: AnyDrafterConfig) -> None:
     """Raises UserError if a drafter that is to be trained on has a form that training lacks."""
     other = [n for n in ("own_embedding", "qk_norm", *NORMS) if getattr(drafter, n, False)]
     if drafter.layers_read(target) != target.feature_layers:
@@ -199,40 +203,72 @@ def check_trainable(init: str, target: TargetConfig, drafter: DrafterConfig | Ea
 
 
 def _start(
-    config: DrafterTraining, teacher: Teacher, dataset: PackedDataset
-) -> tuple[DrafterConfig | Eagle3Config, Params, np.ndarray]:
+    config: DrafterTraining, teacher: Teacher, dataset: PackedDataset, tokenizer: Tokenizer
+) -> tuple[AnyDrafterConfig, Params, np.ndarray]:
     """Returns the initial drafter: config, float32 parameters, draft vocabulary."""
     shape, target = config.drafter, teacher.stored
-    drafter = shape.config(target)
+    drafter = shape.config(target, _mask_token(tokenizer, target))
     if shape.init is not None:
         path = hub.resolve(shape.init, patterns=hub.DRAFTER)
-        initial, params, ids = load_drafter(path, jnp.float32, teacher.params["embed_tokens"])
+        embedding = teacher.params["embed_tokens"]
+        directory = hub.resolve(config.target, patterns=hub.TARGET)
+        initial, params, ids = load_drafter(path, jnp.float32, embedding, target=directory)
         check_fit(target, initial)
         check_trainable(shape.init, target, initial)
         if type(initial) is not type(drafter) or (
             isinstance(initial, DrafterConfig)
             and (initial.num_positions, initial.num_hidden_layers, initial.shifted)
-            != (shape.positions, shape.layers, shape.shifted)
+            != (shape.positions, shape.depth, shape.shifted)
         ):
             raise UserError(
                 f"--init {shape.init} is a drafter of another shape than given by --method, "
                 "--positions, --layers and --shifted"
             )
+        if isinstance(initial, BlockConfig):
+            _check_same_block(shape.init, initial, drafter)
         if isinstance(initial, DrafterConfig):
             initial, params = _with_pairs(config, initial, params)
-        order = np.argsort(ids)  # the objective needs ascending ids
-        head = {"kernel": jnp.take(params["lm_head"]["kernel"], order, axis=1)}
-        params = {**params, "lm_head": head}
-        if pairs := params.get("pairs"):
-            tables = {name: jnp.take(pairs[name], order, axis=0) for name in ("prev", "next")}
-            params["pairs"] = {**pairs, **tables}
-        return initial, params, ids[order]
+        return initial, *_ascending(initial, params, ids)
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if (size := shape.vocabulary(target)) is not None:
         ids = draft_vocabulary(dataset, size)
     params = init_params(drafter, config.trainer.seed)
-    params["lm_head"] = {"kernel": teacher.head(ids)}
+    if not isinstance(drafter, BlockConfig) or drafter.own_head:
+        params["lm_head"] = {"kernel": teacher.head(ids)}
     return drafter, params, ids
+
+
+def _mask_token(tokenizer: Tokenizer, target: TargetConfig) -> int:
+    """The token of a block drafter's mask rows: one that texts do not have."""
+    beyond = len(tokenizer.get_vocab())
+    return beyond if beyond < target.vocab_size else max(tokenizer.special_ids, default=0)
+
+
+def _check_same_block(init: str, initial: BlockConfig, drafter: AnyDrafterConfig) -> None:
+    """Raises UserError if a block drafter is of another shape than the options say."""
+    given = {"layout": initial.layout, "draft_vocab_size": initial.draft_vocab_size}
+    given |= {"own_head": initial.own_head, "rope": initial.rope}
+    given |= {"max_position_embeddings": initial.max_position_embeddings}
+    if initial != dataclasses.replace(drafter, **given):
+        raise UserError(
+            f"--init {init} is a drafter of another shape than given by --method, --positions, "
+            "--layers, --intermediate-size, --pair-rank and --mask-token"
+        )
+
+
+def _ascending(
+    config: AnyDrafterConfig, params: Params, ids: np.ndarray
+) -> tuple[Params, np.ndarray]:
+    """Sorts a drafter's draft vocabulary, as the objective needs it."""
+    order = np.argsort(ids)
+    params = {**params}
+    if "lm_head" in params:
+        params["lm_head"] = {"kernel": jnp.take(params["lm_head"]["kernel"], order, axis=1)}
+    if pairs := params.get("pairs"):
+        tables = ("next",) if isinstance(config, BlockConfig) else ("prev", "next")
+        taken = {name: jnp.take(pairs[name], order, axis=0) for name in tables}
+        params["pairs"] = {**pairs, **taken}
+    return params, ids[order]
 
 
 def _with_pairs(
@@ -241,26 +277,31 @@ def _with_pairs(
     """Returns the drafter of --init with pair scores of --pair-rank: its own, or fresh ones."""
     shape = config.drafter
     if drafter.pair_rank:
-        if shape.pair_rank not in (0, drafter.pair_rank):
+        if shape.rank not in (0, drafter.pair_rank):
             raise UserError(
                 f"--init {shape.init} has pair scores of rank {drafter.pair_rank}; leave "
                 "--pair-rank out to keep them"
             )
         return drafter, params
-    if not shape.pair_rank:
+    if not shape.rank:
         if shape.train == "pairs":
             raise UserError(f"--init {shape.init} has no pair scores; add some by --pair-rank")
         return drafter, params
-    drafter = dataclasses.replace(drafter, pair_rank=shape.pair_rank)
+    drafter = dataclasses.replace(drafter, pair_rank=shape.rank)
     return drafter, {**params, "pairs": init_params(drafter, config.trainer.seed)["pairs"]}
 
 
 def _divide(shape: DrafterShape, params: Params) -> tuple[Params, Params | None]:
-    """Divides a drafter's parameters into those that are trained and the others, if any."""
-    if shape.train == "all":
+    """Divides a drafter's parameters into those that are trained and the others, if any: of block
+    drafters the head, which is the target's."""
+    if shape.train == "pairs":
+        names = {"pairs"}
+    elif shape.block:
+        names = params.keys() - {"lm_head"}
+    else:
         return params, None
-    rest = {name: leaf for name, leaf in params.items() if name != "pairs"}
-    return {"pairs": params["pairs"]}, rest
+    rest = {name: leaf for name, leaf in params.items() if name not in names}
+    return {name: params[name] for name in names}, rest or None
 
 
 def _evaluation(
@@ -280,7 +321,7 @@ def _evaluation(
     elif jax.default_backend() == "cpu":
         target, params = untie(target, params)
     ngram = None
-    if ours.ngram is not None and isinstance(forward.drafter, DrafterConfig):
+    if ours.ngram is not None:
         ngram = load_ngram(ours.ngram, tokenizer, target.vocab_size)
     model = DartModel(
         target,

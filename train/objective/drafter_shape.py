@@ -3,73 +3,146 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import (
+    AnyDrafterConfig,
+    BlockConfig,
+    DrafterConfig,
+    Eagle3Config,
+)
 from dart_jax.programs.command_line import check_least
 
 # Tokens of a draft vocabulary, as in EAGLE-3: the head over all tokens of a large vocabulary is the
 # greater part of a drafter.
 _LARGE = 32_000
+_BLOCKS = ("dflash", "dspark")
+_DSPARK_RANK = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class DrafterShape:
     """The drafter to train."""
 
-    method: Literal["dart", "eagle3"] = "dart"
-    """DART drafts all positions in one forward pass; EAGLE-3 drafts them sequentially."""
+    method: Literal["dart", "eagle3", "dflash", "dspark"] = "dart"
+    """DART and the block drafters DFlash and DSpark draft all positions in one forward pass;
+    EAGLE-3 drafts them sequentially."""
     positions: int = 8
     """Drafted positions to train, d; EAGLE-3 may draft more."""
-    layers: int = 1
-    """Decoder layers; the reference supports only one."""
+    layers: int | None = None
+    """Decoder layers; by default 2 for block drafters, otherwise 1. The reference supports only
+    one."""
     shifted: bool = True
     """Let the anchor predict as well, as DART does. Unshifted drafters, in which only mask rows
     predict, are for comparison."""
+    intermediate_size: int | None = None
+    """Width of a block drafter's MLPs; by default the target's."""
+    mask_token: int | None = None
+    """Token of a block drafter's mask rows, whose embedding is the target's; by default the first
+    beyond the tokenizer's, or else its last special token."""
     draft_vocab: int | None = None
     """Size of the draft vocabulary, the most frequent tokens of the data; 0 for all tokens. By
-    default 32,000 for targets with more than twice as many, otherwise all."""
-    pair_rank: int = 0
+    default 32,000 for targets with more than twice as many, otherwise all; for block drafters all,
+    with the target's own head."""
+    pair_rank: int | None = None
     """Rank of learned scores for pairs of successive tokens, which the drafter's parallel
-    predictions lack; 0 for none. The reference cannot load them."""
+    predictions lack; 0 for none. DSpark has some, by default of rank 256, the others none. The
+    reference cannot load DART's."""
     init: str | None = None
     """Directory or hub repository of a drafter to start from, of the same shape; its draft
-    vocabulary and pair scores are kept. If it has no pair scores, --pair-rank adds some."""
+    vocabulary and pair scores are kept. If it has no pair scores, --pair-rank adds some to DART's
+    drafters."""
     train: Literal["all", "pairs"] = "all"
     """Train the whole drafter, or only the pair scores of the one given by --init."""
 
     def __post_init__(self) -> None:
         if self.draft_vocab is not None and self.draft_vocab < 0:
             raise UserError("--draft-vocab must be 0, for all tokens, or more")
-        check_least(self, positions=1, layers=1)
-        if self.pair_rank < 0:
+        check_least(self, positions=1, layers=1, intermediate_size=1, mask_token=0)
+        if self.pair_rank is not None and self.pair_rank < 0:
             raise UserError("--pair-rank must be 0, for no pair scores, or more")
-        if self.method == "eagle3" and (self.pair_rank or self.train == "pairs"):
-            raise UserError("--pair-rank and --train pairs are DART's; leave them out with eagle3")
+        if self.method in ("eagle3", "dflash") and self.rank:
+            raise UserError(
+                f"--pair-rank is of DART and DSpark; leave it out with --method {self.method}"
+            )
+        if self.method != "dart" and self.train == "pairs":
+            raise UserError(f"--train pairs is DART's; leave it out with --method {self.method}")
         if self.train == "pairs" and self.init is None:
             raise UserError("--train pairs needs the drafter to freeze: pass --init")
         if self.init is not None and self.draft_vocab is not None:
             raise UserError("--init brings its own draft vocabulary; leave --draft-vocab out")
-        if self.method == "eagle3" and (self.layers > 1 or not self.shifted):
-            raise UserError("--layers and --no-shifted are DART's; leave them out with eagle3")
+        if self.method == "eagle3" and self.depth > 1:
+            raise UserError("EAGLE-3 drafters have one layer; leave --layers out with eagle3")
+        if self.method != "dart" and not self.shifted:
+            raise UserError(f"--no-shifted is DART's; leave it out with --method {self.method}")
+        for name in ("intermediate_size", "mask_token"):
+            if getattr(self, name) is not None and not self.block:
+                option = "--" + name.replace("_", "-")
+                raise UserError(f"{option} is of block drafters; leave it out with {self.method}")
+
+    @property
+    def block(self) -> bool:
+        """Tells whether it is a block drafter."""
+        return self.method in _BLOCKS
+
+    @property
+    def depth(self) -> int:
+        """Decoder layers."""
+        return self.layers or (2 if self.block else 1)
+
+    @property
+    def rank(self) -> int:
+        """Rank of the pair scores, 0 for none."""
+        if self.pair_rank is not None:
+            return self.pair_rank
+        return _DSPARK_RANK if self.method == "dspark" else 0
 
     def vocabulary(self, target: TargetConfig) -> int | None:
         """Returns the size of the draft vocabulary; None for all of the target's tokens."""
         if self.draft_vocab is not None:
             return self.draft_vocab or None
-        return _LARGE if target.vocab_size > 2 * _LARGE else None
+        return _LARGE if target.vocab_size > 2 * _LARGE and not self.block else None
 
-    def config(self, target: TargetConfig) -> DrafterConfig | Eagle3Config:
-        """Returns the drafter's config; its layers have the shapes of the target's."""
+    def config(self, target: TargetConfig, mask_token: int = 0) -> AnyDrafterConfig:
+        """Returns the drafter's config; its layers have the shapes of the target's.
+
+        Args:
+          target: the target's config.
+          mask_token: of a block drafter, unless --mask-token names another.
+        """
+        size = self.vocabulary(target)
         if self.method == "eagle3":
-            return Eagle3Config.for_target(target, self.vocabulary(target))
+            return Eagle3Config.for_target(target, size)
+        if self.block:
+            return self._block(target, size, mask_token)
         return DrafterConfig.for_target(
             target,
-            self.vocabulary(target),
+            size,
             draft_length=self.positions - self.shifted,
-            num_hidden_layers=self.layers,
+            num_hidden_layers=self.depth,
             shifted=self.shifted,
-            pair_rank=self.pair_rank,
+            pair_rank=self.rank,
         )
+
+    def _block(self, target: TargetConfig, size: int | None, mask_token: int) -> BlockConfig:
+        fields: dict[str, Any] = {"layout": "dflash", "block_size": self.positions + 1}
+        if self.method == "dspark":
+            fields = {
+                **{"layout": "deepspec", "shifted": True, "block_size": self.positions},
+                **{"pair_rank": self.rank, "confidence": "pairs" if self.rank else "hidden"},
+            }
+        if size is not None:
+            fields |= {"layout": "speculators", "own_head": True}
+        config = BlockConfig.for_target(
+            target,
+            size,
+            num_hidden_layers=self.depth,
+            mask_token_id=mask_token if self.mask_token is None else self.mask_token,
+            feature_layers=target.feature_layers,
+            num_target_layers=target.num_hidden_layers,
+            **fields,
+        )
+        width = self.intermediate_size
+        return config if width is None else dataclasses.replace(config, intermediate_size=width)

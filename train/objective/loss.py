@@ -3,7 +3,8 @@
     sum over t = 1..d of gamma**(t - 1) * KL(target(. | x[:n + t + 1]) || draft(. | x[:n + 2], t))
 
 for anchors n, which are rows counted from 0: row n joins the feature of x[n] with the embedding of
-x[n + 1]. EAGLE-3's drafter minimises the same sum, over its own steps.
+x[n + 1]. EAGLE-3's drafter minimises the same sum, over its own steps; block drafters another
+divergence with other weights, if it is chosen (section 8).
 
 If the drafter has a draft vocabulary, the target's distribution is restricted to it: each
 prediction's divergence is between the renormalised restriction and the drafter's distribution,
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +45,14 @@ class Objective:
       UserError: a value is out of range.
     """
 
+    loss: Literal["kl", "tv"] = "kl"
+    """Divergence: KL, or a tenth of it plus nine tenths of the total variation, which is how often
+    a token that is drawn from the prediction is rejected."""
+    weights: Literal["power", "confidence"] = "power"
+    """Weights of positions: powers of --gamma, or how many accepted tokens depend on each, by the
+    drafter's present rates of acceptance."""
     gamma: float = 0.6
-    """Position t has weight gamma ** (t - 1)."""
+    """Position t has weight gamma ** (t - 1), with --weights power."""
     anchors: int | None = None
     """Anchors per row, drawn at random every step; by default all rows."""
 
@@ -88,13 +96,23 @@ class DrafterLoss:
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> jax.Array:
         """Returns the sum of the losses of these anchors; None stands for all rows."""
-        return total(self.forward, self.measure, params, frozen, batch, anchors)
+        weigh = path_weights if self.objective.weights == "confidence" else None
+        return total(self.forward, self.measure, params, frozen, batch, anchors, weigh)
 
     def measure(self, predictions: Predictions) -> jax.Array:
         """Sums the valid losses, weighted by their position: a float32 scalar."""
-        losses = jnp.where(predictions.valid, divergence(predictions), 0.0)
-        gamma = jnp.float32(self.objective.gamma) ** (predictions.t - 1).astype(jnp.float32)
-        return gamma * jnp.sum(losses)
+        losses = divergence(predictions)
+        accepted = acceptance(predictions)
+        if self.objective.loss == "tv":
+            losses = 0.1 * losses + 0.9 * predictions.mass * (1 - accepted)
+        if predictions.weights is not None:
+            losses *= predictions.weights
+        else:
+            exponent = (predictions.t - 1).astype(jnp.float32)
+            losses *= jnp.float32(self.objective.gamma) ** exponent
+        if predictions.confidence is not None:
+            losses += _surprise(predictions.confidence, predictions.mass * accepted)
+        return jnp.sum(jnp.where(predictions.valid, losses, 0.0))
 
 
 def total(
@@ -104,6 +122,7 @@ def total(
     frozen: Frozen,
     batch: Batch,
     anchors: jax.Array | None,
+    weigh: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """Returns the sum of a measure over the predictions at all positions after all anchors.
 
@@ -115,14 +134,24 @@ def total(
       frozen: the parameters that are not trained.
       batch: packed rows.
       anchors: int32 [B, A], the rows to draft from; None for all rows.
+      weigh: makes the weights of predictions, [B, C, d], of the rates at which they are accepted.
     """
     only_head = params.keys() <= HEAD
 
     def of_position(chunk: Chunk, i: jax.Array) -> jax.Array:
         return measure(forward.predictions(chunk, i + 1))
 
+    def rate(chunk: Chunk, i: jax.Array) -> jax.Array:
+        predictions = forward.predictions(chunk, i + 1)
+        accepted = predictions.mass * acceptance(predictions)
+        return jnp.where(predictions.valid, accepted, 0.0)
+
     def of_chunk(inputs: DraftInputs, i: jax.Array) -> jax.Array:
         chunk = forward.chunk(inputs, i)
+        if weigh is not None:
+            fixed, positions = jax.lax.stop_gradient(chunk), jnp.arange(forward.num_positions)
+            rates = jax.lax.map(lambda t: rate(fixed, t), positions)
+            chunk = chunk._replace(weights=weigh(jnp.moveaxis(rates, 0, -1)))
         trained = ("head",) if only_head else ("head", "hidden")
         return chunked_sum(of_position, forward.num_positions, chunk, trained)
 
@@ -135,6 +164,40 @@ def divergence(predictions: Predictions) -> jax.Array:
     """Returns the losses in nats, float32 [B, C]: KL(teacher || draft) times the teacher's mass."""
     teacher, draft = predictions.teacher, predictions.draft
     return predictions.mass * jnp.sum(jnp.exp(teacher) * (teacher - draft), axis=-1)
+
+
+def acceptance(predictions: Predictions) -> jax.Array:
+    """Returns how often a token drawn from the drafter's distribution is one that the target draws,
+    at best: 1 - TV, float32 [B, C], both over the draft vocabulary."""
+    difference = jnp.exp(predictions.teacher) - jnp.exp(predictions.draft)
+    return 1 - 0.5 * jnp.sum(jnp.abs(difference), axis=-1)
+
+
+# Part of 1 in the rates that make weights, so that no position is given up.
+_SMOOTH = 0.1
+
+
+def path_weights(rates: jax.Array) -> jax.Array:
+    """Returns the weights of positions, by how many tokens of the path depend on each.
+
+    The expected number of accepted tokens is the sum over j of the product of the rates up to j;
+    position t is in the products from t on (D-PACE, of vLLM's library speculators).
+
+    Args:
+      rates: float32 [..., d], of acceptance at each position if those before are accepted.
+
+    Returns:
+      [..., d], descending.
+    """
+    smoothed = (1 - _SMOOTH) * rates + _SMOOTH
+    products = jnp.cumprod(smoothed, axis=-1)
+    return jnp.flip(jnp.cumsum(jnp.flip(products, axis=-1), axis=-1), axis=-1)
+
+
+def _surprise(logits: jax.Array, rates: jax.Array) -> jax.Array:
+    """Cross-entropy in nats of probabilities, given by their logits, for events of these rates."""
+    rates = jax.lax.stop_gradient(rates)
+    return -(rates * jax.nn.log_sigmoid(logits) + (1 - rates) * jax.nn.log_sigmoid(-logits))
 
 
 def draw_anchors(key: jax.Array, batch: Batch, most: int) -> jax.Array:

@@ -16,18 +16,24 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import (
+    AnyDrafterConfig,
+    BlockConfig,
+    DrafterConfig,
+    Eagle3Config,
+)
+from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Array, Batch, TeacherOutputs
-from train.objective import dart_blocks, eagle3_unrolled
+from train.objective import block_drafts, dart_blocks, eagle3_unrolled
 from train.teacher.teacher import LOGITS, forward, over_vocabulary, with_vocabulary
 
 # Byte limit of a chunk's attention scores, per device.
 _SCORES = 2**30
 # Parts of a drafter that are read after its layers, one position at a time.
-HEAD = frozenset({"norm", "lm_head", "pairs"})
+HEAD = frozenset({"norm", "lm_head", "pairs", "confidence"})
 
 
 class Frozen(NamedTuple):
@@ -61,6 +67,9 @@ class Predictions(NamedTuple):
       draft: float32 [B, C, Vd], the drafter's log-probabilities.
       valid: bool [B, C], see `valid_predictions`.
       draft_ids: int32 [Vd], see `Frozen`.
+      confidence: float32 [B, C], logits of the probability that the drafter expects a token drawn
+        from its prediction to be accepted with; None if it expects none.
+      weights: float32 [B, C], in the loss; None if they depend on the position alone.
     """
 
     t: jax.Array
@@ -70,6 +79,8 @@ class Predictions(NamedTuple):
     draft: jax.Array
     valid: jax.Array
     draft_ids: jax.Array
+    confidence: jax.Array | None = None
+    weights: jax.Array | None = None
 
 
 class TeacherBatch(NamedTuple):
@@ -133,6 +144,8 @@ class Chunk(NamedTuple):
       real: bool [B, C], whether it is an anchor, or only fills the last chunk.
       shared: the target's side of rows anchors[:, 0] + 1, + 2, .., + C + d - 1, if the anchors are
         successive and share them; else None.
+      weights: float32 [B, C, d], of the predictions in the loss; None if they depend on the
+        position alone.
     """
 
     head: Params
@@ -141,6 +154,7 @@ class Chunk(NamedTuple):
     anchors: jax.Array
     real: jax.Array
     shared: Teaching | None
+    weights: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,15 +166,15 @@ class PackedForward:
 
     Attributes:
       target: the target's config.
-      drafter: the drafter's config, DART or EAGLE-3.
-      num_positions: d; for DART that of its config.
+      drafter: the drafter's config.
+      num_positions: d; but for EAGLE-3 that of its config.
       max_chunk: maximum anchors per row processed at a time; None chooses it to fit 256 MB for the
         drafter's logits of one position and 1 GB for the attention scores.
       mesh: the devices that share the target and the rows of a batch; None for one.
     """
 
     target: TargetConfig
-    drafter: DrafterConfig | Eagle3Config
+    drafter: AnyDrafterConfig
     num_positions: int
     max_chunk: int | None = None
     mesh: Mesh | None = None
@@ -177,6 +191,7 @@ class PackedForward:
           anchors: int32 [B, A], the rows to draft from; None for all rows.
         """
         data = self.run_target(frozen, batch, anchors)
+        embed = bind(self.target, frozen.target).embed
         if not self._all_tokens:  # the head's columns are taken once, not at every position
             _, head = with_vocabulary(self.target, frozen.target, frozen.draft_ids)
             frozen = frozen._replace(target=head)
@@ -184,7 +199,12 @@ class PackedForward:
         dtype = jax.tree.leaves(params)[0].dtype
         data = data._replace(embeds=data.embeds.astype(dtype))
         drafter, features = bind(self.drafter, frozen.whole(params)), data.outputs.features
-        real = self._method.real_rows(drafter, features.astype(dtype), data.embeds, data.document)
+        features, document = jnp.asarray(features, dtype), data.document
+        if isinstance(self.drafter, BlockConfig):
+            mask = jax.lax.stop_gradient(embed(jnp.int32(self.drafter.mask_token_id)))
+            real = block_drafts.real_rows(drafter, features, mask.astype(dtype), document)
+        else:
+            real = self._method.real_rows(drafter, features, data.embeds, document)
         return DraftInputs(params, real, frozen, data, anchors)
 
     def chunks(self, inputs: DraftInputs) -> tuple[int, int]:
@@ -224,6 +244,7 @@ class PackedForward:
     def predictions(self, chunk: Chunk, t: jax.Array) -> Predictions:
         """Returns a chunk's predictions at position `t`, int32 from 1."""
         params, _, frozen, data, _ = chunk.inputs
+        weights = None if chunk.weights is None else jnp.take(chunk.weights, t - 1, axis=-1)
         anchors, draft_ids = chunk.anchors, frozen.draft_ids
         if chunk.shared is None:
             teaching = self._teaching(frozen, data, anchors + t)
@@ -234,9 +255,14 @@ class PackedForward:
             )
         drafter = bind(self.drafter, frozen.whole(params | chunk.head))
         hidden = jax.lax.dynamic_index_in_dim(chunk.hidden, t - 1, axis=2, keepdims=False)
-        logits = drafter.logits(hidden)
+        before = _gather(data.tokens, anchors + t)
+        confidence = None
+        if isinstance(self.drafter, BlockConfig):
+            logits, confidence = self._of_block(drafter, frozen, hidden, before)
+        else:
+            logits = drafter.logits(hidden)
         if isinstance(self.drafter, DrafterConfig) and self.drafter.pair_rank:
-            before, draftable = to_draft_ids(_gather(data.tokens, anchors + t), draft_ids)
+            before, draftable = to_draft_ids(before, draft_ids)
             factors = drafter.pairs.factors(drafter.normed(hidden), before)
             scored = draftable & (t > 1)
             logits += drafter.pairs.all_next(jnp.where(scored[..., None], factors, 0))
@@ -248,7 +274,35 @@ class PackedForward:
             jax.nn.log_softmax(logits),
             chunk.real & valid_predictions(data.document, data.run, anchors, t),
             draft_ids,
+            confidence,
+            weights,
         )
+
+    def _of_block(
+        self, drafter: BlockDrafter, frozen: Frozen, hidden: jax.Array, before: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """A block drafter's logits, float32 [B, C, Vd], and its confidence.
+
+        Args:
+          drafter: bound to its parameters.
+          frozen: the parameters that are not trained; the target's head may be the drafter's, too.
+          hidden: [B, C, D], the last layer's output.
+          before: int32 [B, C], the tokens before those that are predicted.
+        """
+        config, normed = self.drafter, drafter.normed(hidden)
+        assert isinstance(config, BlockConfig)
+        if config.own_head:
+            logits = drafter.head(normed)
+        else:
+            logits = bind(self.target, frozen.target).logits(normed)
+        first = None
+        if config.pair_rank:
+            logits += drafter.pairs.all_next(drafter.pairs.factors(normed, before))
+            first = drafter.pairs.first_factors(before)
+        if config.confidence is None:
+            return logits, None
+        first = first if config.confidence == "pairs" else None
+        return logits, drafter.confidence(normed, first)
 
     def _teaching(self, frozen: Frozen, data: TeacherBatch, rows: jax.Array) -> Teaching:
         """Returns what the target teaches at rows int32 [B, A]; its head is already cut."""
@@ -270,6 +324,8 @@ class PackedForward:
         queries = self.num_positions  # rows of attention scores per anchor
         if isinstance(self.drafter, Eagle3Config):
             queries = 1
+        elif isinstance(self.drafter, BlockConfig):
+            queries = self.drafter.block_size
         elif successive and self.drafter.num_hidden_layers == 1:
             queries = 2
         scores = 4 * batch * queries * self.drafter.num_attention_heads * rows
@@ -279,6 +335,8 @@ class PackedForward:
     @property
     def _method(self) -> Any:
         """The module that drafts with this drafter."""
+        if isinstance(self.drafter, BlockConfig):
+            return block_drafts
         return dart_blocks if isinstance(self.drafter, DrafterConfig) else eagle3_unrolled
 
     @property

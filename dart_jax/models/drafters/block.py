@@ -79,13 +79,27 @@ class BlockLayer(DecoderLayer):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         if not self.convolves:
             return super().__call__(x, positions, mask, prefix)
+        rows = []
+
+        def attend(inputs: jax.Array) -> jax.Array:
+            out, row = self.self_attn(inputs, positions, mask, prefix)
+            rows.append(row)
+            return out
+
+        return self.around(x, attend), rows[0]
+
+    def around(self, x: jax.Array, attend: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """Runs the layer over blocks [B, R, D], but for attention and its projections, which
+        `attend` computes of what attention reads, [B, R, D]."""
         inputs = self.input_layernorm(x)
+        if not self.convolves:
+            x = x + attend(inputs)
+            return self.mlp(self.post_attention_layernorm.normed(x), x)
         before, after = self.attention_conv.factors(inputs)
-        out, row = self.self_attn(convolved(inputs, before), positions, mask, prefix)
-        x = x + convolved(out, after)
+        x = x + convolved(attend(convolved(inputs, before)), after)
         inputs = self.post_attention_layernorm(x)
         before, after = self.mlp_conv.factors(inputs)
-        return x + convolved(self.mlp(convolved(inputs, before)), after), row
+        return x + convolved(self.mlp(convolved(inputs, before)), after)
 
 
 class BlockDrafter(nnx.Module):
@@ -159,19 +173,30 @@ class BlockDrafter(nnx.Module):
         Returns:
           What the head reads in the rows that predict, [B, d, D]; d = R - 1 if the anchor does not.
         """
-        rows = embeds.shape[1]
-        whole = jnp.ones((1, rows, rows), bool)
         x = embeds
         for i, layer in enumerate(self.layers):
-            seen, first = whole, None
-            if i in self.config.causal_layers:
-                seen = jnp.tril(seen)
-            if i in self.config.sliding_layers:
-                window = self.config.sliding_window
+            window, first = self.config.decoder.window(i), None
+            if window is not None:
                 first = jnp.maximum(positions - window + 1, 0)
-                seen = seen & within(window, positions) & within(window, -positions)
-            x, _ = layer(x, positions, seen, Prefix.of(cache, i, length, first))
-        return self.norm(x if self.config.shifted else x[:, 1:])
+            prefix = Prefix.of(cache, i, length, first)
+            x, _ = layer(x, positions, self.block_mask(i, positions), prefix)
+        return self.normed(x if self.config.shifted else x[:, 1:])
+
+    def block_mask(self, layer: int, positions: jax.Array) -> jax.Array:
+        """Which rows of a block see each other in a layer, bool [B, R, R] or [1, R, R], given their
+        positions int32 [B, R]."""
+        rows = positions.shape[1]
+        seen = jnp.ones((1, rows, rows), bool)
+        if layer in self.config.causal_layers:
+            seen = jnp.tril(seen)
+        window = self.config.decoder.window(layer)
+        if window is not None:
+            seen = seen & within(window, positions) & within(window, -positions)
+        return seen
+
+    def normed(self, x: jax.Array) -> jax.Array:
+        """Normalises what follows the last layer, [..., D], for the head and the pair scores."""
+        return self.norm(x)
 
     def head(self, normed: jax.Array) -> jax.Array:
         """Normalised [..., D] -> float32 logits [..., Vd] of the drafter's own head; where devices

@@ -1,0 +1,167 @@
+"""Block drafters in training: the predictions after every prefix are those of decoding."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_configs import ALL, TARGET, VOCABULARY, random_params
+
+from dart_jax.errors import UserError
+from dart_jax.models.cache import init_cache
+from dart_jax.models.drafter_config import BlockConfig
+from dart_jax.models.pure import bind
+from train.data.batch import Batch
+from train.objective.drafter_shape import DrafterShape
+from train.objective.loss import DrafterLoss, Objective, path_weights
+from train.objective.predictions import Frozen, PackedForward
+
+FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.int32)
+SHAPE = {"num_hidden_layers": 2, "mask_token_id": 3, "feature_layers": TARGET.feature_layers}
+DFLASH = BlockConfig.for_target(TARGET, **SHAPE, block_size=4)
+DSPARK = BlockConfig.for_target(
+    TARGET, 40, **SHAPE, block_size=3, shifted=True, pair_rank=5, confidence="pairs", own_head=True
+)
+DFLASH2 = dataclasses.replace(
+    DFLASH, conv_group_size=8, pair_rank=5, pair_gate="linear", selector_top_k=VOCABULARY,
+    sliding_window=4, sliding_layers=(1,), causal_layers=(0,),
+)  # fmt: skip
+DRAFTERS = {"dflash": DFLASH, "dspark": DSPARK, "dflash2": DFLASH2}
+ANCHORS = np.array([[1, 4, 8, 20], [0, 3, 7, 18]], np.int32)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Two rows of several documents, and padding."""
+    rng = np.random.default_rng(0)
+    document = np.array([[1] * 7 + [2] * 9 + [3] * 3 + [0] * 5, [1] * 20 + [2] * 4], np.int32)
+    tokens = rng.integers(0, VOCABULARY, document.shape).astype(np.int32)
+    return Batch(tokens, document, rng.random(document.shape) < 0.8)
+
+
+@pytest.fixture(params=DRAFTERS)
+def setting(request):
+    """A drafter's forward pass, its trained parameters and the others."""
+    drafter = DRAFTERS[request.param]
+    params = random_params(drafter, 2)
+    ids = FEW if drafter.own_head else ALL
+    head = {"lm_head": params.pop("lm_head")} if drafter.own_head else None
+    frozen = Frozen(random_params(TARGET, 1), jnp.asarray(ids), head)
+    return PackedForward(TARGET, drafter, drafter.num_positions, 3), params, frozen
+
+
+def literally(forward, params, frozen, batch, row, anchor):
+    """Logits and confidence after one prefix, with a cache as in decoding; pair scores are those of
+    the text's tokens."""
+    config, target = forward.drafter, bind(TARGET, frozen.target)
+    drafter = bind(config, frozen.whole(params))
+    data = forward.run_target(frozen, batch)
+    start = int(np.argmax(batch.document[row] == batch.document[row, anchor]))
+    length, size = anchor + 1 - start, config.block_size
+    features = data.outputs.features[row : row + 1, start : anchor + 1]
+    places = jnp.arange(length, dtype=jnp.int32)[None]
+    heads, layers = config.num_key_value_heads, config.num_hidden_layers
+    cache = init_cache(layers, 1, heads, length, config.head_dim, jnp.float32)
+    cache = jax.tree.map(
+        lambda _, rows: rows, cache, drafter.keys(drafter.context(features), places)
+    )
+    tokens = np.append(batch.tokens[row], [0] * size)
+    block = jnp.asarray([[tokens[anchor + 1]] + [config.mask_token_id] * (size - 1)])
+    positions = length + jnp.arange(size, dtype=jnp.int32)[None]
+    normed = drafter(target.embed(block), positions, cache, jnp.array([length]))[0]
+    logits = drafter.head(normed) if config.own_head else target.logits(normed)
+    if not config.pair_rank:
+        return logits, None
+    before = jnp.asarray(tokens[anchor + 1 : anchor + 1 + config.num_positions])
+    logits += drafter.pairs.all_next(drafter.pairs.factors(normed, before))
+    if config.confidence is None:
+        return logits, None
+    return logits, drafter.confidence(normed, drafter.pairs.first_factors(before))
+
+
+def test_predictions_are_those_of_decoding(setting, batch):
+    forward, params, frozen = setting
+    inputs = forward.inputs(params, frozen, batch, jnp.asarray(ANCHORS))
+    chunks = [forward.chunk(inputs, jnp.int32(i)) for i in range(forward.chunks(inputs)[0])]
+    positions = range(forward.num_positions)
+    made = [[forward.predictions(chunk, jnp.int32(t + 1)) for t in positions] for chunk in chunks]
+    draft = np.concatenate([np.stack([p.draft for p in ps], 2) for ps in made], axis=1)
+    literal = [[literally(*setting, batch, r, a) for a in ANCHORS[r]] for r in range(2)]
+    for r, c in np.ndindex(ANCHORS.shape):
+        expected = jax.nn.log_softmax(literal[r][c][0])
+        np.testing.assert_allclose(draft[r, c], expected, atol=2e-5)
+    if forward.drafter.confidence is None:
+        return
+    confidence = [np.stack([p.confidence for p in ps], 2) for ps in made]
+    confidence = np.concatenate(confidence, axis=1)
+    for r, c in np.ndindex(ANCHORS.shape):
+        np.testing.assert_allclose(confidence[r, c], literal[r][c][1], atol=2e-5)
+
+
+def test_the_loss_with_weights_of_the_path(setting, batch):
+    """Total variation, weighted by how much of the path depends on a position, and the surprise of
+    the confidence; from predictions alone."""
+    forward, params, frozen = setting
+    loss = DrafterLoss(forward, Objective(loss="tv", weights="confidence"))
+    inputs = forward.inputs(params, frozen, batch, jnp.asarray(ANCHORS))
+    expected = 0.0
+    for i in range(forward.chunks(inputs)[0]):
+        chunk = forward.chunk(inputs, jnp.int32(i))
+        each = [forward.predictions(chunk, jnp.int32(t + 1)) for t in range(forward.num_positions)]
+        p, q = (
+            np.exp(np.stack(x, 2)) for x in zip(*((x.teacher, x.draft) for x in each), strict=True)
+        )
+        mass, valid = (np.stack(x, 2) for x in zip(*((x.mass, x.valid) for x in each), strict=True))
+        kl = mass * np.sum(p * (np.log(p) - np.log(q)), -1)
+        apart = np.abs(p - q).sum(-1) / 2
+        rates = mass * (1 - apart)
+        products = np.cumprod(0.9 * np.where(valid, rates, 0) + 0.1, axis=-1)
+        weights = np.stack([products[..., t:].sum(-1) for t in range(forward.num_positions)], -1)
+        losses = weights * (0.1 * kl + 0.9 * mass * apart)
+        if each[0].confidence is not None:
+            sure = 1 / (1 + np.exp(-np.stack([x.confidence for x in each], 2)))
+            losses -= rates * np.log(sure) + (1 - rates) * np.log(1 - sure)
+        expected += losses[valid].sum()
+
+    def total(params):
+        return loss.total(params, frozen, batch, jnp.asarray(ANCHORS))
+
+    made, gradients = jax.value_and_grad(total)(params)
+    np.testing.assert_allclose(made, expected, rtol=1e-5)
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradients))
+
+
+def test_path_weights_descend_and_end_with_the_product():
+    rates = np.random.default_rng(0).random((5, 4)).astype(np.float32)
+    weights = np.asarray(path_weights(jnp.asarray(rates)))
+    assert np.all(np.diff(weights) < 0)
+    np.testing.assert_allclose(weights[:, -1], np.prod(0.9 * rates + 0.1, axis=1), rtol=1e-6)
+
+
+def test_shapes():
+    dspark = DrafterShape(method="dspark", positions=7).config(TARGET, 9)
+    assert (dspark.num_positions, dspark.block_size, dspark.num_hidden_layers) == (7, 7, 2)
+    assert (dspark.pair_rank, dspark.confidence, dspark.layout) == (256, "pairs", "deepspec")
+    assert dspark.mask_token_id == 9
+    assert not dspark.own_head
+    shape = DrafterShape(method="dflash", layers=1, draft_vocab=20, mask_token=4)
+    dflash = shape.config(TARGET, 9)
+    assert (dflash.num_positions, dflash.block_size, dflash.mask_token_id) == (8, 9, 4)
+    assert (dflash.layout, dflash.own_head, dflash.pair_rank) == ("speculators", True, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "dflash", "pair_rank": 4}, "--pair-rank is of DART and DSpark"),
+        ({"method": "dspark", "train": "pairs"}, "--train pairs is DART's"),
+        ({"method": "dflash", "shifted": False}, "--no-shifted is DART's"),
+        ({"mask_token": 4}, "--mask-token is of block drafters"),
+        ({"method": "eagle3", "intermediate_size": 4}, "--intermediate-size is of block"),
+        ({"method": "eagle3", "layers": 2}, "EAGLE-3 drafters have one layer"),
+    ],
+)
+def test_what_does_not_go_together(options, message):
+    with pytest.raises(UserError, match=message):
+        DrafterShape(**options)
