@@ -4,12 +4,13 @@
 
 The target, fetched once, answers questions of ShareGPT and those of --data, greedily and sampled,
 turn by turn. From its answers n-grams are counted and drafters trained: DART's, with the recipe
-`train/smollm2.toml`; EAGLE-3's, in the same time, with `train/smollm2_eagle3.toml`; and pair scores
-for DART's with `train/smollm2_pairs.toml`. A laptop's night, an hour of Colab and ten minutes of a
-large GPU are the same command with other --minutes.
+`train/smollm2.toml`; in the same time DSpark's, with `train/smollm2_dspark.toml`, and EAGLE-3's,
+with `train/smollm2_eagle3.toml`; and pair scores for DART's with `train/smollm2_pairs.toml`. A
+laptop's night, an hour of Colab and ten minutes of a large GPU are the same command with other
+--minutes.
 
---export receives `drafter` (DART, with the pair scores), `eagle3`, `ngram.dng`. Each is written as
-soon as it is made. The same command goes on where it stopped.
+--export receives `drafter` (DART, with the pair scores), `dspark`, `eagle3`, `ngram.dng`. Each is
+written as soon as it is made. The same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from train.run.config import TrainerConfig
 
 _RECIPES = Path(__file__).parent
 
-# Parts of the time that the stages get: both drafters equally much.
-_PARTS = {"answers": 0.35, "dart": 0.26, "pairs": 0.13, "eagle3": 0.26}
+# Parts of the time that the stages get: all drafters equally much.
+_PARTS = {"answers": 0.3, "dart": 0.2, "pairs": 0.1, "dspark": 0.2, "eagle3": 0.2}
 
 _TIMES = "answers.json"  # minutes that answering has taken, and whether it is done
 _LEAST = 0.05  # minutes of answers when an interrupted run goes on
@@ -125,7 +126,7 @@ def run(config: SmolLM2Config) -> None:
             _collect(config, questions)
     _answer(config, questions, answers, *_ANSWERS[device])
     _count(config, answers)
-    for name, parent in (("dart", None), ("pairs", "dart"), ("eagle3", None)):
+    for name, parent in (("dart", None), ("pairs", "dart"), ("dspark", None), ("eagle3", None)):
         if not (config.work / name / "config.json").is_file():  # written last
             options = {
                 "--target": config.target,
@@ -143,7 +144,7 @@ def run(config: SmolLM2Config) -> None:
             recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
             train_recipe(_RECIPES / f"{recipe}.toml", options)
         if config.export is not None:
-            exported = "eagle3" if name == "eagle3" else "drafter"
+            exported = "drafter" if name in ("dart", "pairs") else name
             with writing("the drafter", config.export):
                 package(config.work / name / "drafter", config.export / exported)
 

@@ -92,12 +92,12 @@ class Block(DraftingMethod):
         last = inputs.last[:, None]
         root = jnp.take_along_axis(inputs.next_tokens, last, axis=1)
         length = inputs.start + inputs.last + 1
-        normed = self._run(drafter, inputs, root, cache, length)
+        normed = self.run(drafter, inputs, root, cache, length)
         logits = drafter.head(normed) if self.config.own_head else inputs.target.logits(normed)
         candidates = self._candidates(drafter, inputs, root[:, 0], logits, normed)
         return cache, Proposal(candidates=candidates)
 
-    def _run(
+    def run(
         self,
         drafter: BlockDrafter,
         inputs: DraftInput,
