@@ -1,4 +1,4 @@
-"""Figures of eval.speedup."""
+"""Figures of eval.speedup, and the tables of all settings."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from figure_checks import check_style, ends_of, note_of
 from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import Summary
 from eval.methods.registry import Tree
-from eval.speedup import figure
+from eval.speedup import figure, tables
 from eval.speedup.measurement import Setting
 from eval.speedup.workload import Workload
 
@@ -59,3 +59,25 @@ def test_lines_by_length():
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([20, 10, 20 / 3])
     bars = [tick.get_text() for tick in panels["Speed-up"].get_xticklabels()]
     assert bars == ["one", "two"]  # of the first length only
+
+
+def test_tables_of_all_settings():
+    """A row for each setting, then for the mean over the benchmarks at each length."""
+    kinds = [("one", 512), ("two", 512), ("one", 2048), ("two", 2048)]
+    some = [setting(3, 1, bench, context) for bench, context in kinds]
+    rows = [["one", "512"], ["two", "512"], ["one", "2,048"], ["two", "2,048"]]
+    rows += [["mean", "512"], ["mean", "2,048"]]
+    figures = {
+        "tau": ["1.00", "2.00", "3.00"],
+        "ms per token, without the prefill": ["16.67", "9.09", "6.25"],
+        "speed-up, without the prefill": ["0.60", "1.10", "1.60"],
+        "speed-up": ["0.60", "1.10", "1.60"],
+    }
+    for table, (title, cells) in zip(tables.overview_tables(some), figures.items(), strict=True):
+        assert table.title == f"All settings: {title}"
+        columns = [[str(cell) for cell in column.cells] for column in table.columns]
+        assert [list(row) for row in zip(*columns, strict=True)] == [
+            [*row, "0", "1", *cells] for row in rows
+        ]
+    alone = tables.overview_tables(some[::2])[0]
+    assert [str(cell) for cell in alone.columns[0].cells] == ["one", "one"]

@@ -116,12 +116,14 @@ def cells_of(text):
 
 
 def test_report(measured):
-    text, content = measured()
+    text, content = measured(context=(200,))
     check_report(content, prompts=1, repeats=2)
     (setting,) = content["settings"]
+    assert setting["context"] == 200
+    assert all(196 < length <= 200 for length in setting["prompt_tokens"])
     title = " ".join(text.split())
     assert re.search(
-        r"demo: T = 0, batch 1, prompts of \d+ to \d+ tokens, 6 new tokens, n-gram", title
+        r"demo: T = 0, batch 1, prompts of (19\d to )?\d+ tokens, 6 new tokens, n-gram", title
     )
     assert "model (DART 4 nodes, level decay" in title
     lines = cells_of(text)
@@ -273,6 +275,7 @@ def test_a_target_for_chats_is_asked_questions_by_default(measured, tiny, tmp_pa
     assert list(setting["groups"]) == ["code", "reasoning", "all"]
 
 
+@pytest.mark.long
 def test_lengths_and_benchmarks(measured, short, tmp_path):
     """A row for each in the tables of all settings, with the tokens that the prompts have."""
     other = tmp_path / "other.jsonl"
