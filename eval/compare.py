@@ -94,13 +94,19 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 def _methods(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the figures and the tree of each setting and method."""
     return {
-        f"{each['bench']}, T {each['temperature']:g}, batch {each['batch_size']}, {name}": {
+        f"{each['bench']}, {_context(each)}T {each['temperature']:g}, "
+        f"batch {each['batch_size']}, {name}": {
             **figures,
             "tree": each["trees"].get(name),
         }
         for each in report["settings"]
         for name, figures in each["groups"]["all"].items()
     }
+
+
+def _context(setting: Mapping[str, Any]) -> str:
+    context = setting.get("context")  # not in reports from before there was such an option
+    return "" if context is None else f"context {context}, "
 
 
 def _rate(figure: str, old: list[float], new: list[float], form: str) -> Change:

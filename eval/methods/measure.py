@@ -42,6 +42,9 @@ class Summary:
       prompts: prompts measured in each repeat.
       rates: tokens per second, from summed tokens and summed seconds; one value per repeat.
       speedups: ratios of these rates to the baseline's; one value per repeat.
+      token_seconds: seconds per token after each prompt's first, prefill excluded, from their
+        sums; one value per repeat; nan if there are none.
+      decoding_speedups: ratios of the baseline's to these; one value per repeat.
       tau: tokens emitted per verification, pooled over all; nan if there are none.
       tau_error: standard error of `tau` over prompts; None with fewer than two that were verified.
       repeated: share of the 8-grams of all texts that occurred before in the same text.
@@ -57,6 +60,8 @@ class Summary:
     prompts: int
     rates: list[float]
     speedups: list[float]
+    token_seconds: list[float]
+    decoding_speedups: list[float]
     tau: float
     tau_error: float | None
     repeated: float
@@ -71,6 +76,11 @@ class Summary:
     def speedup(self) -> float:
         """Median of `speedups`."""
         return statistics.median(self.speedups)
+
+    @property
+    def token_ms(self) -> float:
+        """Median of `token_seconds`, in ms."""
+        return 1000 * statistics.median(self.token_seconds)
 
     @property
     def acceptance(self) -> list[float]:
@@ -158,6 +168,7 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
     drafted = chain(*(generation.drafted for generation in ours[0]))
     lengths = Counter(length for row in drafted for length in accepted_lengths(row))
     rates, base = ([rate(generations) for generations in each] for each in (ours, theirs))
+    paces, others = ([pace(generations) for generations in each] for each in (ours, theirs))
     same = [
         [np.array_equal(a, b) for a, b in zip(_texts(one), _texts(other), strict=True)]
         for one, other in zip(ours, theirs, strict=True)
@@ -166,6 +177,8 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
         prompts=len(texts),
         rates=rates,
         speedups=[a / b for a, b in zip(rates, base, strict=True)],
+        token_seconds=paces,
+        decoding_speedups=[_ratio(b, a) for a, b in zip(paces, others, strict=True)],
         tau=_ratio(emitted.sum(), steps.sum()),
         tau_error=ratio_error(emitted, steps),
         repeated=repeated / grams if grams else 0.0,
@@ -223,6 +236,16 @@ def rate(generations: Iterable[Generation]) -> float:
     generations = list(generations)
     tokens = sum(map(len, _texts(generations)))
     return tokens / sum(sum(generation.seconds.values()) for generation in generations)
+
+
+def pace(generations: Iterable[Generation]) -> float:
+    """Returns the seconds per token after each prompt's first, which the prefill emits; what the
+    prefill takes is not counted. nan if there are none."""
+    generations = list(generations)
+    tokens = sum(len(text) - 1 for text in _texts(generations))
+    spent = (generation.seconds for generation in generations)
+    seconds = sum(sum(stages.values()) - stages["prefill"] for stages in spent)
+    return _ratio(seconds, tokens)
 
 
 def repeated_grams(tokens: np.ndarray) -> tuple[int, int]:

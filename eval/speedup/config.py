@@ -57,6 +57,9 @@ class SpeedupConfig(MethodChoice):
     """Tokens to generate for each prompt."""
     prompts: int = 8
     """Questions per benchmark, or functions per group of the demo's four groups."""
+    context: tuple[int, ...] = ()
+    """Lengthen the prompts to this many tokens, by a passage of Python's documents before the
+    question; each length is measured in turn. By default they are left as they are."""
     tree_nodes: int | None = None
     """Nodes of the draft trees; by default they change as they pay, down to plain decoding where
     none do."""
@@ -90,7 +93,8 @@ class SpeedupConfig(MethodChoice):
                 if getattr(self, name) not in (value, default):
                     raise UserError("--paper chooses the trees; do not choose others beside it")
                 object.__setattr__(self, name, value)
-        check_least(self, max_new_tokens=1, prompts=1, repeats=1, batch_size=1, tree_nodes=1)
+        check_least(self, max_new_tokens=1, prompts=1, repeats=1)
+        check_least(self, batch_size=1, tree_nodes=1, context=1)
         check_some(self, "temperature", "batch_size")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from dart_jax.programs.figures import (
     save_figure,
     told,
 )
+from eval.methods.measure import Summary
 from eval.methods.registry import METHODS, PLAIN
 from eval.speedup.measurement import Setting
-from eval.speedup.tables import STAGES
+from eval.speedup.tables import STAGES, kinds, mean, mean_tokens
 
 
 def write(path: Path, settings: Sequence[Setting]) -> None:
@@ -29,15 +30,20 @@ def write(path: Path, settings: Sequence[Setting]) -> None:
 
 def draw(settings: Sequence[Setting]) -> Any:
     """Draws speed-ups, acceptance by position, time by stage, and tau against step cost, all for
-    the first temperature and batch size."""
-    key = settings[0].temperature, settings[0].batch_size
-    first = [each for each in settings if (each.temperature, each.batch_size) == key]
+    the first context, temperature and batch size; with several contexts also tau and the time per
+    token by length."""
+    by_kind = kinds(settings)
+    first = by_kind[settings[0].kind]
+    lengths = [some for kind, some in by_kind.items() if kind[1:] == settings[0].kind[1:]]
     names = [name for name in settings[0].all if name != PLAIN]
     colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(names)}
     panels = (_speedups, _acceptance, _time, _cost)
-    figure, axes = new_panels(len(panels), columns=2)
-    for panel, axis in zip(panels, axes, strict=True):
+    more = (_tau_by_length, _time_by_length) if len(lengths) > 1 else ()
+    figure, axes = new_panels(len(panels) + len(more), columns=2)
+    for panel, axis in zip(panels, axes, strict=False):
         panel(axis, first, colours)
+    for panel, axis in zip(more, axes[len(panels) :], strict=True):
+        panel(axis, lengths, colours)
     if len(names) > 1:
         handles = axes[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside upper center", ncols=min(len(names), 4))
@@ -152,3 +158,28 @@ def _cost(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> No
         ylabel="tau",
     )
     axis.set_title("Tau against step cost", pad=14)
+
+
+def _tau_by_length(axis: Any, lengths: Sequence[list[Setting]], colours: dict[str, str]) -> None:
+    """Lines of tau, means over the benchmarks."""
+    _by_length(axis, lengths, colours, lambda row: row.tau)
+    axis.set(ylabel="tau", ylim=(0, None), title="Tau by length of the prompt")
+
+
+def _time_by_length(axis: Any, lengths: Sequence[list[Setting]], colours: dict[str, str]) -> None:
+    """Lines of ms per token, means over the benchmarks, and plain decoding's."""
+    _by_length(axis, lengths, {PLAIN: "black", **colours}, lambda row: row.token_ms)
+    axis.set(ylabel="ms per token (plain: black)", ylim=(0, None), title="Time by length")
+
+
+def _by_length(
+    axis: Any,
+    lengths: Sequence[list[Setting]],
+    colours: dict[str, str],
+    figure: Callable[[Summary], float],
+) -> None:
+    tokens = [mean_tokens(some) for some in lengths]
+    for name, colour in colours.items():
+        means = [mean(figure, some, name) for some in lengths]
+        axis.plot(tokens, means, "o-", color=colour, markersize=4)
+    axis.set_xlabel("tokens of the mean prompt")

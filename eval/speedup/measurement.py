@@ -47,6 +47,11 @@ class Setting:
         return self.groups["all"]
 
     @property
+    def kind(self) -> tuple[int | None, float, int]:
+        """What settings of several benchmarks may share: context, temperature and batch size."""
+        return self.workload.context, self.temperature, self.batch_size
+
+    @property
     def step_costs(self) -> dict[str, float]:
         """Method -> time per step over time per plain step, without prefill."""
         plain = self.all[PLAIN].step_seconds
@@ -60,6 +65,8 @@ class Setting:
             "temperature": self.temperature,
             "batch_size": self.batch_size,
             "max_length": self.workload.max_length,
+            "context": self.workload.context,
+            "prompt_tokens": self.workload.prompt_tokens,
             "trees": {name: tree._asdict() for name, tree in self.trees.items()},
             "step_costs": self.step_costs,
             "groups": {
@@ -76,8 +83,8 @@ class Speedup:
         """Reads the questions, then loads the model.
 
         Raises:
-          UserError: questions or the model cannot be read, a prompt is too long, or a benchmark has
-            too few prompts for a batch.
+          UserError: questions or the model cannot be read, a prompt or a context is too long, or
+            a benchmark has too few prompts for a batch.
         """
         self.config, self.console = config, console
         questions, missing = load_all(
@@ -86,11 +93,23 @@ class Speedup:
         base = config.load()
         self.models, left_out = config.models(base)
         self.left_out = left_out + missing
+        positions = base.target.max_length
+        for context in config.context:
+            if context + config.max_new_tokens > positions:
+                raise UserError(
+                    f"--context {context} and {config.max_new_tokens} new tokens are beyond the "
+                    f"target's {positions} positions"
+                )
         with stage("preparing the prompts", console):
             self.workloads = [
-                benchmark_workload(config, base, console, name, some)
-                for name, some in questions.items()
-            ] or [demo_workload(config, base, console)]
+                workload
+                for context in config.context or (None,)
+                for workload in [
+                    benchmark_workload(config, base, console, name, some, context)
+                    for name, some in questions.items()
+                ]
+                or [demo_workload(config, base, console, context)]
+            ]
         for workload in self.workloads:
             count, most = len(workload.prompts), max(config.batch_size)
             if most > count:

@@ -47,7 +47,8 @@ def run(config: SpeedupConfig, console: Console) -> None:
         show(tables.repetition_table(setting.all))
         show(tables.time_table(setting.all))
     if len(settings) > 1:
-        show(tables.overview_table(settings))
+        for each in tables.overview_tables(settings):
+            show(each)
     content = [setting.as_json() for setting in settings]
     write_report(config, dtype=speedup.dtype, settings=content)
     if config.markdown:
@@ -65,10 +66,13 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
     )
     ngram = "no n-gram model" if config.ngram_model is None else "n-gram model"
     imposed = "" if config.acceptance is None else f", tau {config.acceptance:g} imposed"
+    lengths = setting.workload.prompt_tokens
+    least, most = (f"{number:,}" for number in (min(lengths), max(lengths)))
+    prompts = f"prompts of {most if least == most else f'{least} to {most}'} tokens"
     weights = "" if config.shape is None else f"random weights in the shape of {config.shape}, "
     return (
         f"{setting.workload.title}: {weights}T = {setting.temperature:g}, batch "
-        f"{setting.batch_size}, {config.max_new_tokens} new tokens, {ngram}{imposed} "
+        f"{setting.batch_size}, {prompts}, {config.max_new_tokens} new tokens, {ngram}{imposed} "
         f"({trees})"
     )
 

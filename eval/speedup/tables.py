@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
@@ -19,22 +20,23 @@ def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Ta
     """Returns a row per prompt group and method; the last group pools all prompts."""
     rows: list[tuple[str, ...]] = []
     for group, methods in groups.items():
-        rows.append((group, *[""] * 4))
+        rows.append((group, *[""] * 5))
         for name, row in methods.items():
-            figures = (
-                spread(row.speedups, ".2f", "x"),
-                f"{row.tau:.2f}",
-                f"{row.identical}/{row.prompts}",
-            )
-            cells = figures if name != PLAIN else [""] * 3
-            rows.append((f"  {METHODS[name].title}", spread(row.rates), *cells))
+            speedup = spread(row.speedups, ".2f", "x")
+            figures = f"{row.tau:.2f}", f"{row.identical}/{row.prompts}"
+            if name == PLAIN:
+                speedup, *figures = [""] * 3
+            token = spread([1000 * each for each in row.token_seconds], ".2f")
+            cells = spread(row.rates), speedup, token, *figures
+            rows.append((f"  {METHODS[name].title}", *cells))
     caption = (
         "tok/s: median over repeats and half the spread, prefill included\n"
         "speed-up: ratio of the rates, likewise\n"
+        "ms/token: after each prompt's first token, without the prefill\n"
         "tau: tokens per verification, bonus included\n"
         "same: prompts whose output equals plain decoding's, token for token"
     )
-    return table(title, ("prompts", "tok/s", "speed-up", "tau", "same"), rows, caption)
+    return table(title, ("prompts", "tok/s", "speed-up", "ms/token", "tau", "same"), rows, caption)
 
 
 def time_table(rows: Mapping[str, Summary]) -> Table:
@@ -70,20 +72,53 @@ def repetition_table(rows: Mapping[str, Summary]) -> Table:
     return table("Repetitions", columns, cells, caption)
 
 
-def overview_table(settings: Sequence[Setting]) -> Table:
-    """Returns speed-up and tau of every method, one row per setting."""
-    names = [name for name in settings[0].all if name != PLAIN]
-    rows = [
-        (
-            setting.workload.title,
-            f"{setting.temperature:g}",
-            str(setting.batch_size),
-            *(
-                f"{row.speedup:.2f}x, {row.tau:.2f}"
-                for row in (setting.all[name] for name in names)
-            ),
-        )
-        for setting in settings
-    ]
-    columns = ("benchmark", "T", "batch", *(METHODS[name].title for name in names))
-    return table("All settings: speed-up, tau", columns, rows)
+# Title of a table of all settings -> its figure.
+_FIGURES: dict[str, Callable[[Summary], float]] = {
+    "tau": lambda row: row.tau,
+    "ms per token, without the prefill": lambda row: row.token_ms,
+    "speed-up, without the prefill": lambda row: statistics.median(row.decoding_speedups),
+    "speed-up": lambda row: row.speedup,
+}
+
+
+def overview_tables(settings: Sequence[Setting]) -> list[Table]:
+    """Returns a table for each of four figures, with a row per setting and a column per method;
+    then the means over the benchmarks, if there are several."""
+    names = list(settings[0].all)
+    by_kind = kinds(settings)
+    several = any(len(some) > 1 for some in by_kind.values())
+    groups = [("mean", some) for some in by_kind.values()] if several else []
+    groups = [(setting.workload.title, [setting]) for setting in settings] + groups
+    tables = []
+    for title, figure in _FIGURES.items():
+        rows = [
+            (
+                name,
+                f"{mean_tokens(some):,.0f}",
+                f"{some[0].temperature:g}",
+                str(some[0].batch_size),
+                *(f"{mean(figure, some, method):.2f}" for method in names),
+            )
+            for name, some in groups
+        ]
+        columns = ("benchmark", "tokens", "T", "batch", *(METHODS[name].title for name in names))
+        tables.append(table(f"All settings: {title}", columns, rows, "tokens: of the mean prompt"))
+    return tables
+
+
+def kinds(settings: Sequence[Setting]) -> dict[tuple[int | None, float, int], list[Setting]]:
+    """Returns the settings that differ only in the benchmark, by what they share."""
+    groups: dict[tuple[int | None, float, int], list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(setting.kind, []).append(setting)
+    return groups
+
+
+def mean(figure: Callable[[Summary], float], settings: Sequence[Setting], method: str) -> float:
+    """Returns the mean of a method's figure over settings, each over all its prompts."""
+    return statistics.mean(figure(setting.all[method]) for setting in settings)
+
+
+def mean_tokens(settings: Sequence[Setting]) -> float:
+    """Returns the mean over settings of their prompts' mean length, in tokens."""
+    return statistics.mean(setting.workload.mean_tokens for setting in settings)

@@ -17,6 +17,7 @@ from dart_jax.data.messages import alternating
 from dart_jax.data.records import Record
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks.context import long_question
 from eval.benchmarks.questions import Question, prompt_tokens, read_question
 from eval.benchmarks.registry import BENCHMARKS, find, load, load_all, parse_names
 
@@ -368,6 +369,28 @@ def test_plain_prompts():
     ids = prompt_tokens(question("hello"), (), spaced, False).tolist()
     assert ids == spaced.encode("hello")
     assert ids[0] == spaced.backend.token_to_id("<s>")
+
+
+@pytest.mark.parametrize("turns", [("one?", "two?"), ("one?" * 400,)], ids=["short", "long"])
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "plain"])
+def test_long_prompts(thinking, turns, chat):
+    """A passage makes them as long as asked for, the longer one ends with the shorter one; prompts
+    that are longer already are left as they are."""
+    tokenizer = thinking if chat else Tokenizer(tokenizers_made.byte_level())
+    asked = question(*turns, raw="def f():")
+    bare = len(prompt_tokens(asked, (), tokenizer, False))
+    texts = []
+    for most in (700, 1200):
+        longer = long_question(asked, 3, tokenizer, most, thinking=False)
+        length = len(prompt_tokens(longer, (), tokenizer, False))
+        assert max(most - 4, bare) <= length <= max(most, bare)
+        assert longer.turns[0].endswith(turns[0])
+        assert longer.raw.endswith("def f():")
+        texts.append(longer.raw if not chat else longer.turns[0])
+        assert longer.turns[1:] == turns[1:]
+    assert texts[1].endswith(texts[0])
+    again = long_question(asked, 4, tokenizer, 1200, thinking=False)
+    assert (again == longer) is (longer == asked)
 
 
 # Published files

@@ -64,6 +64,15 @@ def test_trees_that_change_have_another_tau_every_time():
     assert {verdict for *_, verdict in changes(before, after)} == {"same", "other trees"}
 
 
+def test_contexts_are_compared_each_with_its_own():
+    short, long = copy.deepcopy(REPORT), copy.deepcopy(REPORT)
+    short["settings"][0]["context"] = 512
+    long["settings"][0]["context"] = 6144
+    assert not list(changes(short, long))
+    assert not list(changes(REPORT, short))
+    assert all("context 512" in name for name, *_ in changes(short, short))
+
+
 def test_other_differences_are_listed():
     after = {**REPORT, "environment": {"jax": "0.11.2"}, "config": {"repeats": 3, "json": "b.json"}}
     assert differences(REPORT, REPORT) == []

@@ -116,21 +116,30 @@ def cells_of(text):
 
 
 def test_report(measured):
-    text, content = measured()
+    text, content = measured(context=(200,))
     check_report(content, prompts=1, repeats=2)
     (setting,) = content["settings"]
+    assert setting["context"] == 200
+    assert all(196 < length <= 200 for length in setting["prompt_tokens"])
     title = " ".join(text.split())
-    assert "demo: T = 0, batch 1, 6 new tokens, n-gram model (DART 4 nodes, level decay" in title
+    assert re.search(
+        r"demo: T = 0, batch 1, prompts of (19\d to )?\d+ tokens, 6 new tokens, n-gram", title
+    )
+    assert "model (DART 4 nodes, level decay" in title
     lines = cells_of(text)
     for group, rows in setting["groups"].items():
-        start = lines.index([group, "", "", "", ""])
+        start = lines.index([group, "", "", "", "", ""])
         plain, dart = lines[start + 1 : start + 3]
         assert [plain[0], dart[0]] == ["plain", "DART"]
         assert plain[1].startswith(f"{statistics.median(rows['plain']['rates']):,.0f} ±")
         row = rows["dart"]
         half = (max(row["speedups"]) - min(row["speedups"])) / 2
         same = f"{row['prompts']}/{row['prompts']}"
-        assert dart[2:] == [f"{row['speedup']:.2f}x ±{half:.2f}", f"{row['tau']:.2f}", same]
+        speedup = f"{row['speedup']:.2f}x ±{half:.2f}"
+        assert dart[2:3] + dart[4:] == [speedup, f"{row['tau']:.2f}", same]
+        assert float(dart[3].split()[0]) == pytest.approx(
+            1000 * statistics.median(row["token_seconds"]), abs=0.005
+        )
     assert setting["trees"]["dart"] == {"nodes": 4, "level_decay": 0.7, "sizes": []}
     assert {"device", "python", "jax", "dart-jax"} <= set(content["environment"])
     assert content["environment"]["device"] in text
@@ -160,12 +169,10 @@ def test_all_methods_in_all_settings(measured, tiny, tmp_path):
     tables = files["markdown"].read_text()
     for second in ("prefill", "repeated"):
         assert len(re.findall(rf"\| method +\| {second}", tables)) == 2
-    titles, _, *rows = cells_of(tables.partition("All settings: speed-up, tau")[2])
-    assert titles[3:] == [METHODS[name].title for name in methods if name != "plain"]
-    for row, setting in zip(rows, content["settings"], strict=True):
-        assert row[:3] == ["demo", "0", str(setting["batch_size"])]
-        sps = setting["groups"]["all"]["sps"]
-        assert row[titles.index("draft model")] == f"{sps['speedup']:.2f}x, 5.00"
+    titles, _, *rows = cells_of(tables.partition("All settings: tau")[2])
+    assert titles[4:] == [METHODS[name].title for name in methods]
+    assert [row[2:4] for row in rows[:2]] == [["0", "1"], ["0", "2"]]
+    assert {row[titles.index("draft model")] for row in rows[:2]} == {"5.00"}
     assert files["plot"].read_bytes().startswith(b"\x89PNG")
 
 
@@ -268,6 +275,37 @@ def test_a_target_for_chats_is_asked_questions_by_default(measured, tiny, tmp_pa
     assert list(setting["groups"]) == ["code", "reasoning", "all"]
 
 
+@pytest.mark.long
+def test_lengths_and_benchmarks(measured, short, tmp_path):
+    """A row for each in the tables of all settings, with the tokens that the prompts have."""
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"prompt": "import os"}) + "\n")
+    both = f"{short},{other}"
+    text, content = measured(bench=both, context=(40, 60), repeats=1, max_new_tokens=4)
+    settings = content["settings"]
+    kinds = [(each["bench"], each["context"]) for each in settings]
+    assert kinds == [("short", 40), ("other", 40), ("short", 60), ("other", 60)]
+    lengths = [each["prompt_tokens"][0] for each in settings]
+    assert all(most - 4 < length <= most for length, (_, most) in zip(lengths, kinds, strict=True))
+    figures = {
+        "tau": lambda row: row["tau"],
+        "ms per token": lambda row: 1000 * statistics.median(row["token_seconds"]),
+        "speed-up, without": lambda row: statistics.median(row["decoding_speedups"]),
+    }
+    for title, figure in figures.items():
+        rows = cells_of(text.partition(f"All settings: {title}")[2])[2:8]
+        values = [
+            [figure(each["groups"]["all"][name]) for name in ("plain", "dart")] for each in settings
+        ]
+        values += np.mean([values[:2], values[2:]], axis=1).tolist()
+        names = [name for name, _ in kinds] + ["mean"] * 2
+        assert [row[0] for row in rows] == names
+        assert [int(row[1]) for row in rows[:4]] == lengths
+        assert [[float(cell) for cell in row[4:]] for row in rows] == [
+            pytest.approx(each, abs=0.0051) for each in values
+        ]
+
+
 @pytest.mark.parametrize(
     ("drafted", "lengths"),
     [
@@ -302,6 +340,8 @@ def test_summary():
     assert row.acceptance == pytest.approx([2 / 3, 1 / 2])
     assert row.identical == 2
     assert row.step_seconds == (1.5 + 1.5) / (2 + 1)
+    assert row.token_seconds == [(1.5 + 1.5) / (4 + 2)]
+    assert row.decoding_speedups == [(3.5 + 1.5) / (1.5 + 1.5)]
 
 
 def test_repetitions():
@@ -356,6 +396,7 @@ def test_the_papers_setting():
     [
         ({"max_new_tokens": 5000}, "beyond the target's 2048 positions"),
         ({"batch_size": (5,)}, "--batch-size 5 needs as many prompts, and demo has 4"),
+        ({"context": (64, 2043)}, "--context 2043 and 6 new tokens are beyond .* 2048 positions"),
         ({"shape": "demo"}, "pass --acceptance"),
         ({"shape": "demo", "acceptance": 3}, "--shape brings its own target and drafter"),
         ({"acceptance": 0.5}, "--acceptance must be at least 1"),

@@ -36,6 +36,7 @@ CASES = {
     "speedup --temperature": "--temperature needs at least one value",
     "speedup --temperature -1": "temperature must be 0 or a positive number, got -1",
     "speedup --tree-nodes 0": "--tree-nodes must be at least 1",
+    "speedup --context 512 0": "--context must be at least 1",
     "speedup --level-decay -1": "--level-decay must be 0 or a positive number",
     "speedup --seed -1": "--seed must be in 0..",
     "speedup --method dartt": "no method 'dartt'",
