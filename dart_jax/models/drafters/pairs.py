@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.layers import Linear, random_param
+from dart_jax.models.sharding.collectives import local_shard
 
 # How the position of the second token scales the r factors of the first one, by a linear layer of
 # what the head reads there: 1 + gate, as DART's; not at all, as DSpark's vanilla Markov head; by a
@@ -106,8 +107,10 @@ class PairScores(nnx.Module):
         following = jnp.take(self.next[...], candidates[:, 1:], axis=0)
         return jnp.einsum("blar,blcr->blac", first, following, preferred_element_type=jnp.float32)
 
-    def all_next(self, factors: jax.Array) -> jax.Array:
-        """Scores of all second tokens: [..., r] -> float32 [..., Vd]."""
-        return jnp.einsum(
-            "...r,vr->...v", factors, self.next[...], preferred_element_type=jnp.float32
-        )
+    def all_next(self, factors: jax.Array, shards: int = 1) -> jax.Array:
+        """Scores of all second tokens: [..., r] -> float32 [..., Vd]; of a device's part of them
+        where so many devices share the head."""
+        following = self.next[...]
+        if shards > 1:
+            following = local_shard(following, shards, axis=0)
+        return jnp.einsum("...r,vr->...v", factors, following, preferred_element_type=jnp.float32)
