@@ -213,14 +213,17 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="session")
 def demo_drafters(tmp_path_factory) -> dict[str, Path]:
     """Drafters of each kind for the demo's target: its own; one of EAGLE-3 with the same layers, so
-    that many of its drafts are right; and the target itself."""
+    that many of its drafts are right; a random block drafter; and the target itself."""
     dart, params, ids = load_drafter(DEMO / "drafter")
     del params["pairs"]
     names = [field.name for field in dataclasses.fields(DraftLayerConfig)]
     eagle3 = Eagle3Config(**{name: getattr(dart, name) for name in names})
     directory = tmp_path_factory.mktemp("eagle3")
     save_drafter(directory, eagle3, params, ids)
-    return {"drafter": DEMO / "drafter", "eagle3": directory, "draft_model": DEMO / "target"}
+    block = tmp_path_factory.mktemp("block")
+    save_drafter(block, *block_drafters(load_target(DEMO / "target")[0])["dspark"])
+    own = {"drafter": DEMO / "drafter", "draft_model": DEMO / "target"}
+    return {**own, "eagle3": directory, "block": block}
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,17 @@ DART = DrafterConfig(
 EAGLE3 = Eagle3Config(
     **{field.name: getattr(DART, field.name) for field in dataclasses.fields(DraftLayerConfig)}
 )
+BLOCK = BlockConfig.for_target(
+    TARGET,
+    num_hidden_layers=2,
+    block_size=5,
+    mask_token_id=1,
+    feature_layers=(1, 4),
+    conv_group_size=8,
+    pair_rank=8,
+    pair_gate="linear",
+    own_head=True,
+)
 ALL = np.arange(VOCABULARY, dtype=np.int32)
 
 
