@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from decoding import Options, Prompts, generate_stepwise
 from hypothesis import settings
+from tiny_configs import block_drafters
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
@@ -188,33 +189,11 @@ def scored(models) -> tuple[DrafterConfig, DecodeParams]:
 @pytest.fixture(scope="session")
 def blocks(models) -> dict[str, tuple[BlockConfig, DecodeParams]]:
     """Random block drafters of each kind for that target, and the parameters of both models."""
-    target, ids = models.target, np.sort(np.random.default_rng(1).permutation(300)[:200])
-    shape = {"num_hidden_layers": 2, "mask_token_id": 7}
-    forms = {
-        "dflash": {"block_size": 6, "feature_layers": (0, 1, 3, 6)},
-        "jetspec": {"block_size": 7, "feature_layers": (1, 4), "causal_layers": (0, 1)},
-        "dspark": {
-            **{"block_size": 5, "feature_layers": target.feature_layers, "shifted": True},
-            **{"pair_rank": RANK, "confidence": "pairs", "own_head": True},
-            "draft_vocab_size": len(ids),
-        },
-        "dflash2": {
-            **{"block_size": 6, "feature_layers": (2, 5), "conv_group_size": 8},
-            **{"pair_rank": RANK, "pair_gate": "linear", "selector_top_k": 9},
-            **{"sliding_window": 11, "sliding_layers": (1,)},
-        },
+    own, drafters = models.params["target"], block_drafters(models.target, RANK)
+    return {
+        name: (config, {"target": own, "drafter": drafter, "draft_ids": jnp.asarray(ids)})
+        for name, (config, drafter, ids) in drafters.items()
     }
-    rng, made = np.random.default_rng(0), {}
-    for name, fields in forms.items():
-        config = BlockConfig.for_target(target, **shape, **fields)
-        shapes = init_params(config, 0)
-        drafter = jax.tree.map(
-            lambda leaf: leaf + jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), shapes
-        )
-        draftable = jnp.asarray(ids) if config.own_head else jnp.arange(target.vocab_size)
-        params = {"target": models.params["target"], "drafter": drafter}
-        made[name] = config, {**params, "draft_ids": draftable.astype(jnp.int32)}
-    return made
 
 
 @pytest.fixture(scope="session")
@@ -234,14 +213,17 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="session")
 def demo_drafters(tmp_path_factory) -> dict[str, Path]:
     """Drafters of each kind for the demo's target: its own; one of EAGLE-3 with the same layers, so
-    that many of its drafts are right; and the target itself."""
+    that many of its drafts are right; a random block drafter; and the target itself."""
     dart, params, ids = load_drafter(DEMO / "drafter")
     del params["pairs"]
     names = [field.name for field in dataclasses.fields(DraftLayerConfig)]
     eagle3 = Eagle3Config(**{name: getattr(dart, name) for name in names})
     directory = tmp_path_factory.mktemp("eagle3")
     save_drafter(directory, eagle3, params, ids)
-    return {"drafter": DEMO / "drafter", "eagle3": directory, "draft_model": DEMO / "target"}
+    block = tmp_path_factory.mktemp("block")
+    save_drafter(block, *block_drafters(load_target(DEMO / "target")[0])["dspark"])
+    own = {"drafter": DEMO / "drafter", "draft_model": DEMO / "target"}
+    return {**own, "eagle3": directory, "block": block}
 
 
 @pytest.fixture(scope="session")

@@ -35,9 +35,15 @@ from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
-from eval.latency.shapes import as_loaded, drafter_of, stored_shapes, target_of
+from eval.latency.shapes import (
+    as_loaded,
+    block_drafter_of,
+    drafter_of,
+    stored_shapes,
+    target_of,
+)
 
-Method = Literal["plain", "dart", "eagle3"]
+Method = Literal["plain", "dart", "eagle3", "dflash", "dspark"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
 # How tokens are drawn: greedily; by temperature, top-k, top-p and min-p; or also with a bias of
 # logits and the penalties for what the text has. The programs depend on nothing else.
@@ -86,8 +92,15 @@ class Case:
         target = target_of(self.shape)
         if self.layers is not None:
             target = dataclasses.replace(target, num_hidden_layers=self.layers)
-        eagle = Eagle3Config.for_target(target) if self.method == "eagle3" else None
-        target, drafter, execution = as_loaded(target, eagle or drafter_of(target), self.execution)
+        drafter: DraftLayerConfig
+        match self.method:
+            case "eagle3":
+                drafter = Eagle3Config.for_target(target)
+            case "dflash" | "dspark":
+                drafter = block_drafter_of(target, self.method)
+            case "plain" | "dart":
+                drafter = drafter_of(target)
+        target, drafter, execution = as_loaded(target, drafter, self.execution)
         if self.method == "plain":
             return DecodeConfig(target, execution=execution)
         return DecodeConfig(target, drafter, self.nodes, execution=execution)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dart_jax.decoding.sampling import MOST_SORTED
-from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import BlockConfig, DraftLayerConfig, Eagle3Config
 from eval.compile.cases import Case, Program
 from eval.compile.findings import Collective, Result
 
@@ -95,9 +95,10 @@ def _added(case: Case, program: Program) -> int:
     drafter, config = case.config.drafter, case.config
     if not isinstance(drafter, DraftLayerConfig) or not config.execution.devices.split_drafter:
         return 0
-    # Rows of the prompt, of a path, or of one level of a tree.
+    # Rows of the prompt, of a path, of a block, or of one level of a tree.
     read = case.prompt if program == "prefill" else 0
-    rows = max(read, config.max_depth + 1, config.eagle.top_k)
+    block = drafter.block_size if isinstance(drafter, BlockConfig) else 0
+    rows = max(read, config.max_depth + 1, config.eagle.top_k, block)
     return 4 * case.rows * rows * drafter.hidden_size
 
 
@@ -122,5 +123,7 @@ def _drafts(
     expected = 3
     if isinstance(drafter, Eagle3Config):  # a pass for each level, which adds up probabilities, too
         expected = 1 + 4 * (1 + case.config.eagle.later_passes(case.nodes))
+    if isinstance(drafter, BlockConfig):
+        expected = 1 + 2 * drafter.num_hidden_layers
     if (sums := [x.kind for x in collectives].count("all-reduce")) > expected:
         yield f"{sums} all-reduces of the drafter, not {expected}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,10 @@ import jax.numpy as jnp
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import MoEConfig, TargetConfig
+from dart_jax.models.config_json.block_formats import default_layers
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
+    BlockConfig,
     DrafterConfig,
     DraftLayerConfig,
     Eagle3Config,
@@ -32,6 +34,13 @@ AnyDraftLayer = TypeVar("AnyDraftLayer", bound=DraftLayerConfig)
 
 # Mask rows of the paper's drafters, which draft 8 positions.
 _DRAFT_LENGTH = 7
+# Of the published block drafters: DFlash's have blocks of 16, DSpark's of 7 and pair scores.
+_BLOCK_LAYERS = 5
+BlockMethod = Literal["dflash", "dspark"]
+_BLOCKS: Mapping[BlockMethod, Mapping[str, Any]] = {
+    "dflash": {"block_size": 16},
+    "dspark": {"block_size": 7, "shifted": True, "pair_rank": 256},
+}
 
 
 def _qwen3(hidden: int, mlp: int, layers: int, heads: int, **others: Any) -> TargetConfig:
@@ -110,6 +119,19 @@ def target_of(name: str) -> TargetConfig:
 def drafter_of(target: TargetConfig) -> DrafterConfig:
     """Returns the DART drafter that would be trained for a target: its layer has the same shape."""
     return DrafterConfig.for_target(target, draft_length=_DRAFT_LENGTH)
+
+
+def block_drafter_of(target: TargetConfig, method: BlockMethod) -> BlockConfig:
+    """Returns the block drafter that would be published for a target: five layers of the same
+    shape, and the target's embedding and head."""
+    outputs = default_layers(target.num_hidden_layers, _BLOCK_LAYERS) or []
+    return BlockConfig.for_target(
+        target,
+        num_hidden_layers=_BLOCK_LAYERS,
+        feature_layers=tuple(sorted({i + 1 for i in outputs})),  # small targets have no five
+        mask_token_id=target.vocab_size - 1,
+        **_BLOCKS[method],
+    )
 
 
 def as_loaded(

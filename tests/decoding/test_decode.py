@@ -197,7 +197,7 @@ def test_every_method_is_plain_decoding(prompts, plain, setting, name, sizes, sa
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("name", ["eagle3", "dart"])
+@pytest.mark.parametrize("name", ["eagle3", "dart", "dspark"])
 def test_the_drafter_follows_plain_decoding(prompts, setting, name):
     """After plain steps its drafts are those of a text in which it took part all along."""
     trees = []

@@ -13,7 +13,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
-from tiny_configs import DART, EAGLE3, TARGET
+from tiny_configs import BLOCK, DART, EAGLE3, TARGET
 
 from dart_jax.errors import UserError
 from dart_jax.models.pure import abstract_params
@@ -56,6 +56,28 @@ def test_eight_devices_decode_as_one(tmp_path, targets, cases):
         assert sizes == [devices * 2 * rows * 9, devices * 2 * rows * candidates]
         assert not exchanged
         assert report["split"][name] == 1 / devices
+
+
+@pytest.mark.long
+def test_eight_devices_draft_blocks_as_one(tmp_path):
+    """And exchange the sums of a drafter's parts, and each device's likeliest tokens, for each
+    position if those of one depend on those before; and for a selector the likeliest of all."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    command = [sys.executable, str(SUPPORT / "sharded_decoding.py"), str(tmp_path), "blocks"]
+    subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert len(report["same"]) == 10
+    assert not [case for case, same in report["same"].items() if not same]
+    gathers = {"dflash": 1, "whole dflash": 1, "jetspec": 1, "dspark": 5, "dflash2": 6}
+    for name, exchanged in report["drafting"].items():
+        method, _, mesh = name.partition(", ")
+        sums = 2 * 7 + (0 if "whole" in method else 1 + 2 * 2)
+        assert len(exchanged.pop("all-reduce")) == sums, name
+        sizes = [math.prod(shape) for shape in exchanged.pop("all-gather")]
+        assert len(sizes) == 1 + gathers[method], name
+        rows = 2 if "data=2" in mesh else 4
+        assert max(sizes) <= int(name[-1]) * 2 * rows * 25 * 6
+        assert not exchanged
 
 
 PROGRAM = [sys.executable, str(SUPPORT / "several_processes.py")]
@@ -125,15 +147,20 @@ def test_a_mesh_larger_than_the_devices():
         MeshShape.parse("model=4096").make()
 
 
+CONFIGS = {"target": TARGET, "dart": DART, "eagle3": EAGLE3, "block": BLOCK}
+WHOLE = {"embed_tokens", "pairs", "attention_conv", "mlp_conv"}
+
+
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("config", [TARGET, DART, EAGLE3], ids=["target", "dart", "eagle3"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_matrix_is_split(config, fused):
     params = abstract_params(config, fused)
     specs = model_specs(config, params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         spec = functools.reduce(lambda tree, key: tree[key.key], path, specs)
-        # All rows of the table are needed everywhere.
-        split = leaf.ndim > 1 and "embed_tokens" not in jax.tree_util.keystr(path)
+        # All rows of tables are needed everywhere, and what convolves them is small.
+        names = {key.key for key in path}
+        split = leaf.ndim > 1 and names.isdisjoint(WHOLE)
         assert (spec != P()) == split, path
 
 

@@ -11,7 +11,7 @@ from decoding import Options, Prompts, begin, generate
 from hypothesis import given
 from hypothesis import strategies as st
 from needs import native
-from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, random_params
+from tiny_configs import ALL, BLOCK, DART, EAGLE3, TARGET, VOCABULARY, random_params
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
@@ -35,6 +35,7 @@ DRAFTERS = {
     "sps": dataclasses.replace(TARGET, num_hidden_layers=2),
     "pld": PromptLookupConfig(),
     "dart": DART,
+    "block": BLOCK,
     "ngram": NgramConfig(),
     "plain": None,
 }
@@ -140,7 +141,7 @@ def read_at_once(name, tokens, rows):
 
 
 @native
-@pytest.mark.parametrize("name", ["dart", "eagle3", "sps"])
+@pytest.mark.parametrize("name", ["dart", "eagle3", "sps", "block"])
 def test_what_is_read_does_not_depend_on_the_rows_that_are_not_used(name):
     tokens = np.arange(22) % 7
     for ours, theirs in zip(*(read_at_once(name, tokens, n) for n in (40, 21)), strict=True):

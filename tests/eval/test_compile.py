@@ -184,7 +184,7 @@ def case(method, **settings):
 
 
 @pytest.mark.long(keep=1)
-@pytest.mark.parametrize("method", ["plain", "dart", "eagle3"])
+@pytest.mark.parametrize("method", ["plain", "dart", "eagle3", "dflash", "dspark"])
 @pytest.mark.parametrize("program", ["prefill", "step", "loop", "serve"])
 def test_every_program_lowers(method, program, device):
     for level in ("greedy", "full"):
@@ -209,10 +209,13 @@ def test_a_step(result):
     assert findings.arguments <= findings.peak
 
 
-def test_xla_counts_as_many_operations(compiled):
+@pytest.mark.parametrize("method", ["dart", "dspark"])
+def test_xla_counts_as_many_operations(method, compiled, device):
     """And besides those of activations and norms."""
-    config = case("dart").config
+    config = case(method).config
     least = costs(config, "float32", 2, config.capacity(50))["step"]
+    if method != "dart":
+        compiled = lower(case(method), "step", device).compile()
     assert 1 <= compiled.cost_analysis()["flops"] / least.operations < 1.3
 
 

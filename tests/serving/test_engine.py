@@ -91,7 +91,7 @@ def test_every_text_is_that_of_generate(model, engine, expected):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["plain", "ngram", "prompt lookup", "draft_model"])
+@pytest.mark.parametrize("kind", ["plain", "ngram", "prompt lookup", "draft_model", "block"])
 def test_every_method(model, demo_drafters, expected, kind):
     drafters = {"plain": None, "ngram": NgramConfig(), "prompt lookup": PromptLookupConfig()}
     drafter = (drafters | demo_drafters)[kind]
@@ -101,7 +101,8 @@ def test_every_method(model, demo_drafters, expected, kind):
     engine.close()
     assert [answer.tokens for answer in answers] == [expected(n) for n in (0, 2, 4)]
     drafts = engine.statistics().accepted_tokens
-    assert drafts == 0 if kind == "plain" else drafts > 0
+    if kind != "block":  # random
+        assert drafts == 0 if kind == "plain" else drafts > 0
 
 
 def test_when_pages_run_out(model, expected):

@@ -8,8 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
-from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.drafter_config import (
+    BlockConfig,
+    DrafterConfig,
+    DraftLayerConfig,
+    Eagle3Config,
+)
+from dart_jax.models.pure import abstract_params, bind, init_params
 from dart_jax.models.rope import Rope
 
 VOCABULARY = 61
@@ -39,6 +44,17 @@ DART = DrafterConfig(
 EAGLE3 = Eagle3Config(
     **{field.name: getattr(DART, field.name) for field in dataclasses.fields(DraftLayerConfig)}
 )
+BLOCK = BlockConfig.for_target(
+    TARGET,
+    num_hidden_layers=2,
+    block_size=5,
+    mask_token_id=1,
+    feature_layers=(1, 4),
+    conv_group_size=8,
+    pair_rank=8,
+    pair_gate="linear",
+    own_head=True,
+)
 ALL = np.arange(VOCABULARY, dtype=np.int32)
 
 
@@ -49,6 +65,37 @@ def random_params(config, seed):
         lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), jnp.float32),
         abstract_params(config),
     )
+
+
+def block_drafters(target, rank=6):
+    """Random block drafters of each kind for a target of more than 300 tokens: config, parameters
+    and draft vocabulary by name."""
+    ids = np.sort(np.random.default_rng(1).permutation(300)[:200]).astype(np.int32)
+    shape = {"num_hidden_layers": 2, "mask_token_id": 7}
+    forms = {
+        "dflash": {"block_size": 6, "feature_layers": (0, 1, 3, 6)},
+        "jetspec": {"block_size": 7, "feature_layers": (1, 4), "causal_layers": (0, 1)},
+        "dspark": {
+            **{"block_size": 5, "feature_layers": target.feature_layers, "shifted": True},
+            **{"pair_rank": rank, "confidence": "pairs", "own_head": True},
+            **{"draft_vocab_size": len(ids), "layout": "speculators"},
+        },
+        "dflash2": {
+            **{"block_size": 6, "feature_layers": (2, 5), "conv_group_size": 8},
+            **{"pair_rank": rank, "pair_gate": "linear", "selector_top_k": 9},
+            **{"sliding_window": 11, "sliding_layers": (1,)},
+        },
+    }
+    rng, made = np.random.default_rng(0), {}
+    for name, fields in forms.items():
+        config = BlockConfig.for_target(target, **shape, **fields)
+        params = jax.tree.map(
+            lambda leaf: leaf + jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32),
+            init_params(config, 0),
+        )
+        draftable = ids if config.own_head else np.arange(target.vocab_size, dtype=np.int32)
+        made[name] = config, params, draftable
+    return made
 
 
 @functools.partial(jax.jit, static_argnums=0)

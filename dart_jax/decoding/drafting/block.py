@@ -117,6 +117,12 @@ class Block(DraftingMethod):
         positions = length[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
         return drafter(embeds, positions, cache, length)[:, : self.depth]
 
+    def _vocabulary(self, inputs: DraftInput) -> Vocabulary:
+        """The draft vocabulary, of whose logits each device has a part where devices share the
+        head: the target's may be shared by those that each have the whole drafter."""
+        options = inputs.options if self.config.own_head else inputs.target.options
+        return Vocabulary(options.shards)
+
     def _candidates(
         self,
         drafter: BlockDrafter,
@@ -134,7 +140,7 @@ class Block(DraftingMethod):
           logits: float32 [B, d, Vd], without pair scores; a device's part of the vocabulary.
           normed: [B, d, D], what the head has read.
         """
-        draft_ids, vocabulary = inputs.params["draft_ids"], Vocabulary(inputs.options.shards)
+        draft_ids, vocabulary = inputs.params["draft_ids"], self._vocabulary(inputs)
         if not self.config.pair_rank:
             with jax.named_scope("top_k"):
                 top, index = most_coupled(inputs, logits, draft_ids, self.candidates, vocabulary)
@@ -165,7 +171,7 @@ class Block(DraftingMethod):
           Their logits, pair scores and noise included, float32 [B, d, k], descending; and their
           draft ids, int32.
         """
-        draft_ids, vocabulary = inputs.params["draft_ids"], Vocabulary(inputs.options.shards)
+        draft_ids, vocabulary = inputs.params["draft_ids"], self._vocabulary(inputs)
         pairs, most = drafter.pairs, self.config.selector_top_k
         previous, found = root, []
         if most is not None:
@@ -173,7 +179,7 @@ class Block(DraftingMethod):
             logits = jnp.where(logits < threshold, -jnp.inf, logits)
         for level in range(self.depth):
             factors = pairs.factors(normed[:, level], previous)
-            scored = logits[:, level] + vocabulary.local_shard(pairs.all_next(factors))
+            scored = logits[:, level] + pairs.all_next(factors, vocabulary.shards)
             noise = None if inputs.noise is None else inputs.noise.at(jnp.int32(level))
             top, index = most_coupled(
                 inputs._replace(noise=noise),

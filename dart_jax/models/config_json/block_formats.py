@@ -130,7 +130,7 @@ def _block(
     if kind:
         ids, shift = own.get("aux_hidden_state_layer_ids"), 0
     elif ids is None and layout == "dflash":
-        ids = _default_layers(own.get("num_target_layers"), layers.get("num_hidden_layers"))
+        ids = default_layers(own.get("num_target_layers"), layers.get("num_hidden_layers"))
     if (
         not isinstance(ids, list)
         or not ids
@@ -153,7 +153,7 @@ def _block(
     }
 
 
-def _default_layers(target: Any, own: Any) -> list[int] | None:
+def default_layers(target: Any, own: Any) -> list[int] | None:
     """z-lab's choice of the layers, by the numbers of the target's and the drafter's own."""
     if type(target) is not int or type(own) is not int:
         return None

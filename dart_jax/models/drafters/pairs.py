@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dart_jax.models.kernels.tiles import Tiles, product
 from dart_jax.models.layers import Linear, random_param
+from dart_jax.models.sharding.collectives import local_shard
 
 # How the position of the second token scales the r factors of the first one, by a linear layer of
 # what the head reads there: 1 + gate, as DART's; not at all, as DSpark's vanilla Markov head; by a
@@ -23,7 +25,7 @@ class PairScores(nnx.Module):
 
     Attributes:
       prev: [Vp, r], of the first token of a pair.
-      next: [Vd, r], of the second one, a draft id.
+      next: [Vd, r], of the second one, a draft id; a loaded drafter's may be in tiles.
       gate: see `PairGate`.
     """
 
@@ -103,11 +105,19 @@ class PairScores(nnx.Module):
           candidate b of position l.
         """
         first = self.factors(normed[:, 1:], prev[:, :-1])
-        following = jnp.take(self.next[...], candidates[:, 1:], axis=0)
+        table, following = self.next.get_value(), candidates[:, 1:]
+        if isinstance(table, Tiles):
+            following = table.rows(following).astype(first.dtype)
+        else:
+            following = jnp.take(table, following, axis=0)
         return jnp.einsum("blar,blcr->blac", first, following, preferred_element_type=jnp.float32)
 
-    def all_next(self, factors: jax.Array) -> jax.Array:
-        """Scores of all second tokens: [..., r] -> float32 [..., Vd]."""
-        return jnp.einsum(
-            "...r,vr->...v", factors, self.next[...], preferred_element_type=jnp.float32
-        )
+    def all_next(self, factors: jax.Array, shards: int = 1) -> jax.Array:
+        """Scores of all second tokens: [..., r] -> float32 [..., Vd]; of a device's part of them
+        where so many devices share the head."""
+        following = self.next.get_value()
+        if isinstance(following, Tiles):
+            return product(factors.astype(jnp.float32), following)
+        if shards > 1:
+            following = local_shard(following, shards, axis=0)
+        return jnp.einsum("...r,vr->...v", factors, following, preferred_element_type=jnp.float32)

@@ -128,9 +128,9 @@ def fuse(params: Params) -> Params:
 
 
 def pack(params: Params, tile: Callable[..., Tiles]) -> Params:
-    """Stores the kernels of all linear layers and the embedding in tiles, unless they are, by a
-    function of `kernels.tiles`; drops them from `params` on the way. What chooses experts, and an
-    embedding that is not the head, too, keeps its values."""
+    """Stores the kernels of all linear layers, the embedding and the second factors of pair scores
+    in tiles, unless they are, by a function of `kernels.tiles`; drops them from `params` on the
+    way. What chooses experts, and an embedding that is not the head, too, keeps its values."""
     tiles: Params = {}
     names = [*params]
     for name in names:
@@ -142,7 +142,10 @@ def pack(params: Params, tile: Callable[..., Tiles]) -> Params:
         elif name == "kernel":
             value = tile(value)
         elif name == "embed_tokens":
-            value = (pack_exactly if "lm_head" in names else tile)(value, transposed=True)
+            own = "lm_head" in names or "fc" in names
+            value = (pack_exactly if own else tile)(value, transposed=True)
+        elif name == "next":
+            value = tile(value, transposed=True)
         tiles[name] = value
     return tiles
 

@@ -31,10 +31,10 @@ def joined(x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, MODEL, axis=x.ndim - 1, tiled=True)
 
 
-def local_shard(x: jax.Array, count: int) -> jax.Array:
-    """A device's part of [..., m n], which all have: [..., n]."""
-    size = x.shape[-1] // count
-    return jax.lax.dynamic_slice_in_dim(x, shard_offset(size), size, axis=x.ndim - 1)
+def local_shard(x: jax.Array, count: int, axis: int = -1) -> jax.Array:
+    """A device's part of an array that all have: n of the m n entries of an axis."""
+    size = x.shape[axis] // count
+    return jax.lax.dynamic_slice_in_dim(x, shard_offset(size), size, axis=axis % x.ndim)
 
 
 def once(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
@@ -50,5 +50,5 @@ def over_groups(x: jax.Array) -> jax.Array:
 
 
 def shard_offset(size: int) -> jax.Array:
-    """The start of a device's part of the last axis, if each has so many, int32."""
+    """The start of a device's part of an axis, if each has so many entries, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)
