@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
@@ -38,11 +38,14 @@ from dart_jax.models.config_json.fields import (
 )
 from dart_jax.models.rope import Rope
 
-if TYPE_CHECKING:
-    from dart_jax.models.drafters.pairs import PairGate
+# How the position of the second token scales the r factors of a pair's first one, by a linear layer
+# of what the head reads there: 1 + gate, as DART's; not at all, as DSpark's vanilla Markov head; by
+# a sigmoid, which reads the first token's factors, too, as its gated one; or gate, as DFlash2's
+# selector.
+PairGate = Literal["residual", "none", "sigmoid", "linear"]
 
 # Fields of the configs here that the files of weights determine.
-_OF_WEIGHTS = ("own_embedding", "qk_norm")
+_OF_WEIGHTS = ("own_embedding", "own_head", "qk_norm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -303,6 +306,9 @@ class BlockConfig(DraftLayerConfig):
         tokens.
       confidence: what tells how probable it is that a token is accepted: the row, or the row and
         the pair score's factors of the token before; None if nothing does.
+      input_embedding_scale: factor on the block's embeddings.
+      output_multiplier: factor on the logits.
+      final_logit_softcapping: their bound then (`softcap`); None for none.
       own_head: whether the drafter has a head of its own, which its weights tell.
       layout: of its `config.json`.
     """
@@ -321,6 +327,9 @@ class BlockConfig(DraftLayerConfig):
     pair_gate: PairGate = "none"
     selector_top_k: int | None = None
     confidence: Literal["hidden", "pairs"] | None = None
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
     own_head: bool = False
     layout: BlockLayout = "dflash"
 
@@ -387,7 +396,11 @@ class BlockConfig(DraftLayerConfig):
         return cls(**known_fields(cls, fields))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the config in its layout."""
+        """Returns the config in its layout.
+
+        Raises:
+          UserError: the layout has no place for a field.
+        """
         decoder = self.decoder
         names = (
             *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -396,7 +409,16 @@ class BlockConfig(DraftLayerConfig):
         )
         layers = {name: getattr(decoder, name) for name in names} | self.rope.to_json()
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return block_json({**fields, "decoder": layers})
+        json = block_json({**fields, "decoder": layers})
+        read = type(self).from_json(json)
+        # The number of the target's layers is for other programs.
+        lost = [n for n in fields if getattr(read, n) != fields[n] and n != "num_target_layers"]
+        if lost := [name for name in lost if name not in _OF_WEIGHTS]:
+            raise UserError(
+                f"the layout {self.layout!r} has no place for {', '.join(lost)} of this drafter; "
+                "choose another"
+            )
+        return json
 
 
 # Drafters that predict all positions at once, so that a search builds trees from their candidates.

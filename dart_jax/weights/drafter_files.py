@@ -22,7 +22,7 @@ from dart_jax.models.drafter_config import (
 )
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.weights.layouts import EMBEDDING as EMBEDDING_OF_TARGET
-from dart_jax.weights.layouts import HEAD
+from dart_jax.weights.layouts import HEAD, text_tensor
 from dart_jax.weights.parameters import STORED_DTYPES
 from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.target_files import BUFFERS
@@ -79,7 +79,8 @@ def with_stored_parts(
 
     Args:
       files: by the authors' names; an embedding that is the target's is dropped, and so is such a
-        head of a block drafter. Of other drafters a head that is missing becomes the target's.
+        head of a block drafter. A head that is missing becomes the target's, unless the drafter can
+        share that.
       config: as `config.json` says.
       embedding: [V, D], the target's; None if it is not known.
       target: its directory; None if it is not known.
@@ -90,8 +91,6 @@ def with_stored_parts(
     ids, head = files.tensors.get("d2t"), files.tensors.get(HEAD)
     if ids is not None and head is not None and ids.shape == head.shape[:1]:
         config = dataclasses.replace(config, draft_vocab_size=ids.shape[0])
-    if isinstance(config, BlockConfig):
-        config = _with_own_head(files, config, embedding, target)
     stored = files.tensors.get(EMBEDDING)
     if stored is not None and embedding is not None and _same_rows(stored, embedding):
         del files.tensors[EMBEDDING]
@@ -102,86 +101,58 @@ def with_stored_parts(
             f"numbers and the target's {config.target_hidden_size}, so that it cannot read the "
             "target's; pass a file with the embedding that it was trained with"
         )
+    config = dataclasses.replace(config, own_embedding=stored is not None)
+    own_head = _with_head(files, config, target)
     if isinstance(config, BlockConfig):
-        return dataclasses.replace(config, own_embedding=stored is not None)
-    if HEAD not in files.tensors:
-        head = None if target is None else _head_of(target)
-        if head is None or head.shape != (config.draft_vocab_size, config.hidden_size):
-            raise UserError(
-                f"{files.path} does not fit its config: missing {HEAD}, and its place can only be "
-                "taken by the head of a target of the same shape; pass the drafter together with "
-                "its target, or copy that head into the file"
-            )
-        files.tensors[HEAD] = head
+        return dataclasses.replace(config, own_head=own_head)
     # Configs copied from a target's name its number of layers.
     later = sorted(name for name in files.tensors if name.startswith("layers."))
     if isinstance(config, DrafterConfig) and not later:
         config = dataclasses.replace(config, num_hidden_layers=1)
-    if isinstance(config, Eagle3Config) and later:
-        raise UserError(
-            f"{files.path} has more than one layer ({later[0]}), which is not supported in EAGLE-3 "
-            "drafters; pass one of one layer"
-        )
-    config = dataclasses.replace(config, own_embedding=stored is not None)
     if isinstance(config, Eagle3Config):
+        if later:
+            raise UserError(
+                f"{files.path} has more than one layer ({later[0]}), which is not supported in "
+                "EAGLE-3 drafters; pass one of one layer"
+            )
         normed = "midlayer.self_attn.q_norm.weight" in files.tensors
         config = dataclasses.replace(config, qk_norm=normed)
     return config
 
 
-def _with_own_head(
-    files: TensorFiles,
-    config: BlockConfig,
-    embedding: jax.Array | Tiles | None,
-    target: Path | None,
-) -> BlockConfig:
-    """The config of a block drafter that has a head of its own if the file has one that is not the
-    target's, or if it drafts a part of the target's tokens; then it is in `files`."""
-    head, size = files.tensors.get(HEAD), config.draft_vocab_size
-    whole = size == config.vocab_size
-    if head is not None and whole and target is not None:
-        theirs = open_tensors(target).tensors
-        of_target = theirs.get(HEAD)
-        if of_target is None and embedding is not None:  # tied
-            same = _same_rows(head, embedding)
-        else:
-            same = of_target is not None and _same_rows(head, of_target)
-        if same:
+def _with_head(files: TensorFiles, config: AnyDrafterConfig, target: Path | None) -> bool:
+    """Completes `files` by the drafter's head, or drops it; tells whether it is in them then.
+
+    A block drafter of the whole vocabulary shares the target's head; of one with a draft
+    vocabulary a missing head is some of the target's rows, since it is trained with these.
+    """
+    head, theirs = files.tensors.get(HEAD), None if target is None else _head_of(target)
+    block = isinstance(config, BlockConfig)
+    if block and config.draft_vocab_size == config.vocab_size:
+        if head is not None and theirs is not None and _same_rows(head, theirs):
             del files.tensors[HEAD]
-            head = None
-    if head is None and not whole:
-        files.tensors[HEAD] = _rows_of_head(files, config, embedding, target)
-    return dataclasses.replace(config, own_head=HEAD in files.tensors)
-
-
-def _rows_of_head(
-    files: TensorFiles,
-    config: BlockConfig,
-    embedding: jax.Array | Tiles | None,
-    target: Path | None,
-) -> Tensor:
-    """The rows of the target's head that a drafter with a draft vocabulary reads."""
-    ids = _stored_ids(files._replace(tensors={**files.tensors}), config)
-    theirs = None if target is None else open_tensors(target).tensors.get(HEAD)
-    shape = (len(ids), config.hidden_size)
-    if theirs is not None and theirs.shape[1:] == shape[1:]:
-        return Tensor(shape, theirs.dtype, lambda: theirs.read()[ids])
-    if embedding is None or embedding_shape(embedding)[1] != config.hidden_size:
+        return HEAD in files.tensors
+    if head is not None:
+        return True
+    shape = (config.draft_vocab_size, config.hidden_size)
+    if block and theirs is not None:
+        ids = _stored_ids(files._replace(tensors={**files.tensors}), config)
+        usable = ids < theirs.shape[0]  # those beyond are left out later
+        rows, read = np.where(usable, ids, 0), theirs.read
+        theirs = Tensor((len(ids), *theirs.shape[1:]), theirs.dtype, lambda: read()[rows])
+    if theirs is None or theirs.shape != shape:
         raise UserError(
             f"{files.path} does not fit its config: missing {HEAD}, and its place can only be "
             "taken by the head of a target of the same shape; pass the drafter together with "
             "its target, or copy that head into the file"
         )
-    if isinstance(embedding, Tiles):
-        return Tensor(
-            shape, np.dtype(np.float32), lambda: np.asarray(embedding.rows(jnp.array(ids)))
-        )
-    return Tensor(shape, embedding.dtype, lambda: np.asarray(embedding[ids]))
+    files.tensors[HEAD] = theirs
+    return True
 
 
 def _head_of(target: Path) -> Tensor | None:
     """The head as a target's files store it; of a tied one, the embedding."""
-    tensors = open_tensors(target).tensors
+    tensors = {text_tensor(name): tensor for name, tensor in open_tensors(target).tensors.items()}
     return tensors.get(HEAD, tensors.get(EMBEDDING_OF_TARGET))
 
 
@@ -327,6 +298,11 @@ def check_fit(target: TargetConfig, drafter: AnyDrafterConfig | TargetConfig) ->
             )
     else:
         check_features(target)
+    if isinstance(drafter, BlockConfig) and drafter.mask_token_id >= target.vocab_size:
+        raise UserError(
+            f"the drafter's mask_token_id is {drafter.mask_token_id}, but the target has only "
+            f"{target.vocab_size} tokens; pass a drafter trained for this target"
+        )
     if drafter.target_hidden_size != target.hidden_size:
         raise UserError(
             f"the drafter does not fit the target: hidden_size is {target.hidden_size} in the "
@@ -342,5 +318,5 @@ def check_draft_model(directory: Path, names: Iterable[str]) -> None:
         if name in names:
             raise UserError(
                 f"{directory} holds a drafter of the format {kind} ({name}), which cannot be read; "
-                "pass a DART or EAGLE-3 drafter, or a small language model"
+                "pass a DART, EAGLE-3 or block drafter, or a small language model"
             )

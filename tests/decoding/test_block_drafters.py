@@ -100,8 +100,7 @@ class Run:
         drafter = bind(self.config, params["drafter"])
         root = jax.lax.dynamic_slice_in_dim(inputs.next_tokens, count - 1, 1, axis=1)
         normed = self.method.run(drafter, inputs, root, cache, inputs.start + count)
-        own = self.config.own_head
-        logits = drafter.head(normed) if own else inputs.target.logits(normed)
+        logits = drafter.logits(normed, inputs.target.logits)
         confidence = None
         if self.config.confidence is not None:
             before = jnp.concatenate([root[0], chain[:-1]])

@@ -182,7 +182,7 @@ def test_the_layout_of_speculators():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speculators_model_type": "dflash"}, "speculators_model_type='dflash'.*only 'eagle3'"),
+        ({"speculators_model_type": "peagle"}, "speculators_model_type='peagle'.*only 'eagle3'"),
         ({"speculators_model_type": "mlp"}, "speculators_model_type='mlp'"),
         ({"transformer_layer_config": None}, "no transformer_layer_config"),
         ({"transformer_layer_config": {"model_type": "gemma"}}, "model_type='gemma'"),
@@ -197,8 +197,8 @@ def test_other_drafters_of_speculators(changes, message):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"architectures": ["DFlashDraftModel"]},
-        {"architectures": ["Qwen3DSparkModel"], "markov_rank": 256},
+        {"architectures": ["DominoDraftModel"]},
+        {"architectures": ["Gemma4DSparkModel"], "markov_rank": 256},
         {"pard_token": 0},
         {"parallel_drafting": True, "pard_token": 5},
         {"architectures": ["PeagleLlamaForCausalLM"]},

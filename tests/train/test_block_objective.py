@@ -70,7 +70,7 @@ def literally(forward, params, frozen, batch, row, anchor):
     block = jnp.asarray([[tokens[anchor + 1]] + [config.mask_token_id] * (size - 1)])
     positions = length + jnp.arange(size, dtype=jnp.int32)[None]
     normed = drafter(target.embed(block), positions, cache, jnp.array([length]))[0]
-    logits = drafter.head(normed) if config.own_head else target.logits(normed)
+    logits = drafter.logits(normed, target.logits)
     if not config.pair_rank:
         return logits, None
     before = jnp.asarray(tokens[anchor + 1 : anchor + 1 + config.num_positions])

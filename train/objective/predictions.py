@@ -291,10 +291,7 @@ class PackedForward:
         """
         config, normed = self.drafter, drafter.normed(hidden)
         assert isinstance(config, BlockConfig)
-        if config.own_head:
-            logits = drafter.head(normed)
-        else:
-            logits = bind(self.target, frozen.target).logits(normed)
+        logits = drafter.logits(normed, bind(self.target, frozen.target).logits)
         first = None
         if config.pair_rank:
             logits += drafter.pairs.all_next(drafter.pairs.factors(normed, before))

@@ -93,7 +93,7 @@ class Block(DraftingMethod):
         root = jnp.take_along_axis(inputs.next_tokens, last, axis=1)
         length = inputs.start + inputs.last + 1
         normed = self.run(drafter, inputs, root, cache, length)
-        logits = drafter.head(normed) if self.config.own_head else inputs.target.logits(normed)
+        logits = drafter.logits(normed, inputs.target.logits)
         candidates = self._candidates(drafter, inputs, root[:, 0], logits, normed)
         return cache, Proposal(candidates=candidates)
 

@@ -33,11 +33,11 @@ _MARKOV = ("markov_rank", "markov_head_type", "enable_confidence_head")
 _MARKOV += ("confidence_head_with_markov",)
 _CONV = ("conv_kernel_size", "conv_group_size")
 _SELECTOR = ("selector_rank", "selector_top_k")
+_SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 _NESTED = {
     *("block_size", "target_layer_ids", "mask_token_id", "projector_type", "causal"),
-    *("causal_head", "num_target_layers"),
-    *("attention_mode", "confidence_head_alpha", *_MARKOV, *_CONV, *_SELECTOR),
-    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+    *("causal_head", "num_target_layers", "target_hidden_size"),
+    *("attention_mode", "confidence_head_alpha", *_MARKOV, *_CONV, *_SELECTOR, *_SCALES),
 }
 # Read here, at the top level.
 _TOP = {
@@ -47,8 +47,7 @@ _TOP = {
     *("aux_hidden_state_layer_ids", "sliding_window_non_causal", *_CONV, *_SELECTOR),
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
-    *("hidden_act", "attention_bias", "mlp_bias", "quantization_config"),
-    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+    *("hidden_act", "attention_bias", "mlp_bias", "quantization_config", *_SCALES),
 }
 # By field the values with which layers are those implemented here.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -60,10 +59,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "projector_type": ("dflash", "dflash2", "dspark", None),
     "markov_head_type": (*_GATES, None),
     "conv_kernel_size": (2, None),
-    "input_embedding_scale": (1, None),
-    "output_multiplier": (1, None),
-    "final_logit_softcapping": (None,),
 }
+# z-lab's module scales by these; those of the other layouts do not read them.
+_UNSCALED = dict.fromkeys(_SCALES, (1, None)) | {"final_logit_softcapping": (0, None)}
 
 
 def block_layout(json: Mapping[str, Any]) -> BlockLayout | None:
@@ -72,7 +70,11 @@ def block_layout(json: Mapping[str, Any]) -> BlockLayout | None:
         return "speculators"
     named = json.get("architectures")
     names = named if isinstance(named, list) else []
-    return next((_CLASSES[name] for name in names if name in _CLASSES), None)
+    layout = next((_CLASSES[name] for name in names if name in _CLASSES), None)
+    nested = json.get("dflash_config")
+    if layout == "dflash" and isinstance(nested, dict) and nested.get("projector_type") == "dspark":
+        return "specforge"
+    return layout
 
 
 def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]:
@@ -82,14 +84,18 @@ def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]
     Raises:
       UserError: a field is missing, wrong or unknown, or names an option that is not supported.
     """
-    own = _own_fields(json, layout)
-    layers = json if layout != "speculators" else json.get("transformer_layer_config")
+    nested = json.get("dflash_config") or {}
+    if not isinstance(nested, dict):
+        raise UserError(f"config.json has dflash_config={nested!r}; it must be an object")
+    own, layers = {**json, **nested}, json
+    if layout == "speculators":
+        layers = json.get("transformer_layer_config")
     if not isinstance(layers, dict):
         raise UserError(
             "config.json is that of a drafter of speculators, but has no transformer_layer_config; "
             "pass the directory as its authors published it"
         )
-    for name, values in _NEUTRAL.items():
+    for name, values in (_NEUTRAL if layout == "dflash" else _NEUTRAL | _UNSCALED).items():
         for where in (own, layers):
             # Where the layers' fields stand by themselves, the type beside them is the library's.
             kind = name == "model_type" and where is not layers
@@ -98,26 +104,23 @@ def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]
                     f"config.json has {name}={where[name]!r}, which is not supported in block "
                     f"drafters; pass one with {name}={values[0]!r}"
                 )
+    _check_known(json, nested, layers)
     fields = {name: value for name, value in layers.items() if value is not None}
     fields |= _block(own, fields, layout) | _windows(own, fields) | _heads(own)
     return {**fields, "layout": layout}
 
 
-def _own_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]:
-    """The fields that are not the layers', wherever they are."""
-    nested = json.get("dflash_config") or {}
-    if not isinstance(nested, dict):
-        raise UserError(f"config.json has dflash_config={nested!r}; it must be an object")
-    layers = json.get("transformer_layer_config") or {}
+def _check_known(
+    json: Mapping[str, Any], nested: Mapping[str, Any], layers: Mapping[str, Any]
+) -> None:
+    """Refuses fields that nothing here reads, of the config and of the objects in it."""
     unknown = [f"dflash_config.{name}" for name in nested if name not in _NESTED]
-    for fields in (json, layers if layout == "speculators" else {}):
-        unknown += [name for name in fields if name not in _TOP and name not in IGNORED]
+    unknown += [name for name in {**json, **layers} if name not in _TOP and name not in IGNORED]
     if unknown:
         raise UserError(
-            f"config.json has fields that are not known here: {', '.join(sorted({*unknown}))}; "
+            f"config.json has fields that are not known here: {', '.join(sorted(unknown))}; "
             "remove them if they do not change what the drafter computes"
         )
-    return {**json, **nested}
 
 
 def _block(
@@ -142,14 +145,19 @@ def _block(
     shifted = layout in ("deepspec", "specforge")
     if kind:
         shifted = own.get("sample_from_anchor", kind == "dspark")
-    vocabulary = layers.get("vocab_size")
+    vocabulary, width = layers.get("vocab_size"), layers.get("hidden_size")
+    if own.get("target_hidden_size") not in (width, None):
+        raise UserError(
+            f"config.json has target_hidden_size={own['target_hidden_size']!r} and hidden_size="
+            f"{width!r}; block drafters of another width than their target are not supported"
+        )
     return {
         "block_size": size,
         "mask_token_id": own.get("mask_token_id"),
         "feature_layers": tuple(i + shift for i in ids),
         "shifted": shifted,
         "draft_vocab_size": own.get("draft_vocab_size", 32000 if kind else vocabulary),
-        "target_hidden_size": own.get("target_hidden_size") or layers.get("hidden_size"),
+        "target_hidden_size": width,
     }
 
 
@@ -169,17 +177,21 @@ def _windows(own: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any
         return {}
     full, sliding = "full_attention", "sliding_attention"
     types = layers.get("layer_types")
-    if types is None:
-        windowed = window is not None and layers.get("use_sliding_window", True)
-        types = [sliding if windowed else full] * count
+    if types is None:  # as Qwen3's config fills them in
+        windowed = window is not None and layers.get("use_sliding_window", False)
+        first = layers.get("max_window_layers", 28) if windowed else count
+        types = [sliding if i >= first else full for i in range(count)]
     if not isinstance(types, list) or len(types) != count or {*types} - {full, sliding}:
         raise UserError(
             f"config.json has layer_types={types!r}; they must be {full!r} or {sliding!r} for each "
             f"of {count} layers"
         )
     narrow = tuple(i for i, kind in enumerate(types) if kind == sliding)
-    if narrow and window is None:
-        raise UserError("config.json has layers of sliding attention and no sliding_window")
+    if narrow and (window is None or layers.get("use_sliding_window") is False):
+        raise UserError(
+            "config.json has layers of sliding attention, and no sliding_window or "
+            "use_sliding_window=False"
+        )
     # Unless something else is said, the block is causal where attention is sliding.
     causal = narrow
     said = own.get("causal_head") or own.get("causal", own.get("is_causal"))
@@ -198,17 +210,22 @@ def _windows(own: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any
 
 
 def _heads(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads pair scores, convolutions and the head of confidence."""
+    """Reads pair scores, convolutions, the head of confidence and scales."""
     rank, selector = own.get("markov_rank") or 0, own.get("selector_rank") or 0
     kind = own.get("speculators_model_type")
     if kind == "dspark":
         rank = own.get("markov_rank", 256)
-    confident = own.get("enable_confidence_head", kind == "dspark")
+    trained = kind == "dspark" or (own.get("confidence_head_alpha") or 0) > 0
+    confident = own.get("enable_confidence_head", trained)
     with_pairs = own.get("confidence_head_with_markov", kind == "dspark")
     if confident and with_pairs and not rank:
         raise UserError("config.json has confidence_head_with_markov and no markov_rank")
     gate = "linear" if selector else _GATES[own.get("markov_head_type") or "vanilla"]
+    scales = {name: own[name] for name in _SCALES if own.get(name) is not None}
+    if scales.get("final_logit_softcapping") == 0:
+        del scales["final_logit_softcapping"]
     return {
+        **scales,
         "pair_rank": selector or rank,
         "pair_gate": gate,
         "selector_top_k": own.get("selector_top_k") if selector else None,
@@ -260,6 +277,8 @@ def block_json(fields: Mapping[str, Any]) -> dict[str, Any]:
         json |= {**ids, "num_anchors": 512, **heads, "dflash_config": ids}
         return {"architectures": ["Qwen3DSparkModel"], **json}
     nested = {**ids, **heads}
+    if layout == "dflash":
+        nested |= {name: fields[name] for name in _SCALES if fields[name] not in (1, None)}
     causal = fields["causal_layers"]
     if causal and causal != narrow:
         # As JetSpec, vLLM and z-lab call it.
@@ -289,7 +308,7 @@ def _heads_json(fields: Mapping[str, Any]) -> dict[str, Any]:
     json["markov_rank"] = fields["pair_rank"]
     if fields["pair_rank"]:
         gates = {gate: name for name, gate in _GATES.items()}
-        json["markov_head_type"] = gates[fields["pair_gate"]]
+        json["markov_head_type"] = gates.get(fields["pair_gate"])
     json["enable_confidence_head"] = fields["confidence"] is not None
     json["confidence_head_with_markov"] = fields["confidence"] == "pairs"
     return json

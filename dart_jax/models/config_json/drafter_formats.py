@@ -1,4 +1,5 @@
-"""Formats of drafters other than DART's and EAGLE-3's own, told by their `config.json`."""
+"""Formats of drafters other than DART's and EAGLE-3's own, told by their `config.json`; those of
+block drafters are in `block_formats.py`."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ _OTHER_FIELDS = (
     "ptd_token_id",
 )
 _CURE = (
-    "pass a DART drafter, an EAGLE-3 drafter of one layer, or a small language model with the "
-    "target's tokenizer"
+    "pass a DART, DFlash or DSpark drafter, an EAGLE-3 drafter of one layer, or a small language "
+    "model with the target's tokenizer"
 )
 
 
@@ -73,7 +74,7 @@ def _of_speculators(json: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "eagle3":
         raise UserError(
             f"config.json has speculators_model_type={kind!r}; of the drafters of speculators only "
-            f"'eagle3' can be read: {_CURE}"
+            f"'eagle3', 'dflash', 'dflash2' and 'dspark' can be read: {_CURE}"
         )
     if not isinstance(layer, dict):
         raise UserError(
@@ -94,11 +95,11 @@ def _of_speculators(json: Mapping[str, Any]) -> dict[str, Any]:
 
 def _other(json: Mapping[str, Any]) -> str | None:
     """Finds the field that tells a format that cannot be read, with its value."""
-    for field in _OTHER_FIELDS:
-        if json.get(field) is not None and json[field] is not False:
-            return f"{field}={json[field]!r}"
     named = {"architectures": classes(json), "model_type": {str(json.get("model_type"))}}
     for field, values in named.items():
         if any(map(_OTHERS.search, values - {*EAGLE3_CLASSES})):
+            return f"{field}={json[field]!r}"
+    for field in _OTHER_FIELDS:
+        if json.get(field) is not None and json[field] is not False:
             return f"{field}={json[field]!r}"
     return None

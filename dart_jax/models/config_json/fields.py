@@ -24,7 +24,7 @@ def check_fields(config: Any) -> None:
     """Raises UserError if a field of a config dataclass has a wrong type or range."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        least = 0 if field.name in ("draft_length", "pair_rank") else 1
+        least = 0 if field.name in ("draft_length", "mask_token_id", "pair_rank") else 1
         if field.type == "bool":
             valid, expected = isinstance(value, bool), "true or false"
         elif field.type in ("int", "int | None"):

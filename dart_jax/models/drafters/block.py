@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention.segments import Prefix
+from dart_jax.models.attention.segments import Prefix, softcap
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.drafters.layer import embedded, projected
@@ -142,10 +142,15 @@ class BlockDrafter(nnx.Module):
         self, targets: Callable[[jax.Array], jax.Array]
     ) -> Callable[[jax.Array], jax.Array]:
         """The embedding that the drafter reads, int32 [...] -> [..., D]: its own, or else the
-        target's."""
-        if not self.config.own_embedding:
-            return targets
-        return lambda tokens: embedded(self.embed_tokens.get_value(), tokens, self.norm)
+        target's, scaled."""
+
+        def embed(tokens: jax.Array) -> jax.Array:
+            if not self.config.own_embedding:
+                return targets(tokens)
+            return embedded(self.embed_tokens.get_value(), tokens, self.norm)
+
+        scale = self.config.input_embedding_scale
+        return embed if scale == 1 else lambda tokens: embed(tokens) * scale
 
     def context(self, features: jax.Array) -> jax.Array:
         """The context rows that all layers read, [B, T, D], of the target's features [B, T, F]."""
@@ -202,6 +207,15 @@ class BlockDrafter(nnx.Module):
         """Normalised [..., D] -> float32 logits [..., Vd] of the drafter's own head; where devices
         share the drafter, a device's part of the draft vocabulary."""
         return self.lm_head.logits(normed)
+
+    def logits(self, normed: jax.Array, targets: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """Normalised [..., D] -> float32 logits [..., Vd] of the drafter's own head, or else the
+        target's, without pair scores."""
+        logits = self.head(normed) if self.config.own_head else targets(normed)
+        if self.config.output_multiplier != 1:
+            logits = logits * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else softcap(logits, cap)
 
 
 class Confidence(nnx.Module):

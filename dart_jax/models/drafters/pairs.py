@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dart_jax.models.drafter_config import PairGate
 from dart_jax.models.kernels.tiles import Tiles, product
 from dart_jax.models.layers import Linear, random_param
 from dart_jax.models.sharding.collectives import local_shard
-
-# How the position of the second token scales the r factors of the first one, by a linear layer of
-# what the head reads there: 1 + gate, as DART's; not at all, as DSpark's vanilla Markov head; by a
-# sigmoid, which reads the first token's factors, too, as its gated one; or gate, as DFlash2's
-# selector.
-PairGate = Literal["residual", "none", "sigmoid", "linear"]
 
 
 class PairScores(nnx.Module):
