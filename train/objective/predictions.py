@@ -291,7 +291,11 @@ class PackedForward:
         """
         config, normed = self.drafter, drafter.normed(hidden)
         assert isinstance(config, BlockConfig)
-        logits = drafter.logits(normed, bind(self.target, frozen.target).logits)
+
+        def of_target(normed: jax.Array) -> jax.Array:
+            return bind(self.target, frozen.target).logits(normed)
+
+        logits = drafter.logits(normed, of_target)
         first = None
         if config.pair_rank:
             logits += drafter.pairs.all_next(drafter.pairs.factors(normed, before))
