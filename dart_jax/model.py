@@ -245,7 +245,6 @@ class DartModel:
                 raise UserError("a drafter's parameters are needed; pass its directory")
             if isinstance(drafter, NgramConfig) and self.ngram is None:
                 raise UserError("no n-gram model was loaded; pass one")
-        # Drop the previous drafter's weights.
         params: DecodeParams = {"target": self.params["target"]}
         devices = self.execution.devices.with_drafter(None)
         execution = dataclasses.replace(self.execution, devices=devices)
@@ -426,26 +425,26 @@ class DartModel:
         search: SearchConfig | None = None,
         logits: LogitsConfig = LogitsConfig(),
         coupled: bool = True,
+        candidates: int = DecodeConfig.candidates,
     ) -> Decoder:
         """Returns a decoder with draft trees of `nodes` nodes.
 
         Args:
           nodes: N; 0 for plain decoding.
           max_length: maximum length of prompt and new tokens together.
-          sizes: numbers of nodes, ascending from 0, between which decoding changes as they pay,
-            beginning with N; empty for N nodes in every step.
+          sizes: numbers of nodes, ascending from 0, that decoding takes as they pay, N first; empty
+            for N in every step.
           sampling: how the target samples; None decodes greedily.
           stop: ids that end a sequence; None for the model's own.
           use_ngram: use the n-gram model in the search, if there is one.
-          search: parameters of a DART drafter's search; unused when only the
-            n-gram model drafts.
+          search: parameters of the search; unused when only the n-gram model drafts.
           logits: processors of the target's logits, and what is reported about them.
           coupled: whether drafts are ranked with the noise of the target's draws.
+          candidates: tokens of each position that the search chooses from; with 1 it makes chains.
 
         Raises:
-          UserError: `nodes` or `sizes` are out of range, or need a drafter that was not loaded, or
-            `max_length` exceeds the target's positions, or trees cannot be searched where
-            `search_way` says.
+          UserError: `nodes` or `sizes` are out of range or need a drafter that was not loaded,
+            `max_length` exceeds the target's positions, or `search_way` cannot be taken.
         """
         if max_length > self.target.max_length:
             raise UserError(
@@ -458,6 +457,7 @@ class DartModel:
             self.target,
             self.drafter if nodes else None,
             largest,
+            candidates=candidates,
             logits=logits,
             coupled=coupled,
             execution=self.execution,

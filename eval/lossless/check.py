@@ -54,7 +54,7 @@ class Lossless:
         model = self.models[case.method]
         result = decoder(
             model,
-            tree(model, case.nodes or None, LEVEL_DECAY),
+            tree(model, case.nodes or None, LEVEL_DECAY, chain=METHODS[case.method].chain),
             max_length=length,
             sampling=case.sampling,
             coupled=not self.config.no_coupling,

@@ -9,14 +9,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafter_title
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import adaptive_tree, default_search, default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, ParallelConfig
+from dart_jax.models.drafter_config import BlockConfig, DrafterConfig, Eagle3Config, ParallelConfig
 from dart_jax.programs.model_choice import ModelChoice
 from eval.methods.imposed import ImposedTau
 
@@ -28,9 +29,13 @@ class MethodChoice(ModelChoice):
     """The methods, and their parts besides the target, the DART drafter and the n-gram model."""
 
     method: str = "dart"
-    """Comma-separated: dart, dart_pairs (with pair scores), dart_no_ngram, eagle3, sps (a small
-    draft model), pld (prompt lookup), ngram (only the n-gram model); all uses every method whose
-    parts are available. Plain decoding always runs too."""
+    """Comma-separated: dart, dart_pairs (with pair scores), dart_no_ngram, dflash, dspark, dflash2,
+    jetspec, the same with _chain (one candidate for each position, no n-gram model: their authors'
+    drafts), eagle3, sps (a small draft model), pld (prompt lookup), ngram (only the n-gram model);
+    all uses every method whose parts are available. Plain decoding always runs too."""
+    block: str | None = None
+    """Directory or hub repository of a block drafter, for dflash, dspark, dflash2 or jetspec,
+    whichever it is; by default --drafter's."""
     eagle3: str | None = None
     """Directory or hub repository of an EAGLE-3 drafter, for eagle3."""
     draft_model: str | None = None
@@ -69,14 +74,18 @@ class MethodChoice(ModelChoice):
         """
         models: dict[str, DartModel] = {}
         left_out: list[str] = []
+        blocks = [name for name in self.methods if METHODS[name].part == _BLOCK]
+        block = base.with_drafter(self.block) if blocks and self.block is not None else base
+        if blocks and not isinstance(block.drafter, BlockConfig):
+            left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
         for name, named in self.methods.items():
-            model = METHODS[name].model(base, self)
+            model = METHODS[name].model(block if name in blocks else base, self)
             reason = f"needs {METHODS[name].part}" if model is None else self.obstacle(model)
             if model is not None and reason is None:
                 models[name] = model
             elif named:
                 raise UserError(f"{name} {reason}")
-            else:
+            elif model is not None or name not in blocks:
                 left_out.append(f"{name} {reason}")
         if len(models) == 1:
             raise UserError(f"no method is left: {left_out[-1]}")
@@ -109,6 +118,17 @@ def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return model if isinstance(model.drafter, Eagle3Config) else None
 
 
+def _block(kind: str, chain: bool = False) -> Callable[[DartModel, MethodChoice], DartModel | None]:
+    """Returns what makes the model with a block drafter of a kind, if it is that."""
+
+    def model(base: DartModel, choice: MethodChoice) -> DartModel | None:
+        if not isinstance(base.drafter, BlockConfig) or drafter_title(base.drafter) != kind:
+            return None
+        return dataclasses.replace(base, ngram=None) if chain else base
+
+    return model
+
+
 def _sps(base: DartModel, choice: MethodChoice) -> DartModel | None:
     model = base if choice.draft_model is None else base.with_drafter(choice.draft_model)
     return model if isinstance(model.drafter, TargetConfig) else None
@@ -127,21 +147,25 @@ class Method(NamedTuple):
 
     Attributes:
       title: its title in tables.
-      model: makes the model it decodes with from the one with the DART drafter; None without its
-        part.
+      model: makes the model it decodes with from the one with the drafter of --drafter, or of
+        --block; None without its part.
       most: nodes of its largest trees in `eval.lossless`: more would only be slow.
       part: the part that it needs, and the option that gives it.
+      chain: whether trees have one candidate for each position.
     """
 
     title: str
     model: Callable[[DartModel, MethodChoice], DartModel | None]
     most: int
     part: str = ""
+    chain: bool = False
 
 
 _DRAFTER = "a DART drafter; pass it as --drafter"
 _PAIRS = "a DART drafter with pair scores; pass it as --drafter"
 _EAGLE3 = "an EAGLE-3 drafter; pass it as --eagle3"
+_BLOCK = "a block drafter of this kind; pass it as --block"
+_KINDS = ("DFlash", "DSpark", "DFlash2", "JetSpec")
 _SMALL = "a small model with the target's vocabulary; pass it as --draft-model"
 _NGRAM = "an n-gram model; pass it as --ngram"
 _WITHOUT = "a DART drafter and an n-gram model to leave out; pass --drafter and --ngram"
@@ -155,6 +179,11 @@ METHODS = {
     "pld": Method("prompt lookup", _pld, 16),
     "ngram": Method("n-gram only", _ngram, 16, _NGRAM),
 }
+for _kind in _KINDS:
+    METHODS[_kind.lower()] = Method(_kind, _block(_kind), 60, _BLOCK)
+    METHODS[f"{_kind.lower()}_chain"] = Method(
+        f"{_kind}, chain", _block(_kind, chain=True), 16, _BLOCK, chain=True
+    )
 
 
 class Tree(NamedTuple):
@@ -165,11 +194,13 @@ class Tree(NamedTuple):
       level_decay: exponent of the tree search's level weight; None without a tree search.
       sizes: numbers of nodes between which decoding changes, beginning with 0; empty if all trees
         have N.
+      chain: whether they have one candidate for each position.
     """
 
     nodes: int
     level_decay: float | None = None
     sizes: tuple[int, ...] = ()
+    chain: bool = False
 
     def __str__(self) -> str:
         decay = "" if self.level_decay is None else f", level decay {self.level_decay:g}"
@@ -177,7 +208,12 @@ class Tree(NamedTuple):
 
 
 def tree(
-    model: DartModel, nodes: int | None = None, decay: float | None = None, batch: int = 1
+    model: DartModel,
+    nodes: int | None = None,
+    decay: float | None = None,
+    batch: int = 1,
+    *,
+    chain: bool = False,
 ) -> Tree:
     """Returns the draft tree of a method's model.
 
@@ -186,6 +222,7 @@ def tree(
       nodes: number of nodes; by default it changes as it pays, step by step.
       decay: level decay; by default that of such trees.
       batch: sequences decoded together.
+      chain: whether there is one candidate for each position, and so no more nodes than these.
     """
     if model.drafter is None:
         return Tree(0)
@@ -195,7 +232,11 @@ def tree(
         nodes = most
         sizes, search = adaptive_tree(model.drafter, batch)
     decay = search.level_decay if decay is None else decay
-    return Tree(nodes, decay if isinstance(model.drafter, ParallelConfig) else None, sizes)
+    if chain and isinstance(model.drafter, BlockConfig):
+        longest = model.drafter.num_positions
+        nodes, sizes = min(nodes, longest), tuple(sorted({min(size, longest) for size in sizes}))
+    searched = isinstance(model.drafter, ParallelConfig)
+    return Tree(nodes, decay if searched else None, sizes, chain)
 
 
 def decoder(
@@ -229,6 +270,7 @@ def decoder(
         stop=None if acceptance is None else (),
         search=search,
         coupled=coupled,
+        candidates=1 if tree.chain else DecodeConfig.candidates,
     )
     if acceptance is None or not tree.nodes:
         return result

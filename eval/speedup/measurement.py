@@ -17,7 +17,7 @@ from dart_jax.progress import progress_bar, stage
 from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.registry import load_all
 from eval.methods.measure import Run, Summary, measure, summarize
-from eval.methods.registry import PLAIN, Tree, decoder, tree
+from eval.methods.registry import METHODS, PLAIN, Tree, decoder, tree
 from eval.speedup.config import SpeedupConfig
 from eval.speedup.workload import Workload, benchmark_workload, demo_workload
 
@@ -145,7 +145,13 @@ class Speedup:
                 f"{batch_size}"
             )
         trees = {
-            name: tree(model, config.tree_nodes, config.level_decay, batch_size)
+            name: tree(
+                model,
+                config.tree_nodes,
+                config.level_decay,
+                batch_size,
+                chain=METHODS[name].chain,
+            )
             for name, model in self.models.items()
         }
         title = f"T = {sampling.temperature:g}, batch {batch_size}: {workload.title}"

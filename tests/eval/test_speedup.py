@@ -140,7 +140,7 @@ def test_report(measured):
         assert float(dart[3].split()[0]) == pytest.approx(
             1000 * statistics.median(row["token_seconds"]), abs=0.005
         )
-    assert setting["trees"]["dart"] == {"nodes": 4, "level_decay": 0.7, "sizes": []}
+    assert setting["trees"]["dart"] == {"nodes": 4, "level_decay": 0.7, "sizes": [], "chain": False}
     assert {"device", "python", "jax", "dart-jax"} <= set(content["environment"])
     assert content["environment"]["device"] in text
     assert {"revision", "date"} <= set(content)
@@ -157,7 +157,8 @@ def test_all_methods_in_all_settings(measured, tiny, tmp_path):
     files = {"markdown": tmp_path / "new" / "tables.md", "plot": tmp_path / "new" / "plot.png"}
     sizes = {"batch_size": (1, 2), "prompts": 2, "repeats": 1}
     _, content = measured(method="all", **parts, **files, **sizes)
-    methods = [name for name in METHODS if name != "dart_pairs"]  # the drafter has no pair scores
+    missing = ("dart_pairs", "dflash", "dspark", "jetspec")  # of no drafter here
+    methods = [name for name in METHODS if not name.startswith(missing)]
     check_report(content, prompts=2, repeats=1, methods=methods)
     for setting, size in zip(content["settings"], (1, 2), strict=True):
         assert (setting["temperature"], setting["batch_size"]) == (0, size)
@@ -184,7 +185,7 @@ def test_methods_that_cannot_run_are_left_out_of_all(tiny):
     base = config.load()
     models, left_out = config.models(base)
     assert list(models) == ["plain", "dart", "dart_no_ngram", "pld", "ngram"]
-    assert [reason.split()[0] for reason in left_out] == ["dart_pairs", "eagle3", "sps"]
+    assert [reason.split()[0] for reason in left_out] == ["DFlash,", "dart_pairs", "eagle3", "sps"]
     assert len({id(model.params["target"]) for model in models.values()}) == 1
     config = dataclasses.replace(config, acceptance=6, tree_nodes=8)
     models, left_out = config.models(base)
