@@ -64,7 +64,7 @@ class Drafts:
 
 
 @pytest.mark.parametrize("weights", ["stored", "int8"])
-@pytest.mark.parametrize("name", ["dflash", "jetspec", "dspark", "dflash2"])
+@pytest.mark.parametrize("name", ["dflash", "jetspec", "dspark", "gated", "dflash2"])
 def test_the_core_drafts_as_jax_does(models, blocks, name, weights):
     config, params = blocks[name]
     execution = Execution.here(weights_dtype=weights)

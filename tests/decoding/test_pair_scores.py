@@ -36,7 +36,7 @@ def test_tables_hold_the_scores_of_the_candidates():
     rng = np.random.default_rng(1)
     normed = jnp.asarray(rng.normal(size=(2, 4, config.hidden_size)), jnp.float32)
     ids = jnp.asarray(rng.integers(0, config.draft_vocab_size, (2, 4, 5)), jnp.int32)
-    tables = drafter.pairs.tables(normed, ids)
+    tables = drafter.pairs.tables(normed, ids, ids)
     assert tables.shape == (2, 3, 5, 5)
     for level in range(1, 4):
         for a in range(5):

@@ -211,8 +211,9 @@ class Models:
             config = DrafterShape(method=method, positions=4).config(TARGETS[self.name])
             tiny_model.write_drafter(self.drafters[method], config)
         uneven = block_drafters(dataclasses.replace(QWEN3, intermediate_size=100))["dflash"]
-        for method, parts in {**block_drafters(QWEN3), "whole dflash": uneven}.items():
-            save_drafter(self.drafters[method], *parts)
+        parts = {**block_drafters(QWEN3), "whole dflash": uneven}
+        for method in BLOCKS:
+            save_drafter(self.drafters[method], *parts[method])
 
     def load(self, method: str, mesh: str | None = None) -> DartModel:
         """The model that decodes by a method."""

@@ -86,6 +86,7 @@ def block_drafters(target, rank=6):
             **{"sliding_window": 11, "sliding_layers": (1,)},
         },
     }
+    forms["gated"] = {**forms["dspark"], "pair_gate": "sigmoid", "own_embedding": True}
     rng, made = np.random.default_rng(0), {}
     for name, fields in forms.items():
         config = BlockConfig.for_target(target, **shape, **fields)
