@@ -61,8 +61,8 @@ class WeightsForm:
         return self.dtype == "stored" and self.tiles
 
     def of_drafter(self, target: Params) -> WeightsForm:
-        """The form of a DART or EAGLE-3 drafter of this target: rounded to 8 bits beside weights in
-        blocks. Drafts that are a little worse cost less than reading them in 16 bits."""
+        """The form of a drafter of this target: rounded to 8 bits beside weights in blocks.
+        Drafts that are a little worse cost less than reading them in 16 bits."""
         return dataclasses.replace(self, dtype="int8") if in_blocks(target) else self
 
     @property
