@@ -154,9 +154,9 @@ class DartModel:
           target: directory or `owner/name`, in the Hugging Face layout, or a GGUF file; or
             "smollm2" or "demo", which without a drafter has that of the package, and with a DART
             drafter and without an n-gram model likewise.
-          drafter: directory or `owner/name` of a DART or EAGLE-3 drafter, or of a smaller model
-            with the target's vocabulary, which drafts token by token. None: drafts with the n-gram
-            model only, if there is one; otherwise plain decoding.
+          drafter: directory or `owner/name` of a drafter, or of a smaller model with the target's
+            vocabulary, which drafts token by token. None: drafts with the n-gram model only, if
+            there is one; otherwise plain decoding.
           ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
           dtype: of weights and activations; "auto" is float32 on CPU, otherwise bfloat16.

@@ -21,7 +21,7 @@ from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.platform.execution import Execution
 
 # "target": the target's parameters; "drafter": the drafter's, if it has any; "draft_ids":
-# int32 [Vd], the target ids of a DART or EAGLE-3 drafter's vocabulary.
+# int32 [Vd], the target ids of a drafter's vocabulary.
 DecodeParams = dict[str, Any]
 
 

@@ -1,8 +1,8 @@
-"""Networks: the target, the DART and EAGLE-3 drafters, and the layers and caches they share.
+"""Networks: the target, the drafters, and the layers and caches they share.
 
 Pure computation, independent of files, tokenizers, decode loops and training. Imports only
 `dart_jax.errors` and, for products on CPUs, `dart_jax._core`. Start with `target.py`, then
-`drafter.py`; `pure.py` converts the NNX modules to functions over dicts of arrays. Packages, each
-of which may import those before it: `config_json`, `sharding`, `cpu`, `kernels`, `attention`,
-`experts`, `platform`.
+`drafters/dart.py`; `pure.py` converts the NNX modules to functions over dicts of arrays. Packages,
+each of which may import those before it: `config_json`, `sharding`, `cpu`, `kernels`, `attention`,
+`experts`, `drafters`, `platform`.
 """

@@ -29,9 +29,9 @@ class ModelChoice:
     """Directory or hub repository of another target, with its tokenizer; it has only the parts
     given."""
     drafter: str | None = None
-    """Directory or hub repository of a DART or EAGLE-3 drafter, or of a small model with the
-    target's vocabulary; the last two draft without an n-gram model. By default that of --model, and
-    none for another --target."""
+    """Directory or hub repository of a DART, EAGLE-3 or block drafter, or of a small model with the
+    target's vocabulary; EAGLE-3 and the small model draft without an n-gram model. By default that
+    of --model, and none for another --target."""
     ngram: str | None = None
     """N-gram file (.dng, or .trie of the reference), or owner/name/file on the hub; without a
     drafter, only the n-gram model drafts. By default that of --model, and none for another

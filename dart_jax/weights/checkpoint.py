@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,10 +228,12 @@ def save_drafter(
       embedding: [V, D], stored in the file. Required if the target's rows have another width than
         the drafter's and the parameters hold no embedding: readers take the target's only for
         drafters of its own width. DeepSpec's layout has it always.
-      head: [D, V], the target's, for DeepSpec's layout, which has it always.
+      head: [D, V], the target's, stored in a block drafter's file. DeepSpec's layout has it always;
+        speculators' own loader takes it, and the embedding, from the file.
 
     Raises:
-      UserError: the embedding or the head is missing or has another shape.
+      UserError: the embedding or the head is missing or has another shape, or a block drafter's
+        layout has no place for a field of its config.
     """
     if embedding is None and not (config.shares_embedding or config.own_embedding):
         raise UserError(
@@ -248,7 +250,7 @@ def save_drafter(
         extra["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
         extra["t2d"] = np.isin(np.arange(config.vocab_size), ids)
     if isinstance(config, BlockConfig):
-        extra |= _copy_of_head(config, extra, head)
+        extra |= _copy_of_head(config, head)
         if config.layout == "deepspec" and embedding is None and not config.own_embedding:
             raise UserError("DeepSpec's layout has a copy of the target's embedding; pass it")
     if embedding is not None:
@@ -256,19 +258,13 @@ def save_drafter(
     _save(Path(directory), config, {}, params, extra, max_shard_size)
 
 
-def _copy_of_head(
-    config: BlockConfig, extra: Mapping[str, np.ndarray], head: jax.Array | None
-) -> dict[str, np.ndarray]:
-    """The target's head where a block drafter's layout has a copy of it.
+def _copy_of_head(config: BlockConfig, head: jax.Array | None) -> dict[str, np.ndarray]:
+    """The target's head as a block drafter's file has it, unless the drafter has its own.
 
     Raises:
-      UserError: it is missing, or the layout has no place for what the file would hold.
+      UserError: it is missing, or has another shape.
     """
-    if "d2t" in extra and config.layout != "speculators":
-        raise UserError(
-            f"the layout {config.layout!r} has no draft vocabulary; use that of 'speculators'"
-        )
-    if config.layout != "deepspec" or config.own_head:
+    if config.own_head or (head is None and config.layout != "deepspec"):
         return {}
     if head is None or head.shape != (config.hidden_size, config.vocab_size):
         raise UserError("DeepSpec's layout has a copy of the target's head; pass it")

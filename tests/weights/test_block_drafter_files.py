@@ -172,6 +172,20 @@ def test_a_drafter_of_another_target(copied):
             check_fit(dataclasses.replace(TARGET, **changes), config)
 
 
+def test_copies_for_loaders_that_take_them_from_the_file(copied, tmp_path):
+    """As speculators' own does."""
+    drafter, target, embedding = copied("speculators_dflash")
+    config, params, ids = load_drafter(drafter, embedding=embedding, target=target)
+    head = jnp.asarray(load_file(target / "model.safetensors")["lm_head.weight"]).T
+    save_drafter(tmp_path / "again", config, params, ids, embedding=embedding, head=head)
+    written = load_file(tmp_path / "again/model.safetensors")
+    np.testing.assert_array_equal(written["embed_tokens.weight"], embedding)
+    np.testing.assert_array_equal(written["lm_head.weight"], head.T)
+    again = load_drafter(tmp_path / "again", embedding=embedding, target=target)
+    assert again[0] == config
+    assert_same_bits(again[1], params)
+
+
 def test_a_layout_is_written_with_what_it_has(copied, tmp_path):
     drafter, target, embedding = copied("dspark")
     config, params, ids = load_drafter(drafter, embedding=embedding, target=target)

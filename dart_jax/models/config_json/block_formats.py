@@ -70,7 +70,7 @@ def block_layout(json: Mapping[str, Any]) -> BlockLayout | None:
         return "speculators"
     named = json.get("architectures")
     names = named if isinstance(named, list) else []
-    layout = next((_CLASSES[name] for name in names if name in _CLASSES), None)
+    layout: BlockLayout | None = next((_CLASSES[name] for name in names if name in _CLASSES), None)
     nested = json.get("dflash_config")
     if layout == "dflash" and isinstance(nested, dict) and nested.get("projector_type") == "dspark":
         return "specforge"
