@@ -9,6 +9,7 @@ from pathlib import Path
 import chat_demo
 import pytest
 
+from dart_jax.decoding.drafting import drafter_title
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
@@ -155,8 +156,10 @@ def test_everything_is_made_once(tmp_path):
     assert model.drafter.draft_vocab_size == 512
     eagle3 = model.with_drafter(export / "eagle3")
     assert isinstance(eagle3.drafter, Eagle3Config)
+    dspark = model.with_drafter(export / "dspark")
+    assert drafter_title(dspark.drafter) == "DSpark"
     plain = model.with_drafter(None).generate("def f(x):", max_new_tokens=16)
-    for each in (model, eagle3):
+    for each in (model, eagle3, dspark):
         assert each.generate("def f(x):", max_new_tokens=16).text == plain.text
     made = {path: path.stat().st_mtime_ns for path in config.work.rglob("*.safetensors")}
     run(config)
