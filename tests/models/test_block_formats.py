@@ -37,6 +37,7 @@ def golden(name, nested=None, layers=None, **changes):
         (golden("speculators_dflash", target_hidden_size=64), "target_hidden_size=64"),
         (golden("dflash", attention_bias=True), "attention_bias=True, which is not supported"),
         (golden("dflash", hidden_act="gelu"), "hidden_act='gelu'"),
+        (golden("dflash", partial_rotary_factor=0.5), "partial_rotary_factor"),
         (golden("dflash", quantization_config={"bits": 4}), "quantization_config={'bits': 4}"),
         (golden("dflash2", {"conv_kernel_size": 3}), "conv_kernel_size=3"),
         (golden("dspark", output_multiplier=0.5), "output_multiplier=0.5"),
