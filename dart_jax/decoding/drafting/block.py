@@ -22,7 +22,7 @@ from dart_jax.decoding.drafting.base import (
     Proposal,
     most_coupled,
 )
-from dart_jax.decoding.sampling import divided
+from dart_jax.decoding.sampling import Noise, divided
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, KVCache, init_cache
@@ -173,22 +173,20 @@ class Block(DraftingMethod):
         """
         draft_ids, vocabulary = inputs.params["draft_ids"], self._vocabulary(inputs)
         pairs, most = drafter.pairs, self.config.selector_top_k
-        previous, found = root, []
+        previous, rows = root, []
         if most is not None:
             threshold = vocabulary.top(logits, most)[..., -1:]
             logits = jnp.where(logits < threshold, -jnp.inf, logits)
+
+        def best(logits: jax.Array, noise: Noise | None, count: int) -> tuple[jax.Array, jax.Array]:
+            noisy = inputs._replace(noise=noise)
+            return most_coupled(noisy, logits, draft_ids, count, vocabulary)
+
+        # The next position waits for the first token only; the others are found all at once.
         for level in range(self.depth):
             factors = pairs.factors(normed[:, level], previous)
-            scored = logits[:, level] + pairs.all_next(factors, vocabulary.shards)
+            rows.append(logits[:, level] + pairs.all_next(factors, vocabulary.shards))
             noise = None if inputs.noise is None else inputs.noise.at(jnp.int32(level))
-            top, index = most_coupled(
-                inputs._replace(noise=noise),
-                scored[:, None],
-                draft_ids,
-                self.candidates,
-                vocabulary,
-            )
-            found.append((top, index))
-            previous = jnp.take(draft_ids, index[:, 0, 0])
-        top, index = (jnp.concatenate(each, axis=1) for each in zip(*found, strict=True))
-        return top, index
+            _, first = best(rows[-1][:, None], noise, 1)
+            previous = jnp.take(draft_ids, first[:, 0, 0])
+        return best(jnp.stack(rows, axis=1), inputs.noise, self.candidates)
