@@ -80,6 +80,7 @@ def literally(forward, params, frozen, batch, row, anchor):
     return logits, drafter.confidence(normed, drafter.pairs.first_factors(before))
 
 
+@pytest.mark.long(keep=1)
 def test_predictions_are_those_of_decoding(setting, batch):
     forward, params, frozen = setting
     inputs = forward.inputs(params, frozen, batch, jnp.asarray(ANCHORS))
@@ -99,6 +100,7 @@ def test_predictions_are_those_of_decoding(setting, batch):
         np.testing.assert_allclose(confidence[r, c], literal[r][c][1], atol=2e-5)
 
 
+@pytest.mark.long(keep=1)
 def test_the_loss_with_weights_of_the_path(setting, batch):
     """Total variation, weighted by how much of the path depends on a position, and the surprise of
     the confidence; from predictions alone."""
