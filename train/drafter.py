@@ -44,7 +44,7 @@ from dart_jax.weights.checkpoint import (
     resolve_dtype,
     save_drafter,
 )
-from dart_jax.weights.drafter_files import check_features, check_fit
+from dart_jax.weights.drafter_files import check_features, check_fit, check_unscaled
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 from train.data.batches import PackedBatches
 from train.data.packed_dataset import PackedDataset, draft_vocabulary
@@ -120,6 +120,7 @@ def train(config: DrafterTraining) -> Path:
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
     check_features(target)
+    _check_block(config.drafter, target)
     if config.acceptance.ngram is not None and config.drafter.method == "eagle3":
         raise UserError("EAGLE-3's trees take no n-gram model; leave --ngram out")
     cache = config.cache or config.out
@@ -160,12 +161,14 @@ def train(config: DrafterTraining) -> Path:
         settings=_settings(config, teacher.digest, dtype),
         tokens_per_step=trainer.batch_size * context,
     ).fit()
+    copies = {}
+    if isinstance(drafter, BlockConfig) and drafter.layout != "dflash":
+        # The authors' loaders read the target's embedding and head in the drafter's file.
+        copies["embedding"] = teacher.params["embed_tokens"]
+        if not drafter.own_head:
+            copies["head"] = teacher.head(ids)
     if is_main():
         with writing("the drafter", config.out):
-            copies = {}
-            if isinstance(drafter, BlockConfig) and drafter.layout == "deepspec":
-                embedding = teacher.params["embed_tokens"]
-                copies = {"embedding": embedding, "head": teacher.head(ids)}
             save_drafter(config.out / "drafter", drafter, frozen.whole(trained), ids, **copies)
             text = json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
             write_atomically(config.out / "config.json", text.encode())
@@ -238,6 +241,18 @@ def _start(
     return drafter, params, ids
 
 
+def _check_block(shape: DrafterShape, target: TargetConfig) -> None:
+    """Raises UserError if a block drafter cannot be trained for a target, or its mask token is
+    none of the target's."""
+    if not shape.block:
+        return
+    check_unscaled(target)
+    if shape.mask_token is not None and shape.mask_token >= target.vocab_size:
+        raise UserError(
+            f"--mask-token {shape.mask_token} is none of the target's {target.vocab_size} tokens"
+        )
+
+
 def _mask_token(tokenizer: Tokenizer, target: TargetConfig) -> int:
     """The token of a block drafter's mask rows: one that texts do not have."""
     beyond = len(tokenizer.get_vocab())
@@ -248,6 +263,7 @@ def _check_same_block(init: str, initial: BlockConfig, drafter: AnyDrafterConfig
     """Raises UserError if a block drafter is of another shape than the options say."""
     given = {"layout": initial.layout, "draft_vocab_size": initial.draft_vocab_size}
     given |= {"own_head": initial.own_head, "rope": initial.rope}
+    given |= {"num_target_layers": initial.num_target_layers}
     given |= {"max_position_embeddings": initial.max_position_embeddings}
     if initial != dataclasses.replace(drafter, **given):
         raise UserError(

@@ -33,7 +33,7 @@ class DecodeConfig:
       target: the target's shapes.
       drafter: config of the drafting method; None for plain decoding.
       nodes: tree nodes without the root, N.
-      candidates: top-k tokens per drafted position that a DART drafter passes to the search, k.
+      candidates: top-k tokens per drafted position that are passed to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
       logits: processors of the target's logits, and what is reported about them.
       coupled: whether drafts are ranked with the noise of the target's draws (see

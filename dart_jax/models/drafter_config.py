@@ -44,6 +44,8 @@ from dart_jax.models.rope import Rope
 # selector.
 PairGate = Literal["residual", "none", "sigmoid", "linear"]
 
+BlockKind = Literal["DFlash", "DSpark", "DFlash2", "JetSpec"]
+
 # Fields of the configs here that the files of weights determine.
 _OF_WEIGHTS = ("own_embedding", "own_head", "qk_norm")
 
@@ -363,6 +365,16 @@ class BlockConfig(DraftLayerConfig):
         return self.feature_layers if self.feature_layers[-1] < target.num_hidden_layers else ()
 
     @property
+    def kind(self) -> BlockKind:
+        """The member of the family, as its authors call it."""
+        if self.conv_group_size is not None or self.selector_top_k is not None:
+            return "DFlash2"
+        if self.shifted or self.pair_rank:
+            return "DSpark"
+        every = len(self.causal_layers) == self.num_hidden_layers
+        return "JetSpec" if every and not self.sliding_layers else "DFlash"
+
+    @property
     def decoder(self) -> TargetConfig:
         """The layers, as those of a target."""
         return TargetConfig(
@@ -393,7 +405,10 @@ class BlockConfig(DraftLayerConfig):
             raise UserError("config.json is not that of a block drafter")
         fields = block_fields(json, layout)
         fields["rope"] = Rope.from_json(fields, 1e4)
-        return cls(**known_fields(cls, fields))
+        known = known_fields(cls, fields)
+        # With a draft vocabulary it has some rows of the target's head, if the file has none.
+        own_head = known["draft_vocab_size"] != known["vocab_size"]
+        return cls(**known, own_head=own_head)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the config in its layout.

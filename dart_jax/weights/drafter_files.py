@@ -126,8 +126,10 @@ def _with_head(files: TensorFiles, config: AnyDrafterConfig, target: Path | None
     A block drafter of the whole vocabulary shares the target's head; of one with a draft
     vocabulary a missing head is some of the target's rows, since it is trained with these.
     """
-    head, theirs = files.tensors.get(HEAD), None if target is None else _head_of(target)
-    block = isinstance(config, BlockConfig)
+    head, block = files.tensors.get(HEAD), isinstance(config, BlockConfig)
+    if head is not None and not block:
+        return True
+    theirs = None if target is None else _head_of(target)
     if block and config.draft_vocab_size == config.vocab_size:
         if head is not None and theirs is not None and _same_rows(head, theirs):
             del files.tensors[HEAD]
@@ -289,6 +291,8 @@ def check_fit(target: TargetConfig, drafter: AnyDrafterConfig | TargetConfig) ->
         )
     if isinstance(drafter, TargetConfig):
         return
+    if isinstance(drafter, BlockConfig):
+        check_unscaled(target)
     if not isinstance(drafter, DrafterConfig) and drafter.feature_layers is not None:
         if not drafter.layers_read(target):
             raise UserError(
@@ -308,6 +312,17 @@ def check_fit(target: TargetConfig, drafter: AnyDrafterConfig | TargetConfig) ->
             f"the drafter does not fit the target: hidden_size is {target.hidden_size} in the "
             f"target and {drafter.target_hidden_size} in the drafter; pass a drafter trained for "
             "this target"
+        )
+
+
+def check_unscaled(target: TargetConfig) -> None:
+    """Raises UserError if the target scales embeddings or logits: what block drafters' authors do
+    for such targets differs."""
+    scaled = target.architecture.embedding_scaled or target.embedding_multiplier != 1
+    if scaled or target.logits_scaling != 1 or target.final_logit_softcapping is not None:
+        raise UserError(
+            f"block drafters are not supported for targets that scale embeddings or logits, as "
+            f"{target.model_type!r} does; pass a DART or EAGLE-3 drafter"
         )
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafter_title
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.decoder import Decoder
@@ -17,11 +17,19 @@ from dart_jax.errors import UserError
 from dart_jax.generation.defaults import adaptive_tree, default_search, default_tree
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import BlockConfig, DrafterConfig, Eagle3Config, ParallelConfig
+from dart_jax.models.drafter_config import (
+    BlockConfig,
+    BlockKind,
+    DrafterConfig,
+    Eagle3Config,
+    ParallelConfig,
+)
 from dart_jax.programs.model_choice import ModelChoice
 from eval.methods.imposed import ImposedTau
 
 PLAIN = "plain"
+
+_ModelOf = Callable[[DartModel, "MethodChoice"], DartModel | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +43,7 @@ class MethodChoice(ModelChoice):
     all uses every method whose parts are available. Plain decoding always runs too."""
     block: str | None = None
     """Directory or hub repository of a block drafter, for dflash, dspark, dflash2 or jetspec,
-    whichever it is; by default --drafter's."""
+    whichever it is, one a run; by default --drafter's."""
     eagle3: str | None = None
     """Directory or hub repository of an EAGLE-3 drafter, for eagle3."""
     draft_model: str | None = None
@@ -80,7 +88,13 @@ class MethodChoice(ModelChoice):
             left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
         for name, named in self.methods.items():
             model = METHODS[name].model(block if name in blocks else base, self)
-            reason = f"needs {METHODS[name].part}" if model is None else self.obstacle(model)
+            if model is None:
+                reason = f"needs {METHODS[name].part}"
+                if isinstance(block.drafter, BlockConfig):
+                    kind = block.drafter.kind.lower()
+                    reason += f" (the block drafter given is for --method {kind})"
+            else:
+                reason = self.obstacle(model)
             if model is not None and reason is None:
                 models[name] = model
             elif named:
@@ -118,11 +132,13 @@ def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return model if isinstance(model.drafter, Eagle3Config) else None
 
 
-def _block(kind: str, chain: bool = False) -> Callable[[DartModel, MethodChoice], DartModel | None]:
+def _block(
+    kind: BlockKind, chain: bool = False
+) -> Callable[[DartModel, MethodChoice], DartModel | None]:
     """Returns what makes the model with a block drafter of a kind, if it is that."""
 
     def model(base: DartModel, choice: MethodChoice) -> DartModel | None:
-        if not isinstance(base.drafter, BlockConfig) or drafter_title(base.drafter) != kind:
+        if not isinstance(base.drafter, BlockConfig) or base.drafter.kind != kind:
             return None
         return dataclasses.replace(base, ngram=None) if chain else base
 
@@ -155,7 +171,7 @@ class Method(NamedTuple):
     """
 
     title: str
-    model: Callable[[DartModel, MethodChoice], DartModel | None]
+    model: _ModelOf
     most: int
     part: str = ""
     chain: bool = False
@@ -165,7 +181,7 @@ _DRAFTER = "a DART drafter; pass it as --drafter"
 _PAIRS = "a DART drafter with pair scores; pass it as --drafter"
 _EAGLE3 = "an EAGLE-3 drafter; pass it as --eagle3"
 _BLOCK = "a block drafter of this kind; pass it as --block"
-_KINDS = ("DFlash", "DSpark", "DFlash2", "JetSpec")
+_KINDS: tuple[BlockKind, ...] = get_args(BlockKind)
 _SMALL = "a small model with the target's vocabulary; pass it as --draft-model"
 _NGRAM = "an n-gram model; pass it as --ngram"
 _WITHOUT = "a DART drafter and an n-gram model to leave out; pass --drafter and --ngram"
@@ -179,11 +195,13 @@ METHODS = {
     "pld": Method("prompt lookup", _pld, 16),
     "ngram": Method("n-gram only", _ngram, 16, _NGRAM),
 }
-for _kind in _KINDS:
-    METHODS[_kind.lower()] = Method(_kind, _block(_kind), 60, _BLOCK)
-    METHODS[f"{_kind.lower()}_chain"] = Method(
-        f"{_kind}, chain", _block(_kind, chain=True), 16, _BLOCK, chain=True
+METHODS |= {kind.lower(): Method(kind, _block(kind), 60, _BLOCK) for kind in _KINDS}
+METHODS |= {
+    f"{kind.lower()}_chain": Method(
+        f"{kind}, chain", _block(kind, chain=True), 16, _BLOCK, chain=True
     )
+    for kind in _KINDS
+}
 
 
 class Tree(NamedTuple):

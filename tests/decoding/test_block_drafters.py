@@ -40,6 +40,12 @@ def files(request):
     return GOLDENS / request.param
 
 
+@functools.cache
+def target_params():
+    """Random parameters of a target, of which only embedding and head matter."""
+    return init_params(TARGET, 0)
+
+
 class Run:
     """A drafter, its target's embedding and head, and what its authors' code printed."""
 
@@ -48,7 +54,7 @@ class Run:
         embed = jnp.asarray(self.outputs["embed"])
         self.config, drafter, self.ids = load_drafter(files, embedding=embed)
         params = {"embed_tokens": embed, "lm_head": {"kernel": self.outputs["head"].T}}
-        params = {**init_params(TARGET, 0), **params}
+        params = {**target_params(), **params}
         self.params = {"target": params, "drafter": drafter, "draft_ids": jnp.asarray(self.ids)}
         self.method = Block(self.config, self.config.num_positions, max_candidates=1)
         # Rows of padding follow those of the context, so that all steps are one program.

@@ -36,6 +36,10 @@ def golden(name, nested=None, layers=None, **changes):
         (golden("jetspec", {"target_hidden_size": 64}), "target_hidden_size=64 .*size=32; block"),
         (golden("speculators_dflash", target_hidden_size=64), "target_hidden_size=64"),
         (golden("dflash", attention_bias=True), "attention_bias=True, which is not supported"),
+        (golden("dflash", is_causal="no"), "is_causal='no'; it must be true or false"),
+        (golden("dflash", layer_types=[{}, {}]), "they must be 'full_attention'"),
+        (golden("dflash", max_window_layers="x"), "max_window_layers='x'; it must be a number"),
+        (golden("specforge_dspark", {"confidence_head_alpha": "x"}), "alpha='x'; it must be a num"),
         (golden("dflash", hidden_act="gelu"), "hidden_act='gelu'"),
         (golden("dflash", partial_rotary_factor=0.5), "partial_rotary_factor"),
         (golden("dflash", quantization_config={"bits": 4}), "quantization_config={'bits': 4}"),
@@ -79,6 +83,24 @@ def test_what_is_refused_in_one_line(json, message):
         drafter_config(json)
     assert "\n" not in str(raised.value)
     assert is_drafter(json)
+
+
+def test_kinds():
+    kinds = {path.name: drafter_config(golden(path.name)).kind for path in GOLDENS.glob("*/")}
+    assert {name: kind for name, kind in kinds.items() if "dspark" in name} == {
+        name: "DSpark" for name in kinds if "dspark" in name
+    }
+    assert {kinds[name] for name in ("dflash", "dflash_sliding", "specforge_dflash")} == {"DFlash"}
+    assert (kinds["jetspec"], kinds["dflash2"]) == ("JetSpec", "DFlash2")
+    # Without a block of shifted rows, it has pair scores all the same.
+    assert drafter_config(golden("speculators_dspark", sample_from_anchor=False)).kind == "DSpark"
+
+
+def test_a_draft_without_pair_scores_needs_no_confidence_of_them():
+    config = drafter_config(
+        golden("speculators_dspark", markov_rank=0, confidence_head_with_markov=None)
+    )
+    assert (config.pair_rank, config.confidence) == (0, "hidden")
 
 
 def test_what_the_layouts_leave_out():

@@ -268,6 +268,31 @@ def test_pair_scores_with_the_drafter(recipe, trained, tmp_path):
         train(recipe(tmp_path / "third", *options, "--init", drafter, "--pair-rank", 5))
 
 
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize(
+    ("method", "vocab", "layout"),
+    [("dspark", 200, "speculators"), ("dspark", 0, "deepspec"), ("dflash", 0, "dflash")],
+)
+def test_block_drafters(recipe, trained, tiny, tmp_path, method, vocab, layout):
+    """They learn, are written in a layout of their authors', decode, and can be trained further."""
+    options = ("--cache", trained[0].out, "--teacher", "cached", "--eval-prompts", 0)
+    options += ("--method", method, "--loss", "tv", "--weights", "path")
+    drafter = train(recipe(tmp_path / "first", *options, "--draft-vocab", vocab))
+    losses = [line["held_out_loss"] for line in metrics(tmp_path / "first") if "alpha_1" in line]
+    assert losses[-1] < losses[0]
+    stored, params, ids = load_drafter(drafter)
+    assert (stored.layout, stored.num_positions, len(ids)) == (layout, 4, vocab or len(ids))
+    prompt = list(map(int, tiny.prompts[0]))
+    model = DartModel.from_pretrained(tiny.target, drafter)
+    assert model.drafter.own_head == bool(vocab)
+    plain = model.with_drafter(None).generate(prompt, max_new_tokens=16)
+    assert model.generate(prompt, max_new_tokens=16).tokens.tolist() == plain.tokens.tolist()
+    further = train(recipe(tmp_path / "second", *options, "--init", drafter, "--lr", 1e-12))
+    again, kept, _ = load_drafter(further)
+    assert again == stored
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), kept, params)
+
+
 def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path):
     config, _ = trained
     shutil.copytree(config.out, tmp_path / "run")

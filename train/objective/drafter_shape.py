@@ -129,10 +129,8 @@ class DrafterShape:
     def _block(self, target: TargetConfig, size: int | None, mask_token: int) -> BlockConfig:
         fields: dict[str, Any] = {"layout": "dflash", "block_size": self.positions + 1}
         if self.method == "dspark":
-            fields = {
-                **{"layout": "deepspec", "shifted": True, "block_size": self.positions},
-                **{"pair_rank": self.rank, "confidence": "pairs" if self.rank else "hidden"},
-            }
+            fields = {"layout": "deepspec", "block_size": self.positions, "shifted": True}
+            fields |= {"pair_rank": self.rank, "confidence": "pairs" if self.rank else "hidden"}
         if size is not None:
             fields |= {"layout": "speculators", "own_head": True}
         config = BlockConfig.for_target(

@@ -48,7 +48,7 @@ class Objective:
     loss: Literal["kl", "tv"] = "kl"
     """Divergence: KL, or a tenth of it plus nine tenths of the total variation, which is how often
     a token that is drawn from the prediction is rejected."""
-    weights: Literal["power", "confidence"] = "power"
+    weights: Literal["power", "path"] = "power"
     """Weights of positions: powers of --gamma, or how many accepted tokens depend on each, by the
     drafter's present rates of acceptance."""
     gamma: float = 0.6
@@ -77,7 +77,7 @@ class DrafterLoss:
     def __call__(
         self, params: Params, frozen: Frozen, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the loss in nats, summed over anchors, and the number of anchors that have a
+        """Returns the loss, summed over anchors, and the number of anchors that have a
         valid prediction: float32 scalars.
 
         Args:
@@ -96,7 +96,7 @@ class DrafterLoss:
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> jax.Array:
         """Returns the sum of the losses of these anchors; None stands for all rows."""
-        weigh = path_weights if self.objective.weights == "confidence" else None
+        weigh = path_weights if self.objective.weights == "path" else None
         return total(self.forward, self.measure, params, frozen, batch, anchors, weigh)
 
     def measure(self, predictions: Predictions) -> jax.Array:

@@ -293,7 +293,8 @@ class PackedForward:
         assert isinstance(config, BlockConfig)
 
         def of_target(normed: jax.Array) -> jax.Array:
-            return bind(self.target, frozen.target).logits(normed)
+            dtype = dtype_of(frozen.target)
+            return bind(self.target, frozen.target).logits(normed.astype(dtype))
 
         logits = drafter.logits(normed, of_target)
         first = None

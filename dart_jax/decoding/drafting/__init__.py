@@ -90,10 +90,6 @@ def drafter_title(drafter: AnyDrafter | None) -> str:
     if drafter is None:
         return "none"
     if isinstance(drafter, BlockConfig):
-        if drafter.conv_group_size is not None or drafter.selector_top_k is not None:
-            return "DFlash2"
-        if drafter.shifted:
-            return "DSpark"
-        return "JetSpec" if drafter.causal_layers else "DFlash"
+        return drafter.kind
     pairs = isinstance(drafter, DrafterConfig) and drafter.pair_rank > 0
     return _TITLES[type(drafter)] + (" with pair scores" if pairs else "")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from dart_jax.errors import UserError
 from dart_jax.models.config_json.drafter_fields import IGNORED
+from dart_jax.models.config_json.drafter_formats import classes
 
 # Where the fields are and how files spell them: z-lab's, in `dflash_config`; DeepSpec's, at the top
 # level; SpecForge's DSpark, in `dflash_config`; speculators', with the layers' in an object.
@@ -29,26 +30,36 @@ _SPECULATORS = {
     "dflash2": "DFlash2DraftModel",
 }
 _GATES = {"vanilla": "none", "gated": "sigmoid"}
-_MARKOV = ("markov_rank", "markov_head_type", "enable_confidence_head")
-_MARKOV += ("confidence_head_with_markov",)
-_CONV = ("conv_kernel_size", "conv_group_size")
-_SELECTOR = ("selector_rank", "selector_top_k")
 _SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
-_NESTED = {
-    *("block_size", "target_layer_ids", "mask_token_id", "projector_type", "causal"),
-    *("causal_head", "num_target_layers", "target_hidden_size"),
-    *("attention_mode", "confidence_head_alpha", *_MARKOV, *_CONV, *_SELECTOR, *_SCALES),
-}
-# Read here, at the top level.
-_TOP = {
-    *("num_target_layers", "dflash_config", "block_size", "is_causal", "target_hidden_size"),
-    *("mask_token_id", "target_layer_ids", "num_anchors", *_MARKOV),
-    *("transformer_layer_config", "draft_vocab_size", "sample_from_anchor"),
-    *("aux_hidden_state_layer_ids", "sliding_window_non_causal", *_CONV, *_SELECTOR),
-    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
-    *("hidden_act", "attention_bias", "mlp_bias", "quantization_config", *_SCALES),
-}
+# What is read in `dflash_config` and at the top level alike; in the former alone, in the latter.
+_ANYWHERE = """
+    block_size target_layer_ids mask_token_id num_target_layers target_hidden_size
+    markov_rank markov_head_type enable_confidence_head confidence_head_with_markov
+    conv_kernel_size conv_group_size selector_rank selector_top_k
+    input_embedding_scale output_multiplier final_logit_softcapping
+"""
+_NESTED = {*f"{_ANYWHERE} projector_type causal causal_head attention_mode".split()}
+_NESTED |= {"confidence_head_alpha"}
+_LAYERS = """
+    vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim
+    rms_norm_eps max_position_embeddings hidden_act attention_bias mlp_bias quantization_config
+"""
+_SPECULATORS_FIELDS = """
+    transformer_layer_config draft_vocab_size sample_from_anchor aux_hidden_state_layer_ids
+    sliding_window_non_causal
+"""
+_TOP = {*f"{_ANYWHERE} {_LAYERS} {_SPECULATORS_FIELDS} dflash_config is_causal num_anchors".split()}
+_BOOLS = [
+    "causal",
+    "causal_head",
+    "is_causal",
+    "sample_from_anchor",
+    "sliding_window_non_causal",
+    "use_sliding_window",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+]
+_NUMBERS = ("confidence_head_alpha", "markov_rank", "selector_rank", "max_window_layers")
 # By field the values with which layers are those implemented here.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", None),
@@ -66,11 +77,10 @@ _UNSCALED = dict.fromkeys(_SCALES, (1, None)) | {"final_logit_softcapping": (0, 
 
 def block_layout(json: Mapping[str, Any]) -> BlockLayout | None:
     """Tells the layout of a block drafter's config; None if it is another model's."""
-    if json.get("speculators_model_type") in _SPECULATORS:
+    if json.get("speculators_model_type") in [*_SPECULATORS]:
         return "speculators"
-    named = json.get("architectures")
-    names = named if isinstance(named, list) else []
-    layout: BlockLayout | None = next((_CLASSES[name] for name in names if name in _CLASSES), None)
+    named = sorted(classes(json) & _CLASSES.keys())
+    layout = _CLASSES[named[0]] if named else None
     nested = json.get("dflash_config")
     if layout == "dflash" and isinstance(nested, dict) and nested.get("projector_type") == "dspark":
         return "specforge"
@@ -105,6 +115,7 @@ def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]
                     f"drafters; pass one with {name}={values[0]!r}"
                 )
     _check_known(json, nested, layers)
+    _check_types({**own, **layers})
     fields = {name: value for name, value in layers.items() if value is not None}
     fields |= _block(own, fields, layout) | _windows(own, fields) | _heads(own)
     return {**fields, "layout": layout}
@@ -121,6 +132,16 @@ def _check_known(
             f"config.json has fields that are not known here: {', '.join(sorted(unknown))}; "
             "remove them if they do not change what the drafter computes"
         )
+
+
+def _check_types(fields: Mapping[str, Any]) -> None:
+    """Refuses flags that are no booleans, and numbers that are none."""
+    for name in (*_BOOLS, *_NUMBERS):
+        value, flag = fields.get(name), name in _BOOLS
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (isinstance(value, bool) if flag else number):
+            expected = "true or false" if flag else "a number"
+            raise UserError(f"config.json has {name}={value!r}; it must be {expected}")
 
 
 def _block(
@@ -181,7 +202,8 @@ def _windows(own: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any
         windowed = window is not None and layers.get("use_sliding_window", False)
         first = layers.get("max_window_layers", 28) if windowed else count
         types = [sliding if i >= first else full for i in range(count)]
-    if not isinstance(types, list) or len(types) != count or {*types} - {full, sliding}:
+    kinds = [full, sliding]
+    if not isinstance(types, list) or len(types) != count or any(k not in kinds for k in types):
         raise UserError(
             f"config.json has layer_types={types!r}; they must be {full!r} or {sliding!r} for each "
             f"of {count} layers"
@@ -214,10 +236,10 @@ def _heads(own: Mapping[str, Any]) -> dict[str, Any]:
     rank, selector = own.get("markov_rank") or 0, own.get("selector_rank") or 0
     kind = own.get("speculators_model_type")
     if kind == "dspark":
-        rank = own.get("markov_rank", 256)
+        rank = own.get("markov_rank", 256) or 0
     trained = kind == "dspark" or (own.get("confidence_head_alpha") or 0) > 0
     confident = own.get("enable_confidence_head", trained)
-    with_pairs = own.get("confidence_head_with_markov", kind == "dspark")
+    with_pairs = own.get("confidence_head_with_markov", kind == "dspark" and bool(rank))
     if confident and with_pairs and not rank:
         raise UserError("config.json has confidence_head_with_markov and no markov_rank")
     gate = "linear" if selector else _GATES[own.get("markov_head_type") or "vanilla"]

@@ -67,7 +67,9 @@ class PairScores(nnx.Module):
 
     def first_factors(self, prev: jax.Array) -> jax.Array:
         """The factors of first tokens alone: int32 [...] -> [..., r]."""
-        return jnp.take(self.prev[...], prev, axis=0)
+        table = self.prev[...]
+        # The target's vocabulary may be padded further.
+        return jnp.take(table, jnp.minimum(prev, table.shape[0] - 1), axis=0)
 
     def _gated(self, normed: jax.Array, first: jax.Array) -> jax.Array:
         if self.form == "none":
