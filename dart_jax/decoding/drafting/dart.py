@@ -6,70 +6,29 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting.base import (
     Candidates,
-    DraftingMethod,
     DraftInput,
     PromptRows,
     Proposal,
     most_coupled,
 )
+from dart_jax.decoding.drafting.parallel import Parallel
 from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
-from dart_jax.models.cache import Cache, KVCache, first_rows, init_cache, order_after
+from dart_jax.models.cache import Cache, KVCache, first_rows, order_after
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.drafters.dart import Drafter
-from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)
-class Dart(DraftingMethod):
-    """Drafts with a DART drafter (see the base class); `draft_state` is its KV cache.
-
-    Attributes:
-      config: the drafter's shapes.
-      nodes: tree nodes without the root, N.
-      max_candidates: candidates per drafted position; the whole draft vocabulary if that is
-        smaller.
-    """
+class Dart(Parallel):
+    """Drafts with a DART drafter (see the base class)."""
 
     config: DrafterConfig
-    nodes: int
-    max_candidates: int
-
-    @property
-    def depth(self) -> int:
-        """Maximum depth of a tree."""
-        return min(self.config.num_positions, self.nodes)
-
-    @property
-    def searches(self) -> bool:
-        """True: the host builds the tree from the candidates."""
-        return True
-
-    @property
-    def couples(self) -> bool:
-        """True: candidates are ranked with the noise."""
-        return True
-
-    @property
-    def candidates(self) -> int:
-        """Candidates per drafted position, k."""
-        return min(self.max_candidates, self.config.draft_vocab_size)
-
-    @property
-    def pairs(self) -> bool:
-        """True if the drafter has pair scores, and trees have pairs."""
-        return self.config.pair_rank > 0 and self.depth > 1
-
-    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> KVCache:
-        """Returns a cache without rows; see the base class."""
-        config, heads = self.config, self.config.num_key_value_heads // options.shards
-        return init_cache(config.num_hidden_layers, batch, heads, capacity, config.head_dim, dtype)
 
     def read(self, draft_state: Cache, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
