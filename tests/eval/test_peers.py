@@ -211,7 +211,7 @@ def test_only_gguf_targets_are_quantized(tiny, tmp_path, monkeypatch):
 
 
 def test_without_a_drafter(tiny, tmp_path):
-    with pytest.raises(UserError, match=r"^needs a DART drafter; pass it as --drafter$"):
+    with pytest.raises(UserError, match=r"^needs a DART or block drafter; pass it as --drafter$"):
         own.load(setup(tiny.target, tmp_path, "dart", threads=999))
 
 

@@ -97,7 +97,8 @@ def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
         answer()
     for _ in range(2):  # the second finds it done
         answer()
-    assert given == [3.5, pytest.approx(3.5 - 0.3 / 60, abs=0.003)]
+    whole = 10 * smollm2._PARTS["answers"]
+    assert given == [whole, pytest.approx(whole - 0.3 / 60, abs=0.003)]
 
 
 def test_sources_without_questions_are_refused(tmp_path):
