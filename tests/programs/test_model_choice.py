@@ -23,7 +23,9 @@ def test_the_demo_model():
 def test_another_drafter_for_the_demos_target(demo_drafters):
     choice = ModelChoice(model="demo", drafter=str(demo_drafters["eagle3"]), no_ngram=True)
     assert isinstance(choice.load().drafter, Eagle3Config)
-    with pytest.raises(UserError, match="an n-gram model works with a DART or block drafter or without one"):
+    with pytest.raises(
+        UserError, match="an n-gram model works with a DART or block drafter or without one"
+    ):
         dataclasses.replace(choice, no_ngram=False).load()
 
 
