@@ -68,7 +68,7 @@ def test_eight_devices_draft_blocks_as_one(tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     assert len(report["same"]) == 10
     assert not [case for case, same in report["same"].items() if not same]
-    gathers = {"dflash": 1, "whole dflash": 1, "jetspec": 1, "dspark": 6, "dflash2": 7}
+    gathers = {"dflash": 1, "whole dflash": 1, "jetspec": 1, "dspark": 5, "dflash2": 6}
     for name, exchanged in report["drafting"].items():
         method, _, mesh = name.partition(", ")
         sums = 2 * 7 + (0 if "whole" in method else 1 + 2 * 2)
