@@ -56,6 +56,7 @@ from train.evaluation.acceptance import (
     held_out_prompts,
 )
 from train.objective.drafter_shape import DrafterShape
+from train.objective.first_weights import informed
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 from train.run import config_file
@@ -134,12 +135,14 @@ def train(config: DrafterTraining) -> Path:
     with stage(f"loading {config.target}"):
         teacher = Teacher.load(directory, dtype, mesh)
     drafter, params, ids = _start(config, teacher, data.training, tokenizer)
-    trained, rest = _divide(config.drafter, params)
-    frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
-
     rows = data.training
     if config.teacher == "cached":
         rows = cached_outputs(teacher, rows, cache / "features")
+    if isinstance(drafter, BlockConfig) and config.drafter.informed:
+        params = informed(drafter, params, teacher, rows, ids)
+    trained, rest = _divide(config.drafter, params)
+    frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
+
     batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
     if config.epochs is not None:
         trainer = dataclasses.replace(

@@ -39,6 +39,9 @@ class DrafterShape:
     predict, are for comparison."""
     intermediate_size: int | None = None
     """Width of a block drafter's MLPs; by default the target's."""
+    start: Literal["informed", "random"] | None = None
+    """First weights of a block drafter: attention to the rows just before, and pair scores by the
+    target's mean outputs; or all at random. By default informed."""
     mask_token: int | None = None
     """Token of a block drafter's mask rows, whose embedding is the target's; by default the first
     beyond the tokenizer's, or else its last special token."""
@@ -77,7 +80,9 @@ class DrafterShape:
             raise UserError("EAGLE-3 drafters have one layer; leave --layers out with eagle3")
         if self.method != "dart" and not self.shifted:
             raise UserError(f"--no-shifted is DART's; leave it out with --method {self.method}")
-        for name in ("intermediate_size", "mask_token"):
+        if self.start is not None and self.init is not None:
+            raise UserError("--init brings its own weights; leave --start out")
+        for name in ("intermediate_size", "mask_token", "start"):
             if getattr(self, name) is not None and not self.block:
                 option = "--" + name.replace("_", "-")
                 raise UserError(f"{option} is of block drafters; leave it out with {self.method}")
@@ -86,6 +91,11 @@ class DrafterShape:
     def block(self) -> bool:
         """Tells whether it is a block drafter."""
         return self.method in _BLOCKS
+
+    @property
+    def informed(self) -> bool:
+        """Tells whether its first weights are from the target's outputs."""
+        return self.block and self.init is None and self.start != "random"
 
     @property
     def depth(self) -> int:

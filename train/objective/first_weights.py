@@ -1,0 +1,196 @@
+"""The first weights of a block drafter, from the target's outputs for some of the data.
+
+A block's rows know the text only through attention and pair scores, and from random weights most of
+a short training passes until either says something. What both say first is known beforehand.
+
+Attention looks at the rows just before. RoPE turns queries and keys by their position, so that the
+part of them that is the same in all rows gives scores of the distance alone; projections have no
+biases, but their inputs share a direction, along which they can have such a part. With it head i
+prefers the row i positions before its own.
+
+Pair scores are the target's logits after a token, on average: its head times the mean of its hidden
+states after that token, at the rank of the pair scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.models.drafter_config import BlockConfig
+from dart_jax.models.pure import Params, bind
+from dart_jax.models.sharding.devices import Devices
+from train.data.batch import Batch
+from train.data.packed_dataset import PackedDataset
+from train.run.mesh import replicated
+from train.teacher.outputs import TeacherDataset
+from train.teacher.teacher import Teacher, forward
+
+# Packed rows whose inputs of the projections are looked at; rows whose hidden states are averaged,
+# if the target has to be run for them; rows of a batch.
+_FEW, _MANY, _AT_ONCE = 2, 128, 8
+_RIDGE = 1e-3  # of the mean square of inputs along all directions
+# The constant part of queries and keys, by energy over the random part, in the faster half of the
+# rotated pairs: the slower ones hardly tell near rows apart.
+_CONSTANT = 2.2
+# Scale of the norms of queries and keys, whose square bounds scores, in roots of a head's width.
+_SCALE = 2**0.5
+_RARE = 4  # occurrences of a token at which its own mean counts as much as that of all
+
+
+def informed(
+    config: BlockConfig,
+    params: Params,
+    teacher: Teacher,
+    data: PackedDataset | TeacherDataset,
+    ids: np.ndarray,
+) -> Params:
+    """Changes a drafter's random parameters, so that attention begins with the rows just before,
+    pair scores with those of the target's means, and logits with a deviation of 1 or less.
+
+    Args:
+      config: the drafter's.
+      params: random ones, but for a head of its own.
+      teacher: the target.
+      data: packed rows, of which some are read; with the target's outputs, or it is run.
+      ids: int32 [Vd], the target's id of each draft id.
+    """
+    head = np.asarray(params["lm_head"]["kernel"] if config.own_head else teacher.head(ids))
+    deviation = np.sqrt(config.hidden_size * np.mean(np.square(head)))
+    params = {**params, "norm": {"scale": params["norm"]["scale"] / max(float(deviation), 1.0)}}
+    params["layers"] = _attending(config, params, *_read(config, params, teacher, data))
+    if config.pair_rank and config.pair_gate == "none":
+        means = _means(config, teacher, data)
+        dtype = params["pairs"]["next"].dtype
+        tables = zip(("prev", "next"), nearest_factors(*means, head, config.pair_rank), strict=True)
+        params["pairs"] = {name: jnp.asarray(table, dtype) for name, table in tables}
+    return params
+
+
+def _batches(
+    teacher: Teacher, data: PackedDataset | TeacherDataset, most: int
+) -> Iterator[tuple[Batch, jax.Array, jax.Array]]:
+    """Batches with the target's features and hidden states, until `most` rows were read."""
+    whole = None if teacher.mesh is None else replicated(teacher.mesh)
+    run = jax.jit(
+        lambda params, batch: forward(teacher.config, params, batch, teacher.mesh),
+        out_shardings=whole,
+    )
+    groups = Devices(teacher.mesh).groups
+    size = groups * -(-min(most, _AT_ONCE) // groups)
+    for first in range(0, min(most, data.rows), size):
+        batch = data.batch(np.arange(first, first + size) % data.rows)
+        if batch.outputs is not None:
+            yield batch, jnp.asarray(batch.outputs.features), jnp.asarray(batch.outputs.hidden)
+        else:
+            yield batch, *run(teacher.params, batch)
+
+
+def _read(
+    config: BlockConfig, params: Params, teacher: Teacher, data: PackedDataset | TeacherDataset
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the first layer's projections read, [rows, D] each: of the context, of blocks' anchors,
+    and of their mask rows."""
+    batch, features, _ = next(_batches(teacher, data, _FEW))
+    whole = None if teacher.mesh is None else replicated(teacher.mesh)
+
+    def run(target: Params, own: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        drafter = bind(config, own)
+        embeds = drafter.embedding(bind(teacher.config, target).embed)(tokens)
+        inputs = drafter.layers[0].input_layernorm(embeds.astype(jnp.float32))
+        return drafter.context(features.astype(jnp.float32)), inputs
+
+    real = np.asarray(batch.document).reshape(-1) > 0
+    tokens = np.append(batch.tokens, config.mask_token_id)
+    context, inputs = jax.jit(run, out_shardings=whole)(teacher.params, params, tokens)
+    context = np.asarray(context).reshape(-1, config.hidden_size)[real]
+    return context, np.asarray(inputs)[:-1][real], np.asarray(inputs)[-1:]
+
+
+def _attending(
+    config: BlockConfig, params: Params, context: np.ndarray, text: np.ndarray, mask: np.ndarray
+) -> Params:
+    """The layers, with attention to the rows just before. Mask tokens say nothing yet: their keys
+    get no constant part in the first layer."""
+    query = _functional([(text, 1), (mask, 1)])
+    key = _functional([(context, 1), (text, 1), (mask, 0)])
+    heads, kv_heads = np.arange(config.num_attention_heads), np.zeros(config.num_key_value_heads)
+    added = {
+        "q_proj": np.outer(query, _constant(config, params, heads)),
+        "k_proj": np.outer(key, _constant(config, params, kv_heads)),
+    }
+    layers = {}
+    for i, layer in params["layers"].items():
+        attention = {**layer["self_attn"]}
+        for name, more in added.items():
+            kernel = attention[name]["kernel"]
+            attention[name] = {"kernel": kernel + jnp.asarray(more, kernel.dtype)}
+        for name in ("q_norm", "k_norm"):
+            attention[name] = {"scale": attention[name]["scale"] * _SCALE}
+        layers[i] = {**layer, "self_attn": attention}
+    return layers
+
+
+def _functional(wanted: list[tuple[np.ndarray, float]]) -> np.ndarray:
+    """The vector [D] whose product with the rows [n, D] of each kind is nearest to their value, all
+    kinds weighing the same."""
+    width = wanted[0][0].shape[1]
+    gram, moment = np.zeros((width, width)), np.zeros(width)
+    for rows, value in wanted:
+        gram += rows.T @ rows.astype(np.float64) / len(rows)
+        moment += value * rows.mean(axis=0, dtype=np.float64)
+    gram += _RIDGE * np.trace(gram) / width * np.eye(width)
+    return np.linalg.solve(gram, moment)
+
+
+def _constant(config: BlockConfig, params: Params, distances: np.ndarray) -> np.ndarray:
+    """The constant part of queries of heads that prefer rows at these distances, or of keys at
+    distance 0: [heads * h]."""
+    kernel = params["layers"][0]["self_attn"]["q_proj"]["kernel"]
+    random = config.hidden_size * float(jnp.mean(jnp.square(kernel)))  # energy of one dimension
+    frequencies = config.rope.frequencies(config.head_dim)
+    angle = -distances[:, None] * frequencies
+    fast = np.arange(len(frequencies)) < -(-len(frequencies) // 2)
+    size = np.sqrt(_CONSTANT * random * config.head_dim / fast.sum())
+    parts = np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+    return (size * np.tile(fast, 2) * parts).reshape(-1)
+
+
+def _means(
+    config: BlockConfig, teacher: Teacher, data: PackedDataset | TeacherDataset
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of the target's hidden states after each token, [V, D], nearer to that of all tokens
+    the rarer it is; and how often it occurs, [V]."""
+    sums = np.zeros((config.vocab_size, teacher.stored.hidden_size), np.float32)
+    counts = np.zeros(config.vocab_size, np.int64)
+    most = data.rows if isinstance(data, TeacherDataset) else _MANY
+    for batch, _, hidden in _batches(teacher, data, most):
+        real = np.asarray(batch.document) > 0
+        tokens, states = batch.tokens[real], np.asarray(hidden)[real].astype(np.float32)
+        order = np.argsort(tokens, kind="stable")
+        token, start, count = np.unique(tokens[order], return_index=True, return_counts=True)
+        sums[token] += np.add.reduceat(states[order], start, axis=0)
+        counts[token] += count
+    mean = sums.sum(axis=0) / counts.sum()
+    return (sums + _RARE * mean) / (counts[:, None] + _RARE), counts
+
+
+def nearest_factors(
+    means: np.ndarray, counts: np.ndarray, head: np.ndarray, rank: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of `means @ head`, [V, r] and [Vd, r]: the nearest of this rank, where rows count as
+    often as their token occurs, and columns are centred, since softmax ignores a common part."""
+    head = head - head.mean(axis=1, keepdims=True)
+    energy, basis = np.linalg.eigh(head @ head.T / head.shape[1])
+    root = basis * np.sqrt(np.maximum(energy, 1e-6 * energy[-1]))  # root @ root.T is the energy
+    seen = counts > 0
+    weighed = np.sqrt(counts[seen])[:, None] * (means[seen] @ root)
+    _, directions = np.linalg.eigh(weighed.T @ weighed)
+    rank = min(rank, len(root))
+    best = directions[:, -rank:]
+    prev, following = means @ (root @ best), np.linalg.solve(root, head).T @ best
+    balance = np.sqrt(np.std(prev[seen]) / np.std(following))
+    return prev / balance, following * balance
