@@ -35,6 +35,7 @@ class DecodeConfig:
       nodes: tree nodes without the root, N.
       candidates: top-k tokens per drafted position that are passed to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
+      prunes: whether a block drafter leaves out nodes that do not pay (see `drafting.Block`).
       logits: processors of the target's logits, and what is reported about them.
       coupled: whether drafts are ranked with the noise of the target's draws (see
         `drafting.base.coupled`); changes how many are accepted, never the output.
@@ -49,6 +50,7 @@ class DecodeConfig:
     nodes: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
+    prunes: bool = False
     logits: LogitsConfig = LogitsConfig()
     coupled: bool = True
     acceptance: Callable[..., Any] | None = None
@@ -59,7 +61,7 @@ class DecodeConfig:
         """The drafting method; None for plain decoding."""
         if self.drafter is None or self.nodes == 0:
             return None
-        return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle)
+        return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle, self.prunes)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -100,8 +102,8 @@ class DecodeConfig:
 
     @property
     def reads_only_used(self) -> bool:
-        """True if reading a prompt takes time only for the rows of a chunk that are used (see
-        `cpu.only_rows`). Experts are computed for all rows."""
+        """True if reading a prompt, or verifying the tree of one sequence, takes time only for the
+        rows that are used (see `cpu.only_rows`). Experts are computed for all rows."""
         models = (self.target, self.drafter)
         dense = all(getattr(model, "moe", None) is None for model in models)
         return self.execution.attention == "native" and dense

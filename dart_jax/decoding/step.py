@@ -40,6 +40,7 @@ from dart_jax.decoding.tree import (
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import KVCache, order_after
+from dart_jax.models.cpu import only_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import joined
 
@@ -177,8 +178,11 @@ def verify(
 ) -> Verified:
     """Runs the target over the trees, int32 [B, 3, n + 1]; None for only the roots."""
     target = bind(config.target, params["target"], config.execution.target)
-    tree = _tree(config, state, trees)
-    with jax.named_scope("verify"):
+    tree, used = _tree(config, state, trees), None
+    if config.reads_only_used and len(state.length) == 1:
+        places = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)
+        used = 1 + jnp.max(jnp.where(tree.real[0], places, 0))
+    with jax.named_scope("verify"), only_rows(used):
         tokens, mask = unused_as_root(tree, ancestor_mask(tree, config.max_depth))
         positions = state.length[:, None] + tree.depth
         cache, layers = state.target_cache, config.feature_layers

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 
 from eval.compile.cases import Case, Program
+from eval.compile.traffic import moved
 from eval.latency.hlo import Array, Instruction, Module, Run, read_module
 
 _COLLECTIVE = re.compile(
@@ -79,6 +80,7 @@ class Findings:
       arguments: bytes of weights, caches and the rest of the state.
       temporary: bytes besides arguments and results.
       peak: bytes in use at once, all together.
+      moved: bytes that kernels read and write, loops as often as they run (see `traffic`).
       seconds: to trace, lower and compile it.
     """
 
@@ -96,6 +98,7 @@ class Findings:
     arguments: int
     temporary: int
     peak: int
+    moved: int
     seconds: float
 
 
@@ -152,6 +155,7 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         peak=getattr(memory, "peak_memory_in_bytes", 0) or in_use,
+        moved=moved(module),
         seconds=seconds,
     )
 

@@ -37,7 +37,7 @@ from eval.compile.cases import Case, Level, Method, Program, lower
 from eval.compile.check import violations
 from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, described
 from eval.compile.findings import Result, inspect
-from eval.latency.cost import costs
+from eval.latency.cost import Cost, costs
 from eval.latency.report import narrow
 from eval.latency.shapes import target_of
 
@@ -47,9 +47,10 @@ _KERNELS = (
     "longest row that is sorted"
 )
 _WORK = (
-    "of each device; Gop: operations of a step's matrix products, by the shapes; args: MB of "
-    "weights, caches and the rest of the state; temp: MB besides these and results; peak: MB in "
-    "use at once; exchanges: between devices, and KB of their results; s: to compile"
+    "of each device; Gop: operations of a step's matrix products, by the shapes; moved: bytes that "
+    "the kernels of a step read and write, over the least by the shapes; args: MB of weights, "
+    "caches and the rest of the state; temp: MB besides these and results; peak: MB in use at "
+    "once; exchanges: between devices, and KB of their results; s: to compile"
 )
 
 
@@ -192,22 +193,26 @@ def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
             kernels.append([*first, *counts, *graphs, str(len(x.host)), f"{x.longest_sort:,}"])
             megabytes = [f"{size / 1e6:,.0f}" for size in (x.arguments, x.temporary, x.peak)]
             steps = name in ("step", "loop", "serve") and case.method != "eagle3"
-            operations = f"{_operations(case) / 1e9:,.1f}" if steps else "-"
+            least = _least(case) if steps else None
+            operations = f"{least.operations / 1e9:,.1f}" if least else "-"
+            traffic = "-"
+            if least and name == "step" and case.execution.devices.mesh is None:
+                traffic = f"{x.moved / least.bytes:.3f}"
             kilobytes = f"{sum(y.bytes for y in x.collectives) / 1e3:,.0f}"
             exchanges = [str(len(x.collectives)), kilobytes]
-            work.append([*first, operations, *megabytes, *exchanges, f"{x.seconds:.0f}"])
+            work.append([*first, operations, traffic, *megabytes, *exchanges, f"{x.seconds:.0f}"])
         of_kernels = ["kernels", "layer", "Pallas", "graphs", "rest", "host", "sort"]
-        of_work = ["Gop", "args", "temp", "peak", "exchanges", "KB", "s"]
+        of_work = ["Gop", "moved", "args", "temp", "peak", "exchanges", "KB", "s"]
         title = f"{setting}, compiled for {where}"
         yield narrow(title, [*names, *of_kernels], kernels, _KERNELS)
         yield narrow(title, [*names, *of_work], work, _WORK)
 
 
-def _operations(case: Case) -> int:
-    """Returns the operations of a step's matrix products on each device."""
+def _least(case: Case) -> Cost:
+    """Returns the least work of a step: the operations of each device, the bytes of all."""
     devices = case.execution.devices.groups * case.execution.devices.shards
-    least = costs(case.on(None).config, case.dtype, case.batch, case.context)
-    return least["step"].operations // devices
+    least = costs(case.on(None).config, case.dtype, case.batch, case.context)["step"]
+    return least._replace(operations=least.operations // devices)
 
 
 def _setting(result: Result) -> str:

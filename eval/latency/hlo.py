@@ -71,6 +71,15 @@ class Instruction(NamedTuple):
         applied = [self.attribute("to_apply")] if self.opcode in ("call", "async-start") else []
         return [*names, *_CALLED.findall(self.rest), *filter(None, applied)]
 
+    @property
+    def operands(self) -> list[str]:
+        """Their names, in order."""
+        depth, end = 1, 0
+        while depth and end < len(self.rest):
+            depth += {"(": 1, ")": -1}.get(self.rest[end], 0)
+            end += 1
+        return re.findall(r"%([\w.\-]+)", self.rest[:end])
+
 
 class Run(NamedTuple):
     """An instruction that runs something.
@@ -78,10 +87,14 @@ class Run(NamedTuple):
     Attributes:
       instruction: the instruction.
       inside: what it computes, if it is a fusion.
+      read: the instructions whose results it reads.
+      times: how often it runs, where loops tell; a branch counts as if it were taken.
     """
 
     instruction: Instruction
     inside: list[Instruction]
+    read: list[Instruction]
+    times: int = 1
 
     @property
     def all(self) -> list[Instruction]:
@@ -128,20 +141,23 @@ def read_module(text: str) -> Module:
         int(x.rest.partition(")")[0]): x for x in computations[entry] if x.opcode == "parameter"
     }
     in_place = {int(at) for at in re.findall(r"\((\d+), \{[\d,]*\}, (?:may|must)-", header)}
-    return Module(arguments, in_place, list(_runs(computations, entry)))
+    return Module(arguments, in_place, list(_runs(computations, entry, 1)))
 
 
-def _runs(computations: dict[str, list[Instruction]], name: str) -> Iterator[Run]:
-    for x in computations.get(name, []):
+def _runs(computations: dict[str, list[Instruction]], name: str, times: int) -> Iterator[Run]:
+    known = {x.name: x for x in computations.get(name, [])}
+    for x in known.values():
+        read = [known[operand] for operand in x.operands if operand in known]
         parts = [part for part in x.called if part in computations]
         free = x.opcode in _FREE or x.opcode.endswith("-done")
         if x.opcode == "fusion":
-            yield Run(x, computations.get(parts[0], []) if parts else [])
+            yield Run(x, computations.get(parts[0], []) if parts else [], read, times)
         elif parts:
+            trips = re.search(r'known_trip_count":\{"n":"(\d+)"', x.rest)
             for part in parts:
-                yield from _runs(computations, part)
+                yield from _runs(computations, part, times * int(trips[1] if trips else 1))
         elif not free and x.attribute("custom_call_target") not in _FREE_CALLS:
-            yield Run(x, [])
+            yield Run(x, [], read, times)
 
 
 def arrays(shape: str) -> tuple[Array, ...]:

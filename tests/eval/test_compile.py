@@ -17,7 +17,9 @@ from eval.compile.cases import Case, lower
 from eval.compile.check import violations
 from eval.compile.findings import Collective, Result, inspect, read_graphs
 from eval.compile.program import CompileConfig, tables
+from eval.compile.traffic import moved
 from eval.latency.cost import costs
+from eval.latency.hlo import read_module
 
 GPU = devices.ACCELERATORS["h200"].execution
 
@@ -65,6 +67,7 @@ MODULE = f"""HloModule jit_f, input_output_alias={{ {{0}}: (1, {{}}, may-alias) 
 
 %write (p: bf16[2,100,16]) -> bf16[2,100,16] {{
   %p.2 = {CACHE} parameter(0)
+  %u = bf16[1,1,16]{{2,1,0}} constant({{...}})
   ROOT %row = {CACHE} dynamic-update-slice(%p.2, %u, %i)
 }}
 
@@ -133,6 +136,64 @@ def test_a_module_by_hand(tmp_path):
         Collective("reduce-scatter", 8),
         Collective("all-reduce", 32, 3),
     ]
+
+
+# A part of an array, updates in place in a loop, and a product of cuBLAS.
+TRAFFIC = """HloModule jit_f
+
+%take (p: f32[100,8]) -> f32[4,8] {
+  %p = f32[100,8]{1,0} parameter(0)
+  %view = f32[800]{0} bitcast(%p)
+  %slice = f32[32]{0} dynamic-slice(%view, %at), dynamic_slice_sizes={32}
+  ROOT %back = f32[4,8]{1,0} bitcast(%slice)
+}
+
+%put (p: f32[100,8], r: f32[1,8], i: s32[]) -> (f32[100,8], f32[1,8]) {
+  %p.1 = f32[100,8]{1,0} parameter(0)
+  %r = f32[1,8]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %twice = f32[1,8]{1,0} add(%r, %r)
+  %update = f32[100,8]{1,0} dynamic-update-slice(%p.1, %r, %i, %i)
+  ROOT %both = (f32[100,8]{1,0}, f32[1,8]{1,0}) tuple(%update, %twice)
+}
+
+%body (arg: (s32[], f32[100,8])) -> (s32[], f32[100,8]) {
+  %arg = (s32[], f32[100,8]{1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%arg), index=0
+  %cache = f32[100,8]{1,0} get-tuple-element(%arg), index=1
+  %row = f32[1,8]{1,0} constant({...})
+  %fusion.1 = (f32[100,8]{1,0}, f32[1,8]{1,0}) fusion(%cache, %row, %n), kind=kLoop, calls=%put
+  ROOT %t = (s32[], f32[100,8]{1,0}) tuple(%n, %cache)
+}
+
+%condition (arg: (s32[], f32[100,8])) -> pred[] {
+  ROOT %go = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[100,8], w: bf16[8,16]) -> f32[4,16] {
+  %x = f32[100,8]{1,0} parameter(0)
+  %w = bf16[8,16]{1,0} parameter(1)
+  %first = (s32[], f32[100,8]{1,0}) tuple(%zero, %x)
+  %while = (s32[], f32[100,8]{1,0}) while(%first), condition=%condition, body=%body, \
+backend_config={"known_trip_count":{"n":"5"}}
+  %rows = f32[4,8]{1,0} fusion(%x), kind=kLoop, calls=%take
+  ROOT %gemm = (f32[4,16]{1,0}, s8[4194304]{0}) custom-call(%rows, %w), \
+custom_call_target="__cublas$lt$matmul"
+}
+"""
+
+
+def test_traffic_by_hand():
+    """In bytes: what is sliced; rows that are read, doubled and put in place, with their number, in
+    each trip; and a product's operands and result, without the memory that it works in."""
+    taken, put = 2 * 4 * 32, 5 * (3 * 4 * 8 + 4)
+    product = 4 * 32 + 2 * 8 * 16 + 4 * 4 * 16
+    assert moved(read_module(TRAFFIC)) == taken + put + product
+
+
+def test_traffic_of_a_program(tmp_path):
+    findings = findings_of(lambda x: 2 * x + 1, (100, 8), folder=tmp_path)
+    assert findings.moved == 2 * 4 * 800
 
 
 SCHEDULE = """000: kCommandBuffer [source       | next=004 (1)]
@@ -205,6 +266,8 @@ def test_a_step(result):
     findings, config = result.findings, result.case.config
     assert list(violations(result)) == []
     assert findings.of_a_layer >= 7  # as many products
+    least = costs(config, "float32", 2, config.capacity(50))["step"]
+    assert findings.moved > least.bytes
     assert findings.kernels > 7 * config.target.num_hidden_layers
     assert findings.arguments <= findings.peak
 

@@ -29,12 +29,21 @@ from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.pure import bind
 
+# Probability of acceptance from which on a node is worth the time of its row, where rows take time.
+_WORTH_A_ROW = float(__import__("os").environ.get("DART_LEAST", "0.1"))
+
 
 @dataclasses.dataclass(frozen=True)
 class Block(Parallel):
-    """Drafts with a block drafter (see the base class); only the context is cached."""
+    """Drafts with a block drafter (see the base class); only the context is cached.
+
+    Attributes:
+      prunes: whether candidates that are hardly accepted are left out where each row of a tree
+        takes time, if the drafter has a head of confidence.
+    """
 
     config: BlockConfig
+    prunes: bool = False
 
     @property
     def candidates(self) -> int:
@@ -111,6 +120,9 @@ class Block(Parallel):
         with jax.named_scope("walk"):
             top, index = self._walk(drafter, inputs, root, logits, normed)
         ids = jnp.take(draft_ids, index)
+        if self.prunes and self.config.confidence is not None and _rows_take_time(inputs):
+            before = jnp.concatenate([root[:, None], ids[:, :-1, 0]], axis=1)
+            top = self._worth_a_row(drafter, normed, before, top)
         if not self.pairs:
             return Candidates(ids, top)
         tables = drafter.pairs.tables(normed, ids, index)
@@ -119,6 +131,29 @@ class Block(Parallel):
         # The search adds the score of each pair itself: what the walk has added is taken off.
         top = top.at[:, 1:].add(-tables[:, :, 0])
         return Candidates(ids, top, tables)
+
+    def _worth_a_row(
+        self, drafter: BlockDrafter, normed: jax.Array, before: jax.Array, top: jax.Array
+    ) -> jax.Array:
+        """Leaves out candidates that are hardly accepted, so that trees get as deep and as large as
+        the head of confidence lets them; the first one stays.
+
+        Args:
+          drafter: bound to its parameters.
+          normed: [B, d, D], what the head has read.
+          before: int32 [B, d], the tokens before each position on the walk.
+          top: float32 [B, d, k], logits of the candidates, descending.
+
+        Returns:
+          `top`, with -inf for candidates that are left out.
+        """
+        first = None
+        if self.config.confidence == "pairs":
+            first = drafter.pairs.first_factors(before)
+        rates = jax.nn.sigmoid(drafter.confidence(normed, first))
+        reached = jnp.cumprod(jnp.pad(rates[:, :-1], ((0, 0), (1, 0)), constant_values=1), axis=1)
+        kept = jax.nn.softmax(top, axis=-1) * reached[..., None] >= _WORTH_A_ROW
+        return jnp.where(kept.at[:, 0, 0].set(True), top, -jnp.inf)
 
     def _walk(
         self,
@@ -153,3 +188,9 @@ class Block(Parallel):
             _, first = best(rows[-1][:, None], noise, 1)
             previous = jnp.take(draft_ids, first[:, 0, 0])
         return best(jnp.stack(rows, axis=1), inputs.noise, self.candidates)
+
+
+def _rows_take_time(inputs: DraftInput) -> bool:
+    """Tells whether each node of a tree costs time of its own: on a CPU, for a single sequence (see
+    `step.verify`)."""
+    return inputs.options.attention == "native" and len(inputs.start) == 1
