@@ -48,14 +48,14 @@ _TIMES = "answers.json"  # minutes that answering has taken, and whether it is d
 _LEAST = 0.05  # minutes of answers when an interrupted run goes on
 
 # A CPU computes few rows at a time, keeps the target's outputs, which take most of its time, and
-# draws anchors among the rows that have answers after them.
+# draws few anchors among the rows that have answers after them: many small steps teach more.
 _ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
 _STEPS = {
     "cpu": {
         "--teacher": "cached",
         "--context": 512,
         "--batch-size": 8,
-        "--anchors": 64,
+        "--anchors": 24,
         "--held-out": 0.02,
         "--save-every": 50,
         "--eval-every": 100,

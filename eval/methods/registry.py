@@ -14,7 +14,8 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import adaptive_tree, default_search, default_tree
+from dart_jax.generation.config import GenerationConfig
+from dart_jax.generation.defaults import default_search, tree_of
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
@@ -244,11 +245,8 @@ def tree(
     """
     if model.drafter is None:
         return Tree(0)
-    most, search = default_tree(model.drafter, batch)
-    sizes: tuple[int, ...] = ()
-    if nodes is None:
-        nodes = most
-        sizes, search = adaptive_tree(model.drafter, batch)
+    options = GenerationConfig(tree_nodes=nodes)
+    nodes, sizes, search = tree_of(model.drafter, options, batch)
     decay = search.level_decay if decay is None else decay
     if chain and isinstance(model.drafter, BlockConfig):
         longest = model.drafter.num_positions

@@ -1,4 +1,5 @@
-"""Candidates of block drafters with pair scores: the walk's, and the sums behind them."""
+"""Candidates of block drafters with pair scores: the walk's, the sums behind them, and those that
+confidence leaves out."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +7,33 @@ import numpy as np
 import pytest
 
 from dart_jax.decoding.drafting.base import DraftInput
-from dart_jax.decoding.drafting.block import Block
+from dart_jax.decoding.drafting.block import WORTH_A_ROW, Block
 from dart_jax.decoding.sampling import Sampling, noise_at, row_keys
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
 
 ROWS, K = 3, 6
+
+
+def draft_input(target, config, params, last, sampling, noise, options=LayerOptions()):
+    """Rows of random features and tokens, as many sequences as `last` has."""
+    rng, batch = np.random.default_rng(3), len(last)
+    features = rng.normal(size=(batch, ROWS, config.features_width)).astype(np.float32)
+    tokens = jnp.asarray(rng.integers(0, target.vocab_size, (batch, ROWS)), jnp.int32)
+    return DraftInput(
+        bind(target, params["target"]),
+        params,
+        tokens,
+        tokens,
+        jnp.asarray(features),
+        jnp.broadcast_to(jnp.arange(ROWS, dtype=jnp.int32), (batch, ROWS)),
+        last,
+        jnp.zeros(batch, jnp.int32),
+        sampling,
+        None,
+        noise,
+        options,
+    )
 
 
 @pytest.mark.parametrize("name", ["dspark", "dflash2"])
@@ -22,9 +44,6 @@ def test_sums_along_the_walk(models, blocks, name, temperature):
     config, params = blocks[name]
     target = models.target
     method = Block(config, 60, K)
-    rng = np.random.default_rng(3)
-    features = rng.normal(size=(2, ROWS, config.features_width)).astype(np.float32)
-    next_tokens = rng.integers(0, target.vocab_size, (2, ROWS)).astype(np.int32)
     last = jnp.array([ROWS - 1, 1], jnp.int32)
     sampling = Sampling(temperature).values()
 
@@ -33,19 +52,7 @@ def test_sums_along_the_walk(models, blocks, name, temperature):
         depth, vocab = method.depth + 1, target.vocab_size
         keys = row_keys(jnp.uint32(5), jnp.arange(2, dtype=jnp.int32))
         noise = noise_at(sampling, keys, last + 2, depth, vocab, core=False)
-        inputs = DraftInput(
-            bind(target, params["target"]),
-            params,
-            jnp.asarray(next_tokens),
-            jnp.asarray(next_tokens),
-            jnp.asarray(features),
-            jnp.broadcast_to(jnp.arange(ROWS, dtype=jnp.int32), (2, ROWS)),
-            last,
-            jnp.zeros(2, jnp.int32),
-            sampling,
-            None,
-            noise,
-        )
+        inputs = draft_input(target, config, params, last, sampling, noise)
         cache = method.empty(2, 32, jnp.float32, LayerOptions())
         cache, proposal = method(cache, inputs)
         drafter = bind(config, params["drafter"])
@@ -71,3 +78,44 @@ def test_sums_along_the_walk(models, blocks, name, temperature):
     found[:, 1:] += np.asarray(candidates.pairs)[:, :, 0]
     np.testing.assert_allclose(found, np.take_along_axis(np.asarray(sums), best, -1), atol=1e-4)
     assert np.abs(candidates.pairs).max() > 0.1
+
+
+@pytest.mark.parametrize(("bias", "levels"), [(-50.0, 1), (50.0, None)])
+def test_what_confidence_leaves_out(models, blocks, bias, levels):
+    """Where rows take time, candidates of positions that are hardly reached; with confidence in
+    all, those that are improbable themselves. The first one stays, and what stays is as it was."""
+    config, params = blocks["dspark"]
+    drafter = {**params["drafter"]}
+    drafter["confidence"] = {**drafter["confidence"], "bias": jnp.full((1,), bias)}
+    params, last = {**params, "drafter": drafter}, jnp.array([ROWS - 1], jnp.int32)
+
+    def candidates(prunes, attention, last=last):
+        method, options = Block(config, 60, K, prunes), LayerOptions(attention=attention)
+        cache = method.empty(len(last), 32, jnp.float32, options)
+
+        @jax.jit
+        def run(params):
+            sampling = Sampling(0.0).values()
+            return method(
+                cache, draft_input(models.target, config, params, last, sampling, None, options)
+            )[1].candidates
+
+        return jax.tree.map(np.asarray, run(params))
+
+    every, few = candidates(False, "native"), candidates(True, "native")
+    kept = np.isfinite(few.logits)
+    np.testing.assert_array_equal(few.logits[kept], every.logits[kept])
+    np.testing.assert_array_equal(few.ids, every.ids)
+    assert kept[0, 0, 0]
+    assert kept[0, levels:].any() == (levels is None)
+    chosen = every.logits.copy()  # as on the walk
+    chosen[:, 1:] += every.pairs[:, :, 0]
+    probable = np.asarray(jax.nn.softmax(chosen, axis=-1)) >= WORTH_A_ROW
+    probable[0, 0, 0] = True
+    np.testing.assert_array_equal(kept[0, :levels], probable[0, :levels])
+    assert not kept.all()
+    for all_ in (
+        candidates(True, "dense"),
+        candidates(True, "native", jnp.array([2, 1], jnp.int32)),
+    ):
+        assert np.isfinite(all_.logits).all()

@@ -30,7 +30,7 @@ from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.pure import bind
 
 # Probability of acceptance from which on a node is worth the time of its row, where rows take time.
-_WORTH_A_ROW = float(__import__("os").environ.get("DART_LEAST", "0.1"))
+WORTH_A_ROW = float(__import__("os").environ.get("DART_LEAST", "0.1"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Block(Parallel):
             first = drafter.pairs.first_factors(before)
         rates = jax.nn.sigmoid(drafter.confidence(normed, first))
         reached = jnp.cumprod(jnp.pad(rates[:, :-1], ((0, 0), (1, 0)), constant_values=1), axis=1)
-        kept = jax.nn.softmax(top, axis=-1) * reached[..., None] >= _WORTH_A_ROW
+        kept = jax.nn.softmax(top, axis=-1) * reached[..., None] >= WORTH_A_ROW
         return jnp.where(kept.at[:, 0, 0].set(True), top, -jnp.inf)
 
     def _walk(
