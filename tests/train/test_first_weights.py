@@ -16,7 +16,7 @@ from train.objective.first_weights import informed, nearest_factors
 from train.run.mesh import make_mesh
 from train.teacher.teacher import Teacher, forward
 
-LENGTH, ROWS, VOCABULARY = 96, 16, 500
+LENGTH, ROWS, VOCABULARY = 96, 24, 500
 
 
 @pytest.fixture(scope="module")

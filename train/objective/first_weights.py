@@ -14,7 +14,7 @@ states after that token, at the rank of the pair scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +29,17 @@ from train.run.mesh import replicated
 from train.teacher.outputs import TeacherDataset
 from train.teacher.teacher import Teacher, forward
 
-# Packed rows whose inputs of the projections are looked at; rows whose hidden states are averaged,
-# if the target has to be run for them; rows of a batch.
-_FEW, _MANY, _AT_ONCE = 2, 128, 8
+# Tokens whose hidden states are averaged: of a cache, or if the target has to be run for them.
+_CACHED, _RUN = 2**20, 2**16
+_PER_DIMENSION = 4  # tokens per dimension, of which the inputs of projections are looked at
+_AT_ONCE = 8  # packed rows of a batch
 _RIDGE = 1e-3  # of the mean square of inputs along all directions
 # The constant part of queries and keys, by energy over the random part, in the faster half of the
 # rotated pairs: the slower ones hardly tell near rows apart.
 _CONSTANT = 2.2
 # Scale of the norms of queries and keys, whose square bounds scores, in roots of a head's width.
 _SCALE = 2**0.5
+_Data = PackedDataset | TeacherDataset
 _RARE = 4  # occurrences of a token at which its own mean counts as much as that of all
 
 
@@ -45,7 +47,7 @@ def informed(
     config: BlockConfig,
     params: Params,
     teacher: Teacher,
-    data: PackedDataset | TeacherDataset,
+    data: _Data,
     ids: np.ndarray,
 ) -> Params:
     """Changes a drafter's random parameters, so that attention begins with the rows just before,
@@ -70,44 +72,55 @@ def informed(
     return params
 
 
-def _batches(
-    teacher: Teacher, data: PackedDataset | TeacherDataset, most: int
-) -> Iterator[tuple[Batch, jax.Array, jax.Array]]:
-    """Batches with the target's features and hidden states, until `most` rows were read."""
+def _run(teacher: Teacher) -> Callable[[Batch], tuple[jax.Array, jax.Array]]:
+    """Returns what computes the target's features and hidden states of a batch."""
     whole = None if teacher.mesh is None else replicated(teacher.mesh)
     run = jax.jit(
         lambda params, batch: forward(teacher.config, params, batch, teacher.mesh),
         out_shardings=whole,
     )
-    groups = Devices(teacher.mesh).groups
+    return lambda batch: run(teacher.params, batch)
+
+
+def _packed(data: _Data) -> PackedDataset:
+    return data if isinstance(data, PackedDataset) else data.dataset
+
+
+def _rows(teacher: Teacher, data: _Data, tokens: int) -> np.ndarray:
+    """Indices of packed rows from all parts of the data, [batches, rows], with about so many
+    tokens: of as many rows at a time as devices can share."""
+    groups, most = Devices(teacher.mesh).groups, min(-(-tokens // _packed(data).context), data.rows)
     size = groups * -(-min(most, _AT_ONCE) // groups)
-    for first in range(0, min(most, data.rows), size):
-        batch = data.batch(np.arange(first, first + size) % data.rows)
-        if batch.outputs is not None:
-            yield batch, jnp.asarray(batch.outputs.features), jnp.asarray(batch.outputs.hidden)
-        else:
-            yield batch, *run(teacher.params, batch)
+    rows = np.linspace(0, data.rows - 1, most).astype(int)
+    return np.resize(rows, (-(-most // size), size))
 
 
 def _read(
-    config: BlockConfig, params: Params, teacher: Teacher, data: PackedDataset | TeacherDataset
+    config: BlockConfig, params: Params, teacher: Teacher, data: _Data
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the first layer's projections read, [rows, D] each: of the context, of blocks' anchors,
     and of their mask rows."""
-    batch, features, _ = next(_batches(teacher, data, _FEW))
     whole = None if teacher.mesh is None else replicated(teacher.mesh)
 
-    def run(target: Params, own: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def inputs(
+        target: Params, own: Params, tokens: jax.Array, features: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         drafter = bind(config, own)
         embeds = drafter.embedding(bind(teacher.config, target).embed)(tokens)
-        inputs = drafter.layers[0].input_layernorm(embeds.astype(jnp.float32))
-        return drafter.context(features.astype(jnp.float32)), inputs
+        embeds = drafter.layers[0].input_layernorm(embeds.astype(jnp.float32))
+        return drafter.context(features.astype(jnp.float32)), embeds
 
-    real = np.asarray(batch.document).reshape(-1) > 0
-    tokens = np.append(batch.tokens, config.mask_token_id)
-    context, inputs = jax.jit(run, out_shardings=whole)(teacher.params, params, tokens)
-    context = np.asarray(context).reshape(-1, config.hidden_size)[real]
-    return context, np.asarray(inputs)[:-1][real], np.asarray(inputs)[-1:]
+    run, read, found = _run(teacher), jax.jit(inputs, out_shardings=whole), []
+    for rows in _rows(teacher, data, _PER_DIMENSION * config.hidden_size):
+        batch = data.batch(rows)
+        features = run(batch)[0] if batch.outputs is None else jnp.asarray(batch.outputs.features)
+        tokens = np.append(batch.tokens, config.mask_token_id)
+        context, embeds = map(np.asarray, read(teacher.params, params, tokens, features))
+        real = batch.document.reshape(-1) > 0
+        context = context.reshape(-1, config.hidden_size)
+        found.append((context[real], embeds[:-1][real], embeds[-1:]))
+    context, text, mask = map(np.concatenate, zip(*found, strict=True))
+    return context, text, mask
 
 
 def _attending(
@@ -159,16 +172,17 @@ def _constant(config: BlockConfig, params: Params, distances: np.ndarray) -> np.
     return (size * np.tile(fast, 2) * parts).reshape(-1)
 
 
-def _means(
-    config: BlockConfig, teacher: Teacher, data: PackedDataset | TeacherDataset
-) -> tuple[np.ndarray, np.ndarray]:
+def _means(config: BlockConfig, teacher: Teacher, data: _Data) -> tuple[np.ndarray, np.ndarray]:
     """The mean of the target's hidden states after each token, [V, D], nearer to that of all tokens
     the rarer it is; and how often it occurs, [V]."""
     sums = np.zeros((config.vocab_size, teacher.stored.hidden_size), np.float32)
     counts = np.zeros(config.vocab_size, np.int64)
-    most = data.rows if isinstance(data, TeacherDataset) else _MANY
-    for batch, _, hidden in _batches(teacher, data, most):
-        real = np.asarray(batch.document) > 0
+    cache = None if isinstance(data, PackedDataset) else data.outputs["hidden"]
+    run = _run(teacher)
+    for rows in _rows(teacher, data, _RUN if cache is None else _CACHED):
+        batch = _packed(data).batch(rows)
+        hidden = run(batch)[1] if cache is None else cache[rows]
+        real = batch.document > 0
         tokens, states = batch.tokens[real], np.asarray(hidden)[real].astype(np.float32)
         order = np.argsort(tokens, kind="stable")
         token, start, count = np.unique(tokens[order], return_index=True, return_counts=True)
