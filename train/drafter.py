@@ -60,6 +60,7 @@ from train.objective.first_weights import informed
 from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 from train.run import config_file
+from train.run.checkpoints import whole_steps
 from train.run.config import TrainerConfig
 from train.run.distributed import wait
 from train.run.mesh import batch_sharding, make_mesh
@@ -138,12 +139,13 @@ def train(config: DrafterTraining) -> Path:
     rows = data.training
     if config.teacher == "cached":
         rows = cached_outputs(teacher, rows, cache / "features")
-    if isinstance(drafter, BlockConfig) and config.drafter.informed:
-        params = informed(drafter, params, teacher, rows, ids)
+    batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
+    goes_on = bool(whole_steps(config.out / "checkpoints"))
+    if isinstance(drafter, BlockConfig) and config.drafter.informed and not goes_on:
+        with stage("first weights"):
+            params = informed(drafter, params, teacher, rows, ids)
     trained, rest = _divide(config.drafter, params)
     frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
-
-    batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
     if config.epochs is not None:
         trainer = dataclasses.replace(
             trainer, steps=max(1, math.ceil(config.epochs * batches.steps_per_epoch))

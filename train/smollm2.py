@@ -48,14 +48,15 @@ _TIMES = "answers.json"  # minutes that answering has taken, and whether it is d
 _LEAST = 0.05  # minutes of answers when an interrupted run goes on
 
 # A CPU computes few rows at a time, keeps the target's outputs, which take most of its time, and
-# draws few anchors among the rows that have answers after them: many small steps teach more.
+# draws anchors among the rows that have answers after them; DSpark learns faster from many small
+# steps (docs/ablations.md).
 _ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
 _STEPS = {
     "cpu": {
         "--teacher": "cached",
         "--context": 512,
         "--batch-size": 8,
-        "--anchors": 24,
+        "--anchors": 64,
         "--held-out": 0.02,
         "--save-every": 50,
         "--eval-every": 100,
@@ -77,7 +78,8 @@ class SmolLM2Config:
 
     minutes: float
     """Time for answers and training together. What comes on top: compiling the training, counting
-    n-grams, and on a CPU the target's outputs for the answers, about as long as the answers."""
+    n-grams, a block drafter's first weights, and on a CPU the target's outputs for the answers,
+    about as long as the answers."""
     work: Path = Path("build/smollm2")
     """Directory where every stage writes its result."""
     export: Path | None = None
@@ -137,6 +139,8 @@ def run(config: SmolLM2Config) -> None:
                 "--minutes": config.minutes * _PARTS[name],  # it knows itself what is left
                 **_STEPS[device],
             }
+            if name == "dspark" and device == "cpu":
+                options["--anchors"] = 24
             if parent is None:
                 options["--draft-vocab"] = config.draft_vocab
             else:

@@ -16,15 +16,17 @@ def moved(module: Module) -> int:
 
 
 def _of_run(run: Run) -> int:
-    if not run.inside:
-        return sum(map(_size, run.read)) + _size(run.instruction)
-    known = {x.name: x for x in run.inside}
-    users = {x.name: [y for y in run.inside if x.name in y.operands] for x in run.inside}
+    body, parameters = [run.instruction], run.read
+    if run.inside:
+        body, parameters = run.inside, [x for x in run.inside if x.opcode == "parameter"]
+    known = {x.name: x for x in (*run.read, *body)}
 
     def read(x: Instruction) -> int:
         """Bytes that the users of a value read of it, at most all."""
         total = 0
-        for user in users[x.name]:
+        for user in body:
+            if x.name not in user.operands:
+                continue
             first = user.operands[0] == x.name
             if user.opcode == "bitcast":
                 total += read(user)
@@ -42,14 +44,13 @@ def _of_run(run: Run) -> int:
         place = _PUTS.get(x.opcode)
         return _size(x if place is None else known[x.operands[place]])
 
-    parameters = [x for x in run.inside if x.opcode == "parameter"]
-    return sum(map(read, parameters)) + written(run.inside[-1])
+    return sum(map(read, parameters)) + written(body[-1])
 
 
 def _size(x: Instruction) -> int:
     """Bytes of a result in the device's memory."""
-    arrays = [array for array in x.arrays if not array.on_chip]
+    arrays = x.arrays[:1] if x.opcode.endswith("-start") else x.arrays  # the others are state
     if x.opcode == "custom-call" and len(arrays) > 1:
         # cuBLAS returns the memory that it works in, too.
         arrays = [a for a in arrays if not (a.dtype == "s8" and len(a.lengths) == 1)]
-    return sum(array.size for array in arrays)
+    return sum(array.size for array in arrays if not array.on_chip)

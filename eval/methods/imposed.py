@@ -20,8 +20,8 @@ class ImposedTau:
 
     After every verification the number of remaining tokens is a multiple of tau, rounded down.
     Only the first verification of a sequence may emit more or fewer, pseudo-randomly, so that the
-    average over many sequences is tau. Where nothing is drafted, as in a text's first step, one
-    token is emitted.
+    average over many sequences is tau. Where fewer nodes are drafted, as in a text's first step, so
+    many tokens are emitted and one more.
 
     Attributes:
       tau: tokens emitted per verification, bonus token included, at least 1; rounded to three
@@ -57,7 +57,7 @@ class ImposedTau:
         chance = hashed.astype(jnp.float32) / 65536
         steps = jnp.maximum(jnp.where(multiple | (chance < more), steps, steps - 1), 1)
         count = jnp.clip(remaining - (steps - 1) * step // 1000, 1, max_depth + 1)
-        count = jnp.where(jnp.any(tree.real[:, 1:], axis=1), count, 1)
+        count = jnp.minimum(count, 1 + jnp.sum(tree.real[:, 1:], axis=1, dtype=jnp.int32))
         path = jnp.minimum(jnp.arange(max_depth + 1, dtype=jnp.int32), nodes - 1)[None]
         path = jnp.where(path < count[:, None], path, 0)
         return Acceptance(path, jnp.take_along_axis(drawn, path, axis=1), count)

@@ -177,6 +177,9 @@ ENTRY %main (x: f32[100,8], w: bf16[8,16]) -> f32[4,16] {
   %while = (s32[], f32[100,8]{1,0}) while(%first), condition=%condition, body=%body, \
 backend_config={"known_trip_count":{"n":"5"}}
   %rows = f32[4,8]{1,0} fusion(%x), kind=kLoop, calls=%take
+  %alone = f32[2,8]{1,0} slice(%x), slice={[0:2], [0:8]}
+  %placed = f32[100,8]{1,0} dynamic-update-slice(%x, %alone, %zero, %zero)
+  %fetch = (bf16[8,16]{1,0:T(8,128)S(1)}, bf16[8,16]{1,0}, u32[]) copy-start(%w)
   ROOT %gemm = (f32[4,16]{1,0}, s8[4194304]{0}) custom-call(%rows, %w), \
 custom_call_target="__cublas$lt$matmul"
 }
@@ -185,8 +188,9 @@ custom_call_target="__cublas$lt$matmul"
 
 def test_traffic_by_hand():
     """In bytes: what is sliced; rows that are read, doubled and put in place, with their number, in
-    each trip; and a product's operands and result, without the memory that it works in."""
-    taken, put = 2 * 4 * 32, 5 * (3 * 4 * 8 + 4)
+    each trip; the same outside of fusions; what is brought into a TPU's vector memory; and a
+    product's operands and result, without the memory that it works in."""
+    taken, put = 2 * 4 * 32 + 2 * 4 * 16, 5 * (3 * 4 * 8 + 4) + 2 * 4 * 16 + 2 * 8 * 16
     product = 4 * 32 + 2 * 8 * 16 + 4 * 4 * 16
     assert moved(read_module(TRAFFIC)) == taken + put + product
 

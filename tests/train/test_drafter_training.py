@@ -364,8 +364,9 @@ def mixture(tiny, tmp_path_factory):
     [
         ({"devices": 8}, ["--teacher", "online"]),
         ({"processes": 2, "devices": 4}, ["--teacher", "cached"]),
+        ({"processes": 2, "devices": 4}, ["--method", "dspark", "--pair-rank", 4]),
     ],
-    ids=["eight devices", "two processes"],
+    ids=["eight devices", "two processes", "two processes, first weights"],
 )
 def test_devices_that_share_the_target(
     recipe, recipe_file, tiny, mixture, tmp_path, devices, options
@@ -381,9 +382,11 @@ def test_devices_that_share_the_target(
     ours, theirs = metrics(tmp_path / "many"), metrics(tmp_path / "one")
     assert [record.keys() for record in ours] == [record.keys() for record in theirs]
     assert "tau_without_ngram" in ours[-1]
+    # The factors of first pair scores depend on rounding where directions are equally good.
+    near = 1e-3 if "dspark" in options else 1e-4
     for our, their in zip(ours, theirs, strict=True):
         for name in our.keys() - {"seconds", "tokens_per_second"}:
-            assert our[name] == pytest.approx(their[name], rel=1e-4), name
+            assert our[name] == pytest.approx(their[name], rel=near), name
     # They know the target by the same name, so that a run can go on and a cache serve elsewhere.
     names = [{path.name for path in tmp_path.glob(f"{run}/features/*")} for run in ("many", "one")]
     assert names[0] == names[1]

@@ -1,5 +1,6 @@
 """The first weights of block drafters: attention to the rows just before, pairs of the target."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,13 +40,17 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["dflash", "dspark"])
 def drafter(request, teacher, data):
-    """A drafter's config, the parameters it begins with, and its draft vocabulary."""
-    shape = DrafterShape(method=request.param, draft_vocab=VOCABULARY)
+    """A drafter's config, the parameters it begins with, and its draft vocabulary. DSpark's pair
+    scores have a greater rank than hidden states have dimensions."""
+    rank = 330 if request.param == "dspark" else None
+    shape = DrafterShape(method=request.param, draft_vocab=VOCABULARY, pair_rank=rank)
     config = shape.config(teacher.config, mask_token=1)
     ids = draft_vocabulary(data, VOCABULARY)
     params = init_params(config, 0)
     params["lm_head"] = {"kernel": teacher.head(ids)}
-    return config, informed(config, params, teacher, data, ids), ids
+    first = informed(config, params, teacher, data, ids)
+    assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, params)
+    return config, first, ids
 
 
 def test_heads_prefer_the_rows_just_before(teacher, data, drafter):

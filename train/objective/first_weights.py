@@ -25,6 +25,7 @@ from dart_jax.models.pure import Params, bind
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
+from train.run.distributed import from_main
 from train.run.mesh import replicated
 from train.teacher.outputs import TeacherDataset
 from train.teacher.teacher import Teacher, forward
@@ -44,14 +45,10 @@ _RARE = 4  # occurrences of a token at which its own mean counts as much as that
 
 
 def informed(
-    config: BlockConfig,
-    params: Params,
-    teacher: Teacher,
-    data: _Data,
-    ids: np.ndarray,
+    config: BlockConfig, params: Params, teacher: Teacher, data: _Data, ids: np.ndarray
 ) -> Params:
-    """Changes a drafter's random parameters, so that attention begins with the rows just before,
-    pair scores with those of the target's means, and logits with a deviation of 1 or less.
+    """Returns a drafter's first parameters: attention begins with the rows just before, pair scores
+    are those of the target's means, and logits have a deviation of 1 or less.
 
     Args:
       config: the drafter's.
@@ -60,19 +57,27 @@ def informed(
       data: packed rows, of which some are read; with the target's outputs, or it is run.
       ids: int32 [Vd], the target's id of each draft id.
     """
+    run = _runner(teacher)
     head = np.asarray(params["lm_head"]["kernel"] if config.own_head else teacher.head(ids))
     deviation = np.sqrt(config.hidden_size * np.mean(np.square(head)))
     params = {**params, "norm": {"scale": params["norm"]["scale"] / max(float(deviation), 1.0)}}
-    params["layers"] = _attending(config, params, *_read(config, params, teacher, data))
-    if config.pair_rank and config.pair_gate == "none":
-        means = _means(config, teacher, data)
-        dtype = params["pairs"]["next"].dtype
-        tables = zip(("prev", "next"), nearest_factors(*means, head, config.pair_rank), strict=True)
-        params["pairs"] = {name: jnp.asarray(table, dtype) for name, table in tables}
+    # Of several processes each would find its own, equal but for rounding and signs.
+    added = from_main(_attention(config, params, *_read(config, params, teacher, data, run)))
+    params["layers"] = {i: _attending(layer, added) for i, layer in params["layers"].items()}
+    if config.pair_rank:
+        means, counts = _means(config, teacher, data, run)
+        found = from_main(nearest_factors(means, counts, head, config.pair_rank))
+        params["pairs"] = {
+            name: params["pairs"][name].at[:, : table.shape[1]].set(table)
+            for name, table in zip(("prev", "next"), found, strict=True)
+        }
     return params
 
 
-def _run(teacher: Teacher) -> Callable[[Batch], tuple[jax.Array, jax.Array]]:
+_Run = Callable[[Batch], tuple[jax.Array, jax.Array]]
+
+
+def _runner(teacher: Teacher) -> _Run:
     """Returns what computes the target's features and hidden states of a batch."""
     whole = None if teacher.mesh is None else replicated(teacher.mesh)
     run = jax.jit(
@@ -96,7 +101,7 @@ def _rows(teacher: Teacher, data: _Data, tokens: int) -> np.ndarray:
 
 
 def _read(
-    config: BlockConfig, params: Params, teacher: Teacher, data: _Data
+    config: BlockConfig, params: Params, teacher: Teacher, data: _Data, run: _Run
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the first layer's projections read, [rows, D] each: of the context, of blocks' anchors,
     and of their mask rows."""
@@ -110,7 +115,7 @@ def _read(
         embeds = drafter.layers[0].input_layernorm(embeds.astype(jnp.float32))
         return drafter.context(features.astype(jnp.float32)), embeds
 
-    run, read, found = _run(teacher), jax.jit(inputs, out_shardings=whole), []
+    read, found = jax.jit(inputs, out_shardings=whole), []
     for rows in _rows(teacher, data, _PER_DIMENSION * config.hidden_size):
         batch = data.batch(rows)
         features = run(batch)[0] if batch.outputs is None else jnp.asarray(batch.outputs.features)
@@ -123,11 +128,11 @@ def _read(
     return context, text, mask
 
 
-def _attending(
+def _attention(
     config: BlockConfig, params: Params, context: np.ndarray, text: np.ndarray, mask: np.ndarray
-) -> Params:
-    """The layers, with attention to the rows just before. Mask tokens say nothing yet: their keys
-    get no constant part in the first layer."""
+) -> dict[str, np.ndarray]:
+    """What is added to the kernels of queries and keys, of all layers alike, though found for what
+    the first one reads. Mask tokens say nothing yet: their keys there get no constant part."""
     query = _functional([(text, 1), (mask, 1)])
     key = _functional([(context, 1), (text, 1), (mask, 0)])
     heads, kv_heads = np.arange(config.num_attention_heads), np.zeros(config.num_key_value_heads)
@@ -135,16 +140,17 @@ def _attending(
         "q_proj": np.outer(query, _constant(config, params, heads)),
         "k_proj": np.outer(key, _constant(config, params, kv_heads)),
     }
-    layers = {}
-    for i, layer in params["layers"].items():
-        attention = {**layer["self_attn"]}
-        for name, more in added.items():
-            kernel = attention[name]["kernel"]
-            attention[name] = {"kernel": kernel + jnp.asarray(more, kernel.dtype)}
-        for name in ("q_norm", "k_norm"):
-            attention[name] = {"scale": attention[name]["scale"] * _SCALE}
-        layers[i] = {**layer, "self_attn": attention}
-    return layers
+    return {name: more.astype(np.float32) for name, more in added.items()}
+
+
+def _attending(layer: Params, added: dict[str, np.ndarray]) -> Params:
+    """A layer with more in the kernels of its queries and keys, and sharper scores."""
+    attention = {**layer["self_attn"]}
+    for name, more in added.items():
+        attention[name] = {"kernel": attention[name]["kernel"] + more}
+    for name in ("q_norm", "k_norm"):
+        attention[name] = {"scale": attention[name]["scale"] * _SCALE}
+    return {**layer, "self_attn": attention}
 
 
 def _functional(wanted: list[tuple[np.ndarray, float]]) -> np.ndarray:
@@ -172,13 +178,14 @@ def _constant(config: BlockConfig, params: Params, distances: np.ndarray) -> np.
     return (size * np.tile(fast, 2) * parts).reshape(-1)
 
 
-def _means(config: BlockConfig, teacher: Teacher, data: _Data) -> tuple[np.ndarray, np.ndarray]:
+def _means(
+    config: BlockConfig, teacher: Teacher, data: _Data, run: _Run
+) -> tuple[np.ndarray, np.ndarray]:
     """The mean of the target's hidden states after each token, [V, D], nearer to that of all tokens
-    the rarer it is; and how often it occurs, [V]."""
+    the rarer it is; and how often it occurs, [V]; float32."""
     sums = np.zeros((config.vocab_size, teacher.stored.hidden_size), np.float32)
-    counts = np.zeros(config.vocab_size, np.int64)
+    counts = np.zeros(config.vocab_size, np.float32)
     cache = None if isinstance(data, PackedDataset) else data.outputs["hidden"]
-    run = _run(teacher)
     for rows in _rows(teacher, data, _RUN if cache is None else _CACHED):
         batch = _packed(data).batch(rows)
         hidden = run(batch)[1] if cache is None else cache[rows]
@@ -195,16 +202,25 @@ def _means(config: BlockConfig, teacher: Teacher, data: _Data) -> tuple[np.ndarr
 def nearest_factors(
     means: np.ndarray, counts: np.ndarray, head: np.ndarray, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Factors of `means @ head`, [V, r] and [Vd, r]: the nearest of this rank, where rows count as
-    often as their token occurs, and columns are centred, since softmax ignores a common part."""
+    """Factors of logits after each token, of a rank: the nearest, where tokens count as often as
+    they occur. Of logits only differences matter, so they are centred.
+
+    Args:
+      means: [V, D], hidden states after each token.
+      counts: [V], how often it occurs.
+      head: [D, Vd], the head's kernel.
+      rank: r.
+
+    Returns:
+      float32 [V, r] and [Vd, r], or at most D columns, whose products are the logits.
+    """
     head = head - head.mean(axis=1, keepdims=True)
     energy, basis = np.linalg.eigh(head @ head.T / head.shape[1])
     root = basis * np.sqrt(np.maximum(energy, 1e-6 * energy[-1]))  # root @ root.T is the energy
     seen = counts > 0
     weighed = np.sqrt(counts[seen])[:, None] * (means[seen] @ root)
     _, directions = np.linalg.eigh(weighed.T @ weighed)
-    rank = min(rank, len(root))
     best = directions[:, -rank:]
     prev, following = means @ (root @ best), np.linalg.solve(root, head).T @ best
     balance = np.sqrt(np.std(prev[seen]) / np.std(following))
-    return prev / balance, following * balance
+    return (prev / balance).astype(np.float32), (following * balance).astype(np.float32)
