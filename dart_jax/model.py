@@ -458,7 +458,7 @@ class DartModel:
             self.drafter if nodes else None,
             largest,
             candidates=candidates,
-            prunes=bool(sizes),
+            trims=bool(sizes),
             logits=logits,
             coupled=coupled,
             execution=self.execution,

@@ -35,7 +35,8 @@ class DecodeConfig:
       nodes: tree nodes without the root, N.
       candidates: top-k tokens per drafted position that are passed to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
-      prunes: whether a block drafter leaves out nodes that do not pay (see `drafting.Block`).
+      trims: whether nodes are left out that a block drafter's head of confidence finds not worth
+        their rows, where rows take time (see `reads_only_used`).
       logits: processors of the target's logits, and what is reported about them.
       coupled: whether drafts are ranked with the noise of the target's draws (see
         `drafting.base.coupled`); changes how many are accepted, never the output.
@@ -50,7 +51,7 @@ class DecodeConfig:
     nodes: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
-    prunes: bool = False
+    trims: bool = False
     logits: LogitsConfig = LogitsConfig()
     coupled: bool = True
     acceptance: Callable[..., Any] | None = None
@@ -61,7 +62,8 @@ class DecodeConfig:
         """The drafting method; None for plain decoding."""
         if self.drafter is None or self.nodes == 0:
             return None
-        return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle, self.prunes)
+        trims = self.trims and self.reads_only_used
+        return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle, trims)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -139,6 +141,7 @@ class DecodeConfig:
         "tokens",
         "scores",
         "trees",
+        "worth",
         "noise",
     ],
     meta_fields=[],
@@ -164,6 +167,7 @@ class DecodeState:
       tokens: int32 [B, S], the sequences up to the root, then -1; None without logits processors.
       scores: what is reported about the tokens that the last step emitted; None if nothing is.
       trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
+      worth: int32 [B], how many nodes of the next trees are worth verifying; None for all.
       noise: of the draws after the root and after nodes of each depth, with which the next trees
         were drafted; None if they were drafted without.
     """
@@ -182,6 +186,7 @@ class DecodeState:
     tokens: jax.Array | None = None
     scores: TokenScores | None = None
     trees: jax.Array | None = None
+    worth: jax.Array | None = None
     noise: Noise | None = None
 
     @property

@@ -179,6 +179,7 @@ def verify(
     """Runs the target over the trees, int32 [B, 3, n + 1]; None for only the roots."""
     target = bind(config.target, params["target"], config.execution.target)
     tree, used = _tree(config, state, trees), None
+    # No accepted path has unused slots, so nobody reads what they hold.
     if config.reads_only_used and len(state.length) == 1:
         places = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)
         used = 1 + jnp.max(jnp.where(tree.real[0], places, 0))
@@ -372,6 +373,7 @@ def draft(
             state,
             draft_state=draft_state,
             trees=trees,
+            worth=proposal.worth,
             noise=noise,
         )
         candidates = proposal.candidates or candidates

@@ -275,7 +275,9 @@ def burst(
         features = path.features if static.follows else None
         emitted = _Emitted(path.next_tokens, path.ranks, state.scores, features)
         trees = state.trees if searched is None else searched(packed)
-        state = dataclasses.replace(state, trees=None, scores=no_scores)
+        if trees is not None and state.worth is not None:
+            trees = _cut(trees, state.worth)
+        state = dataclasses.replace(state, trees=None, worth=None, scores=no_scores)
         return _Step(state, trees, packed, emitted, path.count)
 
     def goes_on(carry: _Carry) -> jax.Array:

@@ -1,5 +1,7 @@
-"""Candidates of block drafters with pair scores: the walk's, the sums behind them, and those that
-confidence leaves out."""
+"""Candidates of block drafters with pair scores: the walk's, the sums behind them, and how many
+nodes they are worth."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from dart_jax.models.pure import bind
 ROWS, K = 3, 6
 
 
-def draft_input(target, config, params, last, sampling, noise, options=LayerOptions()):
+def draft_input(target, config, params, last, sampling, noise):
     """Rows of random features and tokens, as many sequences as `last` has."""
     rng, batch = np.random.default_rng(3), len(last)
     features = rng.normal(size=(batch, ROWS, config.features_width)).astype(np.float32)
@@ -32,7 +34,6 @@ def draft_input(target, config, params, last, sampling, noise, options=LayerOpti
         sampling,
         None,
         noise,
-        options,
     )
 
 
@@ -80,42 +81,38 @@ def test_sums_along_the_walk(models, blocks, name, temperature):
     assert np.abs(candidates.pairs).max() > 0.1
 
 
-@pytest.mark.parametrize(("bias", "levels"), [(-50.0, 1), (50.0, None)])
-def test_what_confidence_leaves_out(models, blocks, bias, levels):
-    """Where rows take time, candidates of positions that are hardly reached; with confidence in
-    all, those that are improbable themselves. The first one stays, and what stays is as it was."""
+@pytest.mark.parametrize("ranked", [True, False], ids=["pairs", "hidden"])
+def test_nodes_that_are_worth_their_rows(models, blocks, ranked):
+    """Those of all positions whose probability is enough, if the head is sure of all; with doubt
+    only those of the first position. Nothing is counted for batches, or if it is not asked for."""
     config, params = blocks["dspark"]
-    drafter = {**params["drafter"]}
-    drafter["confidence"] = {**drafter["confidence"], "bias": jnp.full((1,), bias)}
-    params, last = {**params, "drafter": drafter}, jnp.array([ROWS - 1], jnp.int32)
+    drafter, last = {**params["drafter"]}, jnp.array([ROWS - 1], jnp.int32)
+    if not ranked:
+        config = dataclasses.replace(config, pair_rank=0, confidence="hidden")
+        drafter.pop("pairs")
+        head = drafter["confidence"]["weight"][:, : config.hidden_size]
+        drafter["confidence"] = {**drafter["confidence"], "weight": head}
 
-    def candidates(prunes, attention, last=last):
-        method, options = Block(config, 60, K, prunes), LayerOptions(attention=attention)
-        cache = method.empty(len(last), 32, jnp.float32, options)
+    def propose(bias, trims=True, last=last):
+        method = Block(config, 60, K, trims)
+        cache = method.empty(len(last), 32, jnp.float32, LayerOptions())
+        confidence = {**drafter["confidence"], "bias": jnp.full((1,), bias)}
+        parts = {**params, "drafter": {**drafter, "confidence": confidence}}
 
         @jax.jit
         def run(params):
             sampling = Sampling(0.0).values()
-            return method(
-                cache, draft_input(models.target, config, params, last, sampling, None, options)
-            )[1].candidates
+            return method(cache, draft_input(models.target, config, params, last, sampling, None))
 
-        return jax.tree.map(np.asarray, run(params))
+        return run(parts)[1]
 
-    every, few = candidates(False, "native"), candidates(True, "native")
-    kept = np.isfinite(few.logits)
-    np.testing.assert_array_equal(few.logits[kept], every.logits[kept])
-    np.testing.assert_array_equal(few.ids, every.ids)
-    assert kept[0, 0, 0]
-    assert kept[0, levels:].any() == (levels is None)
-    chosen = every.logits.copy()  # as on the walk
-    chosen[:, 1:] += every.pairs[:, :, 0]
-    probable = np.asarray(jax.nn.softmax(chosen, axis=-1)) >= WORTH_A_ROW
-    probable[0, 0, 0] = True
-    np.testing.assert_array_equal(kept[0, :levels], probable[0, :levels])
-    assert not kept.all()
-    for all_ in (
-        candidates(True, "dense"),
-        candidates(True, "native", jnp.array([2, 1], jnp.int32)),
-    ):
-        assert np.isfinite(all_.logits).all()
+    sure, doubtful = propose(50.0), propose(-50.0)
+    sums = np.asarray(sure.candidates.logits).copy()
+    if ranked:
+        sums[:, 1:] += np.asarray(sure.candidates.pairs)[:, :, 0]
+    enough = np.asarray(jax.nn.softmax(sums, axis=-1)) >= WORTH_A_ROW
+    assert 1 < enough.sum() < enough.size
+    assert sure.worth.tolist() == [enough.sum()]
+    assert doubtful.worth.tolist() == [max(enough[0, 0].sum(), 1)]
+    assert propose(50.0, trims=False).worth is None
+    assert propose(50.0, last=jnp.array([2, 1], jnp.int32)).worth is None

@@ -50,7 +50,7 @@ AnyDrafter = AnyDrafterConfig | TargetConfig | PromptLookupConfig | NgramConfig
 
 
 def drafting_method(
-    drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree, prunes: bool = False
+    drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree, trims: bool = False
 ) -> DraftingMethod:
     """Returns the drafting method for a config.
 
@@ -60,13 +60,13 @@ def drafting_method(
       candidates: top-k tokens per drafted position that a DART or block drafter passes to the
         search.
       eagle: depth and width of an EAGLE-3 drafter's trees.
-      prunes: see `Block`.
+      trims: see `Block`.
     """
     match drafter:
         case DrafterConfig():
             return Dart(drafter, nodes, candidates)
         case BlockConfig():
-            return Block(drafter, nodes, candidates, prunes)
+            return Block(drafter, nodes, candidates, trims)
         case Eagle3Config():
             return Eagle3(drafter, nodes, eagle)
         case TargetConfig():

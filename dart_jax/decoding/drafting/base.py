@@ -107,10 +107,12 @@ class Proposal(NamedTuple):
       trees: int32 [B, 3, N + 1], packed (see `dart_jax.decoding.tree`); None if the host builds
         them.
       candidates: for the host's search; None if there are none.
+      worth: int32 [B], how many of a tree's nodes are worth verifying, the best ones; None for all.
     """
 
     trees: jax.Array | None = None
     candidates: Candidates | None = None
+    worth: jax.Array | None = None
 
 
 class DraftingMethod(abc.ABC):

@@ -29,7 +29,7 @@ from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.pure import bind
 
-# Probability of acceptance from which on a node is worth the time of its row, where rows take time.
+# Probability of acceptance from which on a node is worth the time that its row takes.
 WORTH_A_ROW = float(__import__("os").environ.get("DART_LEAST", "0.1"))
 
 
@@ -38,12 +38,12 @@ class Block(Parallel):
     """Drafts with a block drafter (see the base class); only the context is cached.
 
     Attributes:
-      prunes: whether candidates that are hardly accepted are left out where each row of a tree
-        takes time, if the drafter has a head of confidence.
+      trims: whether the head of confidence, if there is one, tells how many nodes of the tree of a
+        single sequence are worth verifying.
     """
 
     config: BlockConfig
-    prunes: bool = False
+    trims: bool = False
 
     @property
     def candidates(self) -> int:
@@ -67,7 +67,10 @@ class Block(Parallel):
         normed = self.run(drafter, inputs, root, cache, length)
         logits = drafter.logits(normed, inputs.target.logits)
         candidates = self._candidates(drafter, inputs, root[:, 0], logits, normed)
-        return cache, Proposal(candidates=candidates)
+        worth = None
+        if self.trims and self.config.confidence is not None and len(root) == 1:
+            worth = self._worth(drafter, root, candidates, normed)
+        return cache, Proposal(candidates=candidates, worth=worth)
 
     def run(
         self,
@@ -120,9 +123,6 @@ class Block(Parallel):
         with jax.named_scope("walk"):
             top, index = self._walk(drafter, inputs, root, logits, normed)
         ids = jnp.take(draft_ids, index)
-        if self.prunes and self.config.confidence is not None and _rows_take_time(inputs):
-            before = jnp.concatenate([root[:, None], ids[:, :-1, 0]], axis=1)
-            top = self._worth_a_row(drafter, normed, before, top)
         if not self.pairs:
             return Candidates(ids, top)
         tables = drafter.pairs.tables(normed, ids, index)
@@ -132,28 +132,28 @@ class Block(Parallel):
         top = top.at[:, 1:].add(-tables[:, :, 0])
         return Candidates(ids, top, tables)
 
-    def _worth_a_row(
-        self, drafter: BlockDrafter, normed: jax.Array, before: jax.Array, top: jax.Array
+    def _worth(
+        self, drafter: BlockDrafter, root: jax.Array, candidates: Candidates, normed: jax.Array
     ) -> jax.Array:
-        """Leaves out candidates that are hardly accepted, so that trees get as deep and as large as
-        the head of confidence lets them; the first one stays.
+        """Counts the nodes worth verifying, int32 [B]: as many as there are candidates after the
+        likeliest tokens of all positions before that are accepted with enough probability.
 
         Args:
           drafter: bound to its parameters.
+          root: int32 [B, 1], the newest token.
+          candidates: of all positions, the likeliest first.
           normed: [B, d, D], what the head has read.
-          before: int32 [B, d], the tokens before each position on the walk.
-          top: float32 [B, d, k], logits of the candidates, descending.
-
-        Returns:
-          `top`, with -inf for candidates that are left out.
         """
-        first = None
+        first, logits = None, candidates.logits
         if self.config.confidence == "pairs":
+            before = jnp.concatenate([root, candidates.ids[:, :-1, 0]], axis=1)
             first = drafter.pairs.first_factors(before)
+        if candidates.pairs is not None:
+            logits = logits.at[:, 1:].add(candidates.pairs[:, :, 0])
         rates = jax.nn.sigmoid(drafter.confidence(normed, first))
         reached = jnp.cumprod(jnp.pad(rates[:, :-1], ((0, 0), (1, 0)), constant_values=1), axis=1)
-        kept = jax.nn.softmax(top, axis=-1) * reached[..., None] >= WORTH_A_ROW
-        return jnp.where(kept.at[:, 0, 0].set(True), top, -jnp.inf)
+        accepted = jax.nn.softmax(logits, axis=-1) * reached[..., None]
+        return jnp.maximum(jnp.sum(accepted >= WORTH_A_ROW, axis=(1, 2), dtype=jnp.int32), 1)
 
     def _walk(
         self,
@@ -188,9 +188,3 @@ class Block(Parallel):
             _, first = best(rows[-1][:, None], noise, 1)
             previous = jnp.take(draft_ids, first[:, 0, 0])
         return best(jnp.stack(rows, axis=1), inputs.noise, self.candidates)
-
-
-def _rows_take_time(inputs: DraftInput) -> bool:
-    """Tells whether each node of a tree costs time of its own: on a CPU, for a single sequence (see
-    `step.verify`)."""
-    return inputs.options.attention == "native" and len(inputs.start) == 1
