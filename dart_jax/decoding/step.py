@@ -90,7 +90,8 @@ def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -
 
 
 class Verified(NamedTuple):
-    """The target's output for a tree.
+    """The target's output for a tree. Of a single sequence on a CPU, slots after the last node
+    hold anything.
 
     Attributes:
       logits: float32 [B, N + 1, V]; where devices share the target, of a device's part of the

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding import Options, Prompts, begin, generate
+from decoding import Options, Prompts, begin, generate, start
 from hypothesis import given
 from hypothesis import strategies as st
 from needs import native
@@ -19,6 +19,7 @@ from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.step import Verified, accept_and_compact, draft, draft_input, verify
 from dart_jax.engine.decoder import Decoder
 from dart_jax.engine.programs import empty_pools, read_chunk
 from dart_jax.engine.shapes import _CHUNK_ROWS
@@ -146,6 +147,50 @@ def test_what_is_read_does_not_depend_on_the_rows_that_are_not_used(name):
     tokens = np.arange(22) % 7
     for ours, theirs in zip(*(read_at_once(name, tokens, n) for n in (40, 21)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@native
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9, repetition_penalty=1.2)])
+@pytest.mark.parametrize("name", ["dart", "eagle3", "block"])
+def test_slots_without_a_node_are_neither_computed_nor_read(name, sampling):
+    """What a single sequence's verification gives for nodes is the same, bit for bit, without them;
+    and whatever they hold, the accepted path, the caches and the next drafts are the same."""
+    config, params, _ = setting(name)
+    assert config.reads_only_used
+    some = Prompts.pad([np.arange(20) % 7], [30], 64)
+    state, _ = start(config, params, some, Options(sampling))
+    chain = jnp.array([[3, 4, 5, 6], [0, 0, 1, 2], [0, 1, 2, 3]], jnp.int32)[None]
+    chain = chain.at[:, 0, 0].set(state.context[:, -1])
+    used = chain.shape[2]
+    trees = jnp.pad(chain, ((0, 0), (0, 0), (0, NODES + 1 - used)))
+
+    def first(tree, axis):
+        return jax.tree.map(lambda x: jax.lax.slice_in_dim(x, 0, used, axis=axis), tree)
+
+    def spoilt(tree, axis):
+        def spoil(x):
+            kept = jnp.arange(x.shape[axis]) < used
+            return jnp.where(kept.reshape(-1, *[1] * (x.ndim - 1 - axis)), x, jnp.nan)
+
+        return jax.tree.map(spoil, tree)
+
+    @jax.jit
+    def after(verified):
+        new, path = accept_and_compact(config, state, trees, verified)
+        drafted, candidates = draft(config, new, draft_input(config, params, new, path))
+        rows = jnp.arange(new.target_cache[0][0].shape[2]) < new.length[0]
+        cache = jax.tree.map(lambda x: jnp.where(rows[:, None], x, 0), new.target_cache)
+        place = jnp.arange(path.tokens.shape[1]) < path.count[0]
+        emitted = jnp.where(place, path.next_tokens, -1)
+        return emitted, path.count, new.length, cache, drafted.trees, candidates
+
+    verified = jax.jit(partial(verify, config))(params, state, trees)
+    alone = jax.jit(partial(verify, config))(params, state, chain)
+    rows = Verified(*(first(x, axis) for x, axis in zip(verified, (1, 1, 2), strict=True)))
+    jax.tree.map(np.testing.assert_array_equal, rows, alone)
+    other = Verified(*(spoilt(x, axis) for x, axis in zip(verified, (1, 1, 2), strict=True)))
+    assert all(np.isnan(x).any() for x in jax.tree.leaves(other))
+    jax.tree.map(np.testing.assert_array_equal, after(other), after(verified))
 
 
 def test_rows_that_are_not_used_may_be_nan():
