@@ -92,7 +92,7 @@ class DartModel:
 
     def _repr_html_(self) -> str:
         """A table of the model's parts, for notebooks."""
-        parts = ((html.escape(name), html.escape(what)) for name, what in self._parts().items())
+        parts = (map(html.escape, part) for part in self._parts().items())
         rows = "".join(f"<tr><th>{name}</th><td>{what}</td></tr>" for name, what in parts)
         return f"<table><caption>DartModel</caption>{rows}</table>"
 
@@ -446,10 +446,9 @@ class DartModel:
           UserError: `nodes` or `sizes` are out of range or need a drafter that was not loaded,
             `max_length` exceeds the target's positions, or `search_way` cannot be taken.
         """
-        if max_length > self.target.max_length:
+        if max_length > (most := self.target.max_length):
             raise UserError(
-                f"a cache of {max_length} tokens is beyond the target's {self.target.max_length} "
-                "positions; lower the length"
+                f"a cache of {max_length} tokens is beyond the target's {most} positions; lower it"
             )
         check_sizes(self.drafter, nodes, sizes)
         largest = sizes[-1] if sizes else nodes

@@ -30,7 +30,7 @@ from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.pure import bind
 
 # Probability of acceptance from which on a node is worth the time that its row takes.
-WORTH_A_ROW = float(__import__("os").environ.get("DART_LEAST", "0.1"))
+WORTH_A_ROW = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
