@@ -50,7 +50,7 @@ _WORK = (
     "of each device; Gop: operations of a step's matrix products, by the shapes; moved: bytes that "
     "the kernels of a step read and write, over the least by the shapes; args: MB of weights, "
     "caches and the rest of the state; temp: MB besides these and results; peak: MB in use at "
-    "once; exchanges: between devices, and KB of their results; s: to compile"
+    "once; sent: exchanges between devices, and KB of their results; s: to compile"
 )
 
 
@@ -202,7 +202,7 @@ def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
             exchanges = [str(len(x.collectives)), kilobytes]
             work.append([*first, operations, traffic, *megabytes, *exchanges, f"{x.seconds:.0f}"])
         of_kernels = ["kernels", "layer", "Pallas", "graphs", "rest", "host", "sort"]
-        of_work = ["Gop", "moved", "args", "temp", "peak", "exchanges", "KB", "s"]
+        of_work = ["Gop", "moved", "args", "temp", "peak", "sent", "KB", "s"]
         title = f"{setting}, compiled for {where}"
         yield narrow(title, [*names, *of_kernels], kernels, _KERNELS)
         yield narrow(title, [*names, *of_work], work, _WORK)
