@@ -21,7 +21,7 @@ from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
 from train.objective.loss import divergence, total
 from train.objective.predictions import Frozen, PackedForward, Predictions
-from train.run.mesh import replicated
+from train.run.mesh import jit_replicated
 
 _LEAST = 8  # minimum tokens of a prompt
 _ROWS = 4  # rows compared at a time, by each group of devices
@@ -76,7 +76,7 @@ class Agreement:
                 batch = jax.lax.with_sharding_constraint(batch, by_rows)
             return total(forward, measure, params, frozen, batch, None)
 
-        self._sums = jax.jit(sums, out_shardings=None if mesh is None else replicated(mesh))
+        self._sums = jit_replicated(sums, mesh)
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Returns the figures; none without rows."""

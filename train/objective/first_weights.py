@@ -26,7 +26,7 @@ from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
 from train.run.distributed import from_main
-from train.run.mesh import replicated
+from train.run.mesh import jit_replicated
 from train.teacher.outputs import TeacherDataset
 from train.teacher.teacher import Teacher, forward
 
@@ -40,8 +40,10 @@ _RIDGE = 1e-3  # of the mean square of inputs along all directions
 _CONSTANT = 2.2
 # Scale of the norms of queries and keys, whose square bounds scores, in roots of a head's width.
 _SCALE = 2**0.5
-_Data = PackedDataset | TeacherDataset
 _RARE = 4  # occurrences of a token at which its own mean counts as much as that of all
+
+_Data = PackedDataset | TeacherDataset
+_Run = Callable[[Batch], tuple[jax.Array, jax.Array]]
 
 
 def informed(
@@ -74,16 +76,10 @@ def informed(
     return params
 
 
-_Run = Callable[[Batch], tuple[jax.Array, jax.Array]]
-
-
 def _runner(teacher: Teacher) -> _Run:
     """Returns what computes the target's features and hidden states of a batch."""
-    whole = None if teacher.mesh is None else replicated(teacher.mesh)
-    run = jax.jit(
-        lambda params, batch: forward(teacher.config, params, batch, teacher.mesh),
-        out_shardings=whole,
-    )
+    mesh = teacher.mesh
+    run = jit_replicated(lambda params, batch: forward(teacher.config, params, batch, mesh), mesh)
     return lambda batch: run(teacher.params, batch)
 
 
@@ -105,7 +101,6 @@ def _read(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the first layer's projections read, [rows, D] each: of the context, of blocks' anchors,
     and of their mask rows."""
-    whole = None if teacher.mesh is None else replicated(teacher.mesh)
 
     def inputs(
         target: Params, own: Params, tokens: jax.Array, features: jax.Array
@@ -115,7 +110,7 @@ def _read(
         embeds = drafter.layers[0].input_layernorm(embeds.astype(jnp.float32))
         return drafter.context(features.astype(jnp.float32)), embeds
 
-    read, found = jax.jit(inputs, out_shardings=whole), []
+    read, found = jit_replicated(inputs, teacher.mesh), []
     for rows in _rows(teacher, data, _PER_DIMENSION * config.hidden_size):
         batch = data.batch(rows)
         features = run(batch)[0] if batch.outputs is None else jnp.asarray(batch.outputs.features)

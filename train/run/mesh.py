@@ -6,7 +6,7 @@ target is sharded along "model" as for decoding (`dart_jax.models.sharding.rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,6 +42,11 @@ def make_mesh(shape: str | None = None, devices: Sequence[Any] | None = None) ->
 def replicated(mesh: Mesh) -> NamedSharding:
     """The sharding of what is replicated on every device."""
     return NamedSharding(mesh, P())
+
+
+def jit_replicated(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """Compiles a function whose results every device gets whole; None stands for one device."""
+    return jax.jit(function, out_shardings=None if mesh is None else replicated(mesh))
 
 
 def batch_sharding(mesh: Mesh, batch: int, accumulate: int = 1) -> NamedSharding:

@@ -30,7 +30,7 @@ from dart_jax.progress import progress_bars
 from train.data.batch import Batch, TeacherOutputs
 from train.data.packed_dataset import PackedDataset
 from train.run.distributed import from_main, wait
-from train.run.mesh import replicated
+from train.run.mesh import jit_replicated
 from train.teacher.teacher import Teacher, forward, over_vocabulary
 
 _ROWS = 8  # rows computed at a time, if they divide among the groups of devices
@@ -180,7 +180,7 @@ def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[
             *over_vocabulary(config, params, hidden, mesh),
         )
 
-    compiled = jax.jit(run, out_shardings=None if mesh is None else replicated(mesh))
+    compiled = jit_replicated(run, mesh)
     groups = Devices(mesh).groups
     size = groups * -(-_ROWS // groups)
     for first in range(start, dataset.rows, size):

@@ -23,7 +23,7 @@ from dart_jax.models.sharding.rules import model_specs, with_kv_heads
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target
 from train.data.batch import Batch, causal, positions
-from train.run.mesh import replicated
+from train.run.mesh import jit_replicated
 from train.run.work_directory import contents
 
 LOGITS = 2**28  # byte limit of the logits that a device holds at a time
@@ -79,8 +79,7 @@ class Teacher:
             _, params = with_vocabulary(self.config, params, jnp.asarray(ids))
             return params["lm_head"]["kernel"].astype(jnp.float32)
 
-        whole = None if self.mesh is None else replicated(self.mesh)
-        return jax.jit(columns, out_shardings=whole)(self.params)
+        return jit_replicated(columns, self.mesh)(self.params)
 
 
 def with_vocabulary(
