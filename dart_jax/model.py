@@ -29,6 +29,7 @@ from dart_jax.generation.defaults import check_sizes, default_search, length_buc
 from dart_jax.generation.prompts import Batch, Chat, Prompt, encode_prompts, is_batch
 from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.generation.transformers_options import return_sequences
+from dart_jax.grammar.matching import Grammars
 from dart_jax.loading import (
     PathLike,
     find_drafter,
@@ -353,6 +354,7 @@ class DartModel:
             tree_nodes: nodes of the draft tree; 0 for plain decoding (by default what pays best).
             search: parameters of the tree search.
             use_ngram: use the n-gram model, if there is one (True).
+            structured_outputs: what the text must follow, such as {"json": SCHEMA}, {"regex": ...}.
             chat_template_kwargs: arguments of the chat template.
 
         Returns:
@@ -406,6 +408,11 @@ class DartModel:
             logits=config.logits,
         )
         return TextGeneration(decoder, self.tokenizer, encoded.tokens, config, encoded.stop_strings)
+
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """Grammars for the target's tokens."""
+        return Grammars(self.tokenizer, self.target.vocab_size, self.eos)
 
     @functools.cached_property
     def _tree_memory(self) -> TreeMemory:
@@ -485,6 +492,7 @@ class DartModel:
             sizes=sizes,
             first=nodes if sizes else None,
             memory=self._tree_memory,
+            grammars=self.grammars,
         )
 
 

@@ -97,6 +97,28 @@ def process(
     return logits
 
 
+def leave_out(
+    masks: jax.Array, logits: jax.Array, vocabulary: Vocabulary = WHOLE
+) -> jax.Array:
+    """Sets the logits of tokens that may not follow to -inf.
+
+    Args:
+      masks: uint32 [B, n, W], the tokens that may follow each node, 32 to a word, the lowest bit
+        first; nodes after the first n may be followed by any.
+      logits: float32 [B, T, V] of the nodes, or a device's part of them.
+      vocabulary: see `Vocabulary`.
+    """
+    masks = jnp.pad(
+        masks,
+        ((0, 0), (0, logits.shape[1] - masks.shape[1]), (0, 0)),
+        constant_values=jnp.uint32(2**32 - 1),
+    )
+    bits = masks[..., None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+    size = logits.shape[-1] * vocabulary.shards
+    allowed = bits.reshape(*masks.shape[:2], -1)[..., :size] > 0
+    return jnp.where(vocabulary.local_shard(allowed), logits, -jnp.inf)
+
+
 def sequences_at_nodes(
     tokens: jax.Array, length: jax.Array, tree: DraftTree, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:

@@ -143,6 +143,7 @@ class DecodeConfig:
         "trees",
         "worth",
         "noise",
+        "masks",
     ],
     meta_fields=[],
 )
@@ -170,6 +171,8 @@ class DecodeState:
       worth: int32 [B], how many nodes of the next trees are worth verifying; None for all.
       noise: of the draws after the root and after nodes of each depth, with which the next trees
         were drafted; None if they were drafted without.
+      masks: uint32 [B, N + 1, W], of the tokens that may follow each node of the tree that is
+        verified (see `leave_out`); None for all.
     """
 
     target_cache: Cache
@@ -188,6 +191,7 @@ class DecodeState:
     trees: jax.Array | None = None
     worth: jax.Array | None = None
     noise: Noise | None = None
+    masks: jax.Array | None = None
 
     @property
     def active(self) -> jax.Array:

@@ -21,6 +21,7 @@ from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import (
     append_tokens,
     count_tokens,
+    leave_out,
     mark_seen,
     penalize,
     process,
@@ -205,6 +206,8 @@ def accept_and_compact(
         if state.tokens is not None:
             sequences = sequences_at_nodes(state.tokens, start, tree, mask)
             logits = process(config.logits.processors, logits, *sequences)
+        if state.masks is not None:
+            logits = leave_out(state.masks, logits, vocabulary)
         noise = state.noise
         if noise is None:
             noise = _noise_after(config, state)

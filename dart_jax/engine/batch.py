@@ -107,7 +107,7 @@ class Batch:
         self.shapes, self.page_count = shapes, pages
         self.vocab_size = models.config.target.vocab_size
         self._config, self._params, self._search = models.config, models.params, models.search
-        self._programs: dict[tuple[int, SamplingMode, bool], BurstProgram] = {}
+        self._programs: dict[tuple[int, SamplingMode, bool, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._pools = models.pools(pages, shapes.page)
         self.kv_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._pools))
@@ -231,7 +231,8 @@ class Batch:
         trees = np.zeros((count, 3, nodes + 1), np.int32) if nodes else None
         if program.mode == "full" and self._history is None:
             self._history = self._empty_history()
-        self._run(program, self._table.rows([None] * count, width), trees, 1, 1)
+        masks = self._no_masks(count, nodes) if program.masked else None
+        self._run(program, self._table.rows([None] * count, width), trees, masks, 1, 1)
 
     def compile_beginning(self, mode: SamplingMode) -> None:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
@@ -242,13 +243,21 @@ class Batch:
         self.begin(sequence)
         self._table.clear(0)
 
-    def program(self, nodes: int, mode: SamplingMode, *, follows: bool = False) -> BurstProgram:
-        """The program of bursts with trees of so many nodes; 0 for plain decoding, which the
-        drafter may follow."""
-        kind = nodes, mode, follows and self.reads_drafts
+    def program(
+        self, nodes: int, mode: SamplingMode, *, follows: bool = False, masked: bool = False
+    ) -> BurstProgram:
+        """The program of bursts.
+
+        Args:
+          nodes: of the trees; 0 for plain decoding.
+          mode: how it samples.
+          follows: whether the drafter follows plain decoding.
+          masked: whether some texts must follow a grammar, which allows one step at a time.
+        """
+        kind = nodes, mode, follows and self.reads_drafts, masked
         if kind not in self._programs:
-            config = config_of(self._config, nodes, mode)
-            self._programs[kind] = BurstProgram(config, mode, self.shapes.steps, kind[2])
+            config, steps = config_of(self._config, nodes, mode), 1 if masked else self.shapes.steps
+            self._programs[kind] = BurstProgram(config, mode, steps, *kind[2:])
         return self._programs[kind]
 
     def burst(
@@ -279,8 +288,11 @@ class Batch:
             slots[place] = sequence.slot
         width = shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, places, len(slots), config.nodes)
+        masks = None
+        if program.masked:
+            trees, masks = self._fit(sequences, places, len(slots), trees, config.max_depth)
         drafts = self._drafts_of(sequences, places, trees)
-        result = self._run(program, table.rows(slots, width), trees, limit, least)
+        result = self._run(program, table.rows(slots, width), trees, masks, limit, least)
         self._drafts = None
         if result.trees is not None:
             self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
@@ -340,6 +352,32 @@ class Batch:
                 trees[place, :, : tree.shape[1]] = tree
         return trees
 
+    def _fit(
+        self,
+        sequences: SequenceOf[Sequence],
+        places: SequenceOf[int],
+        rows: int,
+        trees: np.ndarray | None,
+        max_depth: int,
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """Fits trees to the grammars of their texts; returns them, and the tokens that may follow
+        each node, uint32 [rows, N + 1, W]."""
+        masks = self._no_masks(rows, 0 if trees is None else trees.shape[2] - 1)
+        for sequence, place in zip(sequences, places, strict=True):
+            if sequence.matcher is None:
+                continue
+            root = np.array([[sequence.tokens[-1]], [0], [0]], np.int32)
+            tree, masks[place] = sequence.matcher.fit(
+                root if trees is None else trees[place], max_depth
+            )
+            if trees is not None:
+                trees[place] = tree
+        return trees, masks
+
+    def _no_masks(self, rows: int, nodes: int) -> np.ndarray:
+        """Masks that allow all tokens."""
+        return np.full((rows, nodes + 1, -(-self.vocab_size // 32)), 2**32 - 1, np.uint32)
+
     def _drafts_of(
         self, sequences: SequenceOf[Sequence], places: SequenceOf[int], trees: np.ndarray | None
     ) -> dict[int, Draft]:
@@ -374,6 +412,7 @@ class Batch:
         program: BurstProgram,
         rows: Rows,
         trees: np.ndarray | None,
+        masks: np.ndarray | None,
         limit: int,
         least: int,
     ) -> BurstResult[np.ndarray]:
@@ -388,6 +427,7 @@ class Batch:
             history,
             rows,
             trees,
+            masks,
             search,
             np.int32(limit),
             np.int32(least),

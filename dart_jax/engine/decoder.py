@@ -25,6 +25,7 @@ from dart_jax.engine.scheduler import Sequence as Text
 from dart_jax.engine.shapes import Shapes, up_to
 from dart_jax.engine.tree_size import CostFiles, TreeSizes
 from dart_jax.errors import UserError
+from dart_jax.grammar.matching import Grammars
 
 # Tokens of a prompt that are read at a time, and the fewest that a program reads.
 CHUNK = 512
@@ -145,6 +146,7 @@ class Decoder:
         as they pay; empty for trees of one size.
       first: the size to begin with; None for the largest.
       memory: what is known about these sizes.
+      grammars: of the target, for texts that must follow one; None if none does.
       chunk: tokens of a prompt that are read at a time.
       steps: steps of a burst, at most.
     """
@@ -158,6 +160,7 @@ class Decoder:
     sizes: tuple[int, ...] = ()
     first: int | None = None
     memory: TreeMemory = dataclasses.field(default_factory=TreeMemory)
+    grammars: Grammars | None = None
     chunk: int = CHUNK
     steps: int = STEPS
 
@@ -205,6 +208,7 @@ class Decoder:
         *,
         limit: int | None = None,
         drafts: bool = False,
+        grammar: str | None = None,
     ) -> BatchDecoding:
         """Begins to continue prompts; nothing is decoded yet.
 
@@ -214,6 +218,7 @@ class Decoder:
           seed: of sampling.
           limit: a smaller maximum length of prompt and new tokens, which compiles nothing anew.
           drafts: report what each step verified; bursts then have one step.
+          grammar: see `Request`.
 
         Raises:
           UserError: there is no prompt, a prompt is empty, leaves no room for a new token or has a
@@ -232,6 +237,10 @@ class Decoder:
         for prompt in prompts:
             if len(prompt) and (prompt.min() < 0 or prompt.max() >= vocab_size):
                 raise UserError(f"prompt tokens must be in 0..{vocab_size - 1}")
+        stop = self.stop
+        if grammar is not None:
+            assert self.grammars is not None
+            stop = tuple(dict.fromkeys((*stop, *self.grammars.eos)))
         requests = [
             Request(
                 np.asarray(prompt, np.int32),
@@ -239,14 +248,16 @@ class Decoder:
                 self.sampling,
                 seed=seed,
                 choice=row,
-                stop_ids=self.stop,
+                stop_ids=stop,
+                grammar=grammar,
                 logprobs=self.config.logits.logprobs,
                 drafts=drafts,
             )
             for row, prompt in enumerate(prompts)
         ]
         shapes = self._shapes(len(prompts))
-        return BatchDecoding(Runner(self.models, shapes, self._policy(shapes)), requests, room)
+        runner = Runner(self.models, shapes, self._policy(shapes))
+        return BatchDecoding(runner, requests, room, self.grammars)
 
     def _shapes(self, batch: int) -> Shapes:
         """The shapes for so many prompts."""
@@ -297,7 +308,13 @@ class BatchDecoding:
       seconds: likewise.
     """
 
-    def __init__(self, runner: Runner, requests: Sequence[Request], max_length: int):
+    def __init__(
+        self,
+        runner: Runner,
+        requests: Sequence[Request],
+        max_length: int,
+        grammars: Grammars | None = None,
+    ):
         """Queues the requests; see `Decoder.start`."""
         self._runner = runner
         errors = self._errors = []  # why requests failed
@@ -307,7 +324,7 @@ class BatchDecoding:
             if isinstance(update, BaseException):
                 errors.append(update)
 
-        self._texts = [Text(request, max_length, note) for request in requests]
+        self._texts = [Text(request, max_length, note, grammars) for request in requests]
         if runner.batch.whole_logits:
             for text in self._texts:
                 text.mode = "full"

@@ -128,12 +128,14 @@ class BurstProgram:
       mode: how it samples.
       steps: the most steps of a burst, K.
       follows: whether the drafter reads what plain decoding has written, at the end of a burst.
+      masked: whether some texts must follow a grammar; then K is 1.
     """
 
     config: DecodeConfig
     mode: SamplingMode
     steps: int
     follows: bool = False
+    masked: bool = False
 
 
 def config_of(config: DecodeConfig, nodes: int, mode: SamplingMode) -> DecodeConfig:
@@ -226,6 +228,7 @@ def read_chunk(
         "history": DEVICE_ROWS,
         "rows": ROWS,
         "trees": ROWS,
+        "masks": ROWS,
         "search": ALL,
         "limit": ALL,
         "least": ALL,
@@ -243,6 +246,7 @@ def burst(
     history: History | None,
     rows: Rows,
     trees: jax.Array | None,
+    masks: jax.Array | None,
     search: TreeSearch | None,
     limit: jax.Array,
     least: jax.Array,
@@ -258,6 +262,7 @@ def burst(
       rows: the requests.
       trees: int32 [n, 3, N + 1], for the first step; a root without nodes where nothing is drafted
         yet. None for plain decoding.
+      masks: uint32 [n, N + 1, W], of the tokens that may follow each node; None for all.
       search: builds the next trees from the candidates; None if the drafting method needs none.
       limit: int32 scalar, the most steps; at most `static.steps`.
       least: int32 scalar, at least 1: end when fewer requests than that go on.
@@ -267,7 +272,7 @@ def burst(
     if searched is not None and config.execution.devices.shards > 1:
         searched = partial(once, searched)
     state, row = _begin(static, pools, history, rows)
-    state = dataclasses.replace(state, noise=noise_of_draft(config, state))
+    state = dataclasses.replace(state, noise=noise_of_draft(config, state), masks=masks)
     no_scores = state.scores
 
     def take_step(state: DecodeState, trees: jax.Array | None) -> _Step:

@@ -38,6 +38,7 @@ class Request:
       choice: which of several texts with the same seed; the row that `num_return_sequences` gives
         it.
       stop_ids: ids that end the text.
+      grammar: what the text must follow, as `Grammars.check` returns it; None for anything.
       logprobs: report every token's log-probability, and this many of the most likely tokens; None
         for none. They are the target's, before penalties, temperature and filters.
       drafts: report what each step verified.
@@ -55,6 +56,7 @@ class Request:
     seed: int = 0
     choice: int = 0
     stop_ids: tuple[int, ...] = ()
+    grammar: str | None = None
     logprobs: int | None = None
     drafts: bool = False
 

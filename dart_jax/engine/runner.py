@@ -40,6 +40,7 @@ class _Turn(NamedTuple):
       size: nodes of the trees.
       steps: at most.
       follows: whether the drafter reads what plain decoding writes.
+      masked: whether some texts must follow a grammar.
     """
 
     rows: int
@@ -47,6 +48,7 @@ class _Turn(NamedTuple):
     size: int
     steps: int
     follows: bool
+    masked: bool
 
 
 class Runner:
@@ -205,7 +207,9 @@ class Runner:
         if not scheduler.running:
             return []
         turn = self._plan(limit)
-        program = self.batch.program(turn.size, turn.mode, follows=turn.follows)
+        program = self.batch.program(
+            turn.size, turn.mode, follows=turn.follows, masked=turn.masked
+        )
         path = program.config.max_depth + 1
         scheduler.make_room(turn.steps * path + path)
         running = list(scheduler.running)
@@ -235,8 +239,8 @@ class Runner:
         return pairs
 
     def _plan(self, limit: int | None) -> _Turn:
-        """Decides the next burst: one step where a request reports what is verified, and no more
-        than there are pages and time for."""
+        """Decides the next burst: one step where a request reports what is verified or has a
+        grammar, and no more than there are pages and time for."""
         scheduler, shapes = self.scheduler, self.batch.shapes
         running = scheduler.running
         rows = shapes.rows_for(max(map(len, self._by_group(running))))
@@ -249,14 +253,15 @@ class Runner:
         size = state.size if drafted else 0
         follows = drafted and not size and state.left <= PAUSES[0]
         path = self.batch.program(size, mode).config.max_depth + 1
-        if any(sequence.request.drafts for sequence in running):
+        masked = any(sequence.matcher is not None for sequence in running)
+        if masked or any(sequence.request.drafts for sequence in running):
             steps = 1
         if self._burst_seconds is not None:
             seconds = self._step_seconds.get((rows, mode, size), self._burst_seconds)
             steps = min(steps, max(int(self._burst_seconds / seconds), 1))
         while steps > 1 and not scheduler.has_room(steps * path + path):
             steps //= 2
-        return _Turn(rows, mode, size, steps, follows)
+        return _Turn(rows, mode, size, steps, follows, masked)
 
     def _learn(
         self, turn: _Turn, pairs: SequenceOf[tuple[Sequence, Emitted]], seconds: float | None
@@ -274,6 +279,12 @@ class Runner:
             self.give(sequence, _not_numbers(sequence))
             self.end(sequence)
             return
+        if sequence.matcher is not None:
+            sequence.matcher.advance(each.tokens.tolist())
+            if sequence.matcher.error is not None:
+                self.give(sequence, sequence.matcher.error)
+                self.end(sequence)
+                return
         self.scheduler.publish_pages(sequence)
         finish = None
         if each.ended:

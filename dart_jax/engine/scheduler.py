@@ -19,6 +19,7 @@ import numpy as np
 
 from dart_jax.engine.request import OnUpdate, Request
 from dart_jax.engine.rows import SamplingMode, mode_of
+from dart_jax.grammar.matching import Grammars, Matcher
 
 # A hash of all tokens up to the end of a page.
 PageHash = bytes
@@ -138,6 +139,7 @@ class Sequence:
       request: what was asked for.
       on_update: where its tokens go.
       mode: how its steps sample.
+      matcher: the text under its grammar; None if it may be anything.
       arrived: when it was accepted, in seconds of `time.monotonic`.
       limit: tokens of prompt and text, at most.
       num_tokens: tokens so far, of prompt and text. The last one, the root, is in no cache.
@@ -154,9 +156,26 @@ class Sequence:
       begun: when it first got a slot; None before.
     """
 
-    def __init__(self, request: Request, max_length: int, on_update: OnUpdate):
-        """`max_length`: of prompt and new tokens together; above the prompt's."""
+    def __init__(
+        self,
+        request: Request,
+        max_length: int,
+        on_update: OnUpdate,
+        grammars: Grammars | None = None,
+    ):
+        """See the attributes.
+
+        Args:
+          request: the request.
+          max_length: of prompt and new tokens together; above the prompt's.
+          on_update: receives the updates.
+          grammars: of the target, if the request has a grammar.
+        """
         self.request, self.on_update = request, on_update
+        self.matcher: Matcher | None = None
+        if request.grammar is not None:
+            assert grammars is not None
+            self.matcher = grammars.start(request.grammar)
         self.mode: SamplingMode = mode_of(request)
         self.arrived = time.monotonic()
         self.prompt_length = len(request.tokens)

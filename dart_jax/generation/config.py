@@ -16,6 +16,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import transformers_options
+from dart_jax.grammar.outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     import transformers
@@ -49,6 +50,7 @@ class GenerationOptions(TypedDict, total=False):
     tree_nodes: int | np.integer | None
     search: SearchConfig | None
     use_ngram: bool | None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
 
 
@@ -106,6 +108,11 @@ class GenerationConfig:
     """Parameters of the tree search; by default those that belong to the tree's size."""
     use_ngram: Annotated[bool, tyro.conf.Suppress] = True
     """Use the n-gram model in the tree search, if there is one."""
+    structured_outputs: Annotated[
+        StructuredOutputs | Mapping[str, Any] | None, tyro.conf.Suppress
+    ] = None
+    """A JSON schema, regular expression, choice or grammar that the text must follow, such as
+    {"json": SCHEMA}."""
     chat_template_kwargs: Annotated[Mapping[str, Any], tyro.conf.Suppress] = dataclasses.field(
         default_factory=dict
     )
@@ -119,6 +126,9 @@ class GenerationConfig:
         object.__setattr__(self, "stop", tuple(_stops(self.stop)))
         if self.eos_token_id is not None:
             object.__setattr__(self, "eos_token_id", _ids("eos_token_id", self.eos_token_id))
+        if self.structured_outputs is not None:
+            outputs = StructuredOutputs.of(self.structured_outputs)
+            object.__setattr__(self, "structured_outputs", outputs)
         given = self.logits_processor
         processors = tuple(given) if isinstance(given, Iterable) else (given,)
         if not all(map(callable, processors)):

@@ -118,7 +118,7 @@ class Engine:
           UserError: the request does not fit the model.
         """
         request.check_fits(self.max_length, self._runner.batch.vocab_size)
-        sequence = Sequence(request, self.max_length, on_update)
+        sequence = Sequence(request, self.max_length, on_update, self.model.grammars)
         with self._changed:
             if self._failed:
                 raise EngineClosed("the engine has failed; it must be started again")

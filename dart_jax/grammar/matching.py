@@ -1,0 +1,202 @@
+"""Tokens that may follow a text under a grammar, and draft trees that fit it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dart_jax.errors import UserError
+from dart_jax.grammar.outputs import StructuredOutputs, one_line
+from dart_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+# Grammars that stay compiled.
+_KEPT = 64
+
+
+class Masked(NamedTuple):
+    """A draft tree that fits a grammar.
+
+    Attributes:
+      tree: int32 [3, N + 1], see `dart_jax.decoding.tree`.
+      masks: uint32 [N + 1, W], of the tokens that may follow each node, 32 to a word, the lowest
+        bit first; all of them where it does not matter.
+    """
+
+    tree: np.ndarray
+    masks: np.ndarray
+
+
+class Grammars:
+    """Compiles grammars for the tokens of a target. For any thread.
+
+    Attributes:
+      eos: ids that end a text, which may follow wherever the grammar's text may end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]):
+        """Keeps what a grammar needs; nothing is compiled yet.
+
+        Args:
+          tokenizer: the target's.
+          vocab_size: V, the target's.
+          eos: see the attribute.
+        """
+        self._tokenizer, self._vocab_size, self.eos = tokenizer, vocab_size, eos
+        self._lock = threading.Lock()
+        self._compiled = functools.lru_cache(maxsize=_KEPT)(self._compile)
+
+    @functools.cached_property
+    def _tokens(self) -> llguidance.LLTokenizer:
+        """The tokenizer as llguidance reads it, which takes seconds."""
+        import llguidance
+
+        if not self.eos:
+            raise UserError("structured outputs need a target with an end-of-sequence token")
+        return llguidance.LLTokenizer(
+            self._tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self.eos]
+        )
+
+    def check(self, outputs: StructuredOutputs) -> str:
+        """Compiles a grammar, which may take a while, and returns its source, for `start`.
+
+        Raises:
+          UserError: the grammar is wrong, or asks for what llguidance does not have.
+        """
+        source = outputs.source
+        with self._lock:
+            error = self._compiled(source).get_error()
+        if error:
+            raise UserError(f"{outputs.kind} cannot be used: {one_line(error)}")
+        return source
+
+    def start(self, source: str) -> Matcher:
+        """Begins a text under a grammar that was checked."""
+        with self._lock:
+            compiled = self._compiled(source).deep_copy()
+        return Matcher(compiled, self._tokens, self._vocab_size, self.eos)
+
+    def _compile(self, source: str) -> llguidance.LLMatcher:
+        import llguidance
+
+        return llguidance.LLMatcher(self._tokens, source, log_level=0)
+
+
+class Matcher:
+    """One text under a grammar.
+
+    Attributes:
+      error: why the text cannot go on; None while it can.
+    """
+
+    def __init__(
+        self,
+        state: llguidance.LLMatcher,
+        tokens: llguidance.LLTokenizer,
+        vocab_size: int,
+        eos: tuple[int, ...],
+    ):
+        """See `Grammars.start`."""
+        self._state, self._tokens, self._eos = state, tokens, frozenset(eos)
+        self._words = -(-vocab_size // 32)
+        self.error: UserError | None = None
+
+    def advance(self, tokens: Iterable[int]) -> None:
+        """Adds tokens to the text, up to one that ends it."""
+        for token in tokens:
+            if token in self._eos or self.error is not None:
+                return
+            if not self._state.consume_token(token):
+                self._fail(f"it does not allow token {token}")
+
+    def _fail(self, why: str) -> None:
+        why = one_line(self._state.get_error()) or why
+        self.error = UserError(f"the text cannot go on under its grammar: {why}")
+
+    def fit(self, tree: np.ndarray, max_depth: int) -> Masked:
+        """Leaves out nodes that the grammar does not allow, and fills free slots with tokens that
+        it makes certain. Sets `error` if no token may follow the text, or the grammar became too
+        complex; then nothing is left out.
+
+        Args:
+          tree: int32 [3, N + 1], after the text so far.
+          max_depth: of nodes.
+        """
+        growing = _Tree(self, tree[0, 0], tree.shape[1], max_depth)
+        if not growing.masks[0].any() or self._state.is_error():
+            self._fail("no token may follow")
+            growing.masks[:] = -1
+            return Masked(tree, growing.masks.view(np.uint32))
+        places = {0: 0}
+        growing.follow(0)
+        for node in range(1, tree.shape[1]):
+            token, parent, depth = tree[:, node].tolist()
+            if depth and parent in places:
+                place = growing.add(places[parent], token)
+                if place is not None:
+                    places[node] = place
+                    growing.follow(place)
+        return Masked(growing.tree, growing.masks.view(np.uint32))
+
+    def certain(self, state: llguidance.LLMatcher) -> list[int]:
+        """Tokens that a tokenizer makes of the characters that must follow, if any must."""
+        tokens = state.compute_ff_tokens()
+        return tokens or self._tokens.tokenize_bytes(state.compute_ff_bytes())
+
+
+class _Tree:
+    """A tree that fits, while it grows from its root.
+
+    Attributes:
+      tree: int32 [3, N + 1].
+      masks: int32 [N + 1, W].
+    """
+
+    def __init__(self, matcher: Matcher, root: int, slots: int, max_depth: int):
+        self._matcher, self._max_depth = matcher, max_depth
+        self.tree = np.zeros((3, slots), np.int32)
+        self.tree[0, 0] = root
+        self.masks = np.full((slots, matcher._words), -1, np.int32)
+        self._states: list[llguidance.LLMatcher | None] = [matcher._state]
+        self._children: dict[tuple[int, int], int] = {}
+        self._fill(0)
+
+    def _fill(self, node: int) -> None:
+        row, state = self.masks[node], self._states[node]
+        assert state is not None
+        state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+    def add(self, parent: int, token: int) -> int | None:
+        """Adds a child, unless it is there already; returns its place, None if the grammar does not
+        allow it or there is no room."""
+        if (parent, token) in self._children:
+            return self._children[parent, token]
+        state, place, depth = self._states[parent], len(self._states), int(self.tree[2, parent])
+        if state is None or place == self.tree.shape[1] or depth == self._max_depth:
+            return None
+        if not self.masks[parent, token // 32] >> (token % 32) & 1:
+            return None
+        self.tree[:, place] = token, parent, depth + 1
+        self._children[parent, token] = place
+        ends = token in self._matcher._eos
+        after = None if ends else state.deep_copy()
+        self._states.append(after)
+        if after is not None:
+            after.consume_token(token)
+            self._fill(place)
+        return place
+
+    def follow(self, node: int) -> None:
+        """Adds what is certain to come after a node, as far as there is room."""
+        state, place = self._states[node], node
+        for token in [] if state is None else self._matcher.certain(state):
+            following = self.add(place, token)
+            if following is None:
+                return
+            place = following

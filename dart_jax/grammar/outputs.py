@@ -1,0 +1,115 @@
+"""The structure that a text must have, as users give it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dart_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class StructuredOutputs:
+    """The structure that a text must have, with vLLM's names; exactly one of these is given.
+
+    Attributes:
+      json: a JSON schema, as a mapping or as JSON.
+      json_object: any JSON object.
+      regex: a regular expression that the whole text matches, in the syntax of Rust's `regex`.
+      choice: the text is one of these.
+      grammar: a context-free grammar, in llama.cpp's GBNF or llguidance's Lark.
+
+    Raises:
+      UserError: none or several are given, or one has the wrong type.
+    """
+
+    json: Mapping[str, Any] | bool | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if self.json is False:
+            raise UserError("the JSON schema false allows no text; give another one")
+        if len(given) != 1:
+            has = " and ".join(given) or "nothing"
+            raise UserError(f"structured outputs need one of {', '.join(_KINDS)}, got {has}")
+        (name,) = given
+        value = getattr(self, name)
+        if not _KINDS[name](value):
+            raise UserError(f"structured outputs have a {name} of the wrong type: {value!r}")
+
+    @classmethod
+    def of(cls, value: StructuredOutputs | Mapping[str, Any]) -> StructuredOutputs:
+        """Returns `value`, or makes it of the fields by name; raises UserError for unknown ones."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise UserError(f"structured outputs must be a mapping, got {value!r}")
+        unknown = [name for name in value if name not in _KINDS]
+        if unknown:
+            raise UserError(
+                f"structured outputs have no {unknown[0]}; they have {', '.join(_KINDS)}"
+            )
+        return cls(**{name: one for name, one in value.items() if one is not None})
+
+    @property
+    def source(self) -> str:
+        """The same as a grammar of llguidance.
+
+        Raises:
+          UserError: a schema is not JSON, or a grammar cannot be parsed.
+        """
+        from llguidance import LLMatcher, grammar_from
+
+        try:
+            if self.json_object:
+                return LLMatcher.grammar_from_json_schema({"type": "object"})
+            if self.json is not None:
+                schema = json.loads(self.json) if isinstance(self.json, str) else self.json
+                return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+            if self.choice is not None:
+                return LLMatcher.grammar_from_regex("|".join(map(re.escape, self.choice)))
+            if self.regex is not None:
+                return LLMatcher.grammar_from_regex(self.regex)
+            assert self.grammar is not None
+            return grammar_from("grammar", self.grammar)
+        except ValueError as error:
+            raise UserError(f"{self.kind} cannot be used: {one_line(error)}") from None
+
+    @property
+    def kind(self) -> str:
+        """The name of what is given, in words."""
+        return "the JSON schema" if self.json is not None else next(
+            f"the {name}" for name in _KINDS if getattr(self, name) not in (None, False)
+        )
+
+
+def one_line(error: object) -> str:
+    """The first line that says something of a message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^|-")]
+    return " ".join(lines)[:300]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_choice(value: Any) -> bool:
+    texts = isinstance(value, Sequence) and not isinstance(value, str)
+    return texts and len(value) > 0 and all(map(_is_text, value))
+
+
+# The fields, and what they may be.
+_KINDS = {
+    "json": lambda value: value is True or isinstance(value, Mapping) or _is_text(value),
+    "json_object": lambda value: value is True,
+    "regex": _is_text,
+    "choice": _is_choice,
+    "grammar": _is_text,
+}
