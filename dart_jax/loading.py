@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from dart_jax.generation.transformers_options import unused_by_default
 from dart_jax.memory import give_back, return_large
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, untie
@@ -116,6 +118,13 @@ def warn_of_unused(generation_file: Path) -> None:
     unused = generation_file.is_file() and unused_by_default(read_json(generation_file))
     if unused:
         warn(f"{generation_file}: {unused}")
+
+
+def parameter_count(params: Any) -> str:
+    """The number of parameters, such as 1.7 B."""
+    is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731
+    count = sum(leaf.size for leaf in jax.tree.leaves(params, is_leaf=is_leaf))
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 
 def _check_tokens(directory: Path, tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ import html
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 import jax
 import numpy as np
@@ -35,12 +35,12 @@ from dart_jax.loading import (
     find_drafter,
     load_drafter_here,
     load_target_here,
+    parameter_count,
     warn_of_unused,
 )
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, DrafterConfig, ParallelConfig
 from dart_jax.models.kernels.options import CacheDtype
-from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.platform.execution import AttentionChoice, Execution
 from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.models.pure import dtype_of
@@ -51,8 +51,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import read_target_config, resolve_dtype
 from dart_jax.weights.generation_file import FILE as GENERATION_FILE
-from dart_jax.weights.generation_file import load_eos
-from dart_jax.weights.tensor_files import read_json
+from dart_jax.weights.generation_file import load_eos, read_options
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 
 if TYPE_CHECKING:
@@ -104,10 +103,11 @@ class DartModel:
         devices = sorted(norm.devices(), key=lambda device: device.id)
         drafting = drafter_title(self.drafter)
         if "drafter" in self.params:
-            drafting += f", {_count(self.params['drafter'])} parameters"
+            drafting += f", {parameter_count(self.params['drafter'])} parameters"
         kv = np.dtype(self.execution.target.cache_dtype(norm.dtype))
+        size = parameter_count(self.params["target"])
         return {
-            "target": f"{self.target.model_type}, {_count(self.params['target'])} parameters",
+            "target": f"{self.target.model_type}, {size} parameters",
             "drafter": drafting,
             "n-gram model": "none" if self.ngram is None else repr(self.ngram),
             "dtype": f"{norm.dtype}; keys and values {kv}",
@@ -123,11 +123,10 @@ class DartModel:
         Raises:
           UserError: the file asks for something that is not supported, such as beam search.
         """
-        directory = self.tokenizer.directory
-        path = None if directory is None else directory / GENERATION_FILE
-        if path is None or not path.is_file():
-            return GenerationConfig()
-        return GenerationConfig.from_transformers(read_json(path))
+        options = read_options(self.tokenizer.directory)
+        return (
+            GenerationConfig() if options is None else GenerationConfig.from_transformers(options)
+        )
 
     @classmethod
     def from_pretrained(
@@ -499,10 +498,3 @@ class DartModel:
 def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) -> int:
     """Number of times that a config asks each prompt to be continued."""
     return 1 if isinstance(config, GenerationConfig | None) else return_sequences(config)
-
-
-def _count(params: Any) -> str:
-    """The number of parameters, such as 1.7 B."""
-    is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731
-    count = sum(leaf.size for leaf in jax.tree.leaves(params, is_leaf=is_leaf))
-    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

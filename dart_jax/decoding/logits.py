@@ -97,9 +97,7 @@ def process(
     return logits
 
 
-def leave_out(
-    masks: jax.Array, logits: jax.Array, vocabulary: Vocabulary = WHOLE
-) -> jax.Array:
+def leave_out(masks: jax.Array, logits: jax.Array, vocabulary: Vocabulary = WHOLE) -> jax.Array:
     """Sets the logits of tokens that may not follow to -inf.
 
     Args:
@@ -113,7 +111,8 @@ def leave_out(
         ((0, 0), (0, logits.shape[1] - masks.shape[1]), (0, 0)),
         constant_values=jnp.uint32(2**32 - 1),
     )
-    bits = masks[..., None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+    places = jnp.arange(32, dtype=jnp.uint32)[None, None, None]
+    bits = masks[..., None] >> places & 1
     size = logits.shape[-1] * vocabulary.shards
     allowed = bits.reshape(*masks.shape[:2], -1)[..., :size] > 0
     return jnp.where(vocabulary.local_shard(allowed), logits, -jnp.inf)

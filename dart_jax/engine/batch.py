@@ -15,7 +15,9 @@ from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.engine.programs import (
     BurstProgram,
     BurstResult,
@@ -32,6 +34,9 @@ from dart_jax.engine.request import Draft, Request
 from dart_jax.engine.rows import AT_CONTEXT, LENGTH, NODES, REMAINING, Rows, RowTable, SamplingMode
 from dart_jax.engine.scheduler import Sequence
 from dart_jax.engine.shapes import Shapes
+
+# Nodes that are proposed for each node of a tree that must fit a grammar.
+_PROPOSED = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -290,7 +295,7 @@ class Batch:
         trees = self._trees(sequences, places, len(slots), config.nodes)
         masks = None
         if program.masked:
-            trees, masks = self._fit(sequences, places, len(slots), trees, config.max_depth)
+            trees, masks = self._fit(sequences, places, len(slots), trees, config)
         drafts = self._drafts_of(sequences, places, trees)
         result = self._run(program, table.rows(slots, width), trees, masks, limit, least)
         self._drafts = None
@@ -358,7 +363,7 @@ class Batch:
         places: SequenceOf[int],
         rows: int,
         trees: np.ndarray | None,
-        max_depth: int,
+        config: DecodeConfig,
     ) -> tuple[np.ndarray | None, np.ndarray]:
         """Fits trees to the grammars of their texts; returns them, and the tokens that may follow
         each node, uint32 [rows, N + 1, W]."""
@@ -366,13 +371,31 @@ class Batch:
         for sequence, place in zip(sequences, places, strict=True):
             if sequence.matcher is None:
                 continue
-            root = np.array([[sequence.tokens[-1]], [0], [0]], np.int32)
             tree, masks[place] = sequence.matcher.fit(
-                root if trees is None else trees[place], max_depth
+                self._proposal(sequence, trees, place), masks.shape[1] - 1, config.max_depth
             )
             if trees is not None:
                 trees[place] = tree
         return trees, masks
+
+    def _proposal(self, sequence: Sequence, trees: np.ndarray | None, place: int) -> np.ndarray:
+        """The tree to fit to a sequence's grammar, int32 [3, n]. Where the host searches, a larger
+        one from candidates that may follow the root, since some nodes will not fit."""
+        if trees is None:
+            return np.array([[sequence.tokens[-1]], [0], [0]], np.int32)
+        last, row, search = self._drafts, sequence.draft_row, self._search
+        if last is None or row is None or not isinstance(search, HostSearch):
+            return trees[place]
+        assert sequence.matcher is not None
+        packed = last.packed[row : row + 1].copy()
+        _, ids, logits = last.host_buffer.candidates_of(packed)
+        if ids.size:
+            allowed = sequence.matcher.allows(ids[0, 0])
+            logits[0, 0, ~allowed] = np.finfo(np.float32).min / 2
+        key = last.host_buffer, min(_PROPOSED * (trees.shape[2] - 1), MAX_NODES)
+        if key not in self._searches:
+            self._searches[key] = search.resized(*key)
+        return self._searches[key](packed)[0]
 
     def _no_masks(self, rows: int, nodes: int) -> np.ndarray:
         """Masks that allow all tokens."""

@@ -237,10 +237,6 @@ class Decoder:
         for prompt in prompts:
             if len(prompt) and (prompt.min() < 0 or prompt.max() >= vocab_size):
                 raise UserError(f"prompt tokens must be in 0..{vocab_size - 1}")
-        stop = self.stop
-        if grammar is not None:
-            assert self.grammars is not None
-            stop = tuple(dict.fromkeys((*stop, *self.grammars.eos)))
         requests = [
             Request(
                 np.asarray(prompt, np.int32),
@@ -248,7 +244,7 @@ class Decoder:
                 self.sampling,
                 seed=seed,
                 choice=row,
-                stop_ids=stop,
+                stop_ids=self.stop,
                 grammar=grammar,
                 logprobs=self.config.logits.logprobs,
                 drafts=drafts,

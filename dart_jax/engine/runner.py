@@ -207,9 +207,7 @@ class Runner:
         if not scheduler.running:
             return []
         turn = self._plan(limit)
-        program = self.batch.program(
-            turn.size, turn.mode, follows=turn.follows, masked=turn.masked
-        )
+        program = self.batch.program(turn.size, turn.mode, follows=turn.follows, masked=turn.masked)
         path = program.config.max_depth + 1
         scheduler.make_room(turn.steps * path + path)
         running = list(scheduler.running)

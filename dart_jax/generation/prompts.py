@@ -85,6 +85,8 @@ def encode_prompts(
     batch = cast(Sequence[Prompt], prompts if is_batch(prompts) else [prompts])
     stops = cast(tuple[str | int, ...], config.stop)
     strings, ids = split_stops(tokenizer, stops, vocab_size)
+    # A text ends where its grammar does, whatever else may end it.
+    ids += eos if config.structured_outputs is not None else ()
     if config.eos_token_id is not None:
         eos = cast(tuple[int, ...], config.eos_token_id)
         check_ids("eos_token_id", eos, vocab_size, tokenizer)
@@ -95,7 +97,7 @@ def encode_prompts(
         for prompt in batch
     )
     tokens = [prompt for prompt in encoded for _ in range(sequences)]
-    return EncodedPrompts(tokens, strings, (*eos, *ids))
+    return EncodedPrompts(tokens, strings, tuple(dict.fromkeys((*eos, *ids))))
 
 
 def encode_prompt(

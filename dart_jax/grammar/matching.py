@@ -34,11 +34,7 @@ class Masked(NamedTuple):
 
 
 class Grammars:
-    """Compiles grammars for the tokens of a target. For any thread.
-
-    Attributes:
-      eos: ids that end a text, which may follow wherever the grammar's text may end.
-    """
+    """Compiles grammars for the tokens of a target. For any thread."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]):
         """Keeps what a grammar needs; nothing is compiled yet.
@@ -46,9 +42,9 @@ class Grammars:
         Args:
           tokenizer: the target's.
           vocab_size: V, the target's.
-          eos: see the attribute.
+          eos: ids that end a text, which may follow wherever the grammar's text may end.
         """
-        self._tokenizer, self._vocab_size, self.eos = tokenizer, vocab_size, eos
+        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos
         self._lock = threading.Lock()
         self._compiled = functools.lru_cache(maxsize=_KEPT)(self._compile)
 
@@ -57,10 +53,16 @@ class Grammars:
         """The tokenizer as llguidance reads it, which takes seconds."""
         import llguidance
 
-        if not self.eos:
+        if not self._eos:
             raise UserError("structured outputs need a target with an end-of-sequence token")
+        for token in self._eos:
+            if token not in self._tokenizer.special_ids:
+                raise UserError(
+                    f"structured outputs need a special token as end of sequence; {token} is "
+                    f"{self._tokenizer.backend.id_to_token(token)!r}, a text"
+                )
         return llguidance.LLTokenizer(
-            self._tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self.eos]
+            self._tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._eos]
         )
 
     def check(self, outputs: StructuredOutputs) -> str:
@@ -80,7 +82,7 @@ class Grammars:
         """Begins a text under a grammar that was checked."""
         with self._lock:
             compiled = self._compiled(source).deep_copy()
-        return Matcher(compiled, self._tokens, self._vocab_size, self.eos)
+        return Matcher(compiled, self._tokens, self._vocab_size, self._eos)
 
     def _compile(self, source: str) -> llguidance.LLMatcher:
         import llguidance
@@ -119,20 +121,27 @@ class Matcher:
         why = one_line(self._state.get_error()) or why
         self.error = UserError(f"the text cannot go on under its grammar: {why}")
 
-    def fit(self, tree: np.ndarray, max_depth: int) -> Masked:
+    def allows(self, ids: np.ndarray) -> np.ndarray:
+        """Tells which tokens may follow the text: bool, as `ids`."""
+        mask = np.zeros(self._words, np.int32)
+        self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return (mask[ids // 32] >> ids % 32 & 1) > 0
+
+    def fit(self, tree: np.ndarray, nodes: int, max_depth: int) -> Masked:
         """Leaves out nodes that the grammar does not allow, and fills free slots with tokens that
         it makes certain. Sets `error` if no token may follow the text, or the grammar became too
-        complex; then nothing is left out.
+        complex; then nothing may be drafted, and anything may follow.
 
         Args:
-          tree: int32 [3, N + 1], after the text so far.
-          max_depth: of nodes.
+          tree: int32 [3, n], after the text so far, from the best node on.
+          nodes: N, of the tree that fits.
+          max_depth: of its nodes.
         """
-        growing = _Tree(self, tree[0, 0], tree.shape[1], max_depth)
+        growing = _Tree(self, tree[0, 0], nodes + 1, max_depth)
         if not growing.masks[0].any() or self._state.is_error():
             self._fail("no token may follow")
             growing.masks[:] = -1
-            return Masked(tree, growing.masks.view(np.uint32))
+            return Masked(growing.tree, growing.masks.view(np.uint32))
         places = {0: 0}
         growing.follow(0)
         for node in range(1, tree.shape[1]):

@@ -5,10 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dart_jax.errors import UserError
+
+# Some models would write spaces for ever; these are enough for an indentation.
+_JSON: Any = {"whitespace_pattern": r"[ \n\r\t]{1,40}"}
+
+# Larger integers are rounded by llguidance.
+_EXACT = 2**53
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +75,13 @@ class StructuredOutputs:
 
         try:
             if self.json_object:
-                return LLMatcher.grammar_from_json_schema({"type": "object"})
+                return LLMatcher.grammar_from_json_schema({"type": "object"}, _JSON)
             if self.json is not None:
                 schema = json.loads(self.json) if isinstance(self.json, str) else self.json
-                return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+                if large := next((x for x in _numbers(schema) if abs(x) > _EXACT), None):
+                    raise UserError(f"the JSON schema has {large}, a number above 2**53; lower it")
+                schema = {} if schema is True else schema
+                return LLMatcher.grammar_from_json_schema(json.dumps(schema), _JSON)
             if self.choice is not None:
                 return LLMatcher.grammar_from_regex("|".join(map(re.escape, self.choice)))
             if self.regex is not None:
@@ -85,8 +94,10 @@ class StructuredOutputs:
     @property
     def kind(self) -> str:
         """The name of what is given, in words."""
-        return "the JSON schema" if self.json is not None else next(
-            f"the {name}" for name in _KINDS if getattr(self, name) not in (None, False)
+        return (
+            "the JSON schema"
+            if self.json is not None
+            else next(f"the {name}" for name in _KINDS if getattr(self, name) not in (None, False))
         )
 
 
@@ -94,6 +105,17 @@ def one_line(error: object) -> str:
     """The first line that says something of a message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^|-")]
     return " ".join(lines)[:300]
+
+
+def _numbers(schema: Any) -> Iterator[int]:
+    """All integers of a schema."""
+    if isinstance(schema, Mapping):
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _numbers(part)
+    elif type(schema) is int:
+        yield schema
 
 
 def _is_text(value: Any) -> bool:

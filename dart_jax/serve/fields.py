@@ -1,8 +1,7 @@
-"""The fields of requests: those that clients may use, and those that are refused by name.
+"""The fields of requests: those that clients may use, and those that make no difference.
 
-Names and defaults are those of OpenAI's API, with the extensions of vLLM. Unknown fields are
-ignored, as many clients send some that make no difference here; those that would change the answer
-are in `REFUSED`.
+Names and defaults are those of OpenAI's API, with the extensions of vLLM. Every other field is
+refused by name: it might change the answer.
 """
 
 from __future__ import annotations
@@ -70,11 +69,12 @@ class RequestFields(_Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_refused(cls, fields: Any) -> Any:
-        """Raises ApiError for a field that would change the answer."""
+    def _without_unknown(cls, fields: Any) -> Any:
+        """Raises ApiError for a field that may change the answer."""
         for name, value in fields.items() if isinstance(fields, dict) else ():
-            refused = name in REFUSED or name.startswith("guided_")
-            if refused and value is not None and value not in REFUSED.get(name, ()):
+            if name in cls.model_fields or name in HARMLESS or value is None:
+                continue
+            if value not in REFUSED.get(name, ()):
                 message = f"{name} is not supported by this server; leave it out"
                 raise bad(message, name, "unsupported_parameter")
         return fields
@@ -106,6 +106,18 @@ class GenerationFields(RequestFields):
     stop: Strings = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    # The text's structure; see `structure.py`.
+    response_format: dict[str, Any] = {"type": "text"}
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_json_object: bool = False
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -177,13 +189,20 @@ class DetokenizeFields(RequestFields):
     tokens: list[int]
 
 
-# Fields that would change the answer -> the values with which they do not.
+# Fields that never change an answer.
+HARMLESS = frozenset(
+    {
+        "cache_prompt", "cache_salt", "metadata", "parallel_tool_calls", "prediction", "priority",
+        "prompt_cache_key", "prompt_cache_retention", "request_id", "return_progress",
+        "safety_identifier", "service_tier", "store", "timings_per_token", "user",
+    }
+)  # fmt: skip
+
+# Values with which other fields change nothing.
 REFUSED: Mapping[str, Sequence[Any]] = {
     "allowed_token_ids": ([],),
-    "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
@@ -194,17 +213,12 @@ REFUSED: Mapping[str, Sequence[Any]] = {
     "logits_processors": ([],),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "structured_outputs": (),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
-    "web_search_options": (),
 }
 
 _Kind = TypeVar("_Kind", bound=RequestFields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import secrets
 from collections.abc import Sequence
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from dart_jax.engine.request import Request
+from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
 from dart_jax.serve.fields import GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
+from dart_jax.serve.structure import structure_of
 from dart_jax.serve.texts import Texts
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.interface import AnyEngine, QueueFull
@@ -77,14 +80,35 @@ class Service:
             message = f"there is no model {name!r}; this server has {', '.join(self.names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    async def grammar(self, fields: GenerationFields) -> str | None:
+        """Compiles the grammar that a request's texts must follow, on another thread; returns it as
+        `Grammars.check` does, None for no grammar.
+
+        Raises:
+          ApiError: the request has several, or one that cannot be used.
+        """
+        asked = structure_of(fields)
+        if asked is None:
+            return None
+        name, outputs = asked
+        try:
+            return await asyncio.to_thread(self.model.grammars.check, outputs)
+        except UserError as error:
+            raise bad(f"{name}: {error}", name) from None
+
     def generate(
-        self, fields: GenerationFields, prompts: Sequence[np.ndarray], arrived: float
+        self,
+        fields: GenerationFields,
+        prompts: Sequence[np.ndarray],
+        grammar: str | None,
+        arrived: float,
     ) -> Texts:
         """Begins to generate `n` texts for each prompt.
 
         Args:
           fields: the client's.
           prompts: int32 [n], their tokens.
+          grammar: what the texts must follow; see `grammar`.
           arrived: when the client asked, in seconds of `time.monotonic`.
 
         Returns:
@@ -94,7 +118,7 @@ class Service:
           ApiError: there is no room for the requests, or the server is shutting down.
           UserError: an option is out of range.
         """
-        requests, stop = self._requests(fields, prompts)
+        requests, stop = self._requests(fields, prompts, grammar)
         interval = self.limits.stream_interval
         try:
             texts = Texts(self.engine, self.metrics, requests, stop, arrived, interval)
@@ -111,7 +135,7 @@ class Service:
         texts.close()
 
     def _requests(
-        self, fields: GenerationFields, prompts: Sequence[np.ndarray]
+        self, fields: GenerationFields, prompts: Sequence[np.ndarray], grammar: str | None
     ) -> tuple[list[Request], list[str]]:
         """Returns the engine's requests, and the strings that end a text."""
         most = self.engine.config.slots + self.engine.config.queue
@@ -122,7 +146,8 @@ class Service:
         tokenizer, vocab_size = self.model.tokenizer, self.model.target.vocab_size
         stop, ids = split_stops(tokenizer, [*fields.stop, *fields.stop_token_ids], vocab_size)
         check_ids("logit_bias", fields.logit_bias, vocab_size, tokenizer)
-        eos = () if fields.ignore_eos else self.model.eos
+        # A text ends where its grammar does, whatever the client says.
+        eos = () if fields.ignore_eos and grammar is None else self.model.eos
         # As `DartModel.generate`: the same seed gives each text its own draws, by its number.
         seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32
         common: dict[str, Any] = {
@@ -132,6 +157,7 @@ class Service:
             "logit_bias": fields.logit_bias,
             "seed": seed,
             "stop_ids": tuple(dict.fromkeys((*eos, *ids))),
+            "grammar": grammar,
             "logprobs": fields.top,
         }
         every = enumerate(prompt for prompt in prompts for _ in range(fields.n))

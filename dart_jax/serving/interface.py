@@ -7,6 +7,7 @@ from typing import Protocol
 from dart_jax.engine.request import OnUpdate, Request
 from dart_jax.engine.statistics import Statistics
 from dart_jax.errors import UserError
+from dart_jax.grammar.matching import Grammars
 from dart_jax.models.config import TargetConfig
 from dart_jax.serving.config import ServingConfig
 from dart_jax.text.tokenizer import Tokenizer
@@ -53,6 +54,11 @@ class ServedModel(Protocol):
     @property
     def eos(self) -> tuple[int, ...]:
         """All end-of-sequence ids."""
+        ...
+
+    @property
+    def grammars(self) -> Grammars:
+        """Grammars for the target's tokens."""
         ...
 
 

@@ -13,6 +13,16 @@ from dart_jax.weights.tensor_files import read_json
 FILE = "generation_config.json"
 
 
+def read_options(directory: Path | None) -> Mapping[str, Any] | None:
+    """Reads a target's `generation_config.json`; None if it has none.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    path = None if directory is None else directory / FILE
+    return read_json(path) if path is not None and path.is_file() else None
+
+
 def load_eos(directory: str | os.PathLike[str], vocab_size: int | None = None) -> tuple[int, ...]:
     """Reads the ids that end a sequence, from `generation_config.json`, else from `config.json`,
     of the whole model or of its text part.

@@ -4,9 +4,12 @@ import concurrent.futures
 import json
 import re
 import subprocess
+from typing import Literal
 
+import jsonschema
 import numpy as np
 import openai
+import pydantic
 import pytest
 from chat_demo import write_chat_target
 from documents import ROOT
@@ -219,7 +222,30 @@ def test_many_at_once(served, greedy):
         ({"echo": True}, 400, "echo", "echo is not supported by this server; leave it out"),
         ({"suffix": "x"}, 400, "suffix", "suffix is not supported"),
         ({"best_of": 2}, 400, "best_of", "best_of is not supported"),
-        ({"extra_body": {"guided_regex": "a"}}, 400, "guided_regex", "guided_regex is not"),
+        ({"extra_body": {"guided_regex": "("}}, 400, "guided_regex", "unclosed group"),
+        ({"extra_body": {"regex": "a", "grammar": "b"}}, 400, "regex", "leave out all but one"),
+        ({"extra_body": {"structured_outputs": {}}}, 400, "structured_outputs", "got nothing"),
+        ({"extra_body": {"structured_outputs": {"xml": 1}}}, 400, "structured_outputs", "no xml"),
+        ({"extra_body": {"response_format": {"type": "xml"}}}, 400, "response_format", "'xml'"),
+        (
+            {"extra_body": {"response_format": {"type": "json_schema"}}},
+            400,
+            "response_format",
+            "response_format.json_schema.schema is missing",
+        ),
+        *(
+            ({"extra_body": {name: value}}, 400, name, f"{name} is not supported")
+            for name, value in {
+                "guided_whitespace_pattern": " ",
+                "lora_path": "x",
+                "min_new_tokens": 3,
+                "n_predict": 5,
+                "reasoning_effort": "low",
+                "repeat_penalty": 1.1,
+                "typical_p": 0.5,
+                "unheard_of": 1,
+            }.items()
+        ),
     ],
 )
 def test_bad_requests(client, options, status, param, message):
@@ -233,10 +259,80 @@ def test_bad_requests(client, options, status, param, message):
         assert error.code == "context_length_exceeded"
 
 
-def test_fields_that_make_no_difference_are_ignored(client):
-    extra = {"unheard_of": 1, "tools": None, "logprobs": None, "seed": None, "min_tokens": 0}
+def test_fields_that_make_no_difference_are_accepted(client):
+    extra = {"store": True, "tools": None, "logprobs": None, "seed": None, "min_tokens": 0}
     answer = complete(client, user="somebody", extra_body=extra)
     assert answer.choices == complete(client).choices
+
+
+SHAPE = {
+    "type": "object",
+    "properties": {"name": {"enum": ["circle", "square"]}, "size": {"enum": [1, 20]}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+
+
+class Shape(pydantic.BaseModel):
+    name: Literal["circle", "square"]
+    size: Literal[1, 20]
+
+
+@pytest.mark.parametrize(
+    ("extra", "matches"),
+    [
+        ({"response_format": {"type": "json_object"}}, dict),
+        ({"response_format": {"type": "json_object", "schema": SHAPE}}, SHAPE),
+        ({"response_format": {"type": "json_schema", "schema": SHAPE}}, SHAPE),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SHAPE}}}, SHAPE),
+        ({"structured_outputs": {"json": SHAPE}}, SHAPE),
+        ({"guided_json": SHAPE}, SHAPE),
+        ({"json_schema": SHAPE}, SHAPE),  # llama.cpp
+        ({"json_schema": json.dumps(SHAPE)}, SHAPE),  # SGLang
+        ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
+        ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"structured_outputs": {"choice": ["one", "two"]}}, "one|two"),
+        ({"guided_choice": ["one", "two"]}, "one|two"),
+        ({"grammar": 'root ::= "x" ("y" | "z")'}, "x[yz]"),
+        ({"ebnf": 'root ::= "x" ("y" | "z")'}, "x[yz]"),
+        ({"guided_grammar": 'start: "x" ("y" | "z")'}, "x[yz]"),
+        ({"structured_outputs": {"grammar": 'root ::= "x" ("y" | "z")'}}, "x[yz]"),
+    ],
+)
+def test_structures(client, model, extra, matches):
+    """In all spellings; the text is the library's."""
+    options = {"max_tokens": 150, "seed": 4, "temperature": 1}
+    [choice] = complete(client, extra_body=extra, **options).choices
+    if choice.finish_reason == "stop":
+        if isinstance(matches, str):
+            assert re.fullmatch(matches, choice.text)
+        else:
+            value = json.loads(choice.text)
+            assert isinstance(value, dict)
+            if matches is not dict:
+                jsonschema.validate(value, matches)
+    else:
+        assert matches is dict
+    if "structured_outputs" in extra:
+        options = {"max_new_tokens": 150, "seed": 4, "temperature": 1.0, "tree_nodes": 0}
+        expected = model.generate(PROMPT, structured_outputs=extra["structured_outputs"], **options)
+        assert choice.text == expected.text
+
+
+def test_parsed_answers(client):
+    """OpenAI's own helper, whole and streamed, beside texts without a structure."""
+    options = {"model": "demo", "messages": CHAT, "max_tokens": 150, "temperature": 0}
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        free = [threads.submit(complete, client) for _ in range(2)]
+        parsed = client.chat.completions.parse(response_format=Shape, **options)
+        texts = {one.result().choices[0].text for one in free}
+    assert texts == {complete(client).choices[0].text}
+    shape = parsed.choices[0].message.parsed
+    assert isinstance(shape, Shape)
+    with client.chat.completions.stream(response_format=Shape, **options) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == shape
 
 
 def test_models(client, model):
@@ -402,7 +498,6 @@ def test_log_probabilities_of_chats(client, model):
     ("options", "param", "message"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools is not"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "response_format is not"),
         ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs"),
         ({"logprobs": 2}, "logprobs", "logprobs should be a valid boolean, got 2"),
         ({"messages": []}, "messages", "messages must not be empty"),

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from dart_jax.engine.request import OnUpdate, Request
 from dart_jax.engine.statistics import Statistics, add
 from dart_jax.errors import UserError
+from dart_jax.grammar.matching import Grammars
 from dart_jax.models.config import TargetConfig
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.options import ClusterOptions
@@ -47,6 +48,7 @@ class RemoteModel(NamedTuple):
     target: TargetConfig
     tokenizer: Tokenizer
     eos: tuple[int, ...]
+    grammars: Grammars
 
 
 class Cluster:
@@ -66,7 +68,9 @@ class Cluster:
         path = hub.resolve(choice.target_path, revision=choice.revision, patterns=hub.TOKENIZER)
         target = read_target_config(path)
         eos = load_eos(path, target.vocab_size)
-        self.model = RemoteModel(target, Tokenizer.load(path), eos)
+        tokenizer = Tokenizer.load(path)
+        grammars = Grammars(tokenizer, target.vocab_size, eos)
+        self.model = RemoteModel(target, tokenizer, eos, grammars)
         self.config = dataclasses.replace(
             serving, slots=serving.slots * options.most, queue=serving.queue * options.most
         )

@@ -1,0 +1,70 @@
+"""The structure that a client asks a text to have, in the words of OpenAI, vLLM, SGLang and
+llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dart_jax.errors import UserError
+from dart_jax.grammar.outputs import StructuredOutputs
+from dart_jax.serve.errors import bad
+from dart_jax.serve.fields import GenerationFields
+
+# Fields of a request -> the kind of structure that they give.
+_KINDS = {
+    "guided_json": "json",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "grammar": "grammar",
+    "ebnf": "grammar",
+}
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+def structure_of(fields: GenerationFields) -> tuple[str, StructuredOutputs] | None:
+    """Returns the structure that a request asks for, and the name of the field that does; None if
+    the text may be anything.
+
+    Raises:
+      ApiError: several fields ask for one, or one has a wrong value.
+    """
+    asked: dict[str, Any] = {
+        name: {kind: value}
+        for name, kind in _KINDS.items()
+        if (value := getattr(fields, name)) not in (None, False)
+    }
+    if fields.structured_outputs is not None:
+        asked["structured_outputs"] = fields.structured_outputs
+    if (of_format := _of_format(fields.response_format)) is not None:
+        asked["response_format"] = of_format
+    if not asked:
+        return None
+    name = next(iter(asked))
+    if len(asked) > 1:
+        raise bad(f"{' and '.join(asked)} ask for a structure each; leave out all but one", name)
+    try:
+        return name, StructuredOutputs.of(asked[name])
+    except UserError as error:
+        raise bad(f"{name}: {error}", name) from None
+
+
+def _of_format(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The structure of a `response_format`; llama.cpp has the schema beside the type."""
+    name, kind = "response_format", response_format.get("type")
+    if kind not in _FORMATS:
+        raise bad(f"{name}.type must be one of {', '.join(_FORMATS)}, got {kind!r}", name)
+    if kind == "text":
+        return None
+    schema = response_format.get("schema")
+    if kind == "json_schema":
+        described = response_format.get("json_schema")
+        if isinstance(described, Mapping):
+            schema = described.get("schema", schema)
+        if schema is None:
+            raise bad(f"{name}.json_schema.schema is missing", name)
+    return {"json_object": True} if schema is None else {"json": schema}

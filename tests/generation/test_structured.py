@@ -1,0 +1,86 @@
+"""Structured outputs: drafted texts are those of plain decoding, and follow their grammar."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.errors import UserError
+from dart_jax.model import DartModel
+
+PROMPTS = ["def heappush(heap, item):\n", "import os\n", "class "]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
+    },
+    "required": ["name", "size", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return DartModel.demo()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["dart", "ngram", "lookup"])
+def test_drafted_texts_are_those_of_plain_decoding(model, method, temperature):
+    """And of a batch in which only some rows draft well."""
+    drafter = {"dart": model.drafter, "ngram": NgramConfig(), "lookup": PromptLookupConfig()}
+    drafting = model.with_drafter(drafter[method])
+    options = {"max_new_tokens": 150, "temperature": temperature, "seed": 3}
+    options["structured_outputs"] = {"json": SCHEMA}
+    expected = model.generate(PROMPTS, tree_nodes=0, **options)
+    texts = drafting.generate(PROMPTS, tree_nodes=6, **options)
+    for one, other in zip(texts, expected, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        assert one.finish == other.finish
+        if one.finish == "stop":
+            jsonschema.validate(json.loads(one.text), SCHEMA)
+    assert any(one.finish == "stop" for one in texts)
+    if method != "lookup":
+        assert sum(one.drafted.sum() for one in texts) > 0
+
+
+def test_texts_end_with_their_grammar(model):
+    """Whatever else ends a text."""
+    outputs = {"regex": "[0-9]{3}"}
+    [text] = model.generate(PROMPTS[:1], structured_outputs=outputs, eos_token_id=())
+    assert text.text.isdecimal()
+    assert len(text.text) == 3
+    assert text.finish == "stop"
+    assert text.tokens[-1] in model.eos
+
+
+def test_sampling_options_apply_to_what_is_allowed(model):
+    """A choice among what top-k leaves of the allowed tokens; logprobs are the target's own."""
+    outputs = {"choice": ["yes", "no"]}
+    options = {"structured_outputs": outputs, "logprobs": 2, "temperature": 1.0, "top_k": 1}
+    one = model.generate(PROMPTS[0], tree_nodes=0, **options)
+    greedy = model.generate(PROMPTS[0], tree_nodes=0, structured_outputs=outputs)
+    assert one.text == greedy.text in ("yes", "no")
+    free = model.generate(PROMPTS[0], tree_nodes=0, max_new_tokens=1, logprobs=2)
+    assert one.top_ids[0].tolist() == free.top_ids[0].tolist()
+
+
+def test_steps_report_drafts_that_fit(model):
+    generation = model.stream(PROMPTS[0], tree_nodes=6, structured_outputs={"regex": "[0-9 ]{20}"})
+    drafts = [step.draft for step in generation.steps(with_drafts=True) if step.draft is not None]
+    assert drafts
+    for draft in drafts:
+        tokens = draft.tree[0, 1:][draft.tree[2, 1:] > 0].tolist()
+        texts = [model.tokenizer.decode([token]) for token in tokens if token not in model.eos]
+        assert all(set(text) <= set("0123456789 ") for text in texts)
+
+
+def test_wrong_ones_are_refused(model):
+    with pytest.raises(UserError, match="unclosed group"):
+        model.generate(PROMPTS[0], structured_outputs={"regex": "("})
+    with pytest.raises(UserError, match="have no xml"):
+        model.generate(PROMPTS[0], structured_outputs={"xml": "a"})

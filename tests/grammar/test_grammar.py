@@ -1,0 +1,208 @@
+"""Grammars: what users ask for, tokens that may follow, and trees that fit."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers_made import byte_level
+
+from dart_jax.errors import UserError
+from dart_jax.grammar.matching import Grammars
+from dart_jax.grammar.outputs import StructuredOutputs
+from dart_jax.text.tokenizer import Tokenizer
+
+BACKEND = byte_level()
+BACKEND.add_special_tokens(["<end>"])
+TOKENIZER = Tokenizer(BACKEND)
+SIZE = TOKENIZER.vocab_size + 5  # a target may have more embeddings
+EOS = BACKEND.token_to_id("<end>")
+GRAMMARS = Grammars(TOKENIZER, SIZE, (EOS,))
+NODES, DEPTH = 12, 5
+
+names = st.sampled_from(["a", "b", "name", "žluť", "two words"])
+leaves = st.one_of(
+    st.sampled_from(["string", "integer", "number", "boolean", "null"]).map(lambda x: {"type": x}),
+    st.fixed_dictionaries({"type": st.just("integer"), "minimum": st.integers(-9, 9)}),
+    st.fixed_dictionaries({"type": st.just("string"), "maxLength": st.integers(0, 5)}),
+    st.lists(st.one_of(names, st.integers(-(2**53), 2**53), st.none()), min_size=1, max_size=3).map(
+        lambda x: {"enum": x}
+    ),
+    names.map(lambda x: {"const": x}),
+    st.sampled_from(["^[a-c]{2,4}$", "x+", "^(yes|no)"]).map(
+        lambda x: {"type": "string", "pattern": x}
+    ),
+)
+schemas = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.fixed_dictionaries(
+            {"type": st.just("array"), "items": inner, "maxItems": st.integers(0, 3)}
+        ),
+        st.dictionaries(names, inner, max_size=3).flatmap(
+            lambda properties: st.fixed_dictionaries(
+                {
+                    "type": st.just("object"),
+                    "properties": st.just(properties),
+                    "required": st.lists(st.sampled_from([*properties, "a"]), unique=True),
+                    "additionalProperties": st.just(False),
+                }
+                if "a" in properties
+                else {
+                    "type": st.just("object"),
+                    "properties": st.just(properties),
+                    "additionalProperties": st.booleans(),
+                }
+            )
+        ),
+        st.lists(inner, min_size=1, max_size=2).map(lambda x: {"anyOf": x}),
+    ),
+    max_leaves=5,
+)
+
+
+def allowed(words):
+    """The tokens of a mask."""
+    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits)
+
+
+def random_tree(draw):
+    """A packed tree of likely and unlikely tokens."""
+    tree = np.zeros((3, 40), np.int32)
+    count = draw(st.integers(0, 39))
+    for node in range(1, count + 1):
+        parent = draw(st.integers(0, node - 1))
+        token = draw(st.one_of(st.sampled_from(TOKENIZER.encode('{"a1')), st.integers(0, SIZE - 1)))
+        tree[:, node] = token, parent, tree[2, parent] + 1
+    return tree
+
+
+@given(st.data(), schemas)
+def test_trees_fit(data, schema):
+    """Every node may follow its parent, and every mask is that of the node's path, which a text of
+    its own finds."""
+    matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
+    tree, masks = matcher.fit(random_tree(data.draw), NODES, DEPTH)
+    assert matcher.error is None
+    assert tree.shape == (3, NODES + 1)
+    tokens, parents, depth = tree
+    count = int(np.count_nonzero(depth))
+    assert not tree[:, count + 1 :].any()
+    assert depth.max() <= DEPTH
+    children = list(
+        zip(parents[1 : count + 1].tolist(), tokens[1 : count + 1].tolist(), strict=True)
+    )
+    assert len(set(children)) == count
+    for node in range(count + 1):
+        path = []
+        place = node
+        while place:
+            assert tokens[place] in allowed(masks[parents[place]])
+            assert depth[place] == depth[parents[place]] + 1
+            path.insert(0, int(tokens[place]))
+            place = int(parents[place])
+        if EOS in path:
+            assert node not in parents[1 : count + 1]
+            continue
+        alone = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
+        alone.advance(path)
+        assert alone.error is None
+        own = alone.fit(np.zeros((3, 1), np.int32), 0, DEPTH).masks[0]
+        np.testing.assert_array_equal(masks[node], own)
+        assert allowed(own).max() < TOKENIZER.vocab_size
+
+
+@given(st.data(), schemas)
+def test_texts_that_end_are_valid(data, schema):
+    matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
+    text = []
+    for _ in range(60):
+        masks = matcher.fit(np.zeros((3, 1), np.int32), 0, 0).masks
+        choices = allowed(masks[0])
+        if EOS in choices and data.draw(st.booleans()):
+            jsonschema.validate(json.loads(TOKENIZER.decode(text)), schema)
+            return
+        plain = [x for x in choices if x != EOS] or [EOS]
+        token = int(data.draw(st.sampled_from(plain)))
+        if token == EOS:
+            jsonschema.validate(json.loads(TOKENIZER.decode(text)), schema)
+            return
+        text.append(token)
+        matcher.advance([token])
+        assert matcher.error is None
+
+
+def test_what_is_certain_is_drafted():
+    schema = {"type": "object", "properties": {"answer": {"const": "yes"}}, "required": ["answer"]}
+    matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
+    matcher.advance(TOKENIZER.encode('{"'))
+    tree = matcher.fit(np.zeros((3, 1), np.int32), 60, 60).tree
+    drafted = TOKENIZER.decode(tree[0, 1 : 1 + np.count_nonzero(tree[2])])
+    assert drafted == 'answer"'
+
+
+@pytest.mark.parametrize(
+    ("outputs", "good", "bad"),
+    [
+        ({"json_object": True}, ['{"a": [1, null]}'], ["[1]", "{a}"]),
+        ({"json": '{"type": "integer"}'}, ["-12"], ["1.5", '"x"']),
+        ({"json": True}, ['"x"', "[]"], ["x"]),
+        ({"regex": "[a-c]+[.]"}, ["abc."], ["abd.", "."]),
+        ({"regex": "^ab?$"}, ["a", "ab"], ["b", "abb"]),
+        ({"choice": ["a.b", "žluť (x)", "a"]}, ["a.b", "žluť (x)", "a"], ["axb", "z"]),
+        ({"grammar": 'root ::= "a" | "b" root'}, ["a", "bba"], ["ab"]),
+        ({"grammar": 'start: "a" B\nB: /x+/'}, ["axx"], ["a", "b"]),
+    ],
+)
+def test_kinds(outputs, good, bad):
+    source = GRAMMARS.check(StructuredOutputs.of(outputs))
+
+    def ends(text):
+        matcher = GRAMMARS.start(source)
+        matcher.advance(TOKENIZER.encode(text))
+        masks = matcher.fit(np.zeros((3, 1), np.int32), 0, 0).masks
+        return matcher.error is None and EOS in allowed(masks[0])
+
+    assert [ends(text) for text in good] == [True] * len(good)
+    assert [ends(text) for text in bad] == [False] * len(bad)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({}, "need one of json, json_object, regex, choice, grammar, got nothing"),
+        ({"regex": "a", "choice": ["b"]}, "got regex and choice"),
+        ({"structural_tag": "{}"}, "have no structural_tag"),
+        ({"regex": 5}, "a regex of the wrong type"),
+        ({"choice": []}, "a choice of the wrong type"),
+        ({"json": False}, "schema false allows no text"),
+        ({"json": "{"}, "the JSON schema cannot be used"),
+        ({"json": {"type": "bar"}}, "the JSON schema cannot be used: Invalid type: bar"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"items": [{"const": 2**53 + 1}]}}, "a number above 2**53"),
+        ({"regex": "a(?=b)"}, "look-around"),
+        ({"regex": "("}, "unclosed group"),
+        ({"grammar": "root ::= nope"}, "Rule 'nope' not found"),
+        ({"grammar": "start: nope"}, "the grammar cannot be used"),
+    ],
+)
+def test_what_cannot_be_used(outputs, message):
+    with pytest.raises(UserError) as caught:
+        GRAMMARS.check(StructuredOutputs.of(outputs))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_target_without_an_end():
+    for eos, message in ((), "need a target with an end-of-sequence"), ((5,), "a special token"):
+        with pytest.raises(UserError, match=message):
+            Grammars(TOKENIZER, SIZE, eos).check(StructuredOutputs(regex="a"))
+
+
+def test_a_text_that_leaves_its_grammar():
+    matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(regex="ab")))
+    matcher.advance(TOKENIZER.encode("x"))
+    assert "cannot go on under its grammar" in str(matcher.error)
