@@ -29,7 +29,7 @@ from dart_jax.generation.defaults import check_sizes, default_search, length_buc
 from dart_jax.generation.prompts import Batch, Chat, Prompt, encode_prompts, is_batch
 from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.generation.transformers_options import return_sequences
-from dart_jax.grammar.matching import Grammars
+from dart_jax.grammar.matching import Grammars, grammars_of
 from dart_jax.loading import (
     PathLike,
     find_drafter,
@@ -408,10 +408,10 @@ class DartModel:
         )
         return TextGeneration(decoder, self.tokenizer, encoded.tokens, config, encoded.stop_strings)
 
-    @functools.cached_property
+    @property
     def grammars(self) -> Grammars:
         """Grammars for the target's tokens."""
-        return Grammars(self.tokenizer, self.target.vocab_size, self.eos)
+        return grammars_of(self.tokenizer, self.target.vocab_size, self.eos)
 
     @functools.cached_property
     def _tree_memory(self) -> TreeMemory:

@@ -395,7 +395,7 @@ class Batch:
         key = last.host_buffer, min(_PROPOSED * (trees.shape[2] - 1), MAX_NODES)
         if key not in self._searches:
             self._searches[key] = search.resized(*key)
-        return self._searches[key](packed)[0]
+        return np.asarray(self._searches[key](packed))[0]
 
     def _no_masks(self, rows: int, nodes: int) -> np.ndarray:
         """Masks that allow all tokens."""
@@ -450,10 +450,10 @@ class Batch:
             history,
             rows,
             trees,
-            masks,
             search,
             np.int32(limit),
             np.int32(least),
+            masks,
         )
         self._keep(pools)
         if history is not None:

@@ -246,10 +246,10 @@ def burst(
     history: History | None,
     rows: Rows,
     trees: jax.Array | None,
-    masks: jax.Array | None,
     search: TreeSearch | None,
     limit: jax.Array,
     least: jax.Array,
+    masks: jax.Array | None = None,
 ) -> tuple[Pools, History | None, BurstResult[jax.Array]]:
     """Takes steps of n requests until all have ended, or at a limit: each verifies a tree of every
     request that goes on, drafts, and searches the next trees.
@@ -262,10 +262,10 @@ def burst(
       rows: the requests.
       trees: int32 [n, 3, N + 1], for the first step; a root without nodes where nothing is drafted
         yet. None for plain decoding.
-      masks: uint32 [n, N + 1, W], of the tokens that may follow each node; None for all.
       search: builds the next trees from the candidates; None if the drafting method needs none.
       limit: int32 scalar, the most steps; at most `static.steps`.
       least: int32 scalar, at least 1: end when fewer requests than that go on.
+      masks: uint32 [n, N + 1, W], of the tokens that may follow each node; None for all.
     """
     config = static.config
     searched = None if search is None else search.in_program

@@ -47,6 +47,7 @@ class TextGeneration:
         grammar = None
         if config.structured_outputs is not None:
             outputs = StructuredOutputs.of(config.structured_outputs)
+            assert decoder.grammars is not None
             grammar = decoder.grammars.check(outputs)
 
         def begin(drafts: bool) -> BatchDecoding:

@@ -90,6 +90,12 @@ class Grammars:
         return llguidance.LLMatcher(self._tokens, source, log_level=0)
 
 
+@functools.lru_cache(maxsize=4)
+def grammars_of(tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]) -> Grammars:
+    """The `Grammars` of a target, the same for all users of a tokenizer."""
+    return Grammars(tokenizer, vocab_size, eos)
+
+
 class Matcher:
     """One text under a grammar.
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from dart_jax.engine.request import OnUpdate, Request
 from dart_jax.engine.statistics import Statistics, add
 from dart_jax.errors import UserError
-from dart_jax.grammar.matching import Grammars
+from dart_jax.grammar.matching import Grammars, grammars_of
 from dart_jax.models.config import TargetConfig
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.options import ClusterOptions
@@ -48,7 +48,11 @@ class RemoteModel(NamedTuple):
     target: TargetConfig
     tokenizer: Tokenizer
     eos: tuple[int, ...]
-    grammars: Grammars
+
+    @property
+    def grammars(self) -> Grammars:
+        """See `ServedModel`."""
+        return grammars_of(self.tokenizer, self.target.vocab_size, self.eos)
 
 
 class Cluster:
@@ -68,9 +72,7 @@ class Cluster:
         path = hub.resolve(choice.target_path, revision=choice.revision, patterns=hub.TOKENIZER)
         target = read_target_config(path)
         eos = load_eos(path, target.vocab_size)
-        tokenizer = Tokenizer.load(path)
-        grammars = Grammars(tokenizer, target.vocab_size, eos)
-        self.model = RemoteModel(target, tokenizer, eos, grammars)
+        self.model = RemoteModel(target, Tokenizer.load(path), eos)
         self.config = dataclasses.replace(
             serving, slots=serving.slots * options.most, queue=serving.queue * options.most
         )
