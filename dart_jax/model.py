@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import jax
 import numpy as np
@@ -22,14 +22,13 @@ from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.decoder import Decoder, TreeMemory
 from dart_jax.errors import UserError
-from dart_jax.files import user_cache
 from dart_jax.generation import Completion, GenerationConfig
 from dart_jax.generation.config import GenerationOptions
 from dart_jax.generation.defaults import check_sizes, default_search, length_bucket, tree_of
-from dart_jax.generation.prompts import Batch, Chat, Prompt, encode_prompts, is_batch
+from dart_jax.generation.prompts import Batch, Chat, Prompt, encode_prompts, is_batch, sequences_of
 from dart_jax.generation.text_generation import TextGeneration
-from dart_jax.generation.transformers_options import return_sequences
 from dart_jax.grammar.matching import Grammars, grammars_of
+from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.loading import (
     PathLike,
     find_drafter,
@@ -44,7 +43,7 @@ from dart_jax.models.kernels.options import CacheDtype
 from dart_jax.models.platform.execution import AttentionChoice, Execution
 from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.models.pure import dtype_of
-from dart_jax.models.sharding.mesh import MeshShape, several_processes
+from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
@@ -363,7 +362,7 @@ class DartModel:
         Raises:
           UserError: an option is unknown or out of range, or a prompt cannot be decoded.
         """
-        several = num_return_sequences is not None or _sequences(config) > 1
+        several = num_return_sequences is not None or sequences_of(config) > 1
         generation = self.stream(
             prompts, config, num_return_sequences=num_return_sequences, **options
         )
@@ -387,7 +386,7 @@ class DartModel:
         Its `completions` are the completions so far; `completion` is the first one. Arguments and
         errors are those of `generate`.
         """
-        sequences = _sequences(config) if num_return_sequences is None else num_return_sequences
+        sequences = sequences_of(config) if num_return_sequences is None else num_return_sequences
         config = GenerationConfig.of(config, options)
         encoded = encode_prompts(
             self.tokenizer, prompts, config, sequences, self.eos, self.target.vocab_size
@@ -405,6 +404,7 @@ class DartModel:
             use_ngram=config.use_ngram,
             search=search,
             logits=config.logits,
+            structured_outputs=config.structured_outputs,
         )
         return TextGeneration(decoder, self.tokenizer, encoded.tokens, config, encoded.stop_strings)
 
@@ -415,9 +415,7 @@ class DartModel:
 
     @functools.cached_property
     def _tree_memory(self) -> TreeMemory:
-        # Processes that decode together must know the same.
-        together = several_processes(self.execution.devices.mesh)
-        return TreeMemory.at(None if together else user_cache() / "tree_costs")
+        return TreeMemory.of(self.execution.devices.mesh)
 
     def decoder(
         self,
@@ -430,6 +428,7 @@ class DartModel:
         use_ngram: bool = True,
         search: SearchConfig | None = None,
         logits: LogitsConfig = LogitsConfig(),
+        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
         coupled: bool = True,
         candidates: int = DecodeConfig.candidates,
     ) -> Decoder:
@@ -445,6 +444,7 @@ class DartModel:
           use_ngram: use the n-gram model in the search, if there is one.
           search: parameters of the search; unused when only the n-gram model drafts.
           logits: processors of the target's logits, and what is reported about them.
+          structured_outputs: what the texts must follow; its end ends them, whatever `stop` says.
           coupled: whether drafts are ranked with the noise of the target's draws.
           candidates: tokens of each position that the search chooses from; with 1 it makes chains.
 
@@ -481,20 +481,20 @@ class DartModel:
                 way=self.search_way,
                 memory=self.ngram_device_memory,
             )
+        grammar, stop = None, self.eos if stop is None else stop
+        if structured_outputs is not None:
+            grammar = self.grammars.check(StructuredOutputs.of(structured_outputs))
+            stop = tuple(dict.fromkeys((*stop, *self.eos)))
         return Decoder(
             config,
             self.params,
             tree_search,
             max_length,
             sampling or Sampling(),
-            self.eos if stop is None else stop,
+            stop,
             sizes=sizes,
             first=nodes if sizes else None,
             memory=self._tree_memory,
+            grammar=grammar,
             grammars=self.grammars,
         )
-
-
-def _sequences(config: GenerationConfig | transformers.GenerationConfig | None) -> int:
-    """Number of times that a config asks each prompt to be continued."""
-    return 1 if isinstance(config, GenerationConfig | None) else return_sequences(config)

@@ -6,11 +6,11 @@ import dataclasses
 import threading
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from dart_jax.decoding.compilation import measure_compilation
 from dart_jax.decoding.drafting import drafter_title
@@ -25,7 +25,9 @@ from dart_jax.engine.scheduler import Sequence as Text
 from dart_jax.engine.shapes import Shapes, up_to
 from dart_jax.engine.tree_size import CostFiles, TreeSizes
 from dart_jax.errors import UserError
+from dart_jax.files import user_cache
 from dart_jax.grammar.matching import Grammars
+from dart_jax.models.sharding.mesh import several_processes
 
 # Tokens of a prompt that are read at a time, and the fewest that a program reads.
 CHUNK = 512
@@ -107,9 +109,10 @@ class TreeMemory:
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     @classmethod
-    def at(cls, directory: Path | None) -> TreeMemory:
-        """With files in a directory, or without any."""
-        return cls(None if directory is None else CostFiles(directory))
+    def of(cls, mesh: Mesh | None) -> TreeMemory:
+        """With files in the user's cache; without any for several processes, which must know the
+        same."""
+        return cls(None if several_processes(mesh) else CostFiles(user_cache() / "tree_costs"))
 
     def policy(
         self, program: Hashable, kind: Hashable, shapes: Shapes, first: int | None
@@ -146,7 +149,8 @@ class Decoder:
         as they pay; empty for trees of one size.
       first: the size to begin with; None for the largest.
       memory: what is known about these sizes.
-      grammars: of the target, for texts that must follow one; None if none does.
+      grammar: what all texts must follow, as `Grammars.check` returns it; None for anything.
+      grammars: of the target, if there is a grammar.
       chunk: tokens of a prompt that are read at a time.
       steps: steps of a burst, at most.
     """
@@ -160,6 +164,7 @@ class Decoder:
     sizes: tuple[int, ...] = ()
     first: int | None = None
     memory: TreeMemory = dataclasses.field(default_factory=TreeMemory)
+    grammar: str | None = None
     grammars: Grammars | None = None
     chunk: int = CHUNK
     steps: int = STEPS
@@ -208,7 +213,6 @@ class Decoder:
         *,
         limit: int | None = None,
         drafts: bool = False,
-        grammar: str | None = None,
     ) -> BatchDecoding:
         """Begins to continue prompts; nothing is decoded yet.
 
@@ -218,7 +222,6 @@ class Decoder:
           seed: of sampling.
           limit: a smaller maximum length of prompt and new tokens, which compiles nothing anew.
           drafts: report what each step verified; bursts then have one step.
-          grammar: see `Request`.
 
         Raises:
           UserError: there is no prompt, a prompt is empty, leaves no room for a new token or has a
@@ -245,7 +248,7 @@ class Decoder:
                 seed=seed,
                 choice=row,
                 stop_ids=self.stop,
-                grammar=grammar,
+                grammar=self.grammar,
                 logprobs=self.config.logits.logprobs,
                 drafts=drafts,
             )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
+from dart_jax.generation.transformers_options import return_sequences
 from dart_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import transformers
 
 # Chat messages with `role` and `content`.
 Chat: TypeAlias = Sequence[Mapping[str, object]]
@@ -85,8 +89,6 @@ def encode_prompts(
     batch = cast(Sequence[Prompt], prompts if is_batch(prompts) else [prompts])
     stops = cast(tuple[str | int, ...], config.stop)
     strings, ids = split_stops(tokenizer, stops, vocab_size)
-    # A text ends where its grammar does, whatever else may end it.
-    ids += eos if config.structured_outputs is not None else ()
     if config.eos_token_id is not None:
         eos = cast(tuple[int, ...], config.eos_token_id)
         check_ids("eos_token_id", eos, vocab_size, tokenizer)
@@ -97,7 +99,12 @@ def encode_prompts(
         for prompt in batch
     )
     tokens = [prompt for prompt in encoded for _ in range(sequences)]
-    return EncodedPrompts(tokens, strings, tuple(dict.fromkeys((*eos, *ids))))
+    return EncodedPrompts(tokens, strings, (*eos, *ids))
+
+
+def sequences_of(config: GenerationConfig | transformers.GenerationConfig | None) -> int:
+    """Returns how many times a config asks each prompt to be continued."""
+    return 1 if isinstance(config, GenerationConfig | None) else return_sequences(config)
 
 
 def encode_prompt(

@@ -12,7 +12,6 @@ from dart_jax.engine.decoder import CHECKED_STEPS, BatchDecoding, Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
-from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.text.tokenizer import Tokenizer
 
 
@@ -38,26 +37,16 @@ class TextGeneration:
           decoder: runs the model.
           tokenizer: the target's.
           prompts: tokens of each prompt, int [n].
-          config: its `max_new_tokens`, `max_length`, `seed` and `structured_outputs` are used.
+          config: its `max_new_tokens`, `max_length` and `seed` are used.
           stop_strings: the text ends before the first of them that occurs.
 
         Raises:
-          UserError: as `Decoder.start` and `Grammars.check`.
+          UserError: as `Decoder.start`.
         """
-        grammar = None
-        if config.structured_outputs is not None:
-            outputs = StructuredOutputs.of(config.structured_outputs)
-            assert decoder.grammars is not None
-            grammar = decoder.grammars.check(outputs)
 
         def begin(drafts: bool) -> BatchDecoding:
             return decoder.start(
-                prompts,
-                config.max_new_tokens,
-                config.seed,
-                limit=config.max_length,
-                drafts=drafts,
-                grammar=grammar,
+                prompts, config.max_new_tokens, config.seed, limit=config.max_length, drafts=drafts
             )
 
         self._begin, self._batch = begin, begin(False)

@@ -16,6 +16,7 @@ from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.defaults import default_search, tree_of
+from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
@@ -263,6 +264,7 @@ def decoder(
     sampling: Sampling,
     acceptance: float | None = None,
     coupled: bool = True,
+    structured_outputs: StructuredOutputs | None = None,
 ) -> Decoder:
     """Returns the decoder of a method.
 
@@ -274,6 +276,7 @@ def decoder(
       acceptance: imposed tau: tokens that every verification emits, whatever the target samples;
         stop tokens are then ignored. Trees must be deep enough.
       coupled: whether drafts are ranked with the noise of the target's draws.
+      structured_outputs: what the texts must follow; None for anything.
     """
     search = None
     if tree.level_decay is not None:
@@ -285,6 +288,7 @@ def decoder(
         sampling=sampling,
         stop=None if acceptance is None else (),
         search=search,
+        structured_outputs=structured_outputs,
         coupled=coupled,
         candidates=1 if tree.chain else DecodeConfig.candidates,
     )

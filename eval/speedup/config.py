@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
+from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DEMO as DEMO_MODEL
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
@@ -68,6 +70,8 @@ class SpeedupConfig(MethodChoice):
     trees."""
     paper: bool = False
     """The paper's setting: trees of 60 nodes, level decay 0.7, no coupling."""
+    json_schema: Path | None = None
+    """A file with a JSON schema that all texts must follow."""
     acceptance: float | None = None
     """Impose this tau: every verification emits this many tokens on average, whatever the target
     predicts, and stop tokens are ignored. Measures speed independently of the drafter's quality;
@@ -108,8 +112,11 @@ class SpeedupConfig(MethodChoice):
                     "--acceptance needs --tree-nodes: if all trees have the same tau, the cheapest "
                     "always pays"
                 )
+            if self.json_schema is not None:
+                raise UserError("--acceptance writes texts that follow no --json-schema")
         if self.shape is not None:
             self._check_shape(self.shape)
+        _ = self.structured_outputs
         _ = self.samplings
         check_bench(self.bench)
 
@@ -125,6 +132,20 @@ class SpeedupConfig(MethodChoice):
     def named(self) -> NamedModel | None:
         """The model that has a name; None with another target, and with --shape."""
         return super().named if self.shape is None else None
+
+    @functools.cached_property
+    def structured_outputs(self) -> StructuredOutputs | None:
+        """What the texts must follow.
+
+        Raises:
+          UserError: the file of the schema cannot be read.
+        """
+        if self.json_schema is None:
+            return None
+        try:
+            return StructuredOutputs(json=self.json_schema.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--json-schema {self.json_schema} cannot be read: {error}") from None
 
     def tokenizer(self) -> Tokenizer:
         """Loads the target's tokenizer, or the demo's for `shape`."""

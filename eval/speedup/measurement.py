@@ -134,6 +134,7 @@ class Speedup:
             sampling=sampling,
             acceptance=self.config.acceptance,
             coupled=not self.config.no_coupling,
+            structured_outputs=self.config.structured_outputs,
         )
 
     def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:

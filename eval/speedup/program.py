@@ -66,13 +66,15 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
     )
     ngram = "no n-gram model" if config.ngram_model is None else "n-gram model"
     imposed = "" if config.acceptance is None else f", tau {config.acceptance:g} imposed"
+    schema = "" if config.json_schema is None else f", texts follow {config.json_schema.name}"
     lengths = setting.workload.prompt_tokens
     least, most = (f"{number:,}" for number in (min(lengths), max(lengths)))
     prompts = f"prompts of {most if least == most else f'{least} to {most}'} tokens"
     weights = "" if config.shape is None else f"random weights in the shape of {config.shape}, "
     return (
         f"{setting.workload.title}: {weights}T = {setting.temperature:g}, batch "
-        f"{setting.batch_size}, {prompts}, {config.max_new_tokens} new tokens, {ngram}{imposed} "
+        f"{setting.batch_size}, {prompts}, {config.max_new_tokens} new tokens, {ngram}{imposed}"
+        f"{schema} "
         f"({trees})"
     )
 

@@ -5,6 +5,8 @@ import json
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from json_schemas import SCHEMAS
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.errors import UserError
@@ -46,6 +48,31 @@ def test_drafted_texts_are_those_of_plain_decoding(model, method, temperature):
     assert any(one.finish == "stop" for one in texts)
     if method != "lookup":
         assert sum(one.drafted.sum() for one in texts) > 0
+
+
+def check_schema(model, schema):
+    """Texts at two temperatures in one batch, with large trees and without."""
+    for temperature in (0.0, 1.0):
+        options = {"max_new_tokens": 60, "temperature": temperature, "seed": 1}
+        options["structured_outputs"] = {"json": schema}
+        plain = model.generate(PROMPTS, tree_nodes=0, **options)
+        for one, other in zip(model.generate(PROMPTS, tree_nodes=6, **options), plain, strict=True):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            if one.finish == "stop":
+                jsonschema.validate(json.loads(one.text), schema)
+
+
+@settings(max_examples=8)
+@given(SCHEMAS)
+def test_random_schemas(model, schema):
+    check_schema(model, schema)
+
+
+@pytest.mark.long
+@settings(max_examples=500)
+@given(SCHEMAS)
+def test_many_random_schemas(model, schema):
+    check_schema(model, schema)
 
 
 def test_texts_end_with_their_grammar(model):

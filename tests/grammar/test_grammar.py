@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_schemas import SCHEMAS
 from tokenizers_made import byte_level
 
 from dart_jax.errors import UserError
@@ -21,46 +22,6 @@ SIZE = TOKENIZER.vocab_size + 5  # a target may have more embeddings
 EOS = BACKEND.token_to_id("<end>")
 GRAMMARS = Grammars(TOKENIZER, SIZE, (EOS,))
 NODES, DEPTH = 12, 5
-
-names = st.sampled_from(["a", "b", "name", "žluť", "two words"])
-leaves = st.one_of(
-    st.sampled_from(["string", "integer", "number", "boolean", "null"]).map(lambda x: {"type": x}),
-    st.fixed_dictionaries({"type": st.just("integer"), "minimum": st.integers(-9, 9)}),
-    st.fixed_dictionaries({"type": st.just("string"), "maxLength": st.integers(0, 5)}),
-    st.lists(st.one_of(names, st.integers(-(2**53), 2**53), st.none()), min_size=1, max_size=3).map(
-        lambda x: {"enum": x}
-    ),
-    names.map(lambda x: {"const": x}),
-    st.sampled_from(["^[a-c]{2,4}$", "x+", "^(yes|no)"]).map(
-        lambda x: {"type": "string", "pattern": x}
-    ),
-)
-schemas = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.fixed_dictionaries(
-            {"type": st.just("array"), "items": inner, "maxItems": st.integers(0, 3)}
-        ),
-        st.dictionaries(names, inner, max_size=3).flatmap(
-            lambda properties: st.fixed_dictionaries(
-                {
-                    "type": st.just("object"),
-                    "properties": st.just(properties),
-                    "required": st.lists(st.sampled_from([*properties, "a"]), unique=True),
-                    "additionalProperties": st.just(False),
-                }
-                if "a" in properties
-                else {
-                    "type": st.just("object"),
-                    "properties": st.just(properties),
-                    "additionalProperties": st.booleans(),
-                }
-            )
-        ),
-        st.lists(inner, min_size=1, max_size=2).map(lambda x: {"anyOf": x}),
-    ),
-    max_leaves=5,
-)
 
 
 def allowed(words):
@@ -80,7 +41,7 @@ def random_tree(draw):
     return tree
 
 
-@given(st.data(), schemas)
+@given(st.data(), SCHEMAS)
 def test_trees_fit(data, schema):
     """Every node may follow its parent, and every mask is that of the node's path, which a text of
     its own finds."""
@@ -115,7 +76,7 @@ def test_trees_fit(data, schema):
         assert allowed(own).max() < TOKENIZER.vocab_size
 
 
-@given(st.data(), schemas)
+@given(st.data(), SCHEMAS)
 def test_texts_that_end_are_valid(data, schema):
     matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
     text = []
