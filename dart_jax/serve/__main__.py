@@ -43,6 +43,8 @@ class ServeConfig(ModelChoice):
     """Port to listen at; 0 picks a free one, which is printed."""
     api_key: str | None = None
     """Key that clients must send; by default the environment's DART_API_KEY, if it is set."""
+    allowed_origins: tuple[str, ...] = ("*",)
+    """Origins whose web pages may ask, such as http://localhost:3000; by default all."""
     served_model_name: tuple[str, ...] = ()
     """Names by which clients may call the model; the first one is in the answers. By default what
     --model or --target says."""
@@ -117,7 +119,9 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
         f"room for the keys and values of {room.kv_tokens:,} tokens: {room.kv_bytes / 1e6:,.0f} MB "
         "(--kv-memory), on a CPU taken as they are written"
     )
-    limits = Limits(parse_memory(config.max_body), config.stream_interval, config.key)
+    limits = Limits(
+        parse_memory(config.max_body), config.stream_interval, config.key, config.allowed_origins
+    )
     service = Service(engine, config.names, config.title, limits, config.metrics_names)
 
     def ready() -> None:

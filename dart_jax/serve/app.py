@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -55,7 +56,16 @@ def make_app(service: Service) -> Starlette:
             Route("/version", routes.version),
             Route("/metrics", routes.metrics),
         ],
-        middleware=[Middleware(_Key, key=service.limits.api_key)],
+        middleware=[
+            # First, since browsers ask without the key whether they may ask.
+            Middleware(
+                CORSMiddleware,
+                allow_origins=service.limits.allowed_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+            ),
+            Middleware(_Key, key=service.limits.api_key),
+        ],
         exception_handlers={
             HTTPException: _no_route,
             ApiError: _api_error,
@@ -204,12 +214,12 @@ class _Key:
 
     def __init__(self, app: ASGIApp, key: str | None):
         self._app = app
-        self._expected = None if key is None else f"Bearer {key}".encode()
+        self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._expected and scope["path"] not in _OPEN:
-            sent = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(sent, self._expected):
+        if scope["type"] == "http" and self._key and scope["path"] not in _OPEN:
+            scheme, _, sent = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(sent.strip(), self._key):
                 message = "this server needs its API key, as Authorization: Bearer KEY"
                 headers = {"WWW-Authenticate": "Bearer", **CLOSE}
                 refusal = ApiError(401, message, code="invalid_api_key", headers=headers)

@@ -31,11 +31,13 @@ class Limits:
       max_body: bytes of a request's body.
       stream_interval: seconds between pieces of a stream, at least.
       api_key: the key that clients must send; None if everybody may ask.
+      allowed_origins: origins whose web pages may ask; "*" for all.
     """
 
     max_body: int = 8_000_000
     stream_interval: float = 0.0
     api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ("*",)
 
 
 class Service:

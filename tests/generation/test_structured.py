@@ -69,7 +69,7 @@ def test_random_schemas(model, schema):
 
 
 @pytest.mark.long
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(SCHEMAS)
 def test_many_random_schemas(model, schema):
     check_schema(model, schema)

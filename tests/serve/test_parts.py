@@ -166,7 +166,8 @@ def test_only_with_the_key(engine):
         response = asyncio.run(ask(**headers))
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
         assert response.json()["error"]["type"] == "authentication_error"
-    assert asyncio.run(ask(authorization="Bearer sesame")).status_code == 200
+    for scheme in ("Bearer", "bearer", "BEARER "):
+        assert asyncio.run(ask(authorization=f"{scheme} sesame")).status_code == 200
 
 
 def test_a_base_model_cannot_chat(engine):
@@ -311,3 +312,24 @@ def test_a_port_that_is_taken():
             open_socket("127.0.0.1", port)
     with pytest.raises(UserError, match=r"cannot listen at no\.such\.host"):
         open_socket("no.such.host.invalid", 1)
+
+
+@pytest.mark.parametrize(("origins", "allowed"), [(("*",), "*"), (("http://a",), "http://a")])
+def test_web_pages_may_ask(engine, origins, allowed):
+    """Browsers ask first, without the key; and a page of another origin is told no."""
+
+    async def ask(origin):
+        service = service_of(engine, api_key="sesame", allowed_origins=origins)
+        headers = {
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        async with client_of(service) as client:
+            return await client.options("/v1/chat/completions", headers=headers)
+
+    response = asyncio.run(ask("http://a"))
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, allowed)
+    assert "authorization" in response.headers["access-control-allow-headers"]
+    other = asyncio.run(ask("http://b"))
+    assert (other.status_code == 200) == (allowed == "*")
