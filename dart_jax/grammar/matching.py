@@ -61,8 +61,10 @@ class Grammars:
                     f"structured outputs need a special token as end of sequence; {token} is "
                     f"{self._tokenizer.backend.id_to_token(token)!r}, a text"
                 )
+        # Some tokenizers have more tokens than their target.
+        size = max(self._vocab_size, self._tokenizer.vocab_size)
         return llguidance.LLTokenizer(
-            self._tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=[*self._eos]
+            self._tokenizer.backend.to_str(), n_vocab=size, eos_token=[*self._eos]
         )
 
     def check(self, outputs: StructuredOutputs) -> str:
@@ -72,22 +74,23 @@ class Grammars:
           UserError: the grammar is wrong, or asks for what llguidance does not have.
         """
         source = outputs.source
-        with self._lock:
-            error = self._compiled(source).get_error()
-        if error:
+        if error := self._compiled(source).get_error():
             raise UserError(f"{outputs.kind} cannot be used: {one_line(error)}")
         return source
 
     def start(self, source: str) -> Matcher:
         """Begins a text under a grammar that was checked."""
-        with self._lock:
-            compiled = self._compiled(source).deep_copy()
-        return Matcher(compiled, self._tokens, self._vocab_size, self._eos)
+        return Matcher(
+            self._compiled(source).deep_copy(), self._tokens, self._vocab_size, self._eos
+        )
 
     def _compile(self, source: str) -> llguidance.LLMatcher:
         import llguidance
 
-        return llguidance.LLMatcher(self._tokens, source, log_level=0)
+        with self._lock:
+            tokens = self._tokens
+        # Without the lock, so that `start` never waits for the compilation of another grammar.
+        return llguidance.LLMatcher(tokens, source, log_level=0)
 
 
 @functools.lru_cache(maxsize=4)
@@ -112,7 +115,8 @@ class Matcher:
     ):
         """See `Grammars.start`."""
         self._state, self._tokens, self._eos = state, tokens, frozenset(eos)
-        self._words = -(-vocab_size // 32)
+        self._words = -(-tokens.vocab_size // 32)
+        self._kept = -(-vocab_size // 32)
         self.error: UserError | None = None
 
     def advance(self, tokens: Iterable[int]) -> None:
@@ -144,10 +148,11 @@ class Matcher:
           max_depth: of its nodes.
         """
         growing = _Tree(self, tree[0, 0], nodes + 1, max_depth)
-        if not growing.masks[0].any() or self._state.is_error():
+        masks = growing.masks[:, : self._kept].view(np.uint32)
+        if not masks[0].any() or self._state.is_error():
             self._fail("no token may follow")
             growing.masks[:] = -1
-            return Masked(growing.tree, growing.masks.view(np.uint32))
+            return Masked(growing.tree, masks)
         places = {0: 0}
         growing.follow(0)
         for node in range(1, tree.shape[1]):
@@ -157,7 +162,7 @@ class Matcher:
                 if place is not None:
                     places[node] = place
                     growing.follow(place)
-        return Masked(growing.tree, growing.masks.view(np.uint32))
+        return Masked(growing.tree, masks)
 
     def certain(self, state: llguidance.LLMatcher) -> list[int]:
         """Tokens that a tokenizer makes of the characters that must follow, if any must."""

@@ -192,9 +192,10 @@ class DetokenizeFields(RequestFields):
 # Fields that never change an answer.
 HARMLESS = frozenset(
     {
-        "cache_prompt", "cache_salt", "metadata", "parallel_tool_calls", "prediction", "priority",
-        "prompt_cache_key", "prompt_cache_retention", "request_id", "return_progress",
-        "safety_identifier", "service_tier", "store", "timings_per_token", "user",
+        "cache_prompt", "cache_salt", "guided_decoding_backend", "metadata",
+        "parallel_tool_calls", "prediction", "priority", "prompt_cache_key",
+        "prompt_cache_retention", "request_id", "return_progress", "safety_identifier",
+        "service_tier", "store", "timings_per_token", "user",
     }
 )  # fmt: skip
 

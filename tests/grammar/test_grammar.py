@@ -163,6 +163,18 @@ def test_a_target_without_an_end():
             Grammars(TOKENIZER, SIZE, eos).check(StructuredOutputs(regex="a"))
 
 
+def test_a_tokenizer_with_more_tokens_than_the_target():
+    """Their bits are left out."""
+    backend = byte_level()
+    backend.add_special_tokens(["<end>", *(f"<{n}>" for n in range(40))])
+    size = backend.token_to_id("<end>") + 1
+    grammars = Grammars(Tokenizer(backend), size, (size - 1,))
+    matcher = grammars.start(grammars.check(StructuredOutputs(regex="[ab]*")))
+    masks = matcher.fit(np.zeros((3, 4), np.int32), 3, 3).masks
+    assert masks.shape == (4, -(-size // 32))
+    assert size - 1 in allowed(masks[0])
+
+
 def test_a_text_that_leaves_its_grammar():
     matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(regex="ab")))
     matcher.advance(TOKENIZER.encode("x"))
