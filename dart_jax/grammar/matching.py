@@ -185,12 +185,13 @@ class _Tree:
         self.masks = np.full((slots, matcher._words), -1, np.int32)
         self._states: list[llguidance.LLMatcher | None] = [matcher._state]
         self._children: dict[tuple[int, int], int] = {}
-        self._fill(0)
+        self._fill(0, matcher._state)
 
-    def _fill(self, node: int) -> None:
-        row, state = self.masks[node], self._states[node]
-        assert state is not None
+    def _fill(self, place: int, state: llguidance.LLMatcher) -> bool:
+        """Fills the mask of a place; returns False if the grammar became too complex."""
+        row = self.masks[place]
         state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        return not state.is_error()
 
     def add(self, parent: int, token: int) -> int | None:
         """Adds a child, unless it is there already; returns its place, None if the grammar does not
@@ -202,14 +203,13 @@ class _Tree:
             return None
         if not self.masks[parent, token // 32] >> (token % 32) & 1:
             return None
+        after = None if token in self._matcher._eos else state.deep_copy()
+        if after is not None and not (after.consume_token(token) and self._fill(place, after)):
+            self.masks[place] = -1
+            return None
         self.tree[:, place] = token, parent, depth + 1
         self._children[parent, token] = place
-        ends = token in self._matcher._eos
-        after = None if ends else state.deep_copy()
         self._states.append(after)
-        if after is not None:
-            after.consume_token(token)
-            self._fill(place)
         return place
 
     def follow(self, node: int) -> None:

@@ -116,7 +116,6 @@ class SpeedupConfig(MethodChoice):
                 raise UserError("--acceptance writes texts that follow no --json-schema")
         if self.shape is not None:
             self._check_shape(self.shape)
-        _ = self.structured_outputs
         _ = self.samplings
         check_bench(self.bench)
 

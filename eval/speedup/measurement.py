@@ -87,6 +87,7 @@ class Speedup:
             a benchmark has too few prompts for a batch.
         """
         self.config, self.console = config, console
+        _ = config.structured_outputs  # an error of its file is reported before the work
         questions, missing = load_all(
             config.bench, config.tokenizer(), config.data_dir, config.prompts
         )
