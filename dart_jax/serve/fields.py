@@ -74,7 +74,7 @@ class RequestFields(_Fields):
         for name, value in fields.items() if isinstance(fields, dict) else ():
             if name in cls.model_fields or name in HARMLESS or value is None:
                 continue
-            if value not in REFUSED.get(name, ()):
+            if value not in NEUTRAL.get(name, ()):
                 message = f"{name} is not supported by this server; leave it out"
                 raise bad(message, name, "unsupported_parameter")
         return fields
@@ -200,7 +200,7 @@ HARMLESS = frozenset(
 )  # fmt: skip
 
 # Values with which other fields change nothing.
-REFUSED: Mapping[str, Sequence[Any]] = {
+NEUTRAL: Mapping[str, Sequence[Any]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "best_of": (1,),
