@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 # Grammars that stay compiled.
 _KEPT = 64
 
+# Work of the lexer in one step, at most: texts under a grammar share its lexer, which stays broken
+# for all once a step of one of them exceeds it. llguidance's default is 200,000; it does some 14,000
+# a millisecond.
+_FUEL = 20_000_000
+
+
+class GrammarError(UserError):
+    """A text cannot go on under its grammar."""
+
 
 class Masked(NamedTuple):
     """A draft tree that fits a grammar.
@@ -63,9 +72,14 @@ class Grammars:
                 )
         # Some tokenizers have more tokens than their target.
         size = max(self._vocab_size, self._tokenizer.vocab_size)
-        return llguidance.LLTokenizer(
-            self._tokenizer.backend.to_str(), n_vocab=size, eos_token=[*self._eos]
-        )
+        try:
+            return llguidance.LLTokenizer(
+                self._tokenizer.backend.to_str(), n_vocab=size, eos_token=[*self._eos]
+            )
+        except ValueError as error:
+            raise UserError(
+                f"structured outputs cannot be had with this tokenizer: {one_line(error)}"
+            ) from None
 
     def check(self, outputs: StructuredOutputs) -> str:
         """Compiles a grammar, which may take a while, and returns its source, for `start`.
@@ -76,6 +90,10 @@ class Grammars:
         source = outputs.source
         if error := self._compiled(source).get_error():
             raise UserError(f"{outputs.kind} cannot be used: {one_line(error)}")
+        matcher = self.start(source)
+        matcher.fit(np.zeros((3, 1), np.int32), 0, 0)
+        if matcher.error is not None:
+            raise UserError(f"{outputs.kind} cannot be used: it allows no text")
         return source
 
     def start(self, source: str) -> Matcher:
@@ -90,7 +108,8 @@ class Grammars:
         with self._lock:
             tokens = self._tokens
         # Without the lock, so that `start` never waits for the compilation of another grammar.
-        return llguidance.LLMatcher(tokens, source, log_level=0)
+        limits = llguidance.LLParserLimits(step_lexer_fuel=_FUEL, verbose_errors=False)
+        return llguidance.LLMatcher(tokens, source, log_level=0, limits=limits)
 
 
 @functools.lru_cache(maxsize=4)
@@ -117,7 +136,11 @@ class Matcher:
         self._state, self._tokens, self._eos = state, tokens, frozenset(eos)
         self._words = -(-tokens.vocab_size // 32)
         self._kept = -(-vocab_size // 32)
-        self.error: UserError | None = None
+        self._exists = np.full(self._words, -1, np.int32)  # bits of tokens that the target has
+        self._exists[self._kept :] = 0
+        if vocab_size % 32:
+            self._exists[self._kept - 1] = (1 << vocab_size % 32) - 1
+        self.error: GrammarError | None = None
 
     def advance(self, tokens: Iterable[int]) -> None:
         """Adds tokens to the text, up to one that ends it."""
@@ -129,12 +152,12 @@ class Matcher:
 
     def _fail(self, why: str) -> None:
         why = one_line(self._state.get_error()) or why
-        self.error = UserError(f"the text cannot go on under its grammar: {why}")
+        self.error = GrammarError(f"the text cannot go on under its grammar: {why}")
 
     def allows(self, ids: np.ndarray) -> np.ndarray:
         """Tells which tokens may follow the text: bool, as `ids`."""
         mask = np.zeros(self._words, np.int32)
-        self._state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.fill(mask, self._state)
         return (mask[ids // 32] >> ids % 32 & 1) > 0
 
     def fit(self, tree: np.ndarray, nodes: int, max_depth: int) -> Masked:
@@ -164,6 +187,11 @@ class Matcher:
                     growing.follow(place)
         return Masked(growing.tree, masks)
 
+    def fill(self, mask: np.ndarray, state: llguidance.LLMatcher) -> None:
+        """Writes which tokens may follow a state, int32 [words]."""
+        state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask &= self._exists
+
     def certain(self, state: llguidance.LLMatcher) -> list[int]:
         """Tokens that a tokenizer makes of the characters that must follow, if any must."""
         tokens = state.compute_ff_tokens()
@@ -189,8 +217,7 @@ class _Tree:
 
     def _fill(self, place: int, state: llguidance.LLMatcher) -> bool:
         """Fills the mask of a place; returns False if the grammar became too complex."""
-        row = self.masks[place]
-        state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._matcher.fill(self.masks[place], state)
         return not state.is_error()
 
     def add(self, parent: int, token: int) -> int | None:

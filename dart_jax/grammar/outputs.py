@@ -88,7 +88,7 @@ class StructuredOutputs:
                 return LLMatcher.grammar_from_regex(self.regex)
             assert self.grammar is not None
             return grammar_from("grammar", self.grammar)
-        except ValueError as error:
+        except (RecursionError, TypeError, ValueError) as error:
             raise UserError(f"{self.kind} cannot be used: {one_line(error)}") from None
 
     @property
@@ -102,8 +102,10 @@ class StructuredOutputs:
 
 
 def one_line(error: object) -> str:
-    """The first line that says something of a message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^|-")]
+    """A message in one line, without the state of llguidance."""
+    message = str(error).partition("<")[0] if "<state>" in str(error) else str(error)
+    message = message.replace("<non-verbose/>", "")
+    lines = [line.strip() for line in message.splitlines() if line.strip(" ^|-")]
     return " ".join(lines)[:300]
 
 

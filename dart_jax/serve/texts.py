@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from dart_jax.engine.request import Finish, Request, Update
 from dart_jax.generation import GeneratedText
-from dart_jax.serve.errors import ApiError, internal
+from dart_jax.grammar.matching import GrammarError
+from dart_jax.serve.errors import ApiError, bad, internal
 from dart_jax.serve.logprobs import Score
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serving.interface import AnyEngine, AnyTicket
@@ -164,6 +165,8 @@ class Texts:
         while self._inbox:
             index, update, when = self._inbox.popleft()
             text = self.texts[index]
+            if isinstance(update, GrammarError):
+                raise bad(str(update)) from update
             if isinstance(update, BaseException):
                 raise update if isinstance(update, ApiError) else internal() from update
             if text.finish is not None:

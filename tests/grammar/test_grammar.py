@@ -147,6 +147,10 @@ def test_kinds(outputs, good, bad):
         ({"regex": "a(?=b)"}, "look-around"),
         ({"regex": "("}, "unclosed group"),
         ({"grammar": "root ::= nope"}, "Rule 'nope' not found"),
+        ({"grammar": "start: start"}, "the grammar cannot be used: it allows no text"),
+        ({"regex": "[a&&b]"}, "the regex cannot be used"),
+        ({"json": {"$ref": "#"}}, "the JSON schema cannot be used"),
+        ({"json": "[" * 100_000}, "the JSON schema cannot be used"),
         ({"grammar": "start: nope"}, "the grammar cannot be used"),
     ],
 )
@@ -179,3 +183,18 @@ def test_a_text_that_leaves_its_grammar():
     matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(regex="ab")))
     matcher.advance(TOKENIZER.encode("x"))
     assert "cannot go on under its grammar" in str(matcher.error)
+
+
+def test_other_texts_do_not_break_a_grammar():
+    """All texts under a grammar share its lexer; this one is large."""
+    source = GRAMMARS.check(StructuredOutputs(regex="([a-z]{1,30} ?){1,100}"))
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        matcher = GRAMMARS.start(source)
+        for _ in range(30):
+            choices = allowed(matcher.fit(np.zeros((3, 1), np.int32), 0, 0).masks[0])
+            matcher.advance([random.choice(choices[choices != EOS]).item()])
+            assert matcher.error is None
+    matcher = GRAMMARS.start(source)
+    matcher.advance(TOKENIZER.encode("the quick brown fox jumps over the lazy dog"))
+    assert matcher.error is None
