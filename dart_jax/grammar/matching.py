@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _KEPT = 64
 
 # Work of the lexer in one step, at most: texts under a grammar share its lexer, which stays broken
-# for all once a step of one of them exceeds it. llguidance's default is 200,000; it does some 14,000
-# a millisecond.
+# for all once a step of one of them exceeds it. llguidance's default is 200,000; it does some
+# 14,000 a millisecond.
 _FUEL = 20_000_000
 
 
