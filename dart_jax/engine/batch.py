@@ -236,8 +236,7 @@ class Batch:
         trees = np.zeros((count, 3, nodes + 1), np.int32) if nodes else None
         if program.mode == "full" and self._history is None:
             self._history = self._empty_history()
-        masks = self._no_masks(count, nodes) if program.masked else None
-        self._run(program, self._table.rows([None] * count, width), trees, masks, 1, 1)
+        self._run(program, self._table.rows([None] * count, width), trees, 1, 1)
 
     def compile_beginning(self, mode: SamplingMode) -> None:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
@@ -297,7 +296,7 @@ class Batch:
         if program.masked:
             trees, masks = self._fit(sequences, places, len(slots), trees, config)
         drafts = self._drafts_of(sequences, places, trees)
-        result = self._run(program, table.rows(slots, width), trees, masks, limit, least)
+        result = self._run(program, table.rows(slots, width), trees, limit, least, masks)
         self._drafts = None
         if result.trees is not None:
             self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
@@ -383,8 +382,8 @@ class Batch:
         one from candidates that may follow the root, since some nodes will not fit."""
         if trees is None:
             return np.array([[sequence.tokens[-1]], [0], [0]], np.int32)
-        last, row, search = self._drafts, sequence.draft_row, self._search
-        if last is None or row is None or not isinstance(search, HostSearch):
+        last, row = self._drafts, sequence.draft_row
+        if last is None or row is None or not isinstance(self._search, HostSearch):
             return trees[place]
         assert sequence.matcher is not None
         packed = last.packed[row : row + 1].copy()
@@ -392,10 +391,8 @@ class Batch:
         if ids.size:
             allowed = sequence.matcher.allows(ids[0, 0])
             logits[0, 0, ~allowed] = np.finfo(np.float32).min / 2
-        key = last.host_buffer, min(_PROPOSED * (trees.shape[2] - 1), MAX_NODES)
-        if key not in self._searches:
-            self._searches[key] = search.resized(*key)
-        return np.asarray(self._searches[key](packed))[0]
+        nodes = min(_PROPOSED * (trees.shape[2] - 1), MAX_NODES)
+        return np.asarray(self._resized(self._search, last.host_buffer, nodes)(packed))[0]
 
     def _no_masks(self, rows: int, nodes: int) -> np.ndarray:
         """Masks that allow all tokens."""
@@ -424,10 +421,14 @@ class Batch:
         """The search for a config's trees."""
         if self._search is None or not config.searches:
             return None
-        key = config.host_buffer, config.nodes
+        return self._resized(self._search, config.host_buffer, config.nodes)
+
+    def _resized(self, search: TreeSearch, host_buffer: HostBuffer, nodes: int) -> TreeSearch:
+        """The search for trees of another size, made once."""
+        key = host_buffer, nodes
         if key not in self._searches:
-            same = key == (self._search.host_buffer, self._search.nodes)
-            self._searches[key] = self._search if same else self._search.resized(*key)
+            same = key == (search.host_buffer, search.nodes)
+            self._searches[key] = search if same else search.resized(*key)
         return self._searches[key]
 
     def _run(
@@ -435,9 +436,9 @@ class Batch:
         program: BurstProgram,
         rows: Rows,
         trees: np.ndarray | None,
-        masks: np.ndarray | None,
         limit: int,
         least: int,
+        masks: np.ndarray | None = None,
     ) -> BurstResult[np.ndarray]:
         """Runs a burst; returns its result on the host."""
         history = self._history if program.mode == "full" else None

@@ -150,7 +150,7 @@ class Decoder:
       first: the size to begin with; None for the largest.
       memory: what is known about these sizes.
       grammar: what all texts must follow, as `Grammars.check` returns it; None for anything.
-      grammars: of the target, if there is a grammar.
+      grammars: of the target; None only without a grammar.
       chunk: tokens of a prompt that are read at a time.
       steps: steps of a burst, at most.
     """

@@ -39,13 +39,12 @@ class StructuredOutputs:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if self.json is False:
             raise UserError("the JSON schema false allows no text; give another one")
-        if len(given) != 1:
-            has = " and ".join(given) or "nothing"
+        if len(self._given) != 1:
+            has = " and ".join(self._given) or "nothing"
             raise UserError(f"structured outputs need one of {', '.join(_KINDS)}, got {has}")
-        (name,) = given
+        [name] = self._given
         value = getattr(self, name)
         if not _KINDS[name](value):
             raise UserError(f"structured outputs have a {name} of the wrong type: {value!r}")
@@ -94,11 +93,12 @@ class StructuredOutputs:
     @property
     def kind(self) -> str:
         """The name of what is given, in words."""
-        return (
-            "the JSON schema"
-            if self.json is not None
-            else next(f"the {name}" for name in _KINDS if getattr(self, name) not in (None, False))
-        )
+        [name] = self._given
+        return "the JSON schema" if name == "json" else f"the {name}"
+
+    @property
+    def _given(self) -> list[str]:
+        return [name for name in _KINDS if getattr(self, name) not in (None, False)]
 
 
 def one_line(error: object) -> str:

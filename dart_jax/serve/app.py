@@ -94,8 +94,7 @@ class Routes:
             await encode(self._tokenizer, prompt, size, fields.add_special_tokens)
             for prompt in fields.prompt
         ]
-        grammar = await self._service.grammar(fields)
-        texts = self._service.generate(fields, prompts, grammar, arrived)
+        texts = await self._service.generate(fields, prompts, arrived)
         return CompletionAnswer(self._service, fields, texts, sum(map(len, prompts)))
 
     async def chat(self, request: Request) -> Response:
@@ -105,8 +104,7 @@ class Routes:
         if fields.top_logprobs is not None and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
         prompt = await encode_chat(self._tokenizer, fields, self._model.target.vocab_size)
-        grammar = await self._service.grammar(fields)
-        texts = self._service.generate(fields, [prompt], grammar, arrived)
+        texts = await self._service.generate(fields, [prompt], arrived)
         return ChatAnswer(self._service, fields, texts, len(prompt))
 
     async def tokenize(self, request: Request) -> Response:

@@ -13,6 +13,7 @@ import numpy as np
 from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
+from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
 from dart_jax.serve.fields import GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
@@ -82,45 +83,25 @@ class Service:
             message = f"there is no model {name!r}; this server has {', '.join(self.names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def grammar(self, fields: GenerationFields) -> str | None:
-        """Compiles the grammar that a request's texts must follow, on another thread; returns it as
-        `Grammars.check` does, None for no grammar.
-
-        Raises:
-          ApiError: the request has several, or one that cannot be used.
-        """
-        asked = structure_of(fields)
-        if asked is None:
-            return None
-        name, outputs = asked
-        try:
-            return await asyncio.to_thread(self.model.grammars.check, outputs)
-        except UserError as error:
-            raise bad(f"{name}: {error}", name) from None
-
-    def generate(
-        self,
-        fields: GenerationFields,
-        prompts: Sequence[np.ndarray],
-        grammar: str | None,
-        arrived: float,
+    async def generate(
+        self, fields: GenerationFields, prompts: Sequence[np.ndarray], arrived: float
     ) -> Texts:
         """Begins to generate `n` texts for each prompt.
 
         Args:
           fields: the client's.
           prompts: int32 [n], their tokens.
-          grammar: what the texts must follow; see `grammar`.
           arrived: when the client asked, in seconds of `time.monotonic`.
 
         Returns:
           The texts, which must be passed to `forget` at the end.
 
         Raises:
-          ApiError: there is no room for the requests, or the server is shutting down.
+          ApiError: there is no room for the requests, the server is shutting down, or the texts'
+            structure cannot be used.
           UserError: an option is out of range.
         """
-        requests, stop = self._requests(fields, prompts, grammar)
+        requests, stop = self._requests(fields, prompts, await self._grammar(fields))
         interval = self.limits.stream_interval
         try:
             texts = Texts(self.engine, self.metrics, requests, stop, arrived, interval)
@@ -135,6 +116,19 @@ class Service:
         """Ends an answer: cancels what still runs of it."""
         self.running.discard(texts)
         texts.close()
+
+    async def _grammar(self, fields: GenerationFields) -> str | None:
+        """Compiles the grammar that a request's texts must follow, on another thread; returns it as
+        `Grammars.check` does, None for no grammar."""
+        asked = structure_of(fields)
+        if asked is None:
+            return None
+        name, outputs = asked
+        try:
+            checked = StructuredOutputs.of(outputs)
+            return await asyncio.to_thread(self.model.grammars.check, checked)
+        except UserError as error:
+            raise bad(f"{name}: {error}", name) from None
 
     def _requests(
         self, fields: GenerationFields, prompts: Sequence[np.ndarray], grammar: str | None

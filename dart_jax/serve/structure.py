@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dart_jax.errors import UserError
-from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.serve.errors import bad
 from dart_jax.serve.fields import GenerationFields
 
@@ -26,12 +24,12 @@ _KINDS = {
 _FORMATS = ("text", "json_object", "json_schema")
 
 
-def structure_of(fields: GenerationFields) -> tuple[str, StructuredOutputs] | None:
-    """Returns the structure that a request asks for, and the name of the field that does; None if
-    the text may be anything.
+def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
+    """Returns the name of the field that asks for a structure, and what it asks for as fields of
+    `StructuredOutputs`, not yet checked; None if the text may be anything.
 
     Raises:
-      ApiError: several fields ask for one, or one has a wrong value.
+      ApiError: several fields ask for one, or a `response_format` is wrong.
     """
     asked: dict[str, Any] = {
         name: {kind: value}
@@ -47,10 +45,7 @@ def structure_of(fields: GenerationFields) -> tuple[str, StructuredOutputs] | No
     name = next(iter(asked))
     if len(asked) > 1:
         raise bad(f"{' and '.join(asked)} ask for a structure each; leave out all but one", name)
-    try:
-        return name, StructuredOutputs.of(asked[name])
-    except UserError as error:
-        raise bad(f"{name}: {error}", name) from None
+    return name, asked[name]
 
 
 def _of_format(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
