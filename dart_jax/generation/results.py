@@ -143,6 +143,8 @@ class GeneratedText:
         stop: Sequence[str] = (),
         stop_ids: Sequence[int] = (),
         row: int = 0,
+        *,
+        skip_special_tokens: bool = True,
     ):
         """Starts an empty text.
 
@@ -151,13 +153,14 @@ class GeneratedText:
           stop: strings that end it.
           stop_ids: ids that end it.
           row: its place in its batch.
+          skip_special_tokens: leave them out of the text.
         """
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
         self.pieces: list[Piece] = []
         self.finish: Literal["stop", "length"] | None = None
         self._row = row
-        self._text = TextStream(tokenizer, stop, stop_ids)
+        self._text = TextStream(tokenizer, stop, stop_ids, skip_special_tokens=skip_special_tokens)
         self._scores: list[TokenScores] = []
 
     def append(

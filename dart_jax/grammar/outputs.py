@@ -76,11 +76,7 @@ class StructuredOutputs:
             if self.json_object:
                 return LLMatcher.grammar_from_json_schema({"type": "object"}, _JSON)
             if self.json is not None:
-                schema = json.loads(self.json) if isinstance(self.json, str) else self.json
-                if large := next((x for x in _numbers(schema) if abs(x) > _EXACT), None):
-                    raise UserError(f"the JSON schema has {large}, a number above 2**53; lower it")
-                schema = {} if schema is True else schema
-                return LLMatcher.grammar_from_json_schema(json.dumps(schema), _JSON)
+                return LLMatcher.grammar_from_json_schema(_schema(self.json), _JSON)
             if self.choice is not None:
                 return LLMatcher.grammar_from_regex("|".join(map(re.escape, self.choice)))
             if self.regex is not None:
@@ -107,6 +103,34 @@ def one_line(error: object) -> str:
     message = message.replace("<non-verbose/>", "")
     lines = [line.strip() for line in message.splitlines() if line.strip(" ^|-")]
     return " ".join(lines)[:300]
+
+
+def json_grammar(schema: Mapping[str, Any] | bool | str) -> str:
+    """A JSON schema for `%json` in a grammar in llguidance's Lark.
+
+    Raises:
+      UserError: it is not JSON, or is no object.
+    """
+    try:
+        checked = json.loads(_schema(schema))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"the JSON schema cannot be used: {one_line(error)}") from None
+    if not isinstance(checked, dict):
+        raise UserError("the JSON schema cannot be used: it must be an object")
+    return json.dumps({"x-guidance": _JSON, **checked})
+
+
+def literal(text: str) -> str:
+    """A text that is not empty, in llguidance's Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _schema(schema: Mapping[str, Any] | bool | str) -> str:
+    """A schema as JSON; raises UserError for integers that llguidance would round."""
+    schema = json.loads(schema) if isinstance(schema, str) else schema
+    if large := next((x for x in _numbers(schema) if abs(x) > _EXACT), None):
+        raise UserError(f"the JSON schema has {large}, a number above 2**53; lower it")
+    return json.dumps({} if schema is True else schema)
 
 
 def _numbers(schema: Any) -> Iterator[int]:

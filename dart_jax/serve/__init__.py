@@ -1,7 +1,7 @@
 """The HTTP server: OpenAI's API on top of the serving engine.
 
 `app.py` has the routes. An answer goes `fields.py` (what the client asks) -> `prompts.py` (its
-tokens) -> `service.py` (the engine's requests) -> `texts.py` (the engine's updates as text) ->
-`answer.py` (events or one response). May import `dart_jax.serving`, `dart_jax.generation`,
-`dart_jax.text` and `dart_jax.programs`.
+tokens, with `tools`) -> `service.py` (the engine's requests) -> `texts.py` (the engine's updates
+as text) -> `answer.py` (events or one response). May import `dart_jax.serving`,
+`dart_jax.generation`, `dart_jax.text` and `dart_jax.programs`.
 """

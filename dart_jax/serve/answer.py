@@ -18,6 +18,8 @@ from dart_jax.serve.fields import GenerationFields
 from dart_jax.serve.logprobs import chat_scores, completion_scores
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
+from dart_jax.serve.tools.reader import CallPiece, Reading
+from dart_jax.serve.tools.request import Tools
 
 _logger = logging.getLogger(__name__)
 
@@ -163,18 +165,49 @@ class ChatAnswer(Answer):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
+    def __init__(
+        self,
+        service: Service,
+        fields: GenerationFields,
+        texts: Texts,
+        prompt_tokens: int,
+        tools: Tools | None = None,
+    ):
+        """See `Answer`; `tools`: that the texts may call."""
+        super().__init__(service, fields, texts, prompt_tokens)
+        self._readers = None if tools is None else [tools.reader() for _ in texts.texts]
+
     def _choice(self, index: int, news: News) -> dict[str, Any]:
         scores = chat_scores(news.scores, self._service.token_texts) if self._scored else None
-        rest = {"logprobs": scores, "finish_reason": news.finish}
+        reading, finish = Reading(news.text), news.finish
+        if self._readers is not None:
+            reader = self._readers[index]
+            reading = reader.push(news.text, final=finish is not None)
+            finish = "tool_calls" if finish == "stop" and reader.count else finish
+        rest = {"logprobs": scores, "finish_reason": finish}
+        calls = [self._call(piece) for piece in reading.calls]
         if not self._stream:
-            message = {"role": "assistant", "content": news.text, "refusal": None}
+            message = {"role": "assistant", "content": reading.content, "refusal": None}
+            if calls:
+                message |= {"content": reading.content or None, "tool_calls": calls}
             return {"index": index, "message": message, **rest}
         # The role comes with the first piece, not before: clients measure the time to the first
         # token by it.
-        delta = {"role": "assistant"} if news.first else {}
-        if news.text or news.first:
-            delta["content"] = news.text
+        delta: dict[str, Any] = {"role": "assistant"} if news.first else {}
+        if reading.content or news.first:
+            delta["content"] = reading.content
+        if calls:
+            delta["tool_calls"] = calls
         return {"index": index, "delta": delta, **rest}
+
+    def _call(self, piece: CallPiece) -> dict[str, Any]:
+        """Writes a piece of a call; the first one, and a whole call, has all fields."""
+        call: dict[str, Any] = {"index": piece.index} if self._stream else {}
+        function = {"arguments": piece.arguments}
+        if piece.id is not None:
+            call |= {"id": piece.id, "type": "function"}
+            function = {"name": piece.name, **function}
+        return call | {"function": function}
 
 
 def _event(content: Any) -> bytes:

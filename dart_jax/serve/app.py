@@ -30,8 +30,9 @@ from dart_jax.serve.fields import (
     TokenizeFields,
     receive,
 )
-from dart_jax.serve.prompts import encode, encode_chat
+from dart_jax.serve.prompts import check_chat, encode, encode_chat
 from dart_jax.serve.service import Service
+from dart_jax.serve.tools.request import Tools
 
 _logger = logging.getLogger(__name__)
 _Fields = TypeVar("_Fields", bound=RequestFields)
@@ -103,9 +104,12 @@ class Routes:
         fields = await self._fields(ChatFields, request)
         if fields.top_logprobs is not None and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
-        prompt = await encode_chat(self._tokenizer, fields, self._model.target.vocab_size)
-        texts = await self._service.generate(fields, [prompt], arrived)
-        return ChatAnswer(self._service, fields, texts, len(prompt))
+        check_chat(self._tokenizer, fields)
+        tools = Tools.of(fields, self._tokenizer)
+        size = self._model.target.vocab_size
+        prompt = await encode_chat(self._tokenizer, fields, size, tools)
+        texts = await self._service.generate(fields, [prompt], arrived, tools)
+        return ChatAnswer(self._service, fields, texts, len(prompt), tools)
 
     async def tokenize(self, request: Request) -> Response:
         """Returns the tokens of a text or a chat."""
@@ -113,6 +117,7 @@ class Routes:
         if (fields.prompt is None) == (fields.messages is None):
             raise bad("pass either prompt or messages", "prompt")
         if fields.prompt is None:
+            check_chat(self._tokenizer, fields)
             tokens = await encode_chat(self._tokenizer, fields, size)
         else:
             tokens = await encode(self._tokenizer, fields.prompt, size, fields.add_special_tokens)

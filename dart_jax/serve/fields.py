@@ -7,7 +7,7 @@ refused by name: it might change the answer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -106,6 +106,7 @@ class GenerationFields(RequestFields):
     stop: Strings = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     # The text's structure; see `structure.py`.
     response_format: dict[str, Any] = {"type": "text"}
     structured_outputs: dict[str, Any] | None = None
@@ -150,10 +151,45 @@ class CompletionFields(GenerationFields):
         return self.logprobs
 
 
+class Function(_Fields):
+    """A function that a model may ask the client to call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class Tool(_Fields):
+    """A tool: a function."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: Function
+
+
+def _tool_choice(value: Any) -> Any:
+    """Returns a tool choice; raises ValueError if it is none."""
+    if value in ("none", "auto", "required"):
+        return value
+    function = value.get("function") if isinstance(value, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        return value
+    raise ValueError(
+        'must be none, auto, required or {"type": "function", "function": {"name": ...}}'
+    )
+
+
 class ChatFields(GenerationFields):
     """The body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
+    tools: list[Tool] = []
+    tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"
+    parallel_tool_calls: bool = True
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -193,7 +229,7 @@ class DetokenizeFields(RequestFields):
 HARMLESS = frozenset(
     {
         "cache_prompt", "cache_salt", "guided_decoding_backend", "metadata",
-        "parallel_tool_calls", "prediction", "priority", "prompt_cache_key",
+        "prediction", "priority", "prompt_cache_key",
         "prompt_cache_retention", "request_id", "return_progress", "safety_identifier",
         "service_tier", "store", "timings_per_token", "user",
     }
@@ -214,11 +250,8 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "logits_processors": ([],),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "use_beam_search": (False,),
 }
 

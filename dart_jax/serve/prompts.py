@@ -12,13 +12,14 @@ from dart_jax.errors import UserError
 from dart_jax.generation.prompts import Prompt, encode_prompt
 from dart_jax.serve.errors import bad
 from dart_jax.serve.fields import ChatFields, TokenizeFields
+from dart_jax.serve.tools.request import Tools, with_tools
 from dart_jax.text.tokenizer import Tokenizer
 
 # Arguments of `apply_chat_template` that are not the template's.
 _NOT_THE_TEMPLATES = {
     "chat_template", "continue_final_message", "conversation", "max_length", "padding",
     "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
-    "tokenizer_kwargs", "truncation",
+    "tokenizer_kwargs", "tools", "truncation",
 }  # fmt: skip
 
 
@@ -33,27 +34,45 @@ async def encode(
     return await _encode("prompt", tokenizer, prompt, {}, vocab_size, add_special_tokens)
 
 
-async def encode_chat(
-    tokenizer: Tokenizer, fields: ChatFields | TokenizeFields, vocab_size: int
-) -> np.ndarray:
-    """Returns the tokens of a request's messages, up to where the answer begins, int32 [n].
-
-    Raises:
-      ApiError: there is no chat template, it refuses the messages, their contents are not text, or
-        the target does not have one of their tokens.
-    """
-    template, options = tokenizer.chat_template, fields.chat_template_kwargs
+def check_chat(tokenizer: Tokenizer, fields: ChatFields | TokenizeFields) -> None:
+    """Raises ApiError if there is no chat template, or nothing for it, or it has not these
+    options."""
+    template = tokenizer.chat_template
     if not template:
         message = "this model has no chat template; use /v1/completions"
         raise bad(message, "messages", "no_chat_template")
     names = list(template) if isinstance(template, dict) else []
-    for name, value in options.items():
+    for name, value in fields.chat_template_kwargs.items():
         if name in _NOT_THE_TEMPLATES and not (name == "chat_template" and value in names):
             raise bad(f"chat_template_kwargs must not have {name}", "chat_template_kwargs")
     if not fields.messages:
         raise bad("messages must not be empty", "messages")
-    chat = [_only_text(message, place) for place, message in enumerate(fields.messages)]
-    options = {"add_generation_prompt": fields.add_generation_prompt} | options
+
+
+async def encode_chat(
+    tokenizer: Tokenizer,
+    fields: ChatFields | TokenizeFields,
+    vocab_size: int,
+    tools: Tools | None = None,
+) -> np.ndarray:
+    """Returns the tokens of a request's messages, up to where the answer begins, int32 [n].
+
+    Args:
+      tokenizer: the target's.
+      fields: the client's, as `check_chat` allows them.
+      vocab_size: the target's.
+      tools: that the answer may call.
+
+    Raises:
+      ApiError: the chat template refuses the messages, their contents are not text, or the target
+        does not have one of their tokens.
+    """
+    options: dict[str, Any] = {"add_generation_prompt": fields.add_generation_prompt}
+    options |= fields.chat_template_kwargs
+    chat = [_only_text(message, place) for place, message in enumerate(fields.messages or ())]
+    has_calls = any(message.keys() & {"tool_calls", "tool_call_id"} for message in chat)
+    if tools is not None or has_calls:
+        chat, options["tools"] = with_tools(tokenizer, chat, options, tools)
     return await _encode("messages", tokenizer, chat, options, vocab_size)
 
 

@@ -20,6 +20,7 @@ from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.structure import structure_of
 from dart_jax.serve.texts import Texts
+from dart_jax.serve.tools.request import Tools
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.interface import AnyEngine, QueueFull
 
@@ -84,7 +85,11 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def generate(
-        self, fields: GenerationFields, prompts: Sequence[np.ndarray], arrived: float
+        self,
+        fields: GenerationFields,
+        prompts: Sequence[np.ndarray],
+        arrived: float,
+        tools: Tools | None = None,
     ) -> Texts:
         """Begins to generate `n` texts for each prompt.
 
@@ -92,6 +97,7 @@ class Service:
           fields: the client's.
           prompts: int32 [n], their tokens.
           arrived: when the client asked, in seconds of `time.monotonic`.
+          tools: that the texts may call.
 
         Returns:
           The texts, which must be passed to `forget` at the end.
@@ -101,10 +107,19 @@ class Service:
             structure cannot be used.
           UserError: an option is out of range.
         """
-        requests, stop = self._requests(fields, prompts, await self._grammar(fields))
-        interval = self.limits.stream_interval
+        grammar = await self._grammar(fields, tools)
+        requests, stop = self._requests(fields, prompts, grammar)
         try:
-            texts = Texts(self.engine, self.metrics, requests, stop, arrived, interval)
+            texts = Texts(
+                self.engine,
+                self.metrics,
+                requests,
+                stop,
+                arrived,
+                self.limits.stream_interval,
+                skip_special_tokens=fields.skip_special_tokens
+                and not (tools is not None and tools.special),
+            )
         except QueueFull as error:
             raise busy(str(error), error.retry_after) from None
         except EngineClosed as error:
@@ -117,15 +132,19 @@ class Service:
         self.running.discard(texts)
         texts.close()
 
-    async def _grammar(self, fields: GenerationFields) -> str | None:
+    async def _grammar(self, fields: GenerationFields, tools: Tools | None) -> str | None:
         """Compiles the grammar that a request's texts must follow, on another thread; returns it as
         `Grammars.check` does, None for no grammar."""
         asked = structure_of(fields)
-        if asked is None:
+        if asked is None and tools is None:
             return None
-        name, outputs = asked
+        name, outputs = asked or ("tools", None)
         try:
-            checked = StructuredOutputs.of(outputs)
+            checked = None if outputs is None else StructuredOutputs.of(outputs)
+            if tools is not None:
+                checked = tools.outputs(checked)
+            if checked is None:
+                return None
             return await asyncio.to_thread(self.model.grammars.check, checked)
         except UserError as error:
             raise bad(f"{name}: {error}", name) from None

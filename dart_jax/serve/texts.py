@@ -46,14 +46,22 @@ class Text:
       last: when its last ones came.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, stop: Sequence[str] = ()):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        request: Request,
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+    ):
         """Starts an empty text, which the strings `stop` and the request's ids end."""
         self.request = request
         self.first: float | None = None
         self.last = 0.0
-        self._text = GeneratedText(tokenizer, stop, request.stop_ids)
+        skip, ids = skip_special_tokens, request.stop_ids
+        self._text = GeneratedText(tokenizer, stop, ids, skip_special_tokens=skip)
         # The one above holds back what may begin a stop string; this one knows where tokens are.
-        self._places = TextStream(tokenizer, stop_ids=request.stop_ids)
+        self._places = TextStream(tokenizer, stop_ids=ids, skip_special_tokens=skip)
         self._offset = 0  # characters of the tokens so far
         self._scores: list[Score] = []  # not sent yet
         self._pieces = 0  # of the text that were sent
@@ -110,6 +118,8 @@ class Texts:
         stop: Sequence[str],
         arrived: float,
         interval: float = 0.0,
+        *,
+        skip_special_tokens: bool = True,
     ):
         """Passes the requests to the engine.
 
@@ -120,12 +130,16 @@ class Texts:
           stop: strings that end a text.
           arrived: when the client asked, in seconds of `time.monotonic`.
           interval: seconds between two returns of `more`, at least, except for an end.
+          skip_special_tokens: leave them out of the texts.
 
         Raises:
           UserError: as `Engine.submit`; then nothing is generated.
         """
         self._metrics, self._arrived = metrics, arrived
-        self.texts = [Text(engine.model.tokenizer, request, stop) for request in requests]
+        self.texts = [
+            Text(engine.model.tokenizer, request, stop, skip_special_tokens=skip_special_tokens)
+            for request in requests
+        ]
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._woken = False  # whether the loop is to set `_news`

@@ -29,15 +29,21 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] | str = (), stop_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] | str = (),
+        stop_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
     ):
         """Starts an empty text.
 
         Args:
-          tokenizer: special tokens are skipped.
+          tokenizer: the text's.
           stop: strings that end the text; they may begin within a token. The name of a special
             token ends it at that token.
           stop_ids: tokens that end the text and are not part of it.
+          skip_special_tokens: leave them out.
 
         Raises:
           UserError: a stop string is empty, not valid Unicode, or has the name of a special token
@@ -45,7 +51,8 @@ class TextStream:
         """
         self.stopped = False
         self._tokenizer = tokenizer
-        self._context: list[int] = []  # the last ids, special ones excluded
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._context: list[int] = []  # the last ids that are not skipped
         self._returned = 0  # characters of their text that were returned
         self._run: list[int] = []  # byte tokens after the context
         self._stops: list[str] = []
@@ -81,13 +88,13 @@ class TextStream:
             self.stopped = True
             return rest
         token = self._tokenizer.backend.id_to_token(token_id)
-        if self.stopped or not token or token_id in self._tokenizer.special_ids:
+        if self.stopped or not token or token_id in self._skipped:
             return ""
         self._run.append(token_id)
         if not _is_byte(token):
             return self._until_stop(self._decode(final=False))
         if self._stops and self._is_valid_run():
-            new = self._tokenizer.decode(self._context + self._run)[self._returned :]
+            new = self._text_of(self._context + self._run)[self._returned :]
             if any(stop in self._held + new for stop in self._stops):
                 return self._until_stop(self._decode(final=True))
         return ""
@@ -112,15 +119,18 @@ class TextStream:
     def _decode(self, final: bool) -> str:
         """Moves the run into the context; returns what was not returned yet."""
         ids = self._context + self._run
-        text = self._tokenizer.decode(ids)
+        text = self._text_of(ids)
         # Only the last character can still change, and only if it may be part of one.
         end = len(text) - (text.endswith(_REPLACEMENT) and not final)
         new, held = text[self._returned : end], len(text) - end
         self._context, self._run = ids[-_CONTEXT:], []
         if len(ids) > _CONTEXT:
-            text = self._tokenizer.decode(self._context)
+            text = self._text_of(self._context)
         self._returned = len(text) - held
         return new
+
+    def _text_of(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=bool(self._skipped))
 
     def _until_stop(self, new: str) -> str:
         """Adds text; returns what comes before the first completed stop string, or before what may

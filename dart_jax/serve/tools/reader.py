@@ -1,0 +1,273 @@
+"""Reads calls of tools out of the text of a model, piece by piece."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Collection
+from typing import Any
+
+from dart_jax.serve.tools.formats import ToolFormat
+
+# The beginning of a call up to its arguments, as most models write it.
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# The same where the name precedes the object.
+_BARE_HEAD = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+_BARE_BEGINNING = re.compile(r"[\w.-]*(?:\[[\w\]]*)?\s*")
+
+# Characters around calls.
+_BETWEEN = " \r\n\t,;[]"
+
+# Llama's mark of a call; most of its models leave it out.
+_PYTHON_TAG = "<|python_tag|>"
+
+# Of ids, which Mistral's templates accept only like this.
+_ID_LETTERS, _ID_LENGTH = string.ascii_letters + string.digits, 9
+
+
+def new_id() -> str:
+    """Returns the id of a new call."""
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+
+
+@dataclasses.dataclass
+class CallPiece:
+    """A piece of a call.
+
+    Attributes:
+      index: which call of the answer, from 0.
+      id: of the call, in its first piece.
+      name: of the tool, in the first piece.
+      arguments: more of the text of the arguments.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclasses.dataclass
+class Reading:
+    """A piece of an answer.
+
+    Attributes:
+      content: more of the text.
+      calls: more of calls, one piece of each.
+    """
+
+    content: str = ""
+    calls: list[CallPiece] = dataclasses.field(default_factory=list)
+
+
+class ToolCallReader:
+    """Reads one answer: what comes out in pieces is, joined, the same as of the whole text.
+
+    Arguments are passed on while they are written. What looks like a call and is none is text.
+
+    Attributes:
+      count: calls so far.
+    """
+
+    def __init__(self, format: ToolFormat, names: Collection[str], parallel: bool = True):
+        """Begins an answer.
+
+        Args:
+          format: of its calls.
+          names: of the tools. Where nothing marks a call, those of other names are none.
+          parallel: read all calls; otherwise only the first.
+        """
+        self.count = 0
+        self._format, self._names, self._parallel = format, names, parallel
+        self._rest = ""  # not read yet
+        self._final = False  # whether nothing follows
+        self._marked = ""  # what marked the calls that are read, in case that they are none
+        self._nesting = _Nesting()
+        self._read: Callable[[], bool] = self._text if format.begin else self._start
+        self._reading = Reading()
+
+    def push(self, text: str, *, final: bool = False) -> Reading:
+        """Reads more of the answer; `final`: nothing follows."""
+        self._rest += text
+        self._final, self._reading = final, Reading()
+        while self._rest and self._read():
+            pass
+        if final:
+            self._reading.content += self._marked  # nothing follows it
+        return self._reading
+
+    # Each of these reads a part of `_rest`; False if it needs more of it.
+
+    def _start(self) -> bool:
+        """Decides by the first character whether an answer is a call."""
+        begins = self._rest.lstrip()
+        if not self._final and _PYTHON_TAG.startswith(begins):
+            return False
+        marked = begins.startswith(_PYTHON_TAG)
+        if not marked and not begins.startswith("{"):
+            return self._go_on(self._plain)
+        self._marked = self._take(len(self._rest) - len(begins) + marked * len(_PYTHON_TAG))
+        return self._go_on(self._call)
+
+    def _plain(self) -> bool:
+        self._reading.content += self._take(len(self._rest))
+        return True
+
+    def _text(self) -> bool:
+        """Reads text up to a mark. Spaces before the mark, or after a call, belong to neither."""
+        begin = self._format.begin
+        at = self._rest.find(begin)
+        if at >= 0:
+            text = self._rest[:at].rstrip()
+            self._reading.content += self._take(len(text))
+            self._marked = self._take(at - len(text) + len(begin))
+            return self._go_on(self._call)
+        if self._final:
+            text = self._take(len(self._rest))
+            self._reading.content += text if text.strip() or not self.count else ""
+            return True
+        held = next(n for n in range(len(begin), -1, -1) if self._rest.endswith(begin[:n]))
+        sure = self._rest[: len(self._rest) - held].rstrip()
+        self._reading.content += self._take(len(sure))
+        return False
+
+    def _call(self) -> bool:
+        """Reads the beginning of a call, or what ends a list of them."""
+        format = self._format
+        marks = [mark for mark in (format.end, format.begin) if mark]
+        rest = self._rest
+        while rest[:1] and rest[0] in _BETWEEN and not any(map(rest.startswith, marks)):
+            if not self._final and any(mark.startswith(rest) for mark in marks):
+                return False
+            rest = rest[1:]
+        if mark := next(filter(rest.startswith, marks), None):
+            self._skip(rest)
+            self._take(len(mark))
+            return self._go_on(self._text if mark == format.end else self._call)
+        if not rest or any(mark.startswith(rest) for mark in marks):
+            if not self._final:
+                return False
+            if self.count:  # cut off between calls
+                return bool(self._take(len(self._rest)))
+        pattern = _HEAD if format.arguments else _BARE_HEAD
+        if (head := pattern.match(rest)) and (format.begin or head[1] in self._names):
+            self._skip(rest)
+            self._take(head.end())
+            self._begin(head[1])
+            self._nesting = _Nesting()
+            return self._go_on(self._arguments)
+        if rest.startswith("{"):
+            return self._object(rest)
+        bare = _BARE_BEGINNING.fullmatch(rest) if not format.arguments else None
+        if bare and not self._final:
+            return False
+        return self._no_call(rest)
+
+    def _object(self, rest: str) -> bool:
+        """Reads a call that is written in another order, once it is complete."""
+        end = _Nesting().end(rest)
+        if end is None:
+            return self._no_call(rest) if self._final else False
+        name, arguments = _call_of(rest[:end])
+        if name is None or not (self._format.begin or name in self._names):
+            return self._no_call(rest)
+        self._skip(rest)
+        self._take(end)
+        self._begin(name)
+        self._add(arguments)
+        return self._go_on(self._call)
+
+    def _arguments(self) -> bool:
+        """Reads arguments: an object."""
+        end = self._nesting.end(self._rest)
+        self._add(self._take(len(self._rest) if end is None else end))
+        if end is None:
+            return False
+        self._nesting = _Nesting(depth=1)
+        return self._go_on(self._closing if self._format.arguments else self._call)
+
+    def _closing(self) -> bool:
+        """Skips what follows the arguments in the object of a call."""
+        end = self._nesting.end(self._rest)
+        self._take(len(self._rest) if end is None else end)
+        return end is not None and self._go_on(self._call)
+
+    def _no_call(self, rest: str) -> bool:
+        """Goes on with text; so is what was taken for the mark of a call."""
+        if not self._marked:
+            self._skip(rest)
+        self._reading.content += self._marked
+        self._marked = ""
+        return self._go_on(self._text if self._format.begin else self._plain)
+
+    def _begin(self, name: str) -> None:
+        self.count += 1
+        self._marked = ""
+        if self.count == 1 or self._parallel:
+            self._reading.calls.append(CallPiece(self.count - 1, new_id(), name))
+
+    def _add(self, arguments: str) -> None:
+        if self.count > 1 and not self._parallel:
+            return
+        pieces, index = self._reading.calls, self.count - 1
+        if not pieces or pieces[-1].index != index:
+            pieces.append(CallPiece(index))
+        pieces[-1].arguments += arguments
+
+    def _go_on(self, read: Callable[[], bool]) -> bool:
+        self._read = read
+        return True
+
+    def _take(self, count: int) -> str:
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
+
+    def _skip(self, rest: str) -> None:
+        """Takes what comes before the rest."""
+        self._take(len(self._rest) - len(rest))
+
+
+@dataclasses.dataclass
+class _Nesting:
+    """Place in a JSON object: how many braces are open, and whether it is in a string."""
+
+    depth: int = 0
+    quoted: bool = False
+    escaped: bool = False
+
+    def end(self, text: str) -> int | None:
+        """Goes on through a text; returns where the last brace is closed, None if it is not."""
+        for place, character in enumerate(text, 1):
+            if self.escaped:
+                self.escaped = False
+            elif self.quoted:
+                self.escaped, self.quoted = character == "\\", character != '"'
+            elif character == '"':
+                self.quoted = True
+            elif character in "{}":
+                self.depth += 1 if character == "{" else -1
+                if not self.depth:
+                    return place
+        return None
+
+
+def _call_of(text: str) -> tuple[str | None, str]:
+    """The name and the arguments of a call; no name if it is none."""
+    try:
+        call: Any = json.loads(text, strict=False)
+    except ValueError:
+        return None, ""
+    function = call.get("function")
+    if isinstance(function, dict):
+        call = function
+    elif isinstance(function, str):
+        call = {"name": function, **call}
+    arguments = next((call[key] for key in ("arguments", "parameters") if key in call), {})
+    if not isinstance(call.get("name"), str):
+        return None, ""
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return call["name"], arguments
