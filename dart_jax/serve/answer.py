@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from dart_jax.serve.errors import ApiError, internal, json_response, to_json
 from dart_jax.serve.fields import GenerationFields
-from dart_jax.serve.logprobs import chat_scores, completion_scores
+from dart_jax.serve.logprobs import chat_scores, completion_scores, id_of, prompt_scores
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
 
@@ -64,7 +64,8 @@ class Answer(Response):
         self._service, self._texts = service, texts
         self._stream, self._options = fields.stream, fields.stream_options
         self._prompt_tokens = prompt_tokens
-        self._scored = fields.top is not None
+        self._scored, self._prompt_top = fields.top is not None, fields.prompt_logprobs
+        self._name = id_of if fields.return_tokens_as_token_ids else service.token_texts.text_of
         self._head = {
             "id": f"{self.prefix}{uuid.uuid4().hex}",
             "object": self.chunk_kind if fields.stream else self.kind,
@@ -75,6 +76,18 @@ class Answer(Response):
     def _choice(self, index: int, news: News) -> dict[str, Any]:
         """Writes the news of the `index`th text: all of it, unless it is streamed."""
         raise NotImplementedError
+
+    def _prompt_scores(self, index: int) -> dict[str, Any]:
+        """Writes those of the `index`th text's prompt, if they were asked for."""
+        if self._prompt_top is None:
+            return {}
+        scores, texts = self._texts.texts[index].prompt_scores, self._service.token_texts
+        return {"prompt_logprobs": prompt_scores(scores, self._prompt_top, texts)}
+
+    def _all(self) -> dict[str, Any]:
+        """Writes the whole answer."""
+        choices = [self._choice(index, news) for index, news in self._news()]
+        return self._head | {"choices": choices, "usage": self._usage}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
@@ -88,8 +101,7 @@ class Answer(Response):
         try:
             while self._texts.running:
                 await self._texts.more()
-            choices = [self._choice(index, news) for index, news in self._news()]
-            response = json_response(self._head | {"choices": choices, "usage": self._usage})
+            response = json_response(self._all())
         except Exception as error:
             response = self._failure(error).response
         await response(scope, receive, send)
@@ -147,12 +159,13 @@ class CompletionAnswer(Answer):
     prefix = "cmpl-"
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        scores = completion_scores(news.scores, self._service.token_texts) if self._scored else None
+        scores = completion_scores(news.scores, self._name) if self._scored else None
         return {
             "index": index,
             "text": news.text,
             "logprobs": scores,
             "finish_reason": news.finish,
+            **self._prompt_scores(index),
         }
 
 
@@ -163,8 +176,12 @@ class ChatAnswer(Answer):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl-"
 
+    def _all(self) -> dict[str, Any]:
+        return super()._all() | self._prompt_scores(0)
+
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        scores = chat_scores(news.scores, self._service.token_texts) if self._scored else None
+        texts = self._service.token_texts
+        scores = chat_scores(news.scores, texts, self._name) if self._scored else None
         rest = {"logprobs": scores, "finish_reason": news.finish}
         if not self._stream:
             message = {"role": "assistant", "content": news.text, "refusal": None}

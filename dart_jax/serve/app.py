@@ -30,7 +30,7 @@ from dart_jax.serve.fields import (
     TokenizeFields,
     receive,
 )
-from dart_jax.serve.prompts import encode, encode_chat
+from dart_jax.serve.prompts import echo_of, encode, encode_chat
 from dart_jax.serve.service import Service
 
 _logger = logging.getLogger(__name__)
@@ -94,7 +94,12 @@ class Routes:
             await encode(self._tokenizer, prompt, size, fields.add_special_tokens)
             for prompt in fields.prompt
         ]
-        texts = await self._service.generate(fields, prompts, arrived)
+        echoes = [
+            await echo_of(self._tokenizer, prompt, tokens, fields.add_special_tokens)
+            for prompt, tokens in zip(fields.prompt, prompts, strict=True)
+            if fields.echo
+        ]
+        texts = await self._service.generate(fields, prompts, arrived, echoes)
         return CompletionAnswer(self._service, fields, texts, sum(map(len, prompts)))
 
     async def chat(self, request: Request) -> Response:

@@ -93,7 +93,7 @@ class GenerationFields(RequestFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(1, ge=1)
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -106,6 +106,8 @@ class GenerationFields(RequestFields):
     stop: Strings = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    prompt_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    return_tokens_as_token_ids: bool = False
     # The text's structure; see `structure.py`.
     response_format: dict[str, Any] = {"type": "text"}
     structured_outputs: dict[str, Any] | None = None
@@ -135,19 +137,34 @@ class GenerationFields(RequestFields):
         """Number of most likely tokens to report; None for no log-probabilities."""
         raise NotImplementedError
 
+    @property
+    def prompt_top(self) -> int | None:
+        """The same for the tokens of a prompt."""
+        return self.prompt_logprobs
+
 
 class CompletionFields(GenerationFields):
     """The body of /v1/completions."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: int | None = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool = False
     add_special_tokens: bool = True
 
     @property
     def top(self) -> int | None:
         """See `GenerationFields`."""
         return self.logprobs
+
+    @property
+    def prompt_top(self) -> int | None:
+        """See `GenerationFields`; for an echo without a text nothing is asked of the engine but to
+        read the prompt."""
+        wanted = [self.prompt_logprobs]
+        if self.echo:
+            wanted += [self.logprobs, 0 if self.max_tokens == 0 else None]
+        return max((count for count in wanted if count is not None), default=None)
 
 
 class ChatFields(GenerationFields):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation.prompts import Prompt, encode_prompt
 from dart_jax.serve.errors import bad
 from dart_jax.serve.fields import ChatFields, TokenizeFields
+from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
 # Arguments of `apply_chat_template` that are not the template's.
@@ -31,6 +33,43 @@ async def encode(
       ApiError: as the UserError of `encode_prompt`.
     """
     return await _encode("prompt", tokenizer, prompt, {}, vocab_size, add_special_tokens)
+
+
+class Echo(NamedTuple):
+    """A prompt that is repeated before the texts that continue it.
+
+    Attributes:
+      text: its characters.
+      tokens: its ids.
+      offsets: characters before each of them.
+    """
+
+    text: str
+    tokens: list[int]
+    offsets: list[int]
+
+
+async def echo_of(
+    tokenizer: Tokenizer, prompt: Prompt, tokens: np.ndarray, add_special_tokens: bool
+) -> Echo:
+    """Returns the echo of a text, or of token ids: then without special tokens, as texts have
+    none. `tokens`: as `encode` returned them for the same prompt."""
+    return await asyncio.to_thread(_echo, tokenizer, prompt, tokens.tolist(), add_special_tokens)
+
+
+def _echo(
+    tokenizer: Tokenizer, prompt: Prompt, tokens: list[int], add_special_tokens: bool
+) -> Echo:
+    if isinstance(prompt, str):
+        options = {"add_special_tokens": add_special_tokens}
+        [encoding] = tokenizer.backend.encode_batch([prompt], **options)
+        # What is added has no place in the text, and says 0 even at its end.
+        offsets = list(accumulate((begin for begin, _ in encoding.offsets), max))
+        return Echo(prompt, tokens, offsets)
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(token) for token in tokens]
+    offsets = list(accumulate(map(len, pieces[:-1]), initial=0))
+    return Echo("".join(pieces) + stream.finish(), tokens, offsets)
 
 
 async def encode_chat(

@@ -18,6 +18,7 @@ from dart_jax.serve.errors import ApiError, bad, busy, unavailable
 from dart_jax.serve.fields import GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
+from dart_jax.serve.prompts import Echo
 from dart_jax.serve.structure import structure_of
 from dart_jax.serve.texts import Texts
 from dart_jax.serving.engine import EngineClosed
@@ -84,7 +85,11 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def generate(
-        self, fields: GenerationFields, prompts: Sequence[np.ndarray], arrived: float
+        self,
+        fields: GenerationFields,
+        prompts: Sequence[np.ndarray],
+        arrived: float,
+        echoes: Sequence[Echo] = (),
     ) -> Texts:
         """Begins to generate `n` texts for each prompt.
 
@@ -92,6 +97,7 @@ class Service:
           fields: the client's.
           prompts: int32 [n], their tokens.
           arrived: when the client asked, in seconds of `time.monotonic`.
+          echoes: of all prompts, if the texts begin with them.
 
         Returns:
           The texts, which must be passed to `forget` at the end.
@@ -104,7 +110,8 @@ class Service:
         requests, stop = self._requests(fields, prompts, await self._grammar(fields))
         interval = self.limits.stream_interval
         try:
-            texts = Texts(self.engine, self.metrics, requests, stop, arrived, interval)
+            repeated = [echo for echo in echoes for _ in range(fields.n)]
+            texts = Texts(self.engine, self.metrics, requests, stop, arrived, interval, repeated)
         except QueueFull as error:
             raise busy(str(error), error.retry_after) from None
         except EngineClosed as error:
@@ -139,6 +146,11 @@ class Service:
         if count > most:
             message = f"{count} texts were asked for at once; the most is {most}"
             raise bad(message, "n" if fields.n > 1 else "prompt")
+        if fields.most_tokens == 0 and fields.prompt_top is None:
+            message = "max_tokens must be at least 1 without prompt_logprobs (or echo), got 0"
+            raise bad(message, "max_tokens")
+        if fields.stream and fields.prompt_logprobs is not None:
+            raise bad("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
         tokenizer, vocab_size = self.model.tokenizer, self.model.target.vocab_size
         stop, ids = split_stops(tokenizer, [*fields.stop, *fields.stop_token_ids], vocab_size)
         check_ids("logit_bias", fields.logit_bias, vocab_size, tokenizer)
@@ -155,6 +167,7 @@ class Service:
             "stop_ids": tuple(dict.fromkeys((*eos, *ids))),
             "grammar": grammar,
             "logprobs": fields.top,
+            "prompt_logprobs": fields.prompt_top,
         }
         every = enumerate(prompt for prompt in prompts for _ in range(fields.n))
         return [
@@ -167,7 +180,7 @@ class Service:
         longest, count = self.engine.max_length, len(tokens)
         if count < 1:
             raise bad("the prompt is empty; give it at least one token", "prompt")
-        if count >= longest or count + (most or 0) > longest:
+        if count + (1 if most is None else most) > longest:
             wish = "" if most is None else f" and {most} new tokens were asked for"
             raise bad(
                 f"the prompt has {count} tokens{wish}, but prompt and text together have at most "

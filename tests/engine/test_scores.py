@@ -1,4 +1,4 @@
-"""Scores of prompts: those of transformers, however prompts are read and whatever else is served."""
+"""Scores of prompts: those of transformers, however they are read and whatever else is served."""
 
 import dataclasses
 import time

@@ -219,7 +219,6 @@ def test_many_at_once(served, greedy):
         ({"prompt": ""}, 400, "prompt", "the prompt is empty"),
         ({"prompt": "x " * 600}, 400, "prompt", "tokens and 24 new tokens were asked for"),
         ({"max_tokens": 600}, 400, "prompt", "have at most 512"),
-        ({"echo": True}, 400, "echo", "echo is not supported by this server; leave it out"),
         ({"suffix": "x"}, 400, "suffix", "suffix is not supported"),
         ({"best_of": 2}, 400, "best_of", "best_of is not supported"),
         ({"extra_body": {"guided_regex": "("}}, 400, "guided_regex", "unclosed group"),
