@@ -122,6 +122,17 @@ def test_one_that_must_wait_again(demo, prompts, expected, reads):
     assert all(update.prompt_logprobs is None for update in answer.updates[1:])
 
 
+def test_numbers_that_are_none(demo, prompts):
+    target = demo.params["target"]
+    norm = {"scale": target["norm"]["scale"] * np.nan}
+    params = {**demo.params, "target": {**target, "norm": norm}}
+    engine = Engine(dataclasses.replace(demo, params=params), ServingConfig(**SMALL))
+    for new in (0, 5):
+        with pytest.raises(UserError, match="logits are NaN in a prompt"):
+            ask(engine, scored(prompts[1], new))
+    engine.close()
+
+
 def test_what_cannot_be_scored(demo, prompts):
     engine = Engine(demo, ServingConfig(**SMALL))
     tokens = np.resize(prompts[0], 320)

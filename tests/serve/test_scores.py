@@ -217,7 +217,6 @@ metric_list: [{{metric: acc}}]
 """
 
 
-@pytest.mark.long
 def test_lm_evaluation_harness(served, target, expected, tmp_path):
     """Its log-likelihoods of choices are those of transformers."""
     judge("lm_eval")
@@ -231,7 +230,7 @@ def test_lm_evaluation_harness(served, target, expected, tmp_path):
     options = "--tasks", "tiny", "--include_path", str(tmp_path), "--log_samples"
     subprocess.run(
         [
-            *(sys.executable, "-m", "lm_eval", "run", "--model", "local-completions"),
+            *(sys.executable, "-m", "lm_eval", "--model", "local-completions"),
             *("--model_args", f"{model},num_concurrent=4,max_length=512", *options),
             *("--output_path", str(tmp_path / "results")),
         ],
