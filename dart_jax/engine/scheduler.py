@@ -246,8 +246,8 @@ class Sequence:
         if most is None:
             return None
         if not self.scores:  # of a single token
-            ids = np.zeros((0, most), np.int32)
-            return Logprobs(np.zeros(0, np.float32), ids, ids.astype(np.float32), ids[:, 0])
+            none, top = np.zeros(0, np.float32), np.zeros((0, most), np.float32)
+            return Logprobs(none, top.astype(np.int32), top, none.astype(np.int32))
         return Logprobs(*map(np.concatenate, zip(*self.scores, strict=True)))
 
     def advance(self, rows: int) -> None:

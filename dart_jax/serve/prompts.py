@@ -40,12 +40,10 @@ class Echo(NamedTuple):
 
     Attributes:
       text: its characters.
-      tokens: its ids.
-      offsets: characters before each of them.
+      offsets: characters before each of its tokens.
     """
 
     text: str
-    tokens: list[int]
     offsets: list[int]
 
 
@@ -65,11 +63,11 @@ def _echo(
         [encoding] = tokenizer.backend.encode_batch([prompt], **options)
         # What is added has no place in the text, and says 0 even at its end.
         offsets = list(accumulate((begin for begin, _ in encoding.offsets), max))
-        return Echo(prompt, tokens, offsets)
+        return Echo(prompt, offsets)
     stream = TextStream(tokenizer)
     pieces = [stream.push(token) for token in tokens]
     offsets = list(accumulate(map(len, pieces[:-1]), initial=0))
-    return Echo("".join(pieces) + stream.finish(), tokens, offsets)
+    return Echo("".join(pieces) + stream.finish(), offsets)
 
 
 async def encode_chat(

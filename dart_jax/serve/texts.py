@@ -43,7 +43,7 @@ class Text:
 
     Attributes:
       request: asks the engine for it.
-      prompt_scores: of the prompt's tokens, if they were asked for, and there are any tokens.
+      prompt_scores: of the prompt's tokens; empty until they come, if they were asked for.
       first: when its first tokens came, in seconds of `time.monotonic`; None before.
       last: when its last ones came.
     """

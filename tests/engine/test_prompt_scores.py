@@ -141,6 +141,7 @@ def test_what_cannot_be_scored(demo, prompts):
             engine.submit(scored(prompt, new, most), print)
     with pytest.raises(UserError, match=r"max_new_tokens must be in 1\.\."):
         Request(tokens, 0)
-    [whole] = ask(engine, scored(tokens, 0))
+    whole, least = ask(engine, scored(tokens), scored(tokens[:1], most=0))
     engine.close()
     assert len(whole.updates[0].prompt_logprobs.own) == 319
+    assert least.updates[0].prompt_logprobs.top.shape == (0, 0)
