@@ -115,9 +115,10 @@ def prompt_scores(scores: Sequence[Score], most: int, texts: TokenTexts) -> list
     def place(score: Score) -> dict[str, Any] | None:
         if score.logprob is None:
             return None
-        own = found = one(score.token, score.logprob, score.rank)
+        own = one(score.token, score.logprob, score.rank)
+        found = dict(own)
         for rank, (token, logprob) in enumerate(score.top[:most], 1):
-            found = found | one(token, logprob, rank)
+            found |= one(token, logprob, rank)
         return found | own
 
     return list(map(place, scores))

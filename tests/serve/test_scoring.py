@@ -186,7 +186,7 @@ def test_tokens_as_ids(client, tokenizer):
 @pytest.mark.parametrize(
     ("options", "param", "message"),
     [
-        ({}, "max_tokens", "max_tokens must be at least 1 without"),
+        ({}, "max_tokens", "max_tokens must be at least 1, got 0; 0 needs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20, got 21"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ({"echo": 1}, "echo", "echo should be a valid boolean, got 1"),
