@@ -159,8 +159,8 @@ class CompletionFields(GenerationFields):
 
     @property
     def prompt_top(self) -> int | None:
-        """See `GenerationFields`; of an echo, as many as of the text. Without a text some are always
-        asked for, since the engine does nothing else then."""
+        """See `GenerationFields`; of an echo, as many as of the text. Without a text there are
+        always some, since the engine does nothing else then."""
         wanted = [self.prompt_logprobs]
         if self.echo:
             wanted += [self.logprobs, 0 if self.max_tokens == 0 else None]
