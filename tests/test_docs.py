@@ -162,7 +162,7 @@ CHECKS = {
     "pip": check_pip,
     "dart-jax": check_program,
     "docker": check_docker,
-    **dict.fromkeys(("curl", "vllm", "guidellm", "aiperf"), check_client),
+    **dict.fromkeys(("curl", "vllm", "guidellm", "aiperf", "lm_eval"), check_client),
     "pytest": check_pytest,
     "cmake": check_cmake,
     "bash": check_file,

@@ -62,12 +62,15 @@ class TokenScores(NamedTuple):
       top_logprobs: float32 [B, P, k], theirs.
       scores: float32 [B, P, V], logits after penalty and processors and, unless decoding is greedy,
         divided by the temperature and filtered (-inf).
+      ranks: int32 [B, P], how many tokens are likelier than the one that is there, and 1; of tokens
+        of prompts.
     """
 
     logprobs: jax.Array | None = None
     top_ids: jax.Array | None = None
     top_logprobs: jax.Array | None = None
     scores: jax.Array | None = None
+    ranks: jax.Array | None = None
 
 
 def process(
@@ -171,10 +174,7 @@ def token_scores(
         return None
     found = TokenScores()
     if config.logprobs is not None:
-        logprobs = vocabulary.log_softmax(logits)
-        chosen = vocabulary.at(logprobs, tokens)
-        top, ids = vocabulary.top_k(logprobs, config.logprobs)
-        found = TokenScores(chosen[:, :, 0], ids.astype(jnp.int32), top)
+        found = log_probabilities(logits, tokens, config.logprobs, vocabulary)
     if config.scores:
         scores = processed
         if sampling.temperature is not None:
@@ -184,6 +184,17 @@ def token_scores(
             scores = jnp.where(kept, scaled, -jnp.inf)
         found = found._replace(scores=scores)
     return found
+
+
+def log_probabilities(
+    logits: jax.Array, tokens: jax.Array, count: int, vocabulary: Vocabulary
+) -> TokenScores:
+    """The log-probabilities of tokens [B, P] and of the `count` most likely ones in their places;
+    for the others see `token_scores`."""
+    logprobs = vocabulary.log_softmax(logits)
+    chosen = vocabulary.at(logprobs, tokens)
+    top, ids = vocabulary.top_k(logprobs, count)
+    return TokenScores(chosen[:, :, 0], ids.astype(jnp.int32), top)
 
 
 def penalize(

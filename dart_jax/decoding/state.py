@@ -102,6 +102,11 @@ class DecodeConfig:
         all that is done with the logits."""
         return DecodeConfig(self.target, self.drafter, nodes=1, execution=self.execution)
 
+    def scoring(self, logprobs: int) -> DecodeConfig:
+        """The config to compile the reading of prompts for whose tokens are scored: see
+        `LogitsConfig.logprobs`."""
+        return dataclasses.replace(self.reading, logits=LogitsConfig(logprobs=logprobs))
+
     @property
     def reads_only_used(self) -> bool:
         """True if reading a prompt, or verifying the tree of one sequence, takes time only for the

@@ -30,7 +30,7 @@ from dart_jax.engine.programs import (
     empty_pools,
     read_chunk,
 )
-from dart_jax.engine.request import Draft, Request
+from dart_jax.engine.request import MOST_LOGPROBS, Draft, Request
 from dart_jax.engine.rows import AT_CONTEXT, LENGTH, NODES, REMAINING, Rows, RowTable, SamplingMode
 from dart_jax.engine.scheduler import Sequence
 from dart_jax.engine.shapes import Shapes
@@ -161,8 +161,8 @@ class Batch:
     def read(
         self, sequences: SequenceOf[Sequence], places: SequenceOf[int], rows: int, length: int
     ) -> int:
-        """Reads the next tokens of sequences, all with or all without the drafter; returns for how
-        many of each group it takes time.
+        """Reads the next tokens of sequences, all with or all without the drafter, and all with or
+        all without scores; returns for how many of each group it takes time.
 
         Args:
           sequences: to be read.
@@ -181,8 +181,11 @@ class Batch:
             new = sequence.tokens[start[place] : start[place] + length + 1]
             tokens[place, : len(new)] = new
             pages[place, : len(sequence.pages)] = sequence.pages
-        self.read_tokens(tokens, start, pages, used, drafts=sequences[0].drafter_reads)
-        for sequence in sequences:
+        drafts, scored = sequences[0].drafter_reads, sequences[0].needs_scores
+        scores = self.read_tokens(tokens, start, pages, used, drafts=drafts, scored=scored)
+        for place, sequence in zip(places, sequences, strict=True):
+            if scores is not None:
+                sequence.add_scores(jax.tree.map(lambda x, place=place: x[place], scores))
             sequence.advance(length)
         return used or rows * length
 
@@ -194,12 +197,23 @@ class Batch:
         used: int | None,
         *,
         drafts: bool,
-    ) -> None:
-        """Reads tokens; see `read_chunk`. `drafts`: whether the drafter reads them, too."""
+        scored: bool = False,
+    ) -> TokenScores | None:
+        """Reads tokens; see `read_chunk`.
+
+        Args:
+          tokens, start, pages, used: see there.
+          drafts: whether the drafter reads them, too.
+          scored: whether the tokens after them are scored.
+
+        Returns:
+          The scores, on the host.
+        """
         shape = ChunkShape(tokens.shape[1] - 1, self.shapes.filled(int(start.max())))
         drafts = drafts and self.reads_drafts
-        pools = read_chunk(
-            (self._config if drafts else self._config.plain).reading,
+        config = self._config if drafts else self._config.plain
+        pools, scores = read_chunk(
+            config.scoring(MOST_LOGPROBS) if scored else config.reading,
             self._params,
             self._pools_for(drafts),
             tokens,
@@ -209,6 +223,7 @@ class Batch:
             shape=shape,
         )
         self._keep(pools)
+        return jax.device_get(scores)
 
     def _pools_for(self, drafts: bool) -> Pools:
         """The pools that a program needs."""

@@ -178,7 +178,7 @@ class BurstResult(NamedTuple, Generic[AnyArray]):
 
 @program(
     inputs={"pools": POOLS, "tokens": ROWS, "start": ROWS, "pages": ROWS, "used": ALL},
-    outputs=POOLS,
+    outputs=(POOLS, ROWS),
     static=("config", "shape"),
     donated=("pools",),
 )
@@ -193,11 +193,12 @@ def read_chunk(
     used: jax.Array | None = None,
     *,
     shape: ChunkShape,
-) -> Pools:
-    """Reads tokens of n prompts.
+) -> tuple[Pools, TokenScores | None]:
+    """Reads tokens of n prompts; returns also the scores, [n, shape.rows, ...], of the token after
+    each row, if the config reports log-probabilities.
 
     Args:
-      config: static; `DecodeConfig.reading`.
+      config: static; `DecodeConfig.reading` or `DecodeConfig.scoring`.
       params: see `DecodeParams`.
       pools: donated.
       tokens: int32 [n, shape.rows + 1]: the tokens, and the one after the last. What is written of
@@ -210,7 +211,7 @@ def read_chunk(
     caches = Caches(PagedCache(pools.target, pages), drafter_state(pools.draft, pages))
     capacity = capacity_of(caches.target)
     with jax.named_scope("prefill"), only_rows(used):
-        read = read_rows(
+        read, scores = read_rows(
             config,
             params,
             caches,
@@ -219,7 +220,7 @@ def read_chunk(
             start,
             min(shape.filled, capacity),
         )
-    return written(pools, read.target, read.draft, pages)
+    return written(pools, read.target, read.draft, pages), scores
 
 
 @program(

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 
@@ -28,7 +29,7 @@ class Request:
 
     Attributes:
       tokens: int32 [n], the prompt.
-      max_new_tokens: maximum number of new tokens.
+      max_new_tokens: maximum number of new tokens; 0, only with `prompt_logprobs`, for no text.
       sampling: how tokens are drawn.
       presence_penalty: subtracted from the logits of all tokens of the text so far, prompt
         excluded.
@@ -38,9 +39,12 @@ class Request:
       choice: which of several texts with the same seed; the row that `num_return_sequences` gives
         it.
       stop_ids: ids that end the text.
+      min_new_tokens: before so many tokens none of them follows; a grammar knows no such number.
       grammar: what the text must follow, as `Grammars.check` returns it; None for anything.
       logprobs: report every token's log-probability, and this many of the most likely tokens; None
         for none. They are the target's, before penalties, temperature and filters.
+      prompt_logprobs: report the same of every token of the prompt after the first, with its rank,
+        given those before it; the first update has them.
       drafts: report what each step verified.
 
     Raises:
@@ -56,15 +60,22 @@ class Request:
     seed: int = 0
     choice: int = 0
     stop_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
     grammar: str | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     drafts: bool = False
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 1:
             raise UserError("a prompt is empty; give it at least one token")
-        if not 1 <= self.max_new_tokens < 2**31:
-            raise UserError(f"max_new_tokens must be in 1..{2**31 - 1}, got {self.max_new_tokens}")
+        least = 1 if self.prompt_logprobs is None else 0
+        if not least <= self.max_new_tokens < 2**31:
+            raise UserError(
+                f"max_new_tokens must be in {least}..{2**31 - 1}, got {self.max_new_tokens}"
+            )
+        if self.min_new_tokens and self.grammar is not None:
+            raise UserError("a text under a grammar has no min_new_tokens; leave it out")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"the seed must be in 0..{2**32 - 1}, got {self.seed}")
         for name in ("presence_penalty", "frequency_penalty"):
@@ -84,9 +95,11 @@ class Request:
         """
         if len(self.stop_ids) > MOST_STOP_IDS:
             raise UserError(f"there can be at most {MOST_STOP_IDS} stop ids")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
-            raise UserError(f"logprobs must be in 0..{MOST_LOGPROBS}, got {self.logprobs}")
-        if len(self.tokens) >= max_length:
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MOST_LOGPROBS:
+                raise UserError(f"{name} must be in 0..{MOST_LOGPROBS}, got {count}")
+        if len(self.tokens) + min(self.max_new_tokens, 1) > max_length:
             raise UserError(
                 f"the prompt has {len(self.tokens)} tokens, which leaves no room in a context of "
                 f"{max_length}; shorten it"
@@ -109,11 +122,20 @@ class Logprobs(NamedTuple):
       own: float32 [n], of the tokens themselves.
       top_ids: int32 [n, k], the most likely tokens, in order.
       top: float32 [n, k], theirs.
+      ranks: int32 [n], how many tokens are likelier than these, and 1; only of tokens of a prompt.
     """
 
     own: np.ndarray
     top_ids: np.ndarray
     top: np.ndarray
+    ranks: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, scores: TokenScores, most: int) -> Logprobs:
+        """The scores of n tokens, without the axis of rows, and with `most` of the most likely."""
+        own, ids, top = map(np.asarray, (scores.logprobs, scores.top_ids, scores.top_logprobs))
+        ranks = None if scores.ranks is None else np.asarray(scores.ranks)
+        return cls(own, ids[:, :most], top[:, :most], ranks)
 
 
 class Draft(NamedTuple):
@@ -144,12 +166,14 @@ class Update(NamedTuple):
         drew in its own step.
       finish: why the text ended; None if more follows. The last update has it.
       logprobs: of the tokens, if they were asked for.
+      prompt_logprobs: of the prompt's after the first, likewise; only in the first update.
     """
 
     tokens: tuple[int, ...]
     ranks: tuple[int, ...]
     finish: Finish | None = None
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
     @property
     def drafted(self) -> tuple[bool, ...]:

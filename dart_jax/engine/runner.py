@@ -132,12 +132,24 @@ class Runner:
             for sequence in together:
                 scheduler.publish_pages(sequence)
                 if not sequence.num_unread_tokens:
-                    scheduler.end_reading(sequence)
+                    self._end_reading(sequence)
         return left < most
 
+    def _end_reading(self, sequence: Sequence) -> None:
+        """Lets a request take part in steps, or ends it if it asks for no text."""
+        scores = sequence.prompt_logprobs
+        if scores is not None and np.isnan(scores.own).any():
+            self.give(sequence, _not_numbers("in a prompt"))
+            self.end(sequence)
+        elif sequence.remaining:
+            self.scheduler.end_reading(sequence)
+        else:
+            self.give(sequence, Update((), (), "length", prompt_logprobs=scores))
+            self.end(sequence)
+
     def _like(self, first: Sequence, length: int) -> list[Sequence]:
-        """The sequences to read beside the first: as many tokens of each, at most, and all with or
-        all without the drafter."""
+        """The sequences to read beside the first: as many tokens of each, at most, all with or all
+        without the drafter, and all with or all without scores."""
         scheduler, shapes = self.scheduler, self.batch.shapes
         most = shapes.prompts_for(length)
         while len(scheduler.reading) < most * shapes.groups and self._begin_next():
@@ -147,6 +159,7 @@ class Runner:
             group = scheduler.group(sequence)
             alike = (
                 sequence.drafter_reads == first.drafter_reads
+                and sequence.needs_scores == first.needs_scores
                 and shapes.chunk_for(sequence.num_unread_tokens) <= length
             )
             if sequence is first or (alike and counts[group] < most):
@@ -185,6 +198,8 @@ class Runner:
 
     def _wants_drafts(self, sequence: Sequence) -> bool:
         """True if a request should be drafted for."""
+        if not sequence.remaining:
+            return False
         shapes = self.batch.shapes
         running = max(map(len, self._by_group(self.scheduler.running))) + 1
         rows = shapes.rows_for(min(running, shapes.rows[-1]))
@@ -274,7 +289,8 @@ class Runner:
     def _take(self, sequence: Sequence, each: Emitted) -> None:
         """Passes on what a burst gave a request."""
         if each.tokens[-1] < 0:
-            self.give(sequence, _not_numbers(sequence))
+            where = f"at new token {len(sequence.text)} of a text"
+            self.give(sequence, _not_numbers(where))
             self.end(sequence)
             return
         if sequence.matcher is not None:
@@ -283,16 +299,23 @@ class Runner:
                 self.give(sequence, sequence.matcher.error)
                 self.end(sequence)
                 return
+            if sequence.matcher.done:
+                sequence.matcher = None
         self.scheduler.publish_pages(sequence)
         finish = None
         if each.ended:
             stopped = int(each.tokens[-1]) in sequence.request.stop_ids
             finish = "stop" if stopped else "length"
+        logprobs, most = None, sequence.request.logprobs
+        if most is not None and each.scores is not None:
+            logprobs = Logprobs.of(each.scores, most)
+        first = len(sequence.text) == len(each.tokens)
         update = Update(
             tuple(each.tokens.tolist()),
             tuple(each.ranks.tolist()),
             finish,
-            _logprobs(sequence, each),
+            logprobs,
+            sequence.prompt_logprobs if first else None,
         )
         if not self.give(sequence, update) or finish is not None:
             self.end(sequence)
@@ -352,18 +375,8 @@ class Runner:
         )
 
 
-def _logprobs(sequence: Sequence, each: Emitted) -> Logprobs | None:
-    most, scores = sequence.request.logprobs, each.scores
-    if most is None or scores is None or scores.logprobs is None:
-        return None
-    assert scores.top_ids is not None
-    assert scores.top_logprobs is not None
-    own, ids, top = map(np.asarray, (scores.logprobs, scores.top_ids, scores.top_logprobs))
-    return Logprobs(own, ids[:, :most], top[:, :most])
-
-
-def _not_numbers(sequence: Sequence) -> UserError:
+def _not_numbers(where: str) -> UserError:
     return UserError(
-        f"the target's logits are NaN at new token {len(sequence.text)} of a text; its weights, or "
-        "a logits processor, give numbers that are too large or not numbers"
+        f"the target's logits are NaN {where}; its weights, or a logits processor, give numbers "
+        "that are too large or not numbers"
     )

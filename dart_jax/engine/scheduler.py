@@ -17,9 +17,11 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from dart_jax.engine.request import OnUpdate, Request
+from dart_jax.decoding.logits import TokenScores
+from dart_jax.engine.request import Logprobs, OnUpdate, Request
 from dart_jax.engine.rows import SamplingMode, mode_of
 from dart_jax.grammar.matching import Grammars, Matcher
+from dart_jax.grammar.min_tokens import MinTokens
 
 # A hash of all tokens up to the end of a page.
 PageHash = bytes
@@ -139,7 +141,8 @@ class Sequence:
       request: what was asked for.
       on_update: where its tokens go.
       mode: how its steps sample.
-      matcher: the text under its grammar; None if it may be anything.
+      matcher: says what may follow the text; None if anything may.
+      scores: of the prompt's tokens that were read, if they are reported, in parts.
       arrived: when it was accepted, in seconds of `time.monotonic`.
       limit: tokens of prompt and text, at most.
       num_tokens: tokens so far, of prompt and text. The last one, the root, is in no cache.
@@ -169,14 +172,19 @@ class Sequence:
           request: the request.
           max_length: of prompt and new tokens together; above the prompt's.
           on_update: receives the updates.
-          grammars: of the target, if the request has a grammar.
+          grammars: of the target, if the request has a grammar or `min_new_tokens`.
         """
         self.request, self.on_update = request, on_update
-        self.matcher: Matcher | None = None
+        self.matcher: Matcher | MinTokens | None = None
+        if request.min_new_tokens and request.stop_ids:
+            assert grammars is not None
+            least, ids = request.min_new_tokens, request.stop_ids
+            self.matcher = MinTokens(least, ids, grammars.vocab_size)
         if request.grammar is not None:
             assert grammars is not None
             self.matcher = grammars.start(request.grammar)
         self.mode: SamplingMode = mode_of(request)
+        self.scores: list[Logprobs] = []
         self.arrived = time.monotonic()
         self.prompt_length = len(request.tokens)
         self.limit = min(self.prompt_length + request.max_new_tokens, max_length)
@@ -223,6 +231,30 @@ class Sequence:
         """True if the drafter has read all that the target has."""
         return self.num_drafter_tokens == self.num_computed_tokens
 
+    @property
+    def needs_scores(self) -> bool:
+        """True if the tokens that are read next must be scored."""
+        scored = sum(len(part.own) for part in self.scores)
+        return self.request.prompt_logprobs is not None and scored < self.prompt_length - 1
+
+    def add_scores(self, scores: TokenScores) -> None:
+        """Adds the scores of the next tokens, of which there may be fewer."""
+        assert self.request.prompt_logprobs is not None
+        # Copies: views would keep all rows of a program alive.
+        own = TokenScores(*(x if x is None else x[: self.num_unread_tokens].copy() for x in scores))
+        self.scores.append(Logprobs.of(own, self.request.prompt_logprobs))
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        """All scores of the prompt; None if they are not reported."""
+        most = self.request.prompt_logprobs
+        if most is None:
+            return None
+        if not self.scores:  # of a single token
+            none, top = np.zeros(0, np.float32), np.zeros((0, most), np.float32)
+            return Logprobs(none, top.astype(np.int32), top, none.astype(np.int32))
+        return Logprobs(*map(np.concatenate, zip(*self.scores, strict=True)))
+
     def advance(self, rows: int) -> None:
         """Notes that so many more tokens were read, as far as there are any."""
         end = min(self.next_position + rows, self.num_tokens - 1)
@@ -242,6 +274,8 @@ class Sequence:
 
     def reset(self) -> None:
         """Begins anew with nothing in the caches, but with the tokens so far."""
+        if self.needs_scores:
+            self.scores = []
         self.num_computed_tokens = self.num_drafter_tokens = 0
         self.slot, self.draft_row = None, None
         self.pages, self.num_cached_pages, self.page_hash, self.drafter_reads = (
@@ -309,7 +343,9 @@ class Scheduler:
         sequence, pool = self.waiting[0], self.pools[group]
         if not self._free[group]:
             return None
-        pages, page_hash = pool.find(sequence.tokens, drafted=drafts)
+        # What is found would not be read, and so not be scored.
+        known = sequence.tokens[:0] if sequence.needs_scores else sequence.tokens
+        pages, page_hash = pool.find(known, drafted=drafts)
         taken = pool.take(self._pages_for(sequence.num_tokens) - len(pages))
         # A page for each of the others that may need one, so that the newcomer is not sent away at
         # once.
@@ -324,7 +360,7 @@ class Scheduler:
         sequence.num_computed_tokens = len(pages) * pool.page
         sequence.num_drafter_tokens = sequence.num_computed_tokens if drafts else 0
         sequence.slot = self._free[group].pop()
-        self.queries += sequence.num_tokens
+        self.queries += len(known)
         self.hits += sequence.num_computed_tokens
         self.reading.append(sequence)
         return sequence

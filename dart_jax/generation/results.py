@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -143,8 +143,7 @@ class GeneratedText:
         stop: Sequence[str] = (),
         stop_ids: Sequence[int] = (),
         row: int = 0,
-        *,
-        skip_special_tokens: bool = True,
+        **decoding: Any,
     ):
         """Starts an empty text.
 
@@ -153,14 +152,14 @@ class GeneratedText:
           stop: strings that end it.
           stop_ids: ids that end it.
           row: its place in its batch.
-          skip_special_tokens: leave them out of the text.
+          decoding: further options of `TextStream`.
         """
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
         self.pieces: list[Piece] = []
         self.finish: Literal["stop", "length"] | None = None
         self._row = row
-        self._text = TextStream(tokenizer, stop, stop_ids, skip_special_tokens=skip_special_tokens)
+        self._text = TextStream(tokenizer, stop, stop_ids, **decoding)
         self._scores: list[TokenScores] = []
 
     def append(

@@ -43,7 +43,11 @@ class Masked(NamedTuple):
 
 
 class Grammars:
-    """Compiles grammars for the tokens of a target. For any thread."""
+    """Compiles grammars for the tokens of a target. For any thread.
+
+    Attributes:
+      vocab_size: V, the target's.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]):
         """Keeps what a grammar needs; nothing is compiled yet.
@@ -53,7 +57,7 @@ class Grammars:
           vocab_size: V, the target's.
           eos: ids that end a text, which may follow wherever the grammar's text may end.
         """
-        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos
+        self._tokenizer, self.vocab_size, self._eos = tokenizer, vocab_size, eos
         self._lock = threading.Lock()
         self._compiled = functools.lru_cache(maxsize=_KEPT)(self._compile)
 
@@ -71,7 +75,7 @@ class Grammars:
                     f"{self._tokenizer.backend.id_to_token(token)!r}, a text"
                 )
         # Some tokenizers have more tokens than their target.
-        size = max(self._vocab_size, self._tokenizer.vocab_size)
+        size = max(self.vocab_size, self._tokenizer.vocab_size)
         try:
             return llguidance.LLTokenizer(
                 self._tokenizer.backend.to_str(), n_vocab=size, eos_token=[*self._eos]
@@ -98,9 +102,7 @@ class Grammars:
 
     def start(self, source: str) -> Matcher:
         """Begins a text under a grammar that was checked."""
-        return Matcher(
-            self._compiled(source).deep_copy(), self._tokens, self._vocab_size, self._eos
-        )
+        return Matcher(self._compiled(source).deep_copy(), self._tokens, self.vocab_size, self._eos)
 
     def _compile(self, source: str) -> llguidance.LLMatcher:
         import llguidance
@@ -123,7 +125,10 @@ class Matcher:
 
     Attributes:
       error: why the text cannot go on; None while it can.
+      done: False, since the grammar holds up to the end.
     """
+
+    done = False
 
     def __init__(
         self,

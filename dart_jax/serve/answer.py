@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from dart_jax.serve.errors import ApiError, internal, json_response, to_json
 from dart_jax.serve.fields import GenerationFields
-from dart_jax.serve.logprobs import chat_scores, completion_scores
+from dart_jax.serve.logprobs import chat_scores, completion_scores, id_of, prompt_scores
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
 from dart_jax.serve.tools.reader import CallPiece, Reading
@@ -52,7 +52,6 @@ class Answer(Response):
         service: Service,
         fields: GenerationFields,
         texts: Texts,
-        prompt_tokens: int,
     ):
         """Prepares the answer; nothing is sent yet.
 
@@ -60,13 +59,14 @@ class Answer(Response):
           service: generates `texts`, and forgets them at the end.
           fields: the client's.
           texts: the texts to send.
-          prompt_tokens: of all prompts.
         """
         super().__init__()
         self._service, self._texts = service, texts
         self._stream, self._options = fields.stream, fields.stream_options
-        self._prompt_tokens = prompt_tokens
-        self._scored = fields.top is not None
+        prompts = (text.request.tokens for text in texts.texts[:: fields.n])
+        self._prompt_tokens = sum(map(len, prompts))
+        self._scored, self._prompt_top = fields.top is not None, fields.prompt_logprobs
+        self._name = id_of if fields.return_tokens_as_token_ids else service.token_texts.text_of
         self._head = {
             "id": f"{self.prefix}{uuid.uuid4().hex}",
             "object": self.chunk_kind if fields.stream else self.kind,
@@ -77,6 +77,18 @@ class Answer(Response):
     def _choice(self, index: int, news: News) -> dict[str, Any]:
         """Writes the news of the `index`th text: all of it, unless it is streamed."""
         raise NotImplementedError
+
+    def _prompt_scores(self, index: int) -> dict[str, Any]:
+        """Writes those of the `index`th text's prompt, if they were asked for."""
+        if self._prompt_top is None:
+            return {}
+        scores, texts = self._texts.texts[index].prompt_scores, self._service.token_texts
+        return {"prompt_logprobs": prompt_scores(scores, self._prompt_top, texts)}
+
+    def _all(self) -> dict[str, Any]:
+        """Writes the whole answer."""
+        choices = [self._choice(index, news) for index, news in self._news()]
+        return self._head | {"choices": choices, "usage": self._usage}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
@@ -90,8 +102,7 @@ class Answer(Response):
         try:
             while self._texts.running:
                 await self._texts.more()
-            choices = [self._choice(index, news) for index, news in self._news()]
-            response = json_response(self._head | {"choices": choices, "usage": self._usage})
+            response = json_response(self._all())
         except Exception as error:
             response = self._failure(error).response
         await response(scope, receive, send)
@@ -149,12 +160,13 @@ class CompletionAnswer(Answer):
     prefix = "cmpl-"
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        scores = completion_scores(news.scores, self._service.token_texts) if self._scored else None
+        scores = completion_scores(news.scores, self._name) if self._scored else None
         return {
             "index": index,
             "text": news.text,
             "logprobs": scores,
             "finish_reason": news.finish,
+            **self._prompt_scores(index),
         }
 
 
@@ -170,15 +182,18 @@ class ChatAnswer(Answer):
         service: Service,
         fields: GenerationFields,
         texts: Texts,
-        prompt_tokens: int,
         tools: Tools | None = None,
     ):
         """See `Answer`; `tools`: that the texts may call."""
-        super().__init__(service, fields, texts, prompt_tokens)
+        super().__init__(service, fields, texts)
         self._readers = None if tools is None else [tools.reader() for _ in texts.texts]
 
+    def _all(self) -> dict[str, Any]:
+        return super()._all() | self._prompt_scores(0)
+
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        scores = chat_scores(news.scores, self._service.token_texts) if self._scored else None
+        texts = self._service.token_texts
+        scores = chat_scores(news.scores, texts, self._name) if self._scored else None
         reading, finish = Reading(news.text), news.finish
         if self._readers is not None:
             reader = self._readers[index]

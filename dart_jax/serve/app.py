@@ -30,7 +30,7 @@ from dart_jax.serve.fields import (
     TokenizeFields,
     receive,
 )
-from dart_jax.serve.prompts import check_chat, encode, encode_chat
+from dart_jax.serve.prompts import check_chat, echo_of, encode, encode_chat
 from dart_jax.serve.service import Service
 from dart_jax.serve.tools.request import Tools
 
@@ -95,8 +95,15 @@ class Routes:
             await encode(self._tokenizer, prompt, size, fields.add_special_tokens)
             for prompt in fields.prompt
         ]
-        texts = await self._service.generate(fields, prompts, arrived)
-        return CompletionAnswer(self._service, fields, texts, sum(map(len, prompts)))
+        if fields.echo and fields.truncate_prompt_tokens is not None:
+            raise bad("echo repeats whole prompts; leave out truncate_prompt_tokens", "echo")
+        echoes = [
+            await echo_of(self._tokenizer, prompt, tokens, fields.add_special_tokens)
+            for prompt, tokens in zip(fields.prompt, prompts, strict=True)
+            if fields.echo
+        ]
+        texts = await self._service.generate(fields, prompts, arrived, echoes=echoes)
+        return CompletionAnswer(self._service, fields, texts)
 
     async def chat(self, request: Request) -> Response:
         """Answers a chat."""
@@ -109,7 +116,7 @@ class Routes:
         size = self._model.target.vocab_size
         prompt = await encode_chat(self._tokenizer, fields, size, tools)
         texts = await self._service.generate(fields, [prompt], arrived, tools)
-        return ChatAnswer(self._service, fields, texts, len(prompt), tools)
+        return ChatAnswer(self._service, fields, texts, tools)
 
     async def tokenize(self, request: Request) -> Response:
         """Returns the tokens of a text or a chat."""

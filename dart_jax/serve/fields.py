@@ -93,7 +93,7 @@ class GenerationFields(RequestFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(1, ge=1)
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -106,7 +106,12 @@ class GenerationFields(RequestFields):
     stop: Strings = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    return_tokens_as_token_ids: bool = False
     # The text's structure; see `structure.py`.
     response_format: dict[str, Any] = {"type": "text"}
     structured_outputs: dict[str, Any] | None = None
@@ -136,19 +141,34 @@ class GenerationFields(RequestFields):
         """Number of most likely tokens to report; None for no log-probabilities."""
         raise NotImplementedError
 
+    @property
+    def prompt_top(self) -> int | None:
+        """The same for the tokens of a prompt."""
+        return self.prompt_logprobs
+
 
 class CompletionFields(GenerationFields):
     """The body of /v1/completions."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: int | None = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool = False
     add_special_tokens: bool = True
 
     @property
     def top(self) -> int | None:
         """See `GenerationFields`."""
         return self.logprobs
+
+    @property
+    def prompt_top(self) -> int | None:
+        """See `GenerationFields`; of an echo, as many as of the text. Without a text there are
+        always some, since the engine does nothing else then."""
+        wanted = [self.prompt_logprobs]
+        if self.echo:
+            wanted += [self.logprobs, 0 if self.max_tokens == 0 else None]
+        return max((count for count in wanted if count is not None), default=None)
 
 
 class Function(_Fields):
@@ -194,7 +214,19 @@ class ChatFields(GenerationFields):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_end(cls, fields: Any) -> Any:
+        """Raises ApiError if the last message is to be continued, and an answer begun after it."""
+        if isinstance(fields, dict) and fields.get("continue_final_message") is True:
+            if fields.get("add_generation_prompt"):
+                message = "continue_final_message needs add_generation_prompt to be false"
+                raise bad(message, "continue_final_message")
+            return {**fields, "add_generation_prompt": False}
+        return fields
 
     @property
     def most_tokens(self) -> int | None:
@@ -240,15 +272,12 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "best_of": (1,),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),

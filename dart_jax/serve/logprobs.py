@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from dart_jax.text.tokenizer import Tokenizer
@@ -18,15 +18,17 @@ class Score(NamedTuple):
 
     Attributes:
       token: its id.
-      logprob: its log-probability.
+      logprob: its log-probability; None for the first token of a prompt.
       top: the most likely ids in its place, with theirs.
       offset: characters of text before it.
+      rank: its place among all tokens, from the most likely one, 1; None unless it is a prompt's.
     """
 
     token: int
-    logprob: float
+    logprob: float | None
     top: Sequence[tuple[int, float]]
     offset: int
+    rank: int | None = None
 
 
 class TokenTexts:
@@ -77,28 +79,57 @@ def _byte_characters() -> dict[str, int]:
 _BYTES = _byte_characters()
 
 
-def completion_scores(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
+# The name of a token in an answer.
+Name = Callable[[int], str]
+
+
+def id_of(token: int) -> str:
+    """Names a token by its id, as vLLM does."""
+    return f"token_id:{token}"
+
+
+def completion_scores(scores: Sequence[Score], name: Name) -> dict[str, Any]:
     """Writes log-probabilities as /v1/completions does."""
+
+    def top(score: Score) -> dict[str, Any] | None:
+        if score.logprob is None:
+            return None
+        every = *score.top, (score.token, score.logprob)
+        return {name(token): _finite(logprob) for token, logprob in every}
+
     return {
-        "tokens": [texts.text_of(score.token) for score in scores],
+        "tokens": [name(score.token) for score in scores],
         "token_logprobs": [_finite(score.logprob) for score in scores],
-        "top_logprobs": [
-            {
-                texts.text_of(token): _finite(logprob)
-                for token, logprob in (*score.top, (score.token, score.logprob))
-            }
-            for score in scores
-        ],
+        "top_logprobs": [top(score) for score in scores],
         "text_offset": [score.offset for score in scores],
     }
 
 
-def chat_scores(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
+def prompt_scores(scores: Sequence[Score], most: int, texts: TokenTexts) -> list[Any]:
+    """Writes the log-probabilities of a prompt as vLLM does, with `most` of the most likely."""
+
+    def one(token: int, logprob: float | None, rank: int | None) -> dict[str, Any]:
+        name = texts.text_of(token)
+        return {str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": name}}
+
+    def place(score: Score) -> dict[str, Any] | None:
+        if score.logprob is None:
+            return None
+        own = one(score.token, score.logprob, score.rank)
+        found = dict(own)
+        for rank, (token, logprob) in enumerate(score.top[:most], 1):
+            found |= one(token, logprob, rank)
+        return found | own
+
+    return list(map(place, scores))
+
+
+def chat_scores(scores: Sequence[Score], texts: TokenTexts, name: Name) -> dict[str, Any]:
     """Writes log-probabilities as /v1/chat/completions does."""
 
-    def one(token: int, logprob: float) -> dict[str, Any]:
+    def one(token: int, logprob: float | None) -> dict[str, Any]:
         raw = list(texts.bytes_of(token))
-        return {"token": texts.text_of(token), "logprob": _finite(logprob), "bytes": raw}
+        return {"token": name(token), "logprob": _finite(logprob), "bytes": raw}
 
     content = [
         one(score.token, score.logprob) | {"top_logprobs": [one(*each) for each in score.top]}
@@ -107,5 +138,5 @@ def chat_scores(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, _IMPOSSIBLE)
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _IMPOSSIBLE)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from dart_jax.generation.prompts import Prompt, encode_prompt
 from dart_jax.serve.errors import bad
 from dart_jax.serve.fields import ChatFields, TokenizeFields
 from dart_jax.serve.tools.request import Tools, with_tools
+from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
 # Arguments of `apply_chat_template` that are not the template's.
@@ -32,6 +34,41 @@ async def encode(
       ApiError: as the UserError of `encode_prompt`.
     """
     return await _encode("prompt", tokenizer, prompt, {}, vocab_size, add_special_tokens)
+
+
+class Echo(NamedTuple):
+    """A prompt that is repeated before the texts that continue it.
+
+    Attributes:
+      text: its characters.
+      offsets: characters before each of its tokens.
+    """
+
+    text: str
+    offsets: list[int]
+
+
+async def echo_of(
+    tokenizer: Tokenizer, prompt: Prompt, tokens: np.ndarray, add_special_tokens: bool
+) -> Echo:
+    """Returns the echo of a text, or of token ids: then without special tokens, as texts have
+    none. `tokens`: as `encode` returned them for the same prompt."""
+    return await asyncio.to_thread(_echo, tokenizer, prompt, tokens.tolist(), add_special_tokens)
+
+
+def _echo(
+    tokenizer: Tokenizer, prompt: Prompt, tokens: list[int], add_special_tokens: bool
+) -> Echo:
+    if isinstance(prompt, str):
+        options = {"add_special_tokens": add_special_tokens}
+        [encoding] = tokenizer.backend.encode_batch([prompt], **options)
+        # What is added has no place in the text, and says 0 even at its end.
+        offsets = list(accumulate((begin for begin, _ in encoding.offsets), max))
+        return Echo(prompt, offsets)
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(token) for token in tokens]
+    offsets = list(accumulate(map(len, pieces[:-1]), initial=0))
+    return Echo("".join(pieces) + stream.finish(), offsets)
 
 
 def check_chat(tokenizer: Tokenizer, fields: ChatFields | TokenizeFields) -> None:
@@ -68,6 +105,8 @@ async def encode_chat(
         does not have one of their tokens.
     """
     options: dict[str, Any] = {"add_generation_prompt": fields.add_generation_prompt}
+    if isinstance(fields, ChatFields) and fields.continue_final_message:
+        options["continue_final_message"] = True
     options |= fields.chat_template_kwargs
     chat = [_only_text(message, place) for place, message in enumerate(fields.messages or ())]
     has_calls = any(message.keys() & {"tool_calls", "tool_call_id"} for message in chat)

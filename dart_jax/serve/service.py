@@ -18,8 +18,9 @@ from dart_jax.serve.errors import ApiError, bad, busy, unavailable
 from dart_jax.serve.fields import GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
+from dart_jax.serve.prompts import Echo
 from dart_jax.serve.structure import structure_of
-from dart_jax.serve.texts import Texts
+from dart_jax.serve.texts import TextOptions, Texts
 from dart_jax.serve.tools.request import Tools
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.interface import AnyEngine, QueueFull
@@ -90,6 +91,7 @@ class Service:
         prompts: Sequence[np.ndarray],
         arrived: float,
         tools: Tools | None = None,
+        echoes: Sequence[Echo] = (),
     ) -> Texts:
         """Begins to generate `n` texts for each prompt.
 
@@ -98,6 +100,7 @@ class Service:
           prompts: int32 [n], their tokens.
           arrived: when the client asked, in seconds of `time.monotonic`.
           tools: that the texts may call.
+          echoes: of all prompts, if the texts begin with them.
 
         Returns:
           The texts, which must be passed to `forget` at the end.
@@ -109,17 +112,17 @@ class Service:
         """
         grammar = await self._grammar(fields, tools)
         requests, stop = self._requests(fields, prompts, grammar)
+        special = tools is not None and tools.special
+        options = TextOptions(
+            stop,
+            fields.skip_special_tokens and not special,
+            fields.include_stop_str_in_output,
+            fields.min_tokens,
+        )
         try:
-            texts = Texts(
-                self.engine,
-                self.metrics,
-                requests,
-                stop,
-                arrived,
-                self.limits.stream_interval,
-                skip_special_tokens=fields.skip_special_tokens
-                and not (tools is not None and tools.special),
-            )
+            repeated = [echo for echo in echoes for _ in range(fields.n)]
+            interval = self.limits.stream_interval
+            texts = Texts(self.engine, self.metrics, requests, options, arrived, interval, repeated)
         except QueueFull as error:
             raise busy(str(error), error.retry_after) from None
         except EngineClosed as error:
@@ -158,9 +161,16 @@ class Service:
         if count > most:
             message = f"{count} texts were asked for at once; the most is {most}"
             raise bad(message, "n" if fields.n > 1 else "prompt")
+        if fields.most_tokens == 0 and fields.prompt_top is None:
+            message = "max_tokens must be at least 1, got 0; 0 needs prompt_logprobs"
+            raise bad(message, "max_tokens")
+        if fields.stream and fields.prompt_logprobs is not None:
+            raise bad("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
         tokenizer, vocab_size = self.model.tokenizer, self.model.target.vocab_size
         stop, ids = split_stops(tokenizer, [*fields.stop, *fields.stop_token_ids], vocab_size)
         check_ids("logit_bias", fields.logit_bias, vocab_size, tokenizer)
+        if fields.min_tokens and grammar is not None:
+            raise bad("min_tokens cannot be kept with a structure; leave it out", "min_tokens")
         # A text ends where its grammar does, whatever the client says.
         eos = () if fields.ignore_eos and grammar is None else self.model.eos
         # As `DartModel.generate`: the same seed gives each text its own draws, by its number.
@@ -173,8 +183,15 @@ class Service:
             "seed": seed,
             "stop_ids": tuple(dict.fromkeys((*eos, *ids))),
             "grammar": grammar,
+            "min_new_tokens": fields.min_tokens,
             "logprobs": fields.top,
+            "prompt_logprobs": fields.prompt_top,
         }
+        keep = fields.truncate_prompt_tokens
+        if keep is not None:
+            if keep < 0:
+                keep = self.engine.max_length - (fields.most_tokens or 1)
+            prompts = [prompt[len(prompt) - min(keep, len(prompt)) :] for prompt in prompts]
         every = enumerate(prompt for prompt in prompts for _ in range(fields.n))
         return [
             Request(tokens, self._room(tokens, fields.most_tokens), choice=choice, **common)
@@ -186,7 +203,7 @@ class Service:
         longest, count = self.engine.max_length, len(tokens)
         if count < 1:
             raise bad("the prompt is empty; give it at least one token", "prompt")
-        if count >= longest or count + (most or 0) > longest:
+        if count + (1 if most is None else most) > longest:
             wish = "" if most is None else f" and {most} new tokens were asked for"
             raise bad(
                 f"the prompt has {count} tokens{wish}, but prompt and text together have at most "

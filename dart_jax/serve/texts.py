@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dart_jax.engine.request import Finish, Request, Update
+from dart_jax.engine.request import Finish, Logprobs, Request, Update
 from dart_jax.generation import GeneratedText
 from dart_jax.grammar.matching import GrammarError
 from dart_jax.serve.errors import ApiError, bad, internal
 from dart_jax.serve.logprobs import Score
 from dart_jax.serve.metrics import Metrics
+from dart_jax.serve.prompts import Echo
 from dart_jax.serving.interface import AnyEngine, AnyTicket
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
@@ -37,11 +38,26 @@ class News(NamedTuple):
     first: bool
 
 
+class TextOptions(NamedTuple):
+    """Options by which tokens become text, and texts end, as `TextStream` has them."""
+
+    stop: Sequence[str] = ()
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    min_tokens: int = 0
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """All but the strings that end a text."""
+        return {name: value for name, value in self._asdict().items() if name != "stop"}
+
+
 class Text:
     """One text: takes the engine's updates, and gives what is new.
 
     Attributes:
       request: asks the engine for it.
+      prompt_scores: of the prompt's tokens; empty until they come, if they were asked for.
       first: when its first tokens came, in seconds of `time.monotonic`; None before.
       last: when its last ones came.
     """
@@ -50,19 +66,20 @@ class Text:
         self,
         tokenizer: Tokenizer,
         request: Request,
-        stop: Sequence[str] = (),
-        *,
-        skip_special_tokens: bool = True,
+        options: TextOptions,
+        echo: Echo | None = None,
     ):
-        """Starts an empty text, which the strings `stop` and the request's ids end."""
+        """Starts an empty text, which the request's ids end, too, after an echo of its prompt."""
         self.request = request
+        self.prompt_scores: list[Score] = []
         self.first: float | None = None
         self.last = 0.0
-        skip, ids = skip_special_tokens, request.stop_ids
-        self._text = GeneratedText(tokenizer, stop, ids, skip_special_tokens=skip)
+        ids = request.stop_ids
+        self._text = GeneratedText(tokenizer, options.stop, ids, **options.decoding)
         # The one above holds back what may begin a stop string; this one knows where tokens are.
-        self._places = TextStream(tokenizer, stop_ids=ids, skip_special_tokens=skip)
-        self._offset = 0  # characters of the tokens so far
+        self._places = TextStream(tokenizer, (), ids, **options.decoding)
+        self._echo = echo
+        self._offset = 0 if echo is None else len(echo.text)  # characters of the tokens so far
         self._scores: list[Score] = []  # not sent yet
         self._pieces = 0  # of the text that were sent
         self._sent = self._last = False  # whether any were, and whether the last ones were
@@ -83,24 +100,45 @@ class Text:
         self._text.append(update.tokens, update.drafted)
         if update.finish is not None:
             self._text.end()
+        if update.prompt_logprobs is not None:
+            self._add_prompt(update.prompt_logprobs)
         if update.logprobs is None:
             return
-        ids, values = update.logprobs.top_ids.tolist(), update.logprobs.top.tolist()
-        for place, token in enumerate(self._text.tokens[before:]):
-            top = list(zip(ids[place], values[place], strict=True))
-            own = float(update.logprobs.own[place])
+        every = zip(self._text.tokens[before:], _pairs(update.logprobs), strict=False)
+        for token, (own, top) in every:
             self._scores.append(Score(token, own, top, self._offset))
             self._offset += len(self._places.push(token))
+
+    def _add_prompt(self, logprobs: Logprobs) -> None:
+        """Adds the scores of the prompt."""
+        assert logprobs.ranks is not None
+        tokens, echo, most = self.request.tokens.tolist(), self._echo, self.request.logprobs
+        offsets = [0] * len(tokens) if echo is None else echo.offsets
+        self.prompt_scores = [Score(tokens[0], None, (), offsets[0])]
+        every = zip(tokens[1:], _pairs(logprobs), offsets[1:], logprobs.ranks.tolist(), strict=True)
+        for token, (own, top), offset, rank in every:
+            self.prompt_scores.append(Score(token, own, top, offset, rank))
+        if echo is not None and most is not None:
+            self._scores = [each._replace(top=each.top[:most]) for each in self.prompt_scores]
 
     def take(self) -> News | None:
         """Returns what is new since the last call; None if nothing is."""
         new = "".join(self._text.pieces[self._pieces :])
         if self._last or not (new or self._scores or self.finish):
             return None
+        if self._echo is not None and not self._sent:
+            new = self._echo.text + new
         news = News(new, self._scores, self.finish, first=not self._sent)
         self._pieces, self._scores = len(self._text.pieces), []
         self._sent, self._last = True, self.finish is not None
         return news
+
+
+def _pairs(logprobs: Logprobs) -> Iterator[tuple[float, list[tuple[int, float]]]]:
+    """Each token's own log-probability, and the most likely ids with theirs."""
+    columns = logprobs.own.tolist(), logprobs.top_ids.tolist(), logprobs.top.tolist()
+    for own, ids, values in zip(*columns, strict=True):
+        yield own, list(zip(ids, values, strict=True))
 
 
 class Texts:
@@ -115,11 +153,10 @@ class Texts:
         engine: AnyEngine,
         metrics: Metrics,
         requests: Sequence[Request],
-        stop: Sequence[str],
+        options: TextOptions,
         arrived: float,
         interval: float = 0.0,
-        *,
-        skip_special_tokens: bool = True,
+        echoes: Sequence[Echo | None] | None = None,
     ):
         """Passes the requests to the engine.
 
@@ -127,18 +164,18 @@ class Texts:
           engine: generates the texts.
           metrics: receives the times.
           requests: one for each text.
-          stop: strings that end a text.
+          options: of the texts.
           arrived: when the client asked, in seconds of `time.monotonic`.
           interval: seconds between two returns of `more`, at least, except for an end.
-          skip_special_tokens: leave them out of the texts.
+          echoes: what each text begins with; None for nothing.
 
         Raises:
           UserError: as `Engine.submit`; then nothing is generated.
         """
         self._metrics, self._arrived = metrics, arrived
         self.texts = [
-            Text(engine.model.tokenizer, request, stop, skip_special_tokens=skip_special_tokens)
-            for request in requests
+            Text(engine.model.tokenizer, request, options, echo)
+            for request, echo in zip(requests, echoes or [None] * len(requests), strict=True)
         ]
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()

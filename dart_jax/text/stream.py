@@ -35,6 +35,8 @@ class TextStream:
         stop_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
+        include_stop: bool = False,
+        min_tokens: int = 0,
     ):
         """Starts an empty text.
 
@@ -44,6 +46,8 @@ class TextStream:
             token ends it at that token.
           stop_ids: tokens that end the text and are not part of it.
           skip_special_tokens: leave them out.
+          include_stop: what ends the text belongs to it.
+          min_tokens: tokens in which stop strings are not looked for.
 
         Raises:
           UserError: a stop string is empty, not valid Unicode, or has the name of a special token
@@ -52,6 +56,7 @@ class TextStream:
         self.stopped = False
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._include_stop, self._unstopped = include_stop, min_tokens
         self._context: list[int] = []  # the last ids that are not skipped
         self._returned = 0  # characters of their text that were returned
         self._run: list[int] = []  # byte tokens after the context
@@ -83,8 +88,11 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Adds the next token; returns the text that is now final, often none."""
+        self._unstopped -= 1
         if token_id in self._stop_ids:
-            rest = self.finish()
+            self._stop_ids.discard(token_id)
+            last = self.push(token_id) if self._include_stop else ""
+            rest = last + self.finish()
             self.stopped = True
             return rest
         token = self._tokenizer.backend.id_to_token(token_id)
@@ -136,11 +144,14 @@ class TextStream:
         """Adds text; returns what comes before the first completed stop string, or before what may
         begin one. If one character completes several, the longest counts."""
         text = self._held + new
+        if self._unstopped >= 0:
+            return text
         begins = [(text.find(stop), stop) for stop in self._stops]
         ends = [(begin + len(stop), begin) for begin, stop in begins if begin >= 0]
         self.stopped = bool(ends)
         if ends:
-            return text[: min(ends)[1]]
+            end, begin = min(ends)
+            return text[: end if self._include_stop else begin]
         longest = max(map(len, self._stops), default=1) - 1
         places = range(max(0, len(text) - longest), len(text))
         held = (n for n in places if any(stop.startswith(text[n:]) for stop in self._stops))

@@ -135,7 +135,7 @@ def read_at_once(name, tokens, rows):
     read[0, : len(tokens)] = tokens
     start, pages, shape = np.zeros(1, np.int32), np.zeros((1, 1), np.int32), ChunkShape(rows, 160)
     used = None if rows == len(tokens) - 1 else np.int32(len(tokens) - 1)
-    pools = read_chunk(config.reading, params, pools, read, start, pages, used, shape=shape)
+    pools, _ = read_chunk(config.reading, params, pools, read, start, pages, used, shape=shape)
     return [
         pool[0, ..., : len(tokens) - 1, :] for pool in jax.tree.leaves((pools.target, pools.draft))
     ]

@@ -219,7 +219,6 @@ def test_many_at_once(served, greedy):
         ({"prompt": ""}, 400, "prompt", "the prompt is empty"),
         ({"prompt": "x " * 600}, 400, "prompt", "tokens and 24 new tokens were asked for"),
         ({"max_tokens": 600}, 400, "prompt", "have at most 512"),
-        ({"echo": True}, 400, "echo", "echo is not supported by this server; leave it out"),
         ({"suffix": "x"}, 400, "suffix", "suffix is not supported"),
         ({"best_of": 2}, 400, "best_of", "best_of is not supported"),
         ({"extra_body": {"guided_regex": "("}}, 400, "guided_regex", "unclosed group"),
@@ -497,7 +496,7 @@ def test_log_probabilities_of_chats(client, model):
 @pytest.mark.parametrize(
     ("options", "param", "message"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools is not"),
+        ({"functions": [{"name": "f"}]}, "functions", "functions is not"),
         ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs"),
         ({"logprobs": 2}, "logprobs", "logprobs should be a valid boolean, got 2"),
         ({"messages": []}, "messages", "messages must not be empty"),
@@ -522,3 +521,59 @@ def test_bad_requests_of_chats(client, options, param, message):
 def test_tokens_of_a_chat(served, model):
     _, _, body = served.ask(post("/tokenize", {"messages": CHAT}))
     assert json.loads(body)["tokens"] == model.tokenizer.encode_chat(CHAT)
+
+
+# Fields of vLLM.
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_texts_of_a_minimum_length(client, model, temperature):
+    """Biased to the end, which comes right after; the same with drafts as without."""
+    [end] = model.eos
+    options = {"temperature": temperature, "seed": 3, "logit_bias": {str(end): 100}}
+    least = {"extra_body": {"min_tokens": 5}}
+    answer = complete(client, **options, **least)
+    assert answer.usage.completion_tokens == 6
+    assert answer.choices[0].finish_reason == "stop"
+    if not temperature:
+        assert answer.choices[0].text == complete(client, max_tokens=5).choices[0].text
+    [stop] = model.tokenizer.encode("return")
+    biased = {"logit_bias": {str(stop): 100}, "stop": "return", "temperature": temperature}
+    assert complete(client, **biased, **least).choices[0].text == "return" * 5
+
+
+def test_stops_that_belong_to_the_text(client):
+    whole = complete(client, max_tokens=200).choices[0].text
+    stop = whole[60:64]
+    included = {"stop": stop, "extra_body": {"include_stop_str_in_output": True}}
+    [choice] = complete(client, max_tokens=200, **included).choices
+    assert choice.text == whole[: whole.index(stop) + len(stop)]
+    streamed = complete(client, max_tokens=200, **included, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == choice.text
+
+
+def test_truncated_prompts(client, model):
+    tokens = model.tokenizer.encode(PROMPT)
+    cut = complete(client, extra_body={"truncate_prompt_tokens": 3})
+    assert cut.usage.prompt_tokens == 3
+    assert cut.choices == complete(client, tokens[-3:]).choices
+    long = tokens * 200
+    most = complete(client, long, extra_body={"truncate_prompt_tokens": -1}, max_tokens=2)
+    assert most.usage.total_tokens == 512
+
+
+def test_a_message_is_continued(client, model):
+    begun = [*CHAT, {"role": "assistant", "content": "    return"}]
+    options = {"model": "demo", "max_tokens": 8, "temperature": 0, "messages": begun}
+    answer = client.chat.completions.create(**options, extra_body={"continue_final_message": True})
+    text = model.tokenizer.render_chat(
+        begun, add_generation_prompt=False, continue_final_message=True
+    )
+    assert text.endswith("    return")
+    expected = model.generate(text, max_new_tokens=8, tree_nodes=0)
+    assert answer.choices[0].message.content == expected.text
+    with pytest.raises(openai.BadRequestError, match="add_generation_prompt"):
+        client.chat.completions.create(
+            **options,
+            extra_body={"continue_final_message": True, "add_generation_prompt": True},
+        )

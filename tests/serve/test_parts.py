@@ -21,7 +21,7 @@ from dart_jax.serve.fields import ChatFields, CompletionFields
 from dart_jax.serve.logprobs import Score, TokenTexts, chat_scores, completion_scores
 from dart_jax.serve.process import address_of, open_socket
 from dart_jax.serve.service import Limits, Service
-from dart_jax.serve.texts import News, Text
+from dart_jax.serve.texts import News, Text, TextOptions
 from dart_jax.text.tokenizer import Tokenizer
 
 
@@ -209,7 +209,7 @@ def test_what_came_together_is_sent_together(engine):
 
 
 def text_of(tokenizer, stop=()):
-    return Text(tokenizer, Request(np.ones(1, np.int32), 9), stop)
+    return Text(tokenizer, Request(np.ones(1, np.int32), 9), TextOptions(stop))
 
 
 def test_a_text_ends_where_a_stop_string_is_complete():
@@ -256,13 +256,13 @@ def test_forms_of_log_probabilities():
     texts = TokenTexts(tokenizer)
     [a], [b] = tokenizer.encode("a"), tokenizer.encode("b")
     scores = [Score(a, -0.5, ((b, -0.1), (a, -0.5)), 0), Score(b, -float("inf"), (), 1)]
-    assert completion_scores(scores, texts) == {
+    assert completion_scores(scores, texts.text_of) == {
         "tokens": ["a", "b"],
         "token_logprobs": [-0.5, -9999.0],
         "top_logprobs": [{"b": -0.1, "a": -0.5}, {"b": -9999.0}],
         "text_offset": [0, 1],
     }
-    first, second = chat_scores(scores, texts)["content"]
+    first, second = chat_scores(scores, texts, texts.text_of)["content"]
     assert (first["token"], first["bytes"]) == ("a", [97])
     assert [top["token"] for top in first["top_logprobs"]] == ["b", "a"]
     assert (second["logprob"], second["top_logprobs"]) == (-9999.0, [])

@@ -114,7 +114,7 @@ def _first(config, params, tokens, length, capacity, budget, stop, seed, samplin
     before, after = tokens[:, :-1], tokens[:, 1:]
     zero = jnp.zeros_like(length)
     empty = caches_without_rows(config.reading, params, len(length), capacity)
-    caches = read_rows(config.reading, params, empty, before, after, zero, 0)
+    caches, _ = read_rows(config.reading, params, empty, before, after, zero, 0)
     place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     index = length[:, None] + jnp.arange(-4, 0, dtype=jnp.int32)[None]
     context = jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1)

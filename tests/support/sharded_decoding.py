@@ -27,7 +27,7 @@ from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.programs import burst
-from dart_jax.engine.request import Request
+from dart_jax.engine.request import Logprobs, Request
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.serving.config import ServingConfig
@@ -144,6 +144,23 @@ def served(model: DartModel) -> list[list[int]]:
     answers = ask(engine, *requests)
     engine.close()
     return [answer.tokens for answer in answers]
+
+
+def scores(model: DartModel) -> list[Logprobs]:
+    """Scores of the prompts, which are read in several chunks."""
+    options = ServingConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
+    engine = Engine(model, options)
+    answers = ask(engine, *(Request(prompt, 0, prompt_logprobs=5) for prompt in PROMPTS))
+    engine.close()
+    return [answer.updates[0].prompt_logprobs for answer in answers]
+
+
+def scores_apart(one: DartModel, many: DartModel) -> float:
+    """The largest difference of the scores of prompts; infinite if other tokens are likeliest."""
+    pairs = list(zip(*map(scores, (one, many)), strict=True))
+    if not all(np.array_equal(a.top_ids, b.top_ids) for a, b in pairs):
+        return float("inf")
+    return max(float(np.abs(a[n] - b[n]).max()) for a, b in pairs for n in (0, 2, 3))
 
 
 def logits(model: DartModel) -> np.ndarray:
@@ -265,6 +282,9 @@ def main(directory: Path, targets: list[str]) -> None:
             if target == "qwen3" and mesh == "model=2" and method == "dart":
                 report["same"]["served"] = served(one) == served(several)
                 print("served", report["same"]["served"], file=sys.stderr, flush=True)
+            if target == "qwen3" and method == "dart":
+                report["logits"][f"scores, {mesh}"] = difference = scores_apart(one, several)
+                print("scores", mesh, f"differ by {difference:.2g}", file=sys.stderr, flush=True)
             jax.clear_caches()  # a process can map only so much code into its memory
     (directory / "report.json").write_text(json.dumps(report))
 

@@ -1,0 +1,147 @@
+"""Scores of prompts: those of transformers, however they are read and whatever else is served."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from engine_requests import Answer, ask, tokens_of
+from needs import judge
+
+from dart_jax.engine.request import MOST_LOGPROBS, Request
+from dart_jax.engine.scheduler import Sequence
+from dart_jax.errors import UserError
+from dart_jax.model import DEMO
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.engine import Engine
+from dart_jax.serving.setup import runner_of
+
+TEXT = (DEMO.parent / "errors.py").read_text()
+SMALL = {"slots": 4, "page": 16, "max_length": 320, "warmup": "none", "tree_nodes": 2}
+
+
+@pytest.fixture(scope="module")
+def prompts(demo):
+    tokens = tokens_of(demo, TEXT)
+    return [tokens[:200], tokens[:33], tokens[90:107], tokens[5:7], tokens[:1]]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts):
+    """The log-probabilities of all tokens in the place of each but the first, by transformers."""
+    torch, transformers = judge("torch"), pytest.importorskip("transformers")
+    target = transformers.AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype="float32")
+    with torch.no_grad():
+        every = [target(torch.tensor(each[None], dtype=torch.long)).logits[0] for each in prompts]
+        return [torch.log_softmax(logits[:-1].double(), -1).numpy() for logits in every]
+
+
+def scored(prompt, new=0, most=5, **options):
+    return Request(prompt, new, prompt_logprobs=most, **options)
+
+
+def check(prompt, scores, expected, most=5):
+    """The scores are those expected, and the most likely tokens are in order."""
+    own = np.take_along_axis(expected, prompt[1:, None].astype(int), axis=1)[:, 0]
+    np.testing.assert_allclose(scores.own, own, atol=1e-3)
+    assert scores.top.shape == scores.top_ids.shape == (len(own), most)
+    np.testing.assert_allclose(
+        scores.top, np.take_along_axis(expected, scores.top_ids.astype(int), axis=1), atol=1e-3
+    )
+    np.testing.assert_allclose(scores.top, -np.sort(-expected, axis=1)[:, :most], atol=1e-3)
+    # Rounding may exchange tokens that are equally likely.
+    for rank, logprob, row in zip(scores.ranks, own, expected, strict=True):
+        assert (row > logprob + 1e-3).sum() < rank <= 1 + (row > logprob - 1e-3).sum()
+    for rank, logprob, top in zip(scores.ranks, scores.own, scores.top, strict=True):
+        if rank <= most:
+            assert top[rank - 1] == logprob
+
+
+@pytest.mark.parametrize("chunk", [16, 128])
+@pytest.mark.parametrize("drafted", [True, False])
+def test_scores_are_those_of_transformers(demo, prompts, expected, chunk, drafted):
+    """In one chunk and in several, alone and beside others, with a text and without, with kept
+    pages, which scored prompts do not use but which others find."""
+    model = demo if drafted else demo.with_drafter(None)
+    options = SMALL | {"chunk": chunk, "tree_nodes": 2 if drafted else None}
+    engine = Engine(model, ServingConfig(**options))
+    try:
+        plain = ask(engine, Request(prompts[0], 8, logprobs=3))[0]
+        for _ in range(2):
+            answers = ask(engine, *map(scored, prompts), scored(prompts[0], 8, 0, logprobs=3))
+            for n, answer in enumerate(answers[:-1]):
+                [update] = answer.updates
+                assert (update.tokens, update.finish) == ((), "length")
+                check(prompts[n], update.prompt_logprobs, expected[n])
+            text = answers[-1]
+            assert text.tokens == plain.tokens
+            check(prompts[0], text.updates[0].prompt_logprobs, expected[0], 0)
+            assert {update.prompt_logprobs for update in text.updates[1:]} <= {None}
+        scheduler = engine._runner.scheduler
+        assert scheduler.hits == 0
+        assert ask(engine, Request(prompts[0], 8))[0].tokens == plain.tokens
+        assert scheduler.hits >= 128
+    finally:
+        engine.close()
+
+
+def test_several_prompts_of_a_chunk(demo, prompts, expected, monkeypatch):
+    """As on accelerators, beside prompts that are not scored."""
+    engine = Engine(demo, ServingConfig(**SMALL | {"chunk": 128}))
+    shapes = engine._runner.batch.shapes
+    engine._runner.batch.shapes = dataclasses.replace(
+        shapes, only_used=False, together=True, chunks=(32, 128)
+    )
+    others = [Request(prompt, 4) for prompt in prompts[:2]]
+    first, *answers = ask(engine, others[0], *map(scored, prompts), others[1])
+    engine.close()
+    for n, answer in enumerate(answers[:-1]):
+        check(prompts[n], answer.updates[0].prompt_logprobs, expected[n])
+    assert len(first.tokens) == len(answers[-1].tokens) == 4
+
+
+@pytest.mark.parametrize("reads", [1, 4, 50])
+def test_one_that_must_wait_again(demo, prompts, expected, reads):
+    """Its scores are complete, and reported once: if it was read in part, as a whole, or has begun
+    a text."""
+    runner = runner_of(demo, ServingConfig(**SMALL | {"chunk": 48}), lambda sequence: None)
+    answer = Answer()
+    sequence = Sequence(scored(prompts[0], 9), 320, answer)
+    runner.scheduler.waiting.append(sequence)
+    for _ in range(reads):
+        runner.read()
+    if reads > 4:
+        runner.burst(time.perf_counter, 2)
+    before = len(answer.updates)
+    runner.scheduler._preempt(sequence)
+    while runner.busy:
+        runner.turn(time.perf_counter)
+    assert (before > 0) == (reads > 4)
+    assert len(answer.wait().tokens) == 9
+    check(prompts[0], answer.updates[0].prompt_logprobs, expected[0])
+    assert all(update.prompt_logprobs is None for update in answer.updates[1:])
+
+
+def test_numbers_that_are_none(demo, prompts):
+    target = demo.params["target"]
+    norm = {"scale": target["norm"]["scale"] * np.nan}
+    params = {**demo.params, "target": {**target, "norm": norm}}
+    engine = Engine(dataclasses.replace(demo, params=params), ServingConfig(**SMALL))
+    for new in (0, 5):
+        with pytest.raises(UserError, match="logits are NaN in a prompt"):
+            ask(engine, scored(prompts[1], new))
+    engine.close()
+
+
+def test_what_cannot_be_scored(demo, prompts):
+    engine = Engine(demo, ServingConfig(**SMALL))
+    tokens = np.resize(prompts[0], 320)
+    for prompt, new, most in ((tokens, 1, 1), (tokens[:9], 1, MOST_LOGPROBS + 1)):
+        with pytest.raises(UserError, match=r"leaves no room|prompt_logprobs must be in 0\.\.20"):
+            engine.submit(scored(prompt, new, most), print)
+    with pytest.raises(UserError, match=r"max_new_tokens must be in 1\.\."):
+        Request(tokens, 0)
+    whole, least = ask(engine, scored(tokens), scored(tokens[:1], most=0))
+    engine.close()
+    assert len(whole.updates[0].prompt_logprobs.own) == 319
+    assert least.updates[0].prompt_logprobs.top.shape == (0, 0)
