@@ -222,6 +222,24 @@ def read_chunk(
     return written(pools, read.target, read.draft, pages)
 
 
+@program(inputs={"pools": POOLS, "source": ROWS, "target": ROWS}, outputs=POOLS, donated=("pools",))
+def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax.Array) -> Pools:
+    """Copies a page in every group of devices.
+
+    Args:
+      config: static; `DecodeConfig.reading`.
+      pools: donated.
+      source: int32 [groups], the page to read.
+      target: int32 [groups], the page to write; the same where there is nothing to copy.
+    """
+
+    def copy(pool: jax.Array) -> jax.Array:
+        page = jax.lax.dynamic_slice_in_dim(pool, source[0], 1)
+        return jax.lax.dynamic_update_slice_in_dim(pool, page, target[0], 0)
+
+    return jax.tree.map(copy, pools)
+
+
 @program(
     inputs={
         "pools": POOLS,

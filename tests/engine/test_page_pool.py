@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_jax.engine.scheduler import EMPTY_HASH, PagePool, hash_page
+from dart_jax.engine.pages import EMPTY_HASH, PagePool, hash_page
 
 PAGE = 4
 
 
 def written(pool, tokens, drafted=True):
     """Takes and writes the pages of a text, lets them be found, and returns them."""
-    prefix, key = pool.find(tokens, drafted=drafted)
+    prefix, key, *_ = pool.find(tokens, drafted=drafted)
     pages = prefix + pool.take(-(-len(tokens) // PAGE) - len(prefix))
     for n in range(len(prefix), (len(tokens) - 1) // PAGE):
         key = hash_page(key, tokens[n * PAGE : (n + 1) * PAGE + 1])
@@ -26,11 +26,11 @@ def text(*tokens):
 def test_a_page_is_found_with_the_token_after_it():
     pool = PagePool(8, PAGE)
     pages = written(pool, text(1, 2, 3, 4, 5, 6))
-    prefix, _ = pool.find(text(1, 2, 3, 4, 5, 9, 9, 9, 9), drafted=True)
+    prefix, *_ = pool.find(text(1, 2, 3, 4, 5, 9, 9, 9, 9), drafted=True)
     assert prefix == pages[:1]
     # The drafter's row of 4 has seen that 5 follows.
     for other in (text(1, 2, 3, 4, 6), text(1, 2, 3, 4), text(0, 2, 3, 4, 5)):
-        assert pool.find(other, drafted=True) == ([], EMPTY_HASH)
+        assert pool.find(other, drafted=True) == ([], EMPTY_HASH, None, 0)
 
 
 def test_what_nobody_holds_is_kept_until_it_is_needed():
@@ -38,7 +38,7 @@ def test_what_nobody_holds_is_kept_until_it_is_needed():
     first = written(pool, text(*range(9)))
     pool.release(first)
     assert (pool.used, pool.free) == (0, 3)
-    prefix, _ = pool.find(text(*range(9)), drafted=True)
+    prefix, *_ = pool.find(text(*range(9)), drafted=True)
     assert prefix == first[:2]
     pool.release(prefix)
     # The end of a text goes first: without its beginning it would be of no use.
@@ -47,7 +47,7 @@ def test_what_nobody_holds_is_kept_until_it_is_needed():
     assert pool.find(text(*range(9)), drafted=True)[0] == first[:1]
     pool = PagePool(3, PAGE, reuse=False)
     pool.release(written(pool, text(*range(9))))
-    assert pool.find(text(*range(9)), drafted=True) == ([], EMPTY_HASH)
+    assert pool.find(text(*range(9)), drafted=True) == ([], EMPTY_HASH, None, 0)
 
 
 def test_the_lowest_pages_are_taken_first_and_again():
@@ -71,7 +71,7 @@ def test_too_few_pages_are_none():
 def test_texts_without_drafts_find_all_pages_and_others_those_of_the_drafter():
     pool, tokens = PagePool(12, PAGE), text(*range(9))
     plain = written(pool, tokens, drafted=False)
-    assert pool.find(tokens, drafted=True) == ([], EMPTY_HASH)
+    assert pool.find(tokens, drafted=True) == ([], EMPTY_HASH, None, 0)
     drafted = written(pool, tokens, drafted=True)
     assert not set(plain) & set(drafted)
     for wanted in (True, False):
@@ -97,7 +97,7 @@ def test_any_history(data):
         # Few tokens, so that texts begin alike.
         tokens = text(*data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=20)))
         drafted = data.draw(st.booleans())
-        prefix, _ = pool.find(tokens, drafted=drafted)
+        prefix, *_ = pool.find(tokens, drafted=drafted)
         for n, page in enumerate(prefix):
             begins, by_drafter = contents[page]
             assert begins == tokens[: (n + 1) * PAGE + 1].tolist()

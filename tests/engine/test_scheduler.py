@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dart_jax.engine.pages import PagePool
 from dart_jax.engine.request import Request
-from dart_jax.engine.scheduler import PagePool, Scheduler, Sequence
+from dart_jax.engine.scheduler import Scheduler, Sequence
 
 PAGE, LONGEST = 4, 40
 
