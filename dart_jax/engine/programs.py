@@ -24,6 +24,7 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
+from dart_jax.models.attention.compaction import keep_rows
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
 from dart_jax.models.cpu import only_rows, unwritten
 from dart_jax.models.pure import bind
@@ -233,11 +234,16 @@ def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax
       target: int32 [groups], the page to write; the same where there is nothing to copy.
     """
 
-    def copy(pool: jax.Array) -> jax.Array:
-        page = jax.lax.dynamic_slice_in_dim(pool, source[0], 1)
-        return jax.lax.dynamic_update_slice_in_dim(pool, page, target[0], 0)
+    def copy(pool: Any) -> Any:
+        if pool is None:
+            return None
+        pages = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, source[0], 1), pool)
+        if isinstance(pool, jax.Array):
+            return jax.lax.dynamic_update_slice_in_dim(pool, pages, target[0], 0)
+        cache, start = PagedCache(pool, target[:, None]), jnp.zeros(1, jnp.int32)
+        return keep_rows(cache, pages, start, config.execution.attention).layers
 
-    return jax.tree.map(copy, pools)
+    return Pools(copy(pools.target), copy(pools.draft))
 
 
 @program(
