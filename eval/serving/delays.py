@@ -114,7 +114,7 @@ async def _first(client: Client, prompt: list[int]) -> float:
 
 async def _beside(client: Client, prompts: Prompts) -> Delays:
     """The gaps of streams beside a long prompt, and how long that and a short one take."""
-    length = min(_LONG, client.max_length - 10)
+    length = min(_LONG, client.max_length - 10) if client.max_length else _LONG
     alone = await _first(client, prompts(length))
     bodies = [body(prompts(_PROMPT), _STREAM) for _ in range(_STREAMS)]
     streams = [asyncio.create_task(client.ask(each, stream=True)) for each in bodies]
