@@ -26,6 +26,7 @@ from dart_jax.engine.programs import (
     begin_history,
     burst,
     config_of,
+    copy_page,
     empty_history,
     empty_pools,
     read_chunk,
@@ -132,12 +133,21 @@ class Batch:
         return self._config.logits.whole
 
     def begin(self, sequence: Sequence) -> None:
-        """Prepares the slot of a sequence that will be read."""
+        """Prepares slot and pages of a sequence that will be read."""
         slot = sequence.slot
         assert slot is not None
+        if sequence.copy is not None:
+            self.copy(*sequence.copy, group=slot * self.shapes.groups // self.shapes.slots)
+            sequence.copy = None
         self._table.begin(slot, sequence.request, self.vocab_size)
         if sequence.mode == "full":
             self._begin_history(slot, sequence)
+
+    def copy(self, source: int, target: int, group: int = 0) -> None:
+        """Copies a page of a group of devices."""
+        pages = np.zeros((2, self.shapes.groups), np.int32)
+        pages[:, group] = source, target
+        self._pools = copy_page(self._config.reading, self._pools, *pages)
 
     def _begin_history(self, slot: int, sequence: Sequence) -> None:
         vocab, tokens = self.vocab_size, None
@@ -159,7 +169,12 @@ class Batch:
         return empty_history(self.shapes.slots, self.vocab_size, length)
 
     def read(
-        self, sequences: SequenceOf[Sequence], places: SequenceOf[int], rows: int, length: int
+        self,
+        sequences: SequenceOf[Sequence],
+        places: SequenceOf[int],
+        rows: int,
+        length: int,
+        most: int,
     ) -> int:
         """Reads the next tokens of sequences, all with or all without the drafter, and all with or
         all without scores; returns for how many of each group it takes time.
@@ -168,14 +183,15 @@ class Batch:
           sequences: to be read.
           places: their rows among those of all groups.
           rows: of each group, for which the program is compiled.
-          length: tokens of each that are read, at most.
+          length: tokens of each, for which it is compiled.
+          most: tokens that are read, where that takes less time than reading all.
         """
         tokens = np.zeros((rows * self.shapes.groups, length + 1), np.int32)
         start = np.zeros(len(tokens), np.int32)
         pages = np.full((len(tokens), self.shapes.pages_each), -1, np.int32)
         used = None
         if self.shapes.only_used and len(tokens) == 1:
-            used = min(sequences[0].num_unread_tokens, length)
+            used = min(sequences[0].num_unread_tokens, length, most)
         for place, sequence in zip(places, sequences, strict=True):
             start[place] = sequence.next_position
             new = sequence.tokens[start[place] : start[place] + length + 1]
@@ -185,8 +201,9 @@ class Batch:
         scores = self.read_tokens(tokens, start, pages, used, drafts=drafts, scored=scored)
         for place, sequence in zip(places, sequences, strict=True):
             if scores is not None:
-                sequence.add_scores(jax.tree.map(lambda x, place=place: x[place], scores))
-            sequence.advance(length)
+                of_place = jax.tree.map(lambda x, place=place: x[place], scores)
+                sequence.add_scores(of_place, used or length)
+            sequence.advance(used or length)
         return used or rows * length
 
     def read_tokens(

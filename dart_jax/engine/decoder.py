@@ -255,7 +255,7 @@ class Decoder:
             for row, prompt in enumerate(prompts)
         ]
         shapes = self._shapes(len(prompts))
-        runner = Runner(self.models, shapes, self._policy(shapes))
+        runner = Runner(self.models, shapes, self._policy(shapes), reuse=False)
         return BatchDecoding(runner, requests, room, self.grammars)
 
     def _shapes(self, batch: int) -> Shapes:
@@ -363,7 +363,7 @@ class BatchDecoding:
             began = clock()
             read = False
             while runner.scheduler.waiting or runner.scheduler.reading:
-                read |= runner.read()
+                read |= runner.read(clock)
             if read:
                 runner.batch.wait()
             seconds["prefill"] += clock() - began

@@ -24,6 +24,7 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
+from dart_jax.models.attention.compaction import keep_rows
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
 from dart_jax.models.cpu import only_rows, unwritten
 from dart_jax.models.pure import bind
@@ -221,6 +222,29 @@ def read_chunk(
             min(shape.filled, capacity),
         )
     return written(pools, read.target, read.draft, pages), scores
+
+
+@program(inputs={"pools": POOLS, "source": ROWS, "target": ROWS}, outputs=POOLS, donated=("pools",))
+def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax.Array) -> Pools:
+    """Copies a page in every group of devices.
+
+    Args:
+      config: static; `DecodeConfig.reading`.
+      pools: donated.
+      source: int32 [groups], the page to read.
+      target: int32 [groups], the page to write; the same where there is nothing to copy.
+    """
+
+    def copy(pool: Any) -> Any:
+        if pool is None:
+            return None
+        pages = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, source[0], 1), pool)
+        if isinstance(pool, jax.Array):
+            return jax.lax.dynamic_update_slice_in_dim(pool, pages, target[0], 0)
+        cache, start = PagedCache(pool, target[:, None]), jnp.zeros(1, jnp.int32)
+        return keep_rows(cache, pages, start, config.execution.attention).layers
+
+    return Pools(copy(pools.target), copy(pools.draft))
 
 
 @program(

@@ -1,8 +1,11 @@
 """Runs the requests of one model: reads their prompts, and takes bursts of steps.
 
-In every turn at most a chunk of the next prompts is read, and then a burst of steps taken of all
-requests that have been read. A request that arrives during a burst is therefore read right after
-it, and a long prompt does not hold up the others for more than a chunk at a time.
+In every turn some of the next prompts are read, and then a burst of steps taken of all requests
+that have been read. A request that arrives during a burst is therefore read right after it, and a
+long prompt holds up the others by little at a time: what is read takes about as long as a burst,
+while there are any, and otherwise as many tokens as a chunk has. In every other turn the prompt
+that lacks the least is the first, in the others the oldest, so that short prompts do not wait for
+long ones, nor those for ever.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dart_jax.engine.batch import Batch, Emitted, Models
+from dart_jax.engine.pages import PagePool
 from dart_jax.engine.request import Logprobs, Update
 from dart_jax.engine.rows import SamplingMode, highest
-from dart_jax.engine.scheduler import PagePool, Scheduler, Sequence
+from dart_jax.engine.scheduler import Scheduler, Sequence
 from dart_jax.engine.shapes import Shapes
 from dart_jax.engine.statistics import Counters, Statistics
 from dart_jax.engine.tree_size import PAUSES, TreeSizes
@@ -29,6 +33,9 @@ _logger = logging.getLogger(__name__)
 
 # Tokens that are read in the time in which one is written, about.
 _READ_FASTER = 4
+
+# Time in which prompts are read in a turn, in bursts, and the fewest tokens.
+_READING, _LEAST_READ = 1.5, 8
 
 
 class _Turn(NamedTuple):
@@ -93,6 +100,9 @@ class Runner:
         self._on_end, self._mesh = on_end, models.config.execution.devices.mesh
         self._burst_seconds = burst_seconds
         self._step_seconds: dict[tuple[int, SamplingMode, int], float] = {}
+        self._last_burst: float | None = None  # seconds
+        self._row_seconds: float | None = None  # of reading, see `Shapes.chunk_rows`
+        self._shortest_first = False
 
     @property
     def busy(self) -> bool:
@@ -112,28 +122,42 @@ class Runner:
           clock: gives seconds, and stands still while programs are compiled.
           limit: of the steps; None for as many as programs take.
         """
-        read = self.read()
+        read = self.read(clock)
         self.burst(clock, limit, timed=not read)  # otherwise a step also waits for what was read
         self.read_for_drafts()
 
-    def read(self) -> bool:
-        """Reads prompts, as many tokens as a chunk has; returns whether there were any."""
+    def read(self, clock: Callable[[], float]) -> bool:
+        """Reads prompts, as much as a turn may; returns whether the device may still be reading.
+        `clock`: see `turn`."""
         scheduler, shapes = self.scheduler, self.batch.shapes
-        left = most = shapes.chunks[-1]
-        while left > 0 and (scheduler.reading or self._begin_next()):
+        waits = bool(scheduler.running) or self._row_seconds is None
+        left, rows, began = self._tokens_of_turn(), 0, clock()
+        self._shortest_first = not self._shortest_first
+        while True:
+            while self._begin_next():
+                pass
+            if left <= 0 or not scheduler.reading:
+                break
             first = scheduler.reading[0]
-            length = shapes.chunk_for(first.num_unread_tokens)
-            together = self._like(first, length)
-            if first.num_unread_tokens:
-                several = max(map(len, self._by_group(together))) > 1
-                rows = shapes.prompts_for(length) if several else 1
-                places = self._places(together, rows)
-                left -= self.batch.read(together, places, rows, length)
+            if self._shortest_first:
+                first = min(scheduler.reading, key=lambda sequence: sequence.num_unread_tokens)
+            length = min(shapes.chunk_for(first.num_unread_tokens), shapes.longest_chunk(left))
+            together = self._like(first, length, left)
+            several = max(map(len, self._by_group(together))) > 1
+            each = shapes.prompts_for(length) if several else 1
+            places = self._places(together, each)
+            count = self.batch.read(together, places, each, length, left) + shapes.chunk_rows
+            left, rows = left - count, rows + count
             for sequence in together:
                 scheduler.publish_pages(sequence)
                 if not sequence.num_unread_tokens:
                     self._end_reading(sequence)
-        return left < most
+        if rows and waits:
+            self.batch.wait()
+            seconds = first_of(self._mesh, clock() - began)
+            assert seconds is not None
+            self._row_seconds = seconds / rows
+        return rows > 0 and not waits
 
     def _end_reading(self, sequence: Sequence) -> None:
         """Lets a request take part in steps, or ends it if it asks for no text."""
@@ -147,14 +171,25 @@ class Runner:
             self.give(sequence, Update((), (), "length", prompt_logprobs=scores))
             self.end(sequence)
 
-    def _like(self, first: Sequence, length: int) -> list[Sequence]:
+    def _tokens_of_turn(self) -> int:
+        """Tokens that are read in a turn."""
+        shapes, seconds = self.batch.shapes, self._last_burst
+        most = shapes.chunks[-1]
+        if not self.scheduler.running or seconds is None or self._row_seconds is None:
+            return most
+        rows = int(_READING * seconds / self._row_seconds) - shapes.chunk_rows
+        return min(max(rows, _LEAST_READ), most)
+
+    def _like(self, first: Sequence, length: int, left: int) -> list[Sequence]:
         """The sequences to read beside the first: as many tokens of each, at most, all with or all
-        without the drafter, and all with or all without scores."""
+        without the drafter, and all with or all without scores; one of each group if no more than
+        so many tokens may be read."""
         scheduler, shapes = self.scheduler, self.batch.shapes
         most = shapes.prompts_for(length)
-        while len(scheduler.reading) < most * shapes.groups and self._begin_next():
-            pass
-        counts, together = [0] * shapes.groups, []
+        if most * length > left:
+            most = 1
+        counts, together = [0] * shapes.groups, [first]
+        counts[scheduler.group(first)] = 1
         for sequence in scheduler.reading:
             group = scheduler.group(sequence)
             alike = (
@@ -162,7 +197,7 @@ class Runner:
                 and sequence.needs_scores == first.needs_scores
                 and shapes.chunk_for(sequence.num_unread_tokens) <= length
             )
-            if sequence is first or (alike and counts[group] < most):
+            if sequence is not first and alike and counts[group] < most:
                 counts[group] += 1
                 together.append(sequence)
         return together
@@ -185,15 +220,15 @@ class Runner:
     def _begin_next(self) -> bool:
         """Begins to read the next waiting request; False if there is none, or no room for it."""
         scheduler = self.scheduler
-        if not scheduler.waiting:
-            return False
-        sequence = scheduler.begin_next(self._wants_drafts(scheduler.waiting[0]))
+        sequence = scheduler.begin_next(self._wants_drafts)
         if sequence is None:
             return False
         self.batch.begin(sequence)
         if sequence.begun is None:
             sequence.begun = time.monotonic()
             self.counters.begin(sequence.prompt_length)
+        if not sequence.num_unread_tokens:
+            self._end_reading(sequence)
         return True
 
     def _wants_drafts(self, sequence: Sequence) -> bool:
@@ -201,7 +236,7 @@ class Runner:
         if not sequence.remaining:
             return False
         shapes = self.batch.shapes
-        running = max(map(len, self._by_group(self.scheduler.running))) + 1
+        running = max(map(len, self._by_group(self.scheduler.active))) + 1
         rows = shapes.rows_for(min(running, shapes.rows[-1]))
         return self.sizes.drafts(rows, sequence.mode)
 
@@ -279,10 +314,12 @@ class Runner:
     def _learn(
         self, turn: _Turn, pairs: SequenceOf[tuple[Sequence, Emitted]], seconds: float | None
     ) -> None:
-        """Learns what a burst's trees gave and cost."""
+        """Learns what a burst's trees gave and cost, and how long it takes."""
         seconds = first_of(self._mesh, seconds)  # the processes that decode together choose alike
         ranks = np.concatenate([each.ranks for _, each in pairs])
         steps = max(each.steps for _, each in pairs)
+        if seconds is not None:
+            self._last_burst = seconds / steps * turn.steps
         texts = sum(each.steps for _, each in pairs)
         self.sizes.learn(turn.rows, turn.mode, turn.size, ranks, texts, steps, seconds)
 

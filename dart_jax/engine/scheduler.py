@@ -1,6 +1,7 @@
 """Scheduling: the requests that run, those that wait, and the pages that each holds.
 
-Requests are read and run in the order in which they came. When pages run out, the one that came
+Requests begin in the order in which they came; but one that begins like another that is being read
+lets others pass until it can have what that one has read. When pages run out, the one that came
 last gives up its pages and its slot and waits at the front of the queue; what it has written is
 read again later. The first one can always go on, since the pool is large enough for the longest
 text.
@@ -8,130 +9,26 @@ text.
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
 from dart_jax.decoding.logits import TokenScores
+from dart_jax.engine.pages import (
+    EMPTY_HASH,
+    SHARED_ROWS,
+    PageHash,
+    PagePool,
+    hash_page,
+    shared_rows,
+)
 from dart_jax.engine.request import Logprobs, OnUpdate, Request
 from dart_jax.engine.rows import SamplingMode, mode_of
 from dart_jax.grammar.matching import Grammars, Matcher
 from dart_jax.grammar.min_tokens import MinTokens
-
-# A hash of all tokens up to the end of a page.
-PageHash = bytes
-
-EMPTY_HASH: PageHash = b""
-
-
-def hash_page(before: PageHash, tokens: np.ndarray) -> PageHash:
-    """The hash of a page, given that of the page before and int32 [page + 1]: its tokens, and the
-    next one."""
-    return hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest()
-
-
-class PagePool:
-    """Counts who holds each page. Pages that nobody holds keep their contents until they are needed
-    for something else, the ones that were used least recently first.
-
-    A page holds the keys and values of as many tokens, in the target's pool and in the drafter's. A
-    complete page of a text can serve every text that begins alike: it is found by a hash of all
-    tokens up to its end, and the one after that, because the drafter's last row joins the feature
-    of its own token with the next token. A page that only the target has written serves only texts
-    that are not drafted for.
-
-    Not for several threads.
-
-    Attributes:
-      size: number of pages.
-      page: rows of a page.
-    """
-
-    def __init__(self, size: int, page: int, *, reuse: bool = True):
-        """Creates a pool of free pages; `reuse`: whether pages are found again by their tokens."""
-        self.size, self.page = size, page
-        self._reuse = reuse
-        self._empty = list(range(size))  # a heap: the lowest are written first, and again
-        self._holders = [0] * size
-        # Hashes, and whether the drafter has written the page, too.
-        self._hashes: dict[int, tuple[PageHash, bool]] = {}
-        self._by_hash: dict[tuple[PageHash, bool], int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # hashed, and held by nobody
-
-    @property
-    def used(self) -> int:
-        """Pages that somebody holds."""
-        return self.size - self.free
-
-    @property
-    def free(self) -> int:
-        """Pages that can be taken."""
-        return len(self._empty) + len(self._idle)
-
-    def take(self, count: int) -> list[int] | None:
-        """Takes pages, whose contents are undefined; None, and no page, if there are too few."""
-        if count > self.free:
-            return None
-        return [self._take_one() for _ in range(count)]
-
-    def _take_one(self) -> int:
-        if self._empty:
-            page = heapq.heappop(self._empty)
-        else:
-            page, _ = self._idle.popitem(last=False)
-            del self._by_hash[self._hashes.pop(page)]
-        self._holders[page] = 1
-        return page
-
-    def release(self, pages: Iterable[int]) -> None:
-        """Gives up pages that were taken or found."""
-        # The last ones first: a page is useless without those before it.
-        for page in reversed(list(pages)):
-            self._holders[page] -= 1
-            if self._holders[page]:
-                continue
-            if page in self._hashes:
-                self._idle[page] = None
-            else:
-                heapq.heappush(self._empty, page)
-
-    def find(self, tokens: np.ndarray, *, drafted: bool) -> tuple[list[int], PageHash]:
-        """Finds and holds the pages with the longest cached beginning of a text, int32 [n].
-
-        Args:
-          tokens: of the text.
-          drafted: whether the drafter must have written them, too.
-
-        Returns:
-          The pages, and the hash of the last one.
-        """
-        pages, page_hash = [], EMPTY_HASH
-        while self._reuse and len(tokens) > (len(pages) + 1) * self.page:
-            begin = len(pages) * self.page
-            longer = hash_page(page_hash, tokens[begin : begin + self.page + 1])
-            page = self._by_hash.get((longer, True))
-            if page is None and not drafted:
-                page = self._by_hash.get((longer, False))
-            if page is None:
-                break
-            if not self._holders[page]:
-                del self._idle[page]
-            self._holders[page] += 1
-            pages.append(page)
-            page_hash = longer
-        return pages, page_hash
-
-    def publish(self, page: int, page_hash: PageHash, *, drafted: bool) -> None:
-        """Lets a page that is held be found by its hash, unless another one is already; `drafted`:
-        whether the drafter has written it, too."""
-        if self._reuse and (page_hash, drafted) not in self._by_hash:
-            self._by_hash[page_hash, drafted] = page
-            self._hashes[page] = page_hash, drafted
 
 
 class Sequence:
@@ -150,6 +47,9 @@ class Sequence:
       num_drafter_tokens: those of them that the drafter has read, too.
       slot: its slot; None while it waits.
       pages: those it holds, in order.
+      copy: the page to be copied before it is read, and the one of its own to copy it to.
+      waits_for: another sequence, and how many rows of that must have been read before this one
+        begins; None if it need not wait.
       num_cached_pages: how many of them other sequences can find by their hashes.
       page_hash: the hash of the last of these.
       drafter_reads: whether the drafter reads what it has not read before the next step.
@@ -194,6 +94,8 @@ class Sequence:
         self.num_computed_tokens = self.num_drafter_tokens = 0
         self.slot: int | None = None
         self.pages: list[int] = []
+        self.copy: tuple[int, int] | None = None
+        self.waits_for: tuple[Sequence, int] | None = None
         self.num_cached_pages = 0
         self.page_hash: PageHash = EMPTY_HASH
         self.drafter_reads = False
@@ -237,11 +139,12 @@ class Sequence:
         scored = sum(len(part.own) for part in self.scores)
         return self.request.prompt_logprobs is not None and scored < self.prompt_length - 1
 
-    def add_scores(self, scores: TokenScores) -> None:
-        """Adds the scores of the next tokens, of which there may be fewer."""
+    def add_scores(self, scores: TokenScores, rows: int) -> None:
+        """Adds the scores of the next tokens: of so many rows, as far as there are any."""
         assert self.request.prompt_logprobs is not None
+        count = min(rows, self.num_unread_tokens)
         # Copies: views would keep all rows of a program alive.
-        own = TokenScores(*(x if x is None else x[: self.num_unread_tokens].copy() for x in scores))
+        own = TokenScores(*(x if x is None else x[:count].copy() for x in scores))
         self.scores.append(Logprobs.of(own, self.request.prompt_logprobs))
 
     @property
@@ -277,7 +180,7 @@ class Sequence:
         if self.needs_scores:
             self.scores = []
         self.num_computed_tokens = self.num_drafter_tokens = 0
-        self.slot, self.draft_row = None, None
+        self.slot, self.draft_row, self.copy = None, None, None
         self.pages, self.num_cached_pages, self.page_hash, self.drafter_reads = (
             [],
             0,
@@ -329,41 +232,69 @@ class Scheduler:
         assert sequence.slot is not None
         return sequence.slot // self._slots
 
-    def begin_next(self, drafts: bool = False) -> Sequence | None:
+    def begin_next(
+        self, drafts: Callable[[Sequence], bool] = lambda sequence: False
+    ) -> Sequence | None:
         """Gives the next waiting sequence a slot and pages for its tokens so far, and begins to
         read it; None if there is none, or no room for it. `drafts`: whether the drafter will read
-        it, too."""
-        if not self.waiting:
-            return None
-        groups = sorted(range(len(self.pools)), key=lambda group: -len(self._free[group]))
-        return next(filter(None, (self._begin(group, drafts) for group in groups)), None)
+        a sequence, too."""
+        groups = [group for group, free in enumerate(self._free) if free]
+        groups.sort(key=lambda group: -len(self._free[group]))
+        for sequence in self.waiting if groups else ():
+            free = [group for group in groups if not self._must_wait(sequence, group)]
+            if free and any(self._begin(sequence, group, drafts(sequence)) for group in free):
+                self.waiting.remove(sequence)
+                return sequence
+            if len(free) == len(groups):
+                return None
+        return None
 
-    def _begin(self, group: int, drafts: bool) -> Sequence | None:
-        """Begins to read the next waiting sequence in a group, if that has room."""
-        sequence, pool = self.waiting[0], self.pools[group]
-        if not self._free[group]:
-            return None
+    def _must_wait(self, sequence: Sequence, group: int) -> bool:
+        """True while another sequence of a group is being read that begins alike: what they share
+        is read once. A sequence waits for one other, so it is not put off for ever."""
+        if not self.pools[group].reuse or sequence.needs_scores:
+            return False
+        if sequence.waits_for is None:
+            for other in self.reading:
+                if self.group(other) == group:
+                    rows = shared_rows(sequence.tokens, other.tokens)
+                    if rows - other.next_position >= SHARED_ROWS:
+                        sequence.waits_for = other, rows
+                        return True
+            return False
+        other, rows = sequence.waits_for
+        being_read = other in self.reading and self.group(other) == group
+        return being_read and other.next_position < rows
+
+    def _begin(self, sequence: Sequence, group: int, drafts: bool) -> bool:
+        """Begins to read a waiting sequence in a group, if that has room."""
+        pool = self.pools[group]
         # What is found would not be read, and so not be scored.
         known = sequence.tokens[:0] if sequence.needs_scores else sequence.tokens
-        pages, page_hash = pool.find(known, drafted=drafts)
-        taken = pool.take(self._pages_for(sequence.num_tokens) - len(pages))
+        found = pool.find(known, drafted=drafts)
+        count = self._pages_for(sequence.num_tokens) - len(found.pages)
         # A page for each of the others that may need one, so that the newcomer is not sent away at
         # once.
         others = sum(self.group(each) == group and self._grows(each) for each in self.running)
-        if taken is None or pool.free < others:
-            pool.release([*pages, *(taken or [])])
-            return None
-        self.waiting.popleft()
-        sequence.pages = pages + taken
-        sequence.num_cached_pages, sequence.page_hash = len(pages), page_hash
+        taken = pool.take(count) if count + others <= pool.free else None
+        if taken is None:
+            pool.release(found.pages)
+            return False
+        if found.source in taken:  # so nobody else needs it
+            taken.remove(found.source)
+            taken.insert(0, found.source)
+        elif found.source is not None:
+            sequence.copy = found.source, taken[0]
+        sequence.pages, sequence.waits_for = found.pages + taken, None
+        sequence.num_cached_pages, sequence.page_hash = len(found.pages), found.page_hash
         sequence.drafter_reads = drafts
-        sequence.num_computed_tokens = len(pages) * pool.page
+        sequence.num_computed_tokens = len(found.pages) * pool.page + found.rows
         sequence.num_drafter_tokens = sequence.num_computed_tokens if drafts else 0
         sequence.slot = self._free[group].pop()
         self.queries += len(known)
         self.hits += sequence.num_computed_tokens
         self.reading.append(sequence)
-        return sequence
+        return True
 
     def end_reading(self, sequence: Sequence) -> None:
         """Lets a sequence that was read take part in steps."""
@@ -377,14 +308,21 @@ class Scheduler:
         sequence.drafter_reads = True
 
     def publish_pages(self, sequence: Sequence) -> None:
-        """Lets others find the pages that a sequence has completed."""
+        """Lets others find what a sequence has in its pages."""
         pool, tokens = self.pools[self.group(sequence)], sequence.tokens
-        page, drafted = pool.page, sequence.drafter_is_current
-        while (end := (sequence.num_cached_pages + 1) * page) <= sequence.num_computed_tokens:
-            sequence.page_hash = hash_page(sequence.page_hash, tokens[end - page : end + 1])
-            pool.publish(
-                sequence.pages[sequence.num_cached_pages], sequence.page_hash, drafted=drafted
-            )
+        drafted = min(sequence.num_drafter_tokens, sequence.num_computed_tokens)
+        while True:
+            begin = sequence.num_cached_pages * pool.page
+            rows = min(sequence.num_computed_tokens - begin, pool.page)
+            if rows <= 0:
+                return
+            page, new = sequence.pages[sequence.num_cached_pages], tokens[begin : begin + rows + 1]
+            by_drafter = min(max(drafted - begin, 0), rows)
+            pool.note(page, sequence.page_hash, new, drafted=by_drafter)
+            if rows < pool.page:
+                return
+            sequence.page_hash = hash_page(sequence.page_hash, new)
+            pool.publish(page, sequence.page_hash, drafted=by_drafter == rows)
             sequence.num_cached_pages += 1
 
     def has_room(self, rows: int) -> bool:

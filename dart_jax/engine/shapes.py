@@ -13,6 +13,9 @@ STEP = 4
 # smollm2's take 9 ms and 1.2 ms for each row, the demo's 1.5 and 0.2 ms.
 _CHUNK_ROWS = 8
 
+# The same on an accelerator, which waits for its weights.
+_CHUNK_ROWS_ELSEWHERE = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
@@ -64,6 +67,15 @@ class Shapes:
     def fewer_rows(self, rows: int) -> int:
         """The next smaller number of rows; 0 if there is none."""
         return max((n for n in self.rows if n < rows), default=0)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that take as long as what a chunk takes beside its rows, about."""
+        return _CHUNK_ROWS_ELSEWHERE if self.together else _CHUNK_ROWS
+
+    def longest_chunk(self, rows: int) -> int:
+        """The longest chunk of so many rows, if there is one, or else the shortest of all."""
+        return max((n for n in self.chunks if n <= rows), default=self.chunks[0])
 
     def chunk_for(self, tokens: int) -> int:
         """Tokens of the next chunk, such that so many are read the soonest."""

@@ -99,11 +99,13 @@ class Counters:
             self._drafts += trees
             self._draft_tokens += nodes
             # A step emits the accepted nodes, one of each depth, and then a token of the target's.
-            ends = np.flatnonzero(ranks == 0)
-            for accepted in np.diff(ends, prepend=-1, append=len(ranks)) - 1:
-                self._accepted += [0] * (accepted - len(self._accepted))
-                for depth in range(accepted):
-                    self._accepted[depth] += 1
+            depth = 0
+            for rank in ranks.tolist():  # a few, for which NumPy would take longer
+                depth = depth + 1 if rank else 0
+                if depth > len(self._accepted):
+                    self._accepted.append(0)
+                if depth:
+                    self._accepted[depth - 1] += 1
 
     def end(self) -> None:
         """Counts the end of a request."""

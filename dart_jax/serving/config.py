@@ -27,7 +27,8 @@ class ServingConfig:
     page: int = 64
     """Tokens in a page, in which this memory is given to requests."""
     chunk: int | None = None
-    """Tokens of prompts that are read between two steps; by default 128 on CPUs, otherwise 512."""
+    """Tokens of prompts that are read at a time, at most; by default 128 on CPUs, otherwise 512.
+    Beside running texts fewer are read, in about the time of a burst."""
     burst: int | None = None
     """Steps that the device takes before the host sees their tokens, at most: a text that is
     streamed arrives in pieces of so many steps. By default as many as take about 30 ms."""

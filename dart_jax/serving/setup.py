@@ -186,6 +186,7 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
         partial(read, shapes.chunks[-1], 0, drafts),
     ]
     works += [partial(burst, mode, rows, width, size) for mode in config.modes[1:2]]
+    works += [partial(batch.copy, 0, 0)] * config.prefix_cache
     works += [partial(read, *read_, drafts) for read_ in shapes.reads]
     for mode in config.modes:
         works.append(partial(batch.compile_beginning, mode))

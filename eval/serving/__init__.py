@@ -7,6 +7,7 @@
     servers.py       servers that are started here
     comparison.py    the servers in turn, round by round, and their table
     soak.py          --soak
+    delays.py        --delays
 
 Loads, arrivals and percentiles are left to GuideLLM and vLLM: docs/serving.md. May import
 `dart_jax`, `eval.benchmarks`, and `report` of `eval.latency`. Start with `program.py`.

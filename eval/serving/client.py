@@ -74,12 +74,14 @@ class Answer:
 
 
 class Client:
-    """Connections to one server; within its block, `model` is the server's name of its model."""
+    """Connections to one server; within its block, `model` is the server's name of its model, and
+    `max_length` its longest context, 0 if it does not tell."""
 
     def __init__(self, url: str, timeout: float):
         """Opens nothing yet; `timeout` is in seconds, for a whole request."""
         key = os.environ.get("DART_API_KEY")
-        self.url, self.model, self._timeout = url.rstrip("/").removesuffix("/v1"), "", timeout
+        self.url, self.model, self.max_length = url.rstrip("/").removesuffix("/v1"), "", 0
+        self._timeout = timeout
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -93,7 +95,8 @@ class Client:
         try:
             async with asyncio.timeout(10):
                 page = await self._http.get("/v1/models")
-            self.model = page.raise_for_status().json()["data"][0]["id"]
+            model = page.raise_for_status().json()["data"][0]
+            self.model, self.max_length = model["id"], model.get("max_model_len", 0)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, LookupError) as error:
             reason = str(error) or type(error).__name__
             raise UserError(f"{self.url} does not answer as a server: {reason}") from None

@@ -41,6 +41,9 @@ class ServingBenchConfig(ModelChoice):
     """Seed of the requests and of sampling."""
     soak: float | None = None
     """Instead of measuring, try one server for so many minutes with requests of every kind."""
+    delays: bool = False
+    """Instead of comparing, measure what users wait for: first tokens, and gaps of streams beside a
+    long prompt; of one server, or of two with --url."""
     json: Path | None = None
     """Write all measurements to this file."""
 
@@ -59,6 +62,8 @@ class ServingBenchConfig(ModelChoice):
             find(self.bench)
         if len(self.url) > (1 if self.soak else 2):
             raise UserError("--url takes one server, or two to compare; --soak takes one")
+        if self.soak and self.delays:
+            raise UserError("--soak and --delays are two ways; leave one out")
         if self.url and self.serve_options:
             raise UserError("--serve-options are for servers that are started; leave out --url")
         _ = self.server_options()

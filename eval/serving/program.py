@@ -4,9 +4,11 @@
     python -m eval.serving --clients 8 --serve-options="--slots 8"
     python -m eval.serving --url http://127.0.0.1:8000 http://127.0.0.1:8001
     python -m eval.serving --soak 5 --clients 64
+    python -m eval.serving --delays --url http://127.0.0.1:8000 http://127.0.0.1:8001
 
 Starts `python -m dart_jax.serve` with and without drafting and asks both the same, in turn, or asks
-running servers. A soak tries one server instead, and ends with exit status 1 if it finds a fault.
+running servers. --delays measures what users wait for instead. A soak tries one server, and ends
+with exit status 1 if it finds a fault.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ def run(config: ServingBenchConfig, console: Console) -> bool:
     for package in ("httpx", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"eval.serving needs {package}: pip install 'dart-jax[serve]'")
-    from eval.serving import comparison, soak
+    from eval.serving import comparison, delays, soak
 
     config = config.decided()
     path = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    work = comparison.run if config.soak is None else soak.run
+    work = delays.run if config.delays else soak.run if config.soak else comparison.run
     results = asyncio.run(work(config, Tokenizer.load(path), console))
     write_report(config, **results)
     return not results.get("faults")

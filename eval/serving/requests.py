@@ -58,9 +58,7 @@ def soak_requests(tokenizer: Tokenizer, count: int, seed: int) -> list[Body]:
     Raises:
       UserError: there are no library sources to cut prompts from.
     """
-    text = np.array(tokenizer.encode(held_out_text()))
-    if not len(text):
-        raise UserError("this Python has no library sources, which prompts are cut from")
+    text = library_tokens(tokenizer)
     rng = np.random.default_rng(seed)
 
     def length(most: int) -> int:
@@ -81,3 +79,11 @@ def soak_requests(tokenizer: Tokenizer, count: int, seed: int) -> list[Body]:
         return fields | ({"ignore_eos": True} if number % 5 == 0 else {})
 
     return [body(number) for number in range(count)]
+
+
+def library_tokens(tokenizer: Tokenizer) -> np.ndarray:
+    """Returns library code to cut prompts from, int [n]; raises UserError if there is none."""
+    text = np.array(tokenizer.encode(held_out_text()))
+    if not len(text):
+        raise UserError("this Python has no library sources, which prompts are cut from")
+    return text

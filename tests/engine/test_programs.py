@@ -10,7 +10,7 @@ from engine_requests import ask
 
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.programs import burst, read_chunk
+from dart_jax.engine.programs import burst, copy_page, read_chunk
 from dart_jax.engine.request import Request
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
@@ -57,7 +57,7 @@ def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
 
 
 def traced(batch, mode):
-    """The programs of a step and of a prompt's chunk, with what they update."""
+    """The programs of a step, a prompt's chunk and a copy, with what they update."""
     program = batch.program(4, mode)
     trees = np.zeros((2, 3, 5), np.int32)
     rows = batch._table.rows([None, None], batch.shapes.pages_each)
@@ -70,6 +70,7 @@ def traced(batch, mode):
     return (
         (burst.trace(program, params, pools, history, rows, trees, search, *END), (pools, history)),
         (read_chunk.trace(*reading, shape=shape), pools),
+        (copy_page.trace(batch._config.reading, pools, *np.zeros((2, 1), np.int32)), pools),
     )
 
 

@@ -109,7 +109,7 @@ def test_one_that_must_wait_again(demo, prompts, expected, reads):
     sequence = Sequence(scored(prompts[0], 9), 320, answer)
     runner.scheduler.waiting.append(sequence)
     for _ in range(reads):
-        runner.read()
+        runner.read(time.perf_counter)
     if reads > 4:
         runner.burst(time.perf_counter, 2)
     before = len(answer.updates)

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dart_jax.engine.pages import PagePool
 from dart_jax.engine.request import Request
-from dart_jax.engine.scheduler import PagePool, Scheduler, Sequence
+from dart_jax.engine.scheduler import Scheduler, Sequence
 
 PAGE, LONGEST = 4, 40
 
@@ -70,6 +71,43 @@ def test_texts_that_begin_alike_share_pages():
     assert second.pages[2] != first.pages[2]
     assert not set(other.pages) & set(first.pages)
     assert (scheduler.queries, scheduler.hits) == (30, 8)
+
+
+def test_what_texts_share_is_read_once_and_holds_up_no_others():
+    scheduler = Scheduler(4, [PagePool(30, 16)], 100)
+    first, alike, again, other = (
+        Sequence(Request(np.array(tokens, np.int32), 4), 100, lambda _: None)
+        for tokens in ([*range(40)], [*range(30), 50], [*range(40)], [*range(50, 70)])
+    )
+    scheduler.waiting.extend([first, alike, again, other])
+    assert [scheduler.begin_next() for _ in range(3)] == [first, other, None]
+    first.advance(28)
+    assert scheduler.begin_next() is None
+    first.advance(1)
+    scheduler.publish_pages(first)
+    assert scheduler.begin_next() is alike
+    assert alike.copy == (first.pages[1], alike.pages[1])
+    assert (alike.pages[0], alike.num_unread_tokens) == (first.pages[0], 1)
+    assert scheduler.begin_next() is None
+    # Who waited, and finds nothing, reads by itself.
+    scheduler.end(first)
+    scheduler.end(alike)
+    scheduler.pools[0].release(scheduler.pools[0].take(scheduler.pools[0].free))
+    assert scheduler.begin_next() is again
+    assert again.num_unread_tokens == 39
+    assert again.copy is None
+
+
+def test_the_last_page_is_used_in_place():
+    """A text for which all pages are needed takes the source of the copy itself."""
+    scheduler = Scheduler(1, [PagePool(2, 16)], 32)
+    for tokens in ([*range(12)], [*range(10), *range(50, 60)]):
+        one = Sequence(Request(np.array(tokens, np.int32), 4), 32, lambda _: None)
+        scheduler.waiting.append(one)
+        assert read_next(scheduler) is one
+        assert (one.copy, one.pages[0]) == (None, 0)
+        scheduler.end(one)
+    assert scheduler.hits == 9
 
 
 @settings(max_examples=60, deadline=None)

@@ -197,6 +197,23 @@ def test_two_servers_get_the_same_in_turn(tmp_path, capsys):
     assert "WARNING" not in output  # what was compiled before does not count
 
 
+@pytest.mark.long
+def test_what_users_wait_for(tmp_path, capsys):
+    path = tmp_path / "report.json"
+    with StubServer(step=0.001, tau=1) as server:
+        words = ["--delays", "--url", server.url, "--model", "demo", "--rounds", "1"]
+        main([*words, "--json", str(path)])
+        assert [each["n"] for each in server.seen if "n" in each] == [200, 200]
+        beginnings = {str(each["prompt"][:50]) for each in server.seen if len(each["prompt"]) == 62}
+        assert len(beginnings) == 2
+    (delays,) = json.loads(path.read_text())["rounds"]["first"]
+    assert 0 < delays["gaps before, median"] <= delays["gaps before, longest"]
+    assert min(delays.values()) > 0
+    assert "gaps beside, longest" in capsys.readouterr().out
+    with pytest.raises(UserError, match="leave one out"):
+        ServingBenchConfig(delays=True, soak=1.0)
+
+
 def test_a_server_that_fails():
     """`tests/programs/test_bad_input.py` has one that does not listen."""
     with StubServer(Faults(fails=True)) as server:

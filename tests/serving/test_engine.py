@@ -1,5 +1,6 @@
 """The engine gives every request the text of `generate`, whatever else it serves."""
 
+import dataclasses
 import itertools
 import re
 import threading
@@ -123,6 +124,33 @@ def test_when_pages_run_out(model, expected):
     assert statistics.preemptions > 0
     assert statistics.pages_used == 0
     assert statistics.prompt_tokens == 3 * len(requests[0].tokens)
+
+
+@pytest.mark.parametrize("nodes", [4, 0])
+def test_texts_that_begin_alike_are_those_without_reuse(model, nodes):
+    """So are drafts; with common beginnings of every length, while pages are needed for others."""
+    rng, tokens = np.random.default_rng(nodes), tokens_of(model, TEXT)
+    requests = [
+        Request(
+            np.concatenate([tokens[:size], rng.integers(0, 4096, 4, np.int32)]),
+            int(rng.integers(1, 13)),
+            Sampling(0.8 * (size % 2)),
+            seed=size,
+        )
+        for size in rng.permutation(40)
+    ]
+    requests += [dataclasses.replace(requests[0], choice=choice) for choice in range(8)]
+    texts, hits = [], []
+    for reuse in (False, True):
+        config = SMALL | {"kv_memory": "1.8MB", "prefix_cache": reuse, "tree_nodes": nodes}
+        engine = Engine(model, ServingConfig(**config))
+        texts.append([(answer.tokens, answer.drafted) for answer in ask(engine, *requests)])
+        hits.append(engine.statistics().prefix_hits)
+        assert engine.statistics().pages_used == 0
+        engine.close()
+    assert texts[0] == texts[1]
+    assert hits[0] == 0
+    assert hits[1] > 0.6 * sum(len(request.tokens) for request in requests)
 
 
 @pytest.mark.long

@@ -63,8 +63,8 @@ def program(
     donated: tuple[str, ...] = (),
     config: Callable[[Mapping[str, Any]], Any] = itemgetter("config"),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compiles a function whose argument `params` is the decode step's, for one device or, if the
-    step's config says so, for several.
+    """Compiles a function whose argument `params`, if it has one, is the decode step's, for one
+    device or, if the step's config says so, for several.
 
     Args:
       inputs: the specs of its other arrays, by name; trees of specs, or their beginnings.
@@ -92,7 +92,8 @@ def program(
                 name: None if x is None else specs_of(inputs.get(name), split)
                 for name, x in arrays.items()
             }
-            specs["params"] = param_specs(config(arguments), arrays["params"])
+            if "params" in arrays:
+                specs["params"] = param_specs(config(arguments), arrays["params"])
             results = jax.shard_map(
                 lambda arrays: function(**constants, **arrays),
                 mesh=mesh,

@@ -1,0 +1,98 @@
+"""Prompts are read beside running texts such that neither waits long for the other."""
+
+import numpy as np
+import pytest
+from needs import native
+
+from dart_jax.engine.request import Request
+from dart_jax.engine.scheduler import Sequence
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.setup import runner_of
+
+OPTIONS = {"slots": 4, "max_length": 320, "warmup": "none", "tree_nodes": 0, "chunk": 128}
+
+# Seconds of a step and of reading a row, of which a chunk costs some more.
+STEP, ROW = 1.0, 0.02
+
+
+class Turns:
+    """A runner with a clock that only steps and rows move."""
+
+    def __init__(self, model, monkeypatch):
+        self.runner = runner_of(model, ServingConfig(**OPTIONS), lambda sequence: None)
+        self.seconds, batch = 0.0, self.runner.batch
+        read, burst = batch.read, batch.burst
+
+        def timed_read(*args):
+            rows = read(*args)
+            self.seconds += ROW * (rows + batch.shapes.chunk_rows)
+            return rows
+
+        def timed_burst(*args, **options):
+            emitted = burst(*args, **options)
+            self.seconds += STEP * max(each.steps for each in emitted)
+            return emitted
+
+        monkeypatch.setattr(batch, "read", timed_read)
+        monkeypatch.setattr(batch, "burst", timed_burst)
+
+    def ask(self, length, new, first=0):
+        """Queues a prompt that begins as no other one."""
+        tokens = np.arange(first, first + length, dtype=np.int32)
+        text = Sequence(Request(tokens, new), 320, lambda update: None)
+        self.runner.scheduler.waiting.append(text)
+        return text
+
+    def take(self):
+        """Takes a turn; returns its seconds."""
+        before = self.seconds
+        self.runner.turn(lambda: self.seconds)
+        return self.seconds - before
+
+    def until_it_writes(self, text):
+        """Takes turns until a text has a token; returns their seconds."""
+        seconds = []
+        while len(text.text) == 0:
+            seconds.append(self.take())
+        return seconds
+
+
+@pytest.fixture
+def turns(demo, monkeypatch):
+    return Turns(demo, monkeypatch)
+
+
+@native
+def test_a_long_prompt_lengthens_the_gaps_of_streams_by_little(turns):
+    streams = [turns.ask(12, 200, first) for first in (1, 20)]
+    for _ in range(20):  # also compiles, which is not timed
+        turns.take()
+    gap = turns.take()
+    assert gap == STEP
+    long = turns.ask(300, 2, 1000)
+    seconds = turns.until_it_writes(long)
+    assert 2 * gap < max(seconds) <= 2.5 * gap + ROW
+    assert sum(seconds) < 3 * ROW * 300
+    assert all(text.slot is not None for text in streams)
+
+
+@native
+def test_a_short_prompt_does_not_wait_for_a_long_one_nor_that_for_many(turns):
+    turns.ask(12, 200)
+    for _ in range(20):
+        turns.take()
+    long = turns.ask(300, 2, 1000)
+    turns.take()
+    short = turns.ask(20, 2, 2000)
+    assert len(turns.until_it_writes(short)) <= 2
+    for n in range(40):
+        if len(long.text):
+            break
+        turns.ask(70, 1, 2100 + 40 * n)
+        turns.take()
+    assert n < 12
+
+
+@native
+def test_alone_a_prompt_is_read_in_whole_chunks(turns):
+    assert len(turns.until_it_writes(turns.ask(300, 2))) == 3
