@@ -75,7 +75,7 @@ def coloured(pieces: Iterable[Piece]) -> str:
 def statistics(completion: Completion, *, drafts: bool) -> str:
     """Returns a line of plain text: tokens, speed, tau or that nothing was drafted."""
     if not len(completion.tokens):
-        return "reading …" if completion.finish is None else "no tokens"
+        return "no tokens yet" if completion.finish is None else "no tokens"
     words = [f"{len(completion.tokens)} tokens", f"{completion.tokens_per_second:,.0f} tokens/s"]
     if completion.steps:
         words.append(f"tau {completion.tau:.2f}" if drafts else "nothing drafted")
@@ -103,6 +103,6 @@ def entry(prompt: str, completion: Completion, *, chat: bool, drafts: bool) -> s
         )
     else:
         body = f'<div class="text"><span class="prompt">{escape(prompt)}</span>{written}</div>'
-    line = escape(statistics(completion, drafts=drafts))
+    line = f"<span>{escape(statistics(completion, drafts=drafts))}</span>"
     legend = _LEGEND if drafts else ""
-    return f'<div class="entry">{body}<p class="note">{_COPY}<span>{line}</span>{legend}</p></div>'
+    return f'<div class="entry">{body}<p class="note">{line} {legend} {_COPY}</p></div>'

@@ -13,7 +13,7 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
-from gradio.themes import Default
+from gradio.themes import Base, Default
 
 from dart_jax.app import answer, markup, race, step_view
 from dart_jax.app.tree_picture import STYLE as TREE_STYLE
@@ -38,6 +38,8 @@ QUESTIONS = (
     "Explain speculative decoding to a child.",
     "Write a Python function that merges two sorted lists.",
 )
+
+NOTHING = markup.note("Write something, or choose an example.")
 
 # The visitor's system fonts: nothing is loaded from other hosts.
 _FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
@@ -118,7 +120,9 @@ class Page:
                         # The outer column scrolls and stays at its end while the inner one grows.
                         with gr.Column(elem_id="answers"), gr.Column():
                             answers = gr.HTML(
-                                elem_classes=["chat"] if chat else [], js_on_load=answer.COPYING
+                                NOTHING,
+                                elem_classes=["chat"] if chat else [],
+                                js_on_load=answer.COPYING,
                             )
                     with gr.Tab("Draft tree", visible=bool(others)):
                         label = "Step of the last answer"
@@ -158,12 +162,12 @@ class Page:
                 **busy,
             )
             racing = start.click(
-                self.race, [visit, *settings[1:]], track, show_progress="minimal", **busy
+                self.race, [visit, *settings[1:]], track, show_progress="hidden", **busy
             )
             running: list[Any] = [writing, racing]
             stopping = stop.click(lambda: None, cancels=running, **quiet)
             clearing = clear.click(
-                lambda: (Visit(), ""), None, [visit, answers], cancels=running, **quiet
+                lambda: (Visit(), NOTHING), None, [visit, answers], cancels=running, **quiet
             )
             for event in (writing.then, stopping.then, clearing.then):
                 event(_newest, visit, [number, tree], **quiet)
@@ -273,25 +277,31 @@ class Page:
                         shown = time.monotonic()
                         yield *now(seen), gr.skip()
 
-    def race(self, visit: Visit, _: str, system: str, *numbers: float | None) -> Iterator[str]:
+    def race(self, visit: Visit, system: str, *numbers: float | None) -> Iterator[str]:
         """Has the last message answered with drafting and without, in turn, and yields the HTML.
+
+        Arguments are those of `write`.
 
         Raises:
           gr.Error: there is no message yet, or an option is refused.
         """
         config = self._config(numbers)
+        tokens = min(config.max_new_tokens, race.MAX_NEW_TOKENS)
+        config = dataclasses.replace(config, max_new_tokens=tokens)
         with _errors():
             if not visit.turns:
                 raise UserError("nothing to race with yet; send a message first")
             answers: dict[str, list[Completion]] = {method: [] for method in self._models}
             name, drafted, plain = next(iter(answers)), *answers.values()
             yield race.standings(name, drafted, plain)
-            for method in [*self._models] * race.ROUNDS:
-                prompt = self._prompt(visit.turns[:-1], system)
-                generation = self._models[method].stream(prompt, config)
-                generation.run()
-                answers[method].append(generation.completion)
-                yield race.standings(name, drafted, plain)
+            prompt = self._prompt(visit.turns[:-1], system)
+            for round in range(race.ROUNDS + 1):
+                for method, done in answers.items():
+                    generation = self._models[method].stream(prompt, config)
+                    generation.run()
+                    if round:  # the first one warms up
+                        done.append(generation.completion)
+                    yield race.standings(name, drafted, plain)
 
     def _prompt(self, turns: list[str], system: str) -> str | list[dict[str, Any]]:
         """Returns what the model reads of a conversation whose last turn is the visitor's."""
@@ -342,6 +352,21 @@ def _errors() -> Iterator[None]:
         raise gr.Error(sentence, print_exception=False) from None
 
 
+def _theme() -> Base:
+    """Returns Gradio's theme with more contrast."""
+    return Default(primary_hue="green", font=_FONT, font_mono=_MONO).set(
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_800",
+        block_info_text_color="*neutral_500",
+        block_info_text_color_dark="*neutral_400",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
+        body_text_color_subdued="*neutral_500",
+    )
+
+
 def serve(model: DartModel, name: str, *, host: str, port: int) -> None:
     """Serves the page of a model, prints its address, and closes it with Ctrl-C.
 
@@ -359,7 +384,7 @@ def serve(model: DartModel, name: str, *, host: str, port: int) -> None:
             footer_links=[],
             run_history=False,
             ssr_mode=False,
-            theme=Default(primary_hue="green", font=_FONT, font_mono=_MONO),
+            theme=_theme(),
             css_paths=[STYLE, TREE_STYLE],
         )
         print(f"dart_jax is at {address}", flush=True)
