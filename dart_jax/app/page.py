@@ -86,7 +86,11 @@ class Visit:
 
 
 class Page:
-    """The page of a model, which Gradio's queue lets one visitor after the other use."""
+    """The page of a model, which Gradio's queue lets one visitor after the other use.
+
+    Attributes:
+      own: how the target samples by its `generation_config.json`, with which the page begins.
+    """
 
     def __init__(self, model: DartModel):
         """Takes the model, which a visitor can also let decode plainly."""
@@ -94,7 +98,8 @@ class Page:
         if model.drafter is not None:
             self._models = {drafter_title(model.drafter): model, **self._models}
         self._chat = bool(model.tokenizer.chat_template)
-        self._own = _own_options(model)
+        self._options = _own_options(model)
+        self.own = self._options.sampling
         self._longest = min(_LONGEST, model.target.max_length)
 
     def blocks(self, name: str) -> gr.Blocks:
@@ -206,7 +211,7 @@ class Page:
                 elem_id="max_new_tokens",
             ),
         ]
-        own = dataclasses.asdict(self._own.sampling)
+        own = dataclasses.asdict(self.own)
         with gr.Accordion("Sampling", open=False, elem_id="sampling"):
             for option, (label, hint, least, most, step) in _SAMPLING.items():
                 settings.append(
@@ -221,7 +226,7 @@ class Page:
                         elem_id=option,
                     )
                 )
-            settings.append(gr.Number(self._own.seed, label="Seed", precision=0, elem_id="seed"))
+            settings.append(gr.Number(0, label="Seed", precision=0, elem_id="seed"))
         label, info = "Tree nodes", "0 for as many as pay"
         settings.append(
             gr.Slider(
@@ -314,18 +319,17 @@ class Page:
         options: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
         options["tree_nodes"] = options["tree_nodes"] or None
         with _errors():
-            return GenerationConfig.of(self._own, options)
+            return GenerationConfig.of(self._options, options)
 
 
 def _own_options(model: DartModel) -> GenerationConfig:
-    """Returns the target's own options, with which the page begins; a visitor's temperature decides
-    whether to sample."""
+    """Returns the target's own options, but that the temperature decides whether to sample."""
     try:
         own = model.generation_config
+        return dataclasses.replace(own, do_sample=None, temperature=own.sampling.temperature)
     except UserError as error:
         warn(f"{error}; the page begins with greedy decoding")
         return GenerationConfig()
-    return dataclasses.replace(own, do_sample=None, temperature=own.sampling.temperature)
 
 
 def _newest(visit: Visit) -> tuple[Any, str]:
