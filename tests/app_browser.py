@@ -106,7 +106,7 @@ class Visitor:
         """Waits for the newest answer's end; its line."""
         line = ".entry:last-child > .note > span"
         self.page.wait_for_function(
-            f"/cut|finished/.test(document.querySelector('{line}').textContent)"
+            f"/cut|finished/.test(document.querySelector('{line}')?.textContent)"
         )
         return self.page.inner_text(line)
 

@@ -202,7 +202,7 @@ class Page:
                 elem_id="system",
             ),
             gr.Slider(
-                1,
+                8,
                 self._longest,
                 min(512 if self._chat else 128, self._longest),
                 step=1,

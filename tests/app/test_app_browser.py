@@ -1,15 +1,14 @@
 """The web app in a real browser."""
 
 import shutil
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from app_browser import Visitor, app, browser
 
-from dart_jax import demo
 from dart_jax.app import race
 from dart_jax.model import DartModel
+from dart_jax.named.models import MODELS
 
 HEAP = "def heappush(heap, item):\n"
 WICKED = (
@@ -26,9 +25,9 @@ def served():
 
 @pytest.fixture(scope="module")
 def served_chat(tmp_path_factory):
-    """The demo's target without its drafter, as if it could chat: it is told to repeat."""
+    """The demo's target without its drafter, with a template that joins what is said."""
     target = tmp_path_factory.mktemp("chat") / "target"
-    shutil.copytree(Path(demo.__file__).parent / "target", target)
+    shutil.copytree(MODELS["demo"].target(), target)
     (target / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
@@ -145,8 +144,9 @@ def test_on_a_phone(visit):
     """Nothing is wider than the screen; a wide tree scrolls by itself."""
     visitor = visit(viewport={"width": 390, "height": 844})
     visitor.set("tree_nodes", 8)
-    visitor.write(HEAP + "x" * 200)
-    visitor.finished()
+    for prompt in ("x" * 200, HEAP):
+        visitor.write(prompt)
+        visitor.finished()
     for name in ("Race", "Text", "Draft tree"):
         visitor.tab(name)
         assert visitor.page.evaluate("document.documentElement.scrollWidth") == 390
@@ -191,7 +191,7 @@ def test_a_chat_without_a_drafter(visit, served_chat):
     line = visitor.finished()
     assert "nothing drafted" in line
     assert page.locator(":is(.drafted, .own)").count() == 0
-    model = DartModel.from_pretrained(Path(demo.__file__).parent / "target")
+    model = DartModel.from_pretrained(MODELS["demo"].target())
     assert visitor.answer == model.generate(system + message, max_new_tokens=128).text
     # The demo indents its code: a block in Markdown.
     code = page.inner_text(".markdown pre >> nth=0")
