@@ -386,12 +386,17 @@ def lane(speeds, tau=2):
 @pytest.mark.parametrize(
     ("drafted", "plain", "tau", "sentence"),
     [
-        ((30, 20, 28, 29, 30), (10, 19, 14, 14, 15), 2, "X won every round; it is 2.00 times"),
-        ((10, 10, 10, 10, 10), (20, 20, 20, 20, 20), 2, "Plain decoding won every round; it is 2"),
-        ((30, 30, 30, 30, 10), (20, 20, 20, 20, 20), 2, "No winner: the difference is within"),
-        ((20.4,) * 5, (20,) * 5, 2, "No winner: the difference is within"),
-        ((20,) * 5, (20.4,) * 5, 2, "No winner: the difference is within"),
-        ((30,) * 5, (20,) * 5, 1, "No winner: no drafted token was accepted"),
+        ([30] * 8 + [10], [15] * 9, 2, "X won 8 of 9 rounds; it is 2.00 times as fast."),
+        (
+            [10, 20] * 4 + [9],
+            [15, 30] * 4 + [9.9],
+            2,
+            "Plain decoding won 9 of 9 rounds; it is",
+        ),
+        ([30] * 7 + [10] * 2, [15] * 9, 2, "No winner: the difference is within the noise."),
+        ([20.4] * 9, [20] * 9, 2, "No winner: the difference is within the noise."),
+        ([20] * 9, [20.4] * 9, 2, "No winner: the difference is within the noise."),
+        ([30] * 9, [20] * 9, 1, "No winner: no drafted token was accepted"),
     ],
 )
 def test_a_winner_wins_beyond_noise(drafted, plain, tau, sentence):
