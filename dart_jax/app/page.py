@@ -175,9 +175,7 @@ class Page:
                 lambda: (Visit(), NOTHING), None, [visit, answers], cancels=running, **quiet
             )
             for event in (writing.then, stopping.then, clearing.then):
-                event(_newest, visit, [number, tree], **quiet)
-            for event in (writing.then, clearing.then):
-                event(lambda: race.NOTHING, None, track, **quiet)
+                event(_newest, visit, [number, tree, track], **quiet)
             number.change(_picture, [visit, number], tree, trigger_mode="always_last", **quiet)
         return blocks
 
@@ -227,7 +225,6 @@ class Page:
                     )
                 )
             settings.append(gr.Number(0, label="Seed", precision=0, elem_id="seed"))
-        label, info = "Tree nodes", "0 for as many as pay"
         settings.append(
             gr.Slider(
                 0,
@@ -235,8 +232,8 @@ class Page:
                 0,
                 step=4,
                 precision=0,
-                label=label,
-                info=info,
+                label="Tree nodes",
+                info="0 for as many as pay",
                 visible=bool(others),
                 elem_id="tree_nodes",
             )
@@ -300,11 +297,11 @@ class Page:
             name, drafted, plain = next(iter(answers)), *answers.values()
             yield race.standings(name, drafted, plain)
             prompt = self._prompt(visit.turns[:-1], system)
-            for round in range(race.ROUNDS + 1):
+            for lap in range(race.ROUNDS + 1):
                 for method, done in answers.items():
                     generation = self._models[method].stream(prompt, config)
                     generation.run()
-                    if round:  # the first one warms up
+                    if lap:  # the first one warms up
                         done.append(generation.completion)
                     yield race.standings(name, drafted, plain)
 
@@ -332,10 +329,11 @@ def _own_options(model: DartModel) -> GenerationConfig:
         return GenerationConfig()
 
 
-def _newest(visit: Visit) -> tuple[Any, str]:
-    """Returns the slider for the steps of the last answer, and the picture of the first one."""
-    steps = len(visit.steps)
-    return gr.Slider(maximum=max(steps, 2), value=1, visible=visit.drafts), _picture(visit, 1)
+def _newest(visit: Visit) -> tuple[Any, str, str]:
+    """Returns the slider for the steps of the last answer, the picture of the first one, and the
+    race before its start."""
+    slider = gr.Slider(maximum=max(len(visit.steps), 2), value=1, visible=visit.drafts)
+    return slider, _picture(visit, 1), race.NOTHING
 
 
 def _picture(visit: Visit, number: int) -> str:

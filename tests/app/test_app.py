@@ -269,7 +269,7 @@ def test_pictures_of_steps(visits):
             assert sum(node.kind == "accepted" for node in nodes) == step.drafted
             drafted = np.count_nonzero(step.draft.tree[2])
             assert len(nodes) == 1 + drafted + (len(step.tokens) > step.drafted)
-        slider, first = _newest(visit)
+        slider, first, _ = _newest(visit)
         assert slider.maximum == len(visit.steps)
         assert slider.visible == visit.drafts == (visit is not visits["plain"])
         assert ("Step 1 of" if visit.drafts else "Nothing was drafted") in first
