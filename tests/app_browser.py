@@ -29,9 +29,9 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def app(*options: str, model: str = "demo") -> Iterator[Served]:
-    """Starts an app of a model with a name, with these options, on a free port."""
-    command = [sys.executable, "-m", "dart_jax.app", "--model", model, "--port", "0", *options]
+def app(*options: str) -> Iterator[Served]:
+    """Starts an app with these options on a free port."""
+    command = [sys.executable, "-m", "dart_jax.app", "--port", "0", *options]
     with (
         tempfile.NamedTemporaryFile() as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
@@ -82,6 +82,9 @@ class Visitor:
 
     def set(self, name: str, value: float | str) -> None:
         """Types a number into a control; an empty string empties it."""
+        sampling = self.page.locator("#sampling > button")
+        if "open" not in (sampling.get_attribute("class") or ""):
+            sampling.click()
         box = self.page.locator(f"#{name} input[type=number]")
         box.fill(str(value))
         box.press("Tab")
@@ -94,21 +97,25 @@ class Visitor:
         """Sends a prompt, and waits for the first tokens of its answer."""
         before = self.page.locator(".entry").count()
         self.page.fill("#prompt textarea", prompt)
-        self.page.click("#send")
-        self.page.wait_for_selector(f".entry:nth-child({before + 1}) :is(.own, .drafted)")
+        self.page.press("#prompt textarea", "Enter")
+        self.page.wait_for_function(
+            f"document.querySelectorAll('.written')[{before}]?.textContent.length > 0"
+        )
 
     def finished(self) -> str:
         """Waits for the newest answer's end; its line."""
-        line = ".entry:last-child > .note"
+        line = ".entry:last-child > .note > span"
         self.page.wait_for_function(
-            f"/cut|finished/.test(document.querySelector('{line}').textContent)"
+            f"/cut|finished/.test(document.querySelector('{line}')?.textContent)"
         )
         return self.page.inner_text(line)
 
     @property
     def answer(self) -> str:
         """The newest answer's text."""
-        return self.page.evaluate("document.querySelector('.entry:last-child .answer').textContent")
+        return self.page.evaluate(
+            "document.querySelector('.entry:last-child .written').textContent"
+        )
 
     def tab(self, name: str) -> None:
         """Shows a part of the page."""

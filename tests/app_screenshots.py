@@ -10,7 +10,7 @@ from app_browser import Visitor, app, browser
 
 def main(directory: Path) -> None:
     """`app.png`: an answer; `app_tree.png`: a draft tree."""
-    with app(model="smollm2") as served, browser() as chromium:
+    with app("--model", "smollm2") as served, browser() as chromium:
         context = chromium.new_context(viewport={"width": 1360, "height": 880})
         visitor = Visitor(context, served.address)
         for _ in range(2):  # the first one compiles
@@ -18,6 +18,7 @@ def main(directory: Path) -> None:
             visitor.page.wait_for_selector(".entry", state="detached")
             visitor.write("Write a Python function that merges two sorted lists.")
             visitor.finished()
+        visitor.page.locator("#view").get_by_label("Tokens").check()
         visitor.page.wait_for_timeout(500)
         visitor.page.screenshot(path=directory / "app.png")
         visitor.tab("Draft tree")

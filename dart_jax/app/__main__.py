@@ -1,4 +1,4 @@
-"""Serve a web page that shows how drafting works: coloured text, speed, draft trees.
+"""Serve a chat in the browser that shows how drafting works: coloured text, draft trees, a race.
 
     python -m dart_jax.app
 
@@ -22,6 +22,8 @@ from dart_jax.programs.model_choice import ModelChoice
 class AppConfig(ModelChoice):
     """Options of the app."""
 
+    name: str | None = None
+    """Name of the model on the page; by default what --model or --target says."""
     listen: bool = False
     """Let other machines open the page. There are no passwords."""
     port: int = 7860
@@ -31,6 +33,8 @@ class AppConfig(ModelChoice):
         super().__post_init__()
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be in 0..65535, got {self.port}")
+        if self.name is not None and not self.name.strip():
+            raise UserError("--name is empty; leave it out for the model's own name")
 
 
 def run(config: AppConfig) -> None:
@@ -45,7 +49,8 @@ def run(config: AppConfig) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     from dart_jax.app.page import serve
 
-    name = config.named.title if config.named else str(config.target)
+    default = config.named.title if config.named else str(config.target)
+    name = default if config.name is None else config.name
     host = "0.0.0.0" if config.listen else "127.0.0.1"
     serve(config.load(), name, host=host, port=config.port)
 

@@ -1,5 +1,8 @@
-"""The web app's parts: escaped text, pictures of draft trees, and answers to visitors."""
+"""The web app's parts: escaped text, pictures of draft trees, answers to visitors, and the race."""
 
+import html.parser
+import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -11,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import make as make_tiny
 
-from dart_jax.app import markup, step_view
+from dart_jax.app import answer, markup, race, step_view
 from dart_jax.app.__main__ import AppConfig, run
 from dart_jax.app.page import Page, Visit, _newest
 from dart_jax.app.scores import scores
 from dart_jax.app.tree_picture import Node, draw, label
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.engine.request import Draft
-from dart_jax.errors import UserError
+from dart_jax.errors import InputWarning, UserError
 from dart_jax.generation import Completion, Piece
 from dart_jax.model import DartModel
 
@@ -37,11 +41,18 @@ def page(model):
     return Page(model)
 
 
-def write(page, prompt, visit=None, *, method="DART", temperature=0, tree_nodes=8, seed=0):
+def numbers(temperature=0, tree_nodes=8, seed=0):
+    """Values of `page._NUMBERS`."""
+    return (MOST, temperature, 1, 0, 0, 1, seed, tree_nodes)
+
+
+def write(page, prompt, visit=None, *, method="DART", system="", **changes):
     """The conversation after an answer, and the page's HTML each time that it was drawn."""
-    values = (temperature, 1, 0, tree_nodes, MOST, seed)
-    drawn = list(page.write(visit or Visit(), prompt, method, *values))
-    return drawn[-1][0], [html for _, html in drawn]
+    given = numbers(**changes)
+    drawn = list(page.write(visit or Visit(), prompt, method, system, *given))
+    assert drawn[0][2] == ""  # emptied once, and then the visitor's while an answer is written
+    assert "" not in [prompt for _, _, prompt in drawn[1:]]
+    return drawn[-1][0], [html for _, html, _ in drawn]
 
 
 # Text
@@ -77,20 +88,92 @@ def completion_of(*pieces, seconds=0.5, **changes):
     )  # fmt: skip
 
 
+class Tags(html.parser.HTMLParser):
+    """The tags and the attributes that a browser would find."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+MARKDOWN_TAGS = {
+    *("a", "blockquote", "br", "button", "code", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6"),
+    *("hr", "li", "ol", "p", "pre", "s", "strong", "table", "tbody", "td", "th", "thead", "tr"),
+    "ul",
+}
+MARKDOWN_ATTRIBUTES = {"class", "href", "rel", "start", "style", "target", "title", "type"}
+SIGNS = st.sampled_from(
+    [*"<>&\"'`*_[]()!#-|~:/\\ \n\t{}$=1.", "<script>", "<img src=x onerror=alert(1)>", "](",
+     "javascript:alert(1)", "data:text/html,<b>", "http://a.b", "```", "~~~html\n", "&lt;",
+     "&#x202e;", "|-|\n", "<!--", "</div>", "[a]: ", "\u202e", "\ud800"]
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(SIGNS, st.text()), max_size=30).map("".join))
+def test_markdown_has_no_html_of_the_text(text):
+    rendered = answer.markdown(text)
+    found = Tags(rendered)
+    assert set(found.tags) <= MARKDOWN_TAGS
+    for name, value in found.attributes:
+        assert name in MARKDOWN_ATTRIBUTES
+        if name == "href":
+            assert not value.lower().lstrip().startswith(("javascript:", "data:", "vbscript:"))
+        if name == "style":
+            assert value in {f"text-align:{side}" for side in ("left", "center", "right")}
+    assert not set(rendered) & set("$`{}\\")
+    assert markup.visible(rendered) == rendered
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a **b** <i>c</i>", "<p>a <strong>b</strong> &lt;i&gt;c&lt;/i&gt;</p>"),
+        ("![x](http://a.b/c.png)", '<p>!<a href="http://a.b/c.png" target="_blank" rel="noopener'),
+        ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>"),
+        ("&#x202e;", "<p>\ufffd</p>"),
+        ("```py\nif a < b:\n  $x\n```", '<pre><code class="language-py">if a &lt; b:\n  &#36;x'),
+        ("    <b>", "<pre><code>&lt;b&gt;"),
+        ("```\nnot ended <", "<code>not ended &lt;"),
+    ],
+)
+def test_markdown(text, shown):
+    assert shown in answer.markdown(text)
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_an_entry_is_escaped_and_coloured_by_origin(chat):
-    answer = completion_of(Piece("a", 0), Piece("<", 1), Piece("b", 1), Piece("c", 0))
-    html = markup.entry("p<", answer, chat=chat)
-    texts = "".join(ET.fromstring(html).itertext())
-    assert texts == "p<a<bc4 tokens · 8 tokens/s · cut at the maximum length"
+    pieces = Piece("a", 0), Piece("<", 1), Piece("b", 1), Piece("c", 0)
+    html = answer.entry("p<", completion_of(*pieces), chat=chat, drafts=True)
     assert (
         '<span class="own">a</span><span class="drafted">&lt;b</span><span class="own">c</span>'
     ) in html
+    text = Tags(html).text
+    assert text.startswith("p<a<bc\na<bc" if chat else "p<a<bc")
+    assert "4 tokens · 8 tokens/s · tau 1.50 · cut at the maximum length" in text
+    assert "Drafted and accepted, or the target's own." in text
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_where_nothing_was_drafted_there_are_no_colours(chat):
+    html = answer.entry("p", completion_of(Piece("a", 0)), chat=chat, drafts=False)
+    assert "nothing drafted" in html
+    assert not set(Tags(html).attributes) & {("class", kind) for kind in ("drafted", "own")}
 
 
 def test_statistics():
-    answer = completion_of(Piece("abcdefghi", 1), finish=None, drafted=np.ones(9, bool))
-    assert markup.statistics(answer) == "9 tokens · 18 tokens/s · tau 4.00"
+    completion = completion_of(Piece("abcdefghi", 1), finish=None, drafted=np.ones(9, bool))
+    assert answer.statistics(completion, drafts=True) == "9 tokens · 18 tokens/s · tau 4.00"
+    nothing = completion_of(finish=None, steps=0)
+    assert answer.statistics(nothing, drafts=False) == "no tokens yet"
 
 
 # Trees
@@ -186,9 +269,10 @@ def test_pictures_of_steps(visits):
             assert sum(node.kind == "accepted" for node in nodes) == step.drafted
             drafted = np.count_nonzero(step.draft.tree[2])
             assert len(nodes) == 1 + drafted + (len(step.tokens) > step.drafted)
-        slider, first = _newest(visit)
+        slider, first, _ = _newest(visit)
         assert slider.maximum == len(visit.steps)
-        assert "Step 1 of" in first
+        assert slider.visible == visit.drafts == (visit is not visits["plain"])
+        assert ("Step 1 of" if visit.drafts else "Nothing was drafted") in first
     assert _newest(Visit())[1] == step_view.NOTHING
 
 
@@ -237,17 +321,97 @@ def test_bad_prompts(page, text, message):
         write(page, text)
 
 
-def test_a_chat(tmp_path):
-    """A target with a template reads the whole chat."""
+def test_a_chat(tmp_path, monkeypatch):
+    """A target with a template reads the whole chat, and so do both sides of a race."""
     tiny = make_tiny(tmp_path)
     (tiny.target / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
-    visit, _ = write(Page(model), "d", Visit(["a", "bc"], ["<p>before</p>"]))
-    expected = model.generate("<user>a<assistant>bc<user>d", max_new_tokens=MOST).text
-    assert visit.turns == ["a", "bc", "d", expected]
-    assert visit.html[0] == "<p>before</p>"
+    page, before = Page(model), Visit(["a", "bc"], ["<p>before</p>"])
+    for system, first in (("", ""), (" s ", "<system> s ")):
+        visit, _ = write(page, "d", before, system=system)
+        prompt = f"{first}<user>a<assistant>bc<user>d"
+        expected = model.generate(prompt, max_new_tokens=MOST).text
+        assert visit.turns == ["a", "bc", "d", expected]
+        assert visit.html[0] == "<p>before</p>"
+
+    asked = []
+    stream = DartModel.stream
+    monkeypatch.setattr(
+        DartModel, "stream", lambda self, *given: asked.append(given[0]) or stream(self, *given)
+    )
+    lanes = list(page.race(visit, "s", *numbers()))
+    assert len(asked) == 2 * (race.ROUNDS + 1) == len(lanes) - 1
+    roles = ["system", "user", "assistant", "user"]
+    assert all([message["role"] for message in messages] == roles for messages in asked)
+    assert all(messages[-1]["content"] == "d" for messages in asked)
+    assert 'class="verdict"' in lanes[-1]
+    assert "verdict" not in "".join(lanes[:-1])
+
+
+def test_the_targets_own_sampling(tmp_path):
+    """A page begins with it, where it can be used; an answer follows the visitor."""
+    tiny = make_tiny(tmp_path)
+    path = tiny.target / "generation_config.json"
+    own = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05}
+    path.write_text(json.dumps({"do_sample": True, **own}))
+    model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
+    page = Page(model)
+    assert page.own == Sampling(**own)
+    assert write(page, PROMPT)[0].turns[1] == model.generate(PROMPT, max_new_tokens=MOST).text
+
+    path.write_text(json.dumps({"num_beams": 4}))
+    with pytest.warns(InputWarning, match="num_beams=4"):
+        page = Page(DartModel.from_pretrained(tiny.target))
+    assert page.own == Sampling()
+
+
+def test_without_a_drafter(model, visits):
+    visit, drawn = write(Page(model.with_drafter(None)), PROMPT, method="plain decoding")
+    assert visit.turns == visits["plain"].turns
+    assert "nothing drafted" in drawn[-1]
+    assert not visit.drafts
+
+
+# The race
+
+
+def lane(speeds, tau=2):
+    """Answers of 4 tokens with these speeds."""
+    drafted = np.array([False, tau > 1, False, False])
+    return [completion_of("abcd", seconds=4 / speed, drafted=drafted) for speed in speeds]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "plain", "tau", "sentence"),
+    [
+        ([30] * 8 + [10], [15] * 9, 2, "X won 8 of 9 rounds; it is 2.00 times as fast."),
+        (
+            [10, 20] * 4 + [9],
+            [15, 30] * 4 + [9.9],
+            2,
+            "Plain decoding won 9 of 9 rounds; it is",
+        ),
+        ([30] * 7 + [10] * 2, [15] * 9, 2, "No winner: the difference is within the noise."),
+        ([20.4] * 9, [20] * 9, 2, "No winner: the difference is within the noise."),
+        ([20] * 9, [20.4] * 9, 2, "No winner: the difference is within the noise."),
+        ([30] * 9, [20] * 9, 1, "No winner: no drafted token was accepted"),
+    ],
+)
+def test_a_winner_wins_beyond_noise(drafted, plain, tau, sentence):
+    lanes = lane(drafted, tau), lane(plain, 1)
+    assert race.verdict("X", *lanes).startswith(sentence)
+    html = race.standings("<X>", *lanes)
+    assert "&lt;X&gt;" in html
+    widths = [float(width) for width in re.findall(r"width: (\d+)%", html)]
+    assert max(widths) == 100
+    assert ("tau" in html) == (tau > 1)
+
+
+def test_a_race_before_a_message(page):
+    with pytest.raises(gr.Error, match="Nothing to race with yet; send a message first"):
+        list(page.race(Visit(), "", *numbers()))
 
 
 # The command

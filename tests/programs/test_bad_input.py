@@ -27,6 +27,7 @@ CASES = {
     "generate x --chat-template-kwargs {": "--chat-template-kwargs is not valid JSON",
     "generate x --chat-template-kwargs []": "--chat-template-kwargs must be a JSON object",
     "app --port 70000": "--port must be in 0..65535, got 70000",
+    "app --name=": "--name is empty; leave it out for the model's own name",
     "serve --port 70000": "--port must be in 0..65535, got 70000",
     "serve --slots 0": "--slots must be at least 1, got 0",
     "serve --drain -1": "--drain must be 0 or a positive number, got -1",
