@@ -2,10 +2,10 @@
 
 In every turn some of the next prompts are read, and then a burst of steps taken of all requests
 that have been read. A request that arrives during a burst is therefore read right after it, and a
-long prompt holds up the others by little at a time: what is read takes about as long as a burst,
-while there are any, and otherwise as many tokens as a chunk has. In every other turn the prompt
-that lacks the least is the first, in the others the oldest, so that short prompts do not wait for
-long ones, nor those for ever.
+long prompt holds up the others by little at a time: beside running texts reading takes little more
+time than a burst, and otherwise it takes the tokens of a chunk. In every other turn the prompt that
+lacks the least is the first, in the others the oldest: short prompts do not wait for long ones, nor
+those for ever.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _logger = logging.getLogger(__name__)
 # Tokens that are read in the time in which one is written, about.
 _READ_FASTER = 4
 
-# Time in which prompts are read in a turn, in bursts, and the fewest tokens.
-_READING, _LEAST_READ = 1.5, 8
+# Time in which prompts are read in a turn, in bursts, and the fewest tokens: a stream's gaps become
+# two and a half times as long, and a prompt takes two to three times as long as alone.
+_READING, _LEAST_READ = 1.5, 16
 
 
 class _Turn(NamedTuple):
@@ -130,7 +131,7 @@ class Runner:
         """Reads prompts, as much as a turn may; returns whether the device may still be reading.
         `clock`: see `turn`."""
         scheduler, shapes = self.scheduler, self.batch.shapes
-        waits = bool(scheduler.running) or self._row_seconds is None
+        times = self._last_burst is not None and (scheduler.running or self._row_seconds is None)
         left, rows, began = self._tokens_of_turn(), 0, clock()
         self._shortest_first = not self._shortest_first
         while True:
@@ -152,12 +153,12 @@ class Runner:
                 scheduler.publish_pages(sequence)
                 if not sequence.num_unread_tokens:
                     self._end_reading(sequence)
-        if rows and waits:
+        if rows and times:
             self.batch.wait()
             seconds = first_of(self._mesh, clock() - began)
             assert seconds is not None
             self._row_seconds = seconds / rows
-        return rows > 0 and not waits
+        return rows > 0 and not times
 
     def _end_reading(self, sequence: Sequence) -> None:
         """Lets a request take part in steps, or ends it if it asks for no text."""
@@ -175,9 +176,11 @@ class Runner:
         """Tokens that are read in a turn."""
         shapes, seconds = self.batch.shapes, self._last_burst
         most = shapes.chunks[-1]
-        if not self.scheduler.running or seconds is None or self._row_seconds is None:
+        if not self.scheduler.running or seconds is None:
             return most
-        rows = int(_READING * seconds / self._row_seconds) - shapes.chunk_rows
+        rows = 0
+        if self._row_seconds is not None:
+            rows = int(_READING * seconds / self._row_seconds) - shapes.chunk_rows
         return min(max(rows, _LEAST_READ), most)
 
     def _like(self, first: Sequence, length: int, left: int) -> list[Sequence]:

@@ -275,7 +275,7 @@ class Scheduler:
         count = self._pages_for(sequence.num_tokens) - len(found.pages)
         # A page for each of the others that may need one, so that the newcomer is not sent away at
         # once.
-        others = sum(self.group(each) == group and self._grows(each) for each in self.running)
+        others = sum(self.group(each) == group and self._grows(each) for each in self.active)
         taken = pool.take(count) if count + others <= pool.free else None
         if taken is None:
             pool.release(found.pages)
