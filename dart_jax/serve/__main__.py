@@ -48,6 +48,9 @@ class ServeConfig(ModelChoice):
     served_model_name: tuple[str, ...] = ()
     """Names by which clients may call the model; the first one is in the answers. By default what
     --model or --target says."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Whence requests get temperature, top_k, top_p, min_p and repetition_penalty that they leave
+    out: auto takes them from the target's generation_config.json, if it has them, as vLLM does."""
     max_body: str = "8MB"
     """Maximum size of a request's body."""
     stream_interval: float = 0.02
@@ -101,7 +104,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
         if importlib.util.find_spec(package) is None:
             raise UserError(f"the server needs {package}: pip install 'dart-jax[serve]'")
     from dart_jax.serve.process import Server, address_of, open_socket
-    from dart_jax.serve.service import Limits, Service
+    from dart_jax.serve.service import Limits, Service, sampling_defaults
 
     listening = open_socket(config.host, config.port)
     with console.status("loading the model") as status:
@@ -122,7 +125,13 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
     limits = Limits(
         parse_memory(config.max_body), config.stream_interval, config.key, config.allowed_origins
     )
-    service = Service(engine, config.names, config.title, limits, config.metrics_names)
+    defaults = {}
+    if config.generation_config == "auto":
+        defaults = sampling_defaults(engine.model.tokenizer.directory)
+    if defaults:
+        values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        console.print(f"by default, as its generation_config.json says: {values}")
+    service = Service(engine, config.names, config.title, limits, config.metrics_names, defaults)
 
     def ready() -> None:
         print(f"dart_jax serves {config.names[0]} at {address_of(listening)}", flush=True)

@@ -23,6 +23,9 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.serve.errors import CLOSE, ApiError, bad
 
+# Options of `Sampling`, which a model's `generation_config.json` may have, too.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 # Every stop string is looked for in every piece of text.
 MOST_STOPS = 64
 
@@ -125,11 +128,16 @@ class GenerationFields(RequestFields):
     grammar: str | None = None
     ebnf: str | None = None
 
-    @property
-    def sampling(self) -> Sampling:
-        """The distribution of tokens; raises UserError if a value is out of range."""
-        top_k = 0 if self.top_k == -1 else self.top_k
-        return Sampling(self.temperature, top_k, self.top_p, self.min_p, self.repetition_penalty)
+    def sampling(self, defaults: Mapping[str, Any]) -> Sampling:
+        """The distribution of tokens; raises UserError if a value is out of range.
+
+        Args:
+          defaults: values of options of `Sampling` that the client leaves out.
+        """
+        values = {name: getattr(self, name) for name in SAMPLING}
+        values |= {k: v for k, v in defaults.items() if k not in self.model_fields_set}
+        values["top_k"] = 0 if values["top_k"] == -1 else values["top_k"]
+        return Sampling(**values)
 
     @property
     def most_tokens(self) -> int | None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
-from dart_jax.serve.fields import GenerationFields
+from dart_jax.serve.fields import SAMPLING, GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
@@ -24,6 +26,25 @@ from dart_jax.serve.texts import TextOptions, Texts
 from dart_jax.serve.tools.request import Tools
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.interface import AnyEngine, QueueFull
+from dart_jax.weights.generation_file import FILE as GENERATION_FILE
+from dart_jax.weights.generation_file import read_options
+
+
+def sampling_defaults(directory: Path | None) -> dict[str, Any]:
+    """Returns the options of `Sampling` in a target's `generation_config.json`, as vLLM uses them.
+
+    Raises:
+      UserError: the file is damaged, or a value is out of range.
+    """
+    options = read_options(directory) or {}
+    found = {name: options[name] for name in SAMPLING if options.get(name) is not None}
+    try:
+        Sampling(**found)
+    except (UserError, TypeError) as error:
+        raise UserError(
+            f"{GENERATION_FILE}: {error}; mend it, or use --generation-config none"
+        ) from None
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +73,7 @@ class Service:
       names: names of the model; the first one is in the answers.
       root: origin of the model.
       limits: limits of clients.
+      defaults: options of `Sampling` that clients leave out.
       metrics: counts and times since the start.
       token_texts: single tokens as text.
       running: the texts of answers that are not complete.
@@ -65,8 +87,10 @@ class Service:
         root: str,
         limits: Limits,
         metrics_prefix: str = "dart",
+        defaults: Mapping[str, Any] | None = None,
     ):
         """See the attributes; `metrics_prefix` as in `Metrics`."""
+        self.defaults = defaults or {}
         self.engine, self.names, self.root, self.limits = engine, tuple(names), root, limits
         self.model = engine.model
         self.metrics = Metrics(engine, self.names[0], metrics_prefix)
@@ -176,7 +200,7 @@ class Service:
         # As `DartModel.generate`: the same seed gives each text its own draws, by its number.
         seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32
         common: dict[str, Any] = {
-            "sampling": fields.sampling,
+            "sampling": fields.sampling(self.defaults),
             "presence_penalty": fields.presence_penalty,
             "frequency_penalty": fields.frequency_penalty,
             "logit_bias": fields.logit_bias,

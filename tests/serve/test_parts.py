@@ -271,7 +271,7 @@ def test_forms_of_log_probabilities():
 def test_fields_of_vllm():
     body = b'{"prompt": [1, 2], "top_k": -1, "stop": "x", "seed": -1, "logit_bias": {"5": 1}}'
     fields = CompletionFields.model_validate_json(body)
-    assert (fields.prompt, fields.stop, fields.sampling.top_k) == ([[1, 2]], ["x"], 0)
+    assert (fields.prompt, fields.stop, fields.sampling({}).top_k) == ([[1, 2]], ["x"], 0)
     assert fields.logit_bias == {5: 1}
     body = b'{"messages": [], "stream_options": {"include_usage": null}, "max_tokens": 5}'
     fields = ChatFields.model_validate_json(body)

@@ -56,6 +56,7 @@ LAST = 4095
 def write_target(directory: Path, template: str, special: bool | None) -> Path:
     """A target with a chat template, and <tool_call> as one token, unless `special` is None."""
     target = write_chat_target(directory, template)
+    (target / "generation_config.json").write_text('{"eos_token_id": 0, "top_k": 1}')
     if special is None:
         return target
     file = target / "tokenizer.json"
@@ -178,6 +179,15 @@ def test_the_model_may_call(client):
     content, calls, _ = streamed(ask(client, **biased, stream=True))
     assert calls == [(call.function.name, json.loads(call.function.arguments))]
     assert content == (choice.message.content or "")
+
+
+def test_options_of_the_targets_generation_config(client):
+    """Here top_k, unless the client says otherwise."""
+    asked = {"tools": [], "max_tokens": 24, "temperature": 1, "seed": 0}
+    greedy = ask(client, **asked | {"temperature": 0}).choices[0].message.content
+    assert ask(client, **asked).choices[0].message.content == greedy
+    every = ask(client, **asked, extra_body={"top_k": 0}).choices[0].message.content
+    assert every != greedy
 
 
 def test_json_beside_tools(client):
