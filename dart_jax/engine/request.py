@@ -167,6 +167,8 @@ class Update(NamedTuple):
       finish: why the text ended; None if more follows. The last update has it.
       logprobs: of the tokens, if they were asked for.
       prompt_logprobs: of the prompt's after the first, likewise; only in the first update.
+      cached: tokens of the prompt that were not read, since their keys and values were there; only
+        in the first update.
     """
 
     tokens: tuple[int, ...]
@@ -174,6 +176,7 @@ class Update(NamedTuple):
     finish: Finish | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    cached: int = 0
 
     @property
     def drafted(self) -> tuple[bool, ...]:

@@ -228,7 +228,7 @@ class Runner:
             return False
         self.batch.begin(sequence)
         if sequence.begun is None:
-            sequence.begun = time.monotonic()
+            sequence.begun, sequence.cached = time.monotonic(), sequence.num_computed_tokens
             self.counters.begin(sequence.prompt_length)
         if not sequence.num_unread_tokens:
             self._end_reading(sequence)
@@ -356,6 +356,7 @@ class Runner:
             finish,
             logprobs,
             sequence.prompt_logprobs if first else None,
+            sequence.cached if first else 0,
         )
         if not self.give(sequence, update) or finish is not None:
             self.end(sequence)

@@ -57,6 +57,7 @@ class Sequence:
       cancelled: whether nobody wants it any more.
       ended: whether it is over and holds nothing.
       begun: when it first got a slot; None before.
+      cached: tokens that were in the caches then.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Sequence:
         self.draft_row: int | None = None
         self.cancelled = self.ended = False
         self.begun: float | None = None
+        self.cached = 0
 
     @property
     def tokens(self) -> np.ndarray:

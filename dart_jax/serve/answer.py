@@ -63,8 +63,7 @@ class Answer(Response):
         super().__init__()
         self._service, self._texts = service, texts
         self._stream, self._options = fields.stream, fields.stream_options
-        prompts = (text.request.tokens for text in texts.texts[:: fields.n])
-        self._prompt_tokens = sum(map(len, prompts))
+        self._prompts = texts.texts[:: fields.n]  # a text of each
         self._scored, self._prompt_top = fields.top is not None, fields.prompt_logprobs
         self._name = id_of if fields.return_tokens_as_token_ids else service.token_texts.text_of
         self._head = {
@@ -110,38 +109,59 @@ class Answer(Response):
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         try:
+            if first := self._first_events():
+                await send(_body(first, more=True))
             while True:
-                events = b"".join(self._event(index, news) for index, news in self._news())
+                events = b"".join(self._events(index, news) for index, news in self._news())
                 if events:
                     await send(_body(events, more=True))
                 if not self._texts.running:
                     break
                 await self._texts.more()
-            last = b""
-            if self._options.include_usage:
-                last = _event(self._head | {"choices": [], "usage": self._usage})
-            await send(_body(last + _DONE))
+            await send(_body(self._last_events()))
         except Exception as error:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_CHANCE):
-                    await send(_body(_event(self._failure(error).content) + _DONE))
+                    await send(_body(self._error_events(self._failure(error))))
 
     def _news(self) -> list[tuple[int, News]]:
         every = enumerate(text.take() for text in self._texts.texts)
         return [(index, news) for index, news in every if news is not None]
 
-    def _event(self, index: int, news: News) -> bytes:
+    def _first_events(self) -> bytes:
+        """Writes what comes before all news."""
+        return b""
+
+    def _events(self, index: int, news: News) -> bytes:
+        """Writes the news of the `index`th text."""
         chunk = self._head | {"choices": [self._choice(index, news)]}
         if self._options.continuous_usage_stats:
             chunk["usage"] = self._usage
         elif self._options.include_usage:
             chunk["usage"] = None
-        return _event(chunk)
+        return event(chunk)
+
+    def _last_events(self) -> bytes:
+        """Writes what comes after all news."""
+        last = b""
+        if self._options.include_usage:
+            last = event(self._head | {"choices": [], "usage": self._usage})
+        return last + _DONE
+
+    def _error_events(self, error: ApiError) -> bytes:
+        """Writes what comes where something failed."""
+        return event(error.content) + _DONE
 
     @property
-    def _usage(self) -> dict[str, int]:
-        counts = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._texts.tokens}
-        return counts | {"total_tokens": sum(counts.values())}
+    def _usage(self) -> dict[str, Any]:
+        prompt = sum(len(text.request.tokens) for text in self._prompts)
+        cached = sum(text.cached_tokens for text in self._prompts)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._texts.tokens,
+            "total_tokens": prompt + self._texts.tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
     def _failure(self, error: Exception) -> ApiError:
         """Returns the error for the client; logs the rest of a fault."""
@@ -191,15 +211,21 @@ class ChatAnswer(Answer):
     def _all(self) -> dict[str, Any]:
         return super()._all() | self._prompt_scores(0)
 
-    def _choice(self, index: int, news: News) -> dict[str, Any]:
+    def _read(self, index: int, news: News) -> Reading:
+        """Finds calls in the news of the `index`th text."""
+        if self._readers is None:
+            return Reading(news.text)
+        return self._readers[index].push(news.text, final=news.finish is not None)
+
+    def _scores(self, news: News) -> dict[str, Any] | None:
         texts = self._service.token_texts
-        scores = chat_scores(news.scores, texts, self._name) if self._scored else None
-        reading, finish = Reading(news.text), news.finish
-        if self._readers is not None:
-            reader = self._readers[index]
-            reading = reader.push(news.text, final=finish is not None)
-            finish = "tool_calls" if finish == "stop" and reader.count else finish
-        rest = {"logprobs": scores, "finish_reason": finish}
+        return chat_scores(news.scores, texts, self._name) if self._scored else None
+
+    def _choice(self, index: int, news: News) -> dict[str, Any]:
+        reading, finish = self._read(index, news), news.finish
+        if finish == "stop" and self._readers is not None and self._readers[index].count:
+            finish = "tool_calls"
+        rest = {"logprobs": self._scores(news), "finish_reason": finish}
         calls = [self._call(piece) for piece in reading.calls]
         if not self._stream:
             message = {"role": "assistant", "content": reading.content, "refusal": None}
@@ -225,7 +251,8 @@ class ChatAnswer(Answer):
         return call | {"function": function}
 
 
-def _event(content: Any) -> bytes:
+def event(content: Any) -> bytes:
+    """Writes an event of a stream."""
     return b"data: " + to_json(content) + b"\n\n"
 
 

@@ -27,11 +27,15 @@ from dart_jax.serve.fields import (
     CompletionFields,
     DetokenizeFields,
     RequestFields,
+    ResponseFields,
     TokenizeFields,
     receive,
 )
 from dart_jax.serve.prompts import check_chat, echo_of, encode, encode_chat
+from dart_jax.serve.responses.answer import ResponseAnswer
+from dart_jax.serve.responses.request import chat_of
 from dart_jax.serve.service import Service
+from dart_jax.serve.texts import Texts
 from dart_jax.serve.tools.request import Tools
 
 _logger = logging.getLogger(__name__)
@@ -49,6 +53,7 @@ def make_app(service: Service) -> Starlette:
         routes=[
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/responses", routes.responses, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.models),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
@@ -111,12 +116,24 @@ class Routes:
         fields = await self._fields(ChatFields, request)
         if fields.top_logprobs is not None and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
+        texts, tools = await self._answer(fields, arrived)
+        return ChatAnswer(self._service, fields, texts, tools)
+
+    async def responses(self, request: Request) -> Response:
+        """Answers a chat in the form of OpenAI's Responses API; nothing is stored."""
+        arrived = time.monotonic()
+        asked = await self._fields(ResponseFields, request)
+        fields = chat_of(asked)
+        texts, tools = await self._answer(fields, arrived)
+        return ResponseAnswer(self._service, asked, fields, texts, tools)
+
+    async def _answer(self, fields: ChatFields, arrived: float) -> tuple[Texts, Tools | None]:
+        """Begins to answer a chat; returns also the tools that the answer may call."""
         check_chat(self._tokenizer, fields)
         tools = Tools.of(fields, self._tokenizer)
         size = self._model.target.vocab_size
         prompt = await encode_chat(self._tokenizer, fields, size, tools)
-        texts = await self._service.generate(fields, [prompt], arrived, tools)
-        return ChatAnswer(self._service, fields, texts, tools)
+        return await self._service.generate(fields, [prompt], arrived, tools), tools
 
     async def tokenize(self, request: Request) -> Response:
         """Returns the tokens of a text or a chat."""

@@ -265,6 +265,22 @@ class DetokenizeFields(RequestFields):
     tokens: list[int]
 
 
+class ResponseFields(GenerationFields):
+    """The body of /v1/responses; see `responses/request.py`."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    include: list[str] = []
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    text: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = {}
+
+
 # Fields that never change an answer.
 HARMLESS = frozenset(
     {
@@ -279,6 +295,7 @@ HARMLESS = frozenset(
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
+    "background": (False,),
     "best_of": (1,),
     "documents": ([],),
     "echo": (False,),
@@ -288,7 +305,9 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "logits_processors": ([],),
     "modalities": (["text"],),
     "spaces_between_special_tokens": (True,),
+    "reasoning": ({}, {"effort": None, "summary": None}),
     "suffix": ("",),
+    "truncation": ("disabled",),
     "use_beam_search": (False,),
 }
 
@@ -311,6 +330,14 @@ async def receive(kind: type[_Kind], request: Request, most: int) -> _Kind:
     body = await _body(request, most)
     try:
         return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def checked(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
+    """Makes fields of values; raises ApiError as `receive`."""
+    try:
+        return kind.model_validate(values)
     except ValidationError as error:
         raise _refusal(error) from None
 

@@ -58,6 +58,7 @@ class Text:
     Attributes:
       request: asks the engine for it.
       prompt_scores: of the prompt's tokens; empty until they come, if they were asked for.
+      cached_tokens: of the prompt, which were not read.
       first: when its first tokens came, in seconds of `time.monotonic`; None before.
       last: when its last ones came.
     """
@@ -72,6 +73,7 @@ class Text:
         """Starts an empty text, which the request's ids end, too, after an echo of its prompt."""
         self.request = request
         self.prompt_scores: list[Score] = []
+        self.cached_tokens = 0
         self.first: float | None = None
         self.last = 0.0
         ids = request.stop_ids
@@ -97,6 +99,7 @@ class Text:
     def push(self, update: Update) -> None:
         """Adds tokens, up to the one that ends the text."""
         before = self.tokens
+        self.cached_tokens += update.cached
         self._text.append(update.tokens, update.drafted)
         if update.finish is not None:
             self._text.end()
