@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 from typing import Any
 
@@ -32,7 +33,7 @@ _SHARED, _OWN = (50, 250), 12
 
 _CAPTION = (
     "ms, medians of the rounds ± half their range. first: to the first token. gaps: between two "
-    "chunks of a stream, before a long prompt comes and while it is read"
+    "chunks of a stream, alone and while a long prompt is read"
 )
 
 
@@ -118,23 +119,19 @@ async def _beside(client: Client, prompts: Prompts) -> Delays:
     alone = await _first(client, prompts(length))
     bodies = [body(prompts(_PROMPT), _STREAM) for _ in range(_STREAMS)]
     streams = [asyncio.create_task(client.ask(each, stream=True)) for each in bodies]
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.4)
     long = asyncio.create_task(client.ask(body(prompts(length), 2), stream=True))
     await asyncio.sleep(0.2)
     short = await _first(client, prompts(_PROMPT))
-    begin, end = (await long).start, checked(await long).times[0]
+    begin, end = checked(await long).start, (await long).times[0]
     answers = [checked(await stream) for stream in streams]
-    gaps = {"before": list[float](), "beside": list[float]()}
-    for answer in answers:
-        for a, b in itertools.pairwise(answer.times):
-            if b <= begin:
-                gaps["before"].append(1e3 * (b - a))
-            elif a < end:
-                gaps["beside"].append(1e3 * (b - a))
+    gaps = {"alone": list[float](), "beside": list[float]()}
+    for a, b in (pair for answer in answers for pair in itertools.pairwise(answer.times)):
+        gaps["beside" if begin < b and a < end else "alone"].append(1e3 * (b - a))
     delays: Delays = {}
     for name, each in gaps.items():
-        delays[f"gaps {name}, median"] = statistics.median(each or [0.0])
-        delays[f"gaps {name}, longest"] = max(each, default=0.0)
+        delays[f"gaps {name}, median"] = statistics.median(each or [math.nan])
+        delays[f"gaps {name}, longest"] = max(each, default=math.nan)
     return delays | {
         f"first, {length} tokens": alone,
         f"first, {length} tokens beside streams": 1e3 * (end - begin),

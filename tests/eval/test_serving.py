@@ -200,14 +200,14 @@ def test_two_servers_get_the_same_in_turn(tmp_path, capsys):
 @pytest.mark.long
 def test_what_users_wait_for(tmp_path, capsys):
     path = tmp_path / "report.json"
-    with StubServer(step=0.001, tau=1) as server:
+    with StubServer(step=0.003, tau=1) as server:
         words = ["--delays", "--url", server.url, "--model", "demo", "--rounds", "1"]
         main([*words, "--json", str(path)])
         assert [each["n"] for each in server.seen if "n" in each] == [200, 200]
         beginnings = {str(each["prompt"][:50]) for each in server.seen if len(each["prompt"]) == 62}
         assert len(beginnings) == 2
     (delays,) = json.loads(path.read_text())["rounds"]["first"]
-    assert 0 < delays["gaps before, median"] <= delays["gaps before, longest"]
+    assert 0 < delays["gaps alone, median"] <= delays["gaps alone, longest"]
     assert min(delays.values()) > 0
     assert "gaps beside, longest" in capsys.readouterr().out
     with pytest.raises(UserError, match="leave one out"):
