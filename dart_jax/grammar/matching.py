@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -102,7 +102,13 @@ class Grammars:
 
     def start(self, source: str) -> Matcher:
         """Begins a text under a grammar that was checked."""
-        return Matcher(self._compiled(source).deep_copy(), self._tokens, self.vocab_size, self._eos)
+
+        def again() -> llguidance.LLMatcher:
+            self._compiled.cache_clear()
+            return self._compiled(source).deep_copy()
+
+        state = self._compiled(source).deep_copy()
+        return Matcher(state, self._tokens, self.vocab_size, self._eos, again)
 
     def _compile(self, source: str) -> llguidance.LLMatcher:
         import llguidance
@@ -136,8 +142,10 @@ class Matcher:
         tokens: llguidance.LLTokenizer,
         vocab_size: int,
         eos: tuple[int, ...],
+        again: Callable[[], llguidance.LLMatcher],
     ):
-        """See `Grammars.start`."""
+        """See `Grammars.start`; `again`: begins anew, with another lexer."""
+        self._again, self._text = again, list[int]()
         self._state, self._tokens, self._eos = state, tokens, frozenset(eos)
         self._words = -(-tokens.vocab_size // 32)
         self._kept = -(-vocab_size // 32)
@@ -152,8 +160,23 @@ class Matcher:
         for token in tokens:
             if token in self._eos or self.error is not None:
                 return
-            if not self._state.consume_token(token):
+            if not self._consume(token):
                 self._fail(f"it does not allow token {token}")
+
+    def _consume(self, token: int) -> bool:
+        consumed = self._state.consume_token(token) or (
+            self._recover() and self._state.consume_token(token)
+        )
+        self._text.append(token)
+        return consumed
+
+    def _recover(self) -> bool:
+        """Reads the text with another lexer, if another text may have broken this one; returns
+        whether that was so and it can go on."""
+        if not self._state.is_error():
+            return False
+        self._state = self._again()
+        return self._state.consume_tokens(self._text) and not self._state.is_error()
 
     def _fail(self, why: str) -> None:
         why = one_line(self._state.get_error()) or why
@@ -176,6 +199,8 @@ class Matcher:
           max_depth: of its nodes.
         """
         growing = _Tree(self, tree[0, 0], nodes + 1, max_depth)
+        if self._recover():
+            growing = _Tree(self, tree[0, 0], nodes + 1, max_depth)
         masks = growing.masks[:, : self._kept].view(np.uint32)
         if not masks[0].any() or self._state.is_error():
             self._fail("no token may follow")

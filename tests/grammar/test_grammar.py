@@ -11,6 +11,7 @@ from json_schemas import SCHEMAS
 from tokenizers_made import byte_level
 
 from dart_jax.errors import UserError
+from dart_jax.grammar import matching
 from dart_jax.grammar.matching import Grammars
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.text.tokenizer import Tokenizer
@@ -183,6 +184,24 @@ def test_a_text_that_leaves_its_grammar():
     matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(regex="ab")))
     matcher.advance(TOKENIZER.encode("x"))
     assert "cannot go on under its grammar" in str(matcher.error)
+
+
+def test_a_broken_lexer_is_replaced(monkeypatch):
+    """Texts under a grammar share its lexer, which breaks for all where one of them takes too much
+    work: the others go on, with the tokens that they had."""
+    monkeypatch.setattr(matching, "_FUEL", 2_000)
+    grammars = Grammars(TOKENIZER, SIZE, (EOS,))
+    source = grammars.check(StructuredOutputs(regex=".*(a|b).{40}.*c"))
+    root, texts = np.zeros((3, 1), np.int32), [grammars.start(source) for _ in range(3)]
+    texts[1].advance(TOKENIZER.encode("aaba "))
+    before, after = (text.fit(root, 0, 0).masks for text in texts[:2])
+    for token in TOKENIZER.encode("aaba cab abca aaaa abab aba cda abba "):
+        texts[2].advance([token])
+        texts[2].fit(root, 0, 0)
+    assert "too many" in str(texts[2].error)
+    for text, masks in ((texts[0], before), (texts[1], after), (grammars.start(source), before)):
+        np.testing.assert_array_equal(text.fit(root, 0, 0).masks, masks)
+        assert text.error is None
 
 
 def test_other_texts_do_not_break_a_grammar():

@@ -35,7 +35,8 @@ class ResponseAnswer(ChatAnswer):
     ):
         """See `ChatAnswer`; `asked`: the client's fields, of which `fields` were made."""
         super().__init__(service, fields, texts, tools)
-        self._asked, self._finish = asked, None
+        self._asked = asked
+        self._finish: Finish | None = None
         self._output, self._number = _Output(), 0
 
     def _response(self, status: str, finish: Finish | None = None) -> dict[str, Any]:
