@@ -268,7 +268,8 @@ class Batch:
         trees = np.zeros((count, 3, nodes + 1), np.int32) if nodes else None
         if program.mode == "full" and self._history is None:
             self._history = self._empty_history()
-        self._run(program, self._table.rows([None] * count, width), trees, 1, 1)
+        masks = self._no_masks(count, nodes) if program.masked else None
+        self._run(program, self._table.rows([None] * count, width), trees, 1, 1, masks)
 
     def compile_beginning(self, mode: SamplingMode) -> None:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing

@@ -134,10 +134,10 @@ def _schema(schema: Mapping[str, Any] | bool | str) -> str:
 
 
 def _numbers(schema: Any) -> Iterator[int]:
-    """All integers of a schema."""
+    """All integers of a schema that say what its texts may be."""
     if isinstance(schema, Mapping):
-        schema = list(schema.values())
-    if isinstance(schema, list):
+        schema = [value for name, value in schema.items() if name not in ("default", "examples")]
+    if isinstance(schema, list | tuple):
         for part in schema:
             yield from _numbers(part)
     elif type(schema) is int:

@@ -37,7 +37,11 @@ def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
         if (value := getattr(fields, name)) not in (None, False)
     }
     if fields.structured_outputs is not None:
-        asked["structured_outputs"] = fields.structured_outputs
+        asked["structured_outputs"] = {
+            name: value
+            for name, value in fields.structured_outputs.items()
+            if not (name.startswith("disable_") and value is False)  # vLLM's, as it is here
+        }
     if (of_format := _of_format(fields.response_format)) is not None:
         asked["response_format"] = of_format
     if not asked:
@@ -62,4 +66,4 @@ def _of_format(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
             schema = described.get("schema", schema)
         if schema is None:
             raise bad(f"{name}.json_schema.schema is missing", name)
-    return {"json_object": True} if schema is None else {"json": schema}
+    return {"json": schema} if schema else {"json_object": True}

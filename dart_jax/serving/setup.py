@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import jax
 import numpy as np
@@ -196,6 +197,10 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
                 if drafts and not shapes.fixed:
                     works.append(partial(burst, mode, rows, width, 0, True))
     works += [partial(read, *read_, False) for read_ in shapes.reads if drafts]
+    # Under a grammar few texts run beside others.
+    for mode, size in product(config.modes, shapes.sizes[shapes.rows[0]]):
+        program = batch.program(size, mode, masked=True)
+        works.append(partial(batch.compile, program, shapes.rows[0], shapes.widths[0]))
     for done, work in enumerate(works, 1):
         work()
         yield f"compiled {done} of {len(works)} programs"

@@ -1,0 +1,67 @@
+"""LangChain's chat model: structures, tools, and a loop that calls a function and answers."""
+
+import pydantic
+import pytest
+from chat_demo import write_chat_target
+from needs import judge
+from serve_process import server
+
+from dart_jax.model import DEMO
+
+TEMPLATE = """{%- for message in messages -%}
+# {{ message.role }}: {{ message.content }}
+{% endfor -%}
+{%- if add_generation_prompt %}def {% endif -%}"""
+
+
+class Person(pydantic.BaseModel):
+    """A person."""
+
+    age: int = pydantic.Field(ge=0, le=99)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    langchain = judge("langchain_openai")
+    target = write_chat_target(tmp_path_factory.mktemp("chat"), TEMPLATE)
+    quick = ("--slots", "4", "--max-length", "1024", "--tree-nodes", "2", "--warmup", "none")
+    parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
+    with server(*parts, "--served-model-name", "demo", *quick) as running:
+        yield langchain.ChatOpenAI(
+            model="demo",
+            base_url=f"{running.address}/v1",
+            api_key="none",
+            temperature=0,
+            max_tokens=200,
+            max_retries=0,
+        )
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structures(model, method):
+    structured = model.with_structured_output(Person, method=method, include_raw=True)
+    answer = structured.invoke("Who is it?")
+    assert answer["parsing_error"] is None
+    assert 0 <= answer["parsed"].age <= 99
+
+
+def test_a_loop_that_calls_and_answers(model):
+    bound = model.bind_tools([add], tool_choice="any", parallel_tool_calls=False, strict=True)
+    messages = [("user", "What are 2 and 3?")]
+    answer = bound.invoke(messages)
+    [call] = answer.tool_calls
+    assert call["name"] == "add"
+    assert {name: type(value) for name, value in call["args"].items()} == {"a": int, "b": int}
+    streamed = None
+    for chunk in bound.stream(messages):
+        streamed = chunk if streamed is None else streamed + chunk
+    assert [(each["name"], each["args"]) for each in streamed.tool_calls] == [("add", call["args"])]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": str(add(**call["args"]))}
+    last = model.bind(max_tokens=8).invoke([*messages, answer, result])
+    assert last.content
+    assert not last.tool_calls
