@@ -61,18 +61,23 @@ class Sampling:
         def unless(off: float, value: float) -> jax.Array | None:
             return None if value == off else jnp.float32(value)
 
-        penalty = unless(1, self.repetition_penalty)
+        penalty = unless(1, in_float32(self.repetition_penalty))
         if self.temperature == 0:
             return SamplingValues(repetition_penalty=penalty)
-        # Smaller ones would be flushed to 0; these already draw the most likely token.
-        temperature = max(self.temperature, float(jnp.finfo(jnp.float32).tiny))
         return SamplingValues(
-            temperature=jnp.float32(temperature),
+            temperature=jnp.float32(in_float32(self.temperature)),
             top_k=None if self.top_k == 0 else jnp.int32(self.top_k),
             top_p=unless(1, self.top_p),
             min_p=unless(0, self.min_p),
             repetition_penalty=penalty,
         )
+
+
+def in_float32(value: float) -> float:
+    """Returns the nearest positive number that float32 has: smaller ones would be flushed to 0, and
+    larger ones be infinite. A temperature of these draws the most likely token, or any."""
+    numbers = jnp.finfo(jnp.float32)
+    return min(max(value, float(numbers.tiny)), float(numbers.max))
 
 
 class SamplingValues(NamedTuple):

@@ -58,6 +58,8 @@ class ServeConfig(ModelChoice):
     its first and its last event do not wait."""
     drain: float = 30.0
     """Seconds that running answers have to finish after SIGTERM or Ctrl-C."""
+    log_requests: bool = True
+    """Log a line for every request, and one every ten seconds while texts are generated."""
     metrics_names: Literal["dart", "vllm"] = "dart"
     """Beginning of the names of metrics; vllm is for tools that look for vLLM's."""
     serving: tyro.conf.OmitArgPrefixes[ServingConfig] = ServingConfig()
@@ -103,11 +105,12 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
     for package in ("prometheus_client", "pydantic", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"the server needs {package}: pip install 'dart-jax[serve]'")
+    from dart_jax.serve.connections import starting
     from dart_jax.serve.process import Server, address_of, open_socket
     from dart_jax.serve.service import Limits, Service, sampling_defaults
 
     listening = open_socket(config.host, config.port)
-    with console.status("loading the model") as status:
+    with starting(listening), console.status("loading the model") as status:
 
         def progress(message: str) -> None:
             status.update(message)
@@ -166,6 +169,8 @@ def main(args: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        if config.log_requests:
+            logging.getLogger("dart_jax.serve.log").setLevel(logging.INFO)
         server, listening = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
         try:
             server.run([listening])

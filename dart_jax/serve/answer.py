@@ -30,6 +30,9 @@ _EVENTS = [
 ]
 _DONE = b"data: [DONE]\n\n"
 
+# Key of a request's scope: what is logged of its answer.
+ANSWER = "dart_jax.answer"
+
 # Seconds in which a client that reads too slowly may still take the error.
 _LAST_CHANCE = 1.0
 
@@ -95,6 +98,13 @@ class Answer(Response):
             sending = self._send_events(send) if self._stream else self._whole(scope, receive, send)
             await _unless_gone(receive, sending)
         finally:
+            finishes = ", ".join(text.finish or "cancelled" for text in self._texts.texts)
+            usage = self._usage
+            scope[ANSWER] = (
+                f": {usage['prompt_tokens']} tokens (cached: "
+                f"{usage['prompt_tokens_details']['cached_tokens']}) + "
+                f"{usage['completion_tokens']}, {finishes:.80}"
+            )
             self._service.forget(self._texts)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,14 +13,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import dart_jax
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids
-from dart_jax.serve.answer import ChatAnswer, CompletionAnswer
+from dart_jax.serve import pages
+from dart_jax.serve.answer import ANSWER, ChatAnswer, CompletionAnswer
 from dart_jax.serve.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
 from dart_jax.serve.fields import (
     ChatFields,
@@ -41,8 +42,11 @@ from dart_jax.serve.tools.request import Tools
 _logger = logging.getLogger(__name__)
 _Fields = TypeVar("_Fields", bound=RequestFields)
 
-# What load balancers and Prometheus ask, without a key.
-_OPEN = ("/health", "/metrics", "/version")
+# The logger of requests and reports.
+LOGGER = "dart_jax.serve.log"
+
+# What people, load balancers and Prometheus ask, without a key.
+_OPEN = ("/", "/docs", "/openapi.json", "/health", "/metrics", "/version")
 _NAMES = {*CompletionFields.model_fields, *ChatFields.model_fields, *DetokenizeFields.model_fields}
 
 
@@ -58,6 +62,9 @@ def make_app(service: Service) -> Starlette:
             Route("/v1/models/{name:path}", routes.models),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
+            Route("/", routes.home),
+            Route("/docs", routes.docs),
+            Route("/openapi.json", routes.openapi),
             Route("/health", routes.health),
             Route("/version", routes.version),
             Route("/metrics", routes.metrics),
@@ -71,6 +78,7 @@ def make_app(service: Service) -> Starlette:
                 allow_headers=["*"],
             ),
             Middleware(_Key, key=service.limits.api_key),
+            Middleware(_Log),
         ],
         exception_handlers={
             HTTPException: _no_route,
@@ -182,6 +190,19 @@ class Routes:
         ]
         return json_response(models[0] if name else {"object": "list", "data": models})
 
+    async def home(self, request: Request) -> Response:
+        """Says what this is; who needs a key learns no more."""
+        model = self._service.names[0] if self._service.limits.api_key is None else "A model"
+        return HTMLResponse(pages.home(model, str(request.base_url).rstrip("/")))
+
+    async def docs(self, _: Request) -> Response:
+        """Lists the fields of requests."""
+        return HTMLResponse(pages.docs())
+
+    async def openapi(self, _: Request) -> Response:
+        """The same for programs."""
+        return json_response(pages.openapi())
+
     async def health(self, _: Request) -> Response:
         """Tells whether requests are answered."""
         self._service.check_accepting()
@@ -234,6 +255,36 @@ async def _gone(_: Request, error: Exception) -> Response:
 async def _fault(request: Request, error: Exception) -> Response:
     _logger.error("%s failed", request.url.path, exc_info=error)
     return internal().response
+
+
+class _Log:
+    """Logs every request in a line, once it is answered."""
+
+    def __init__(self, app: ASGIApp):
+        self._app, self._logger = app, logging.getLogger(LOGGER)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._logger.isEnabledFor(logging.INFO):
+            await self._app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 0
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            self._logger.info(
+                "%s %s %s, %.0f ms%s",
+                scope["method"],
+                scope["path"],
+                status or "gone",
+                1e3 * (time.monotonic() - began),
+                scope.get(ANSWER, ""),
+            )
 
 
 class _Key:

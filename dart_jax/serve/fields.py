@@ -343,6 +343,10 @@ def checked(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
 
 
 async def _body(request: Request, most: int) -> bytes:
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        message = f"bodies in {coding!r:.40} are not read; send JSON as it is"
+        raise ApiError(415, message, code="unsupported_encoding", headers=CLOSE)
     length = request.headers.get("content-length", "")
     too_large = length.isdecimal() and int(length) > most
     body = bytearray()

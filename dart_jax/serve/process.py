@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import time
@@ -12,13 +13,17 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from dart_jax.errors import UserError
-from dart_jax.serve.app import make_app
+from dart_jax.serve.app import LOGGER, make_app
+from dart_jax.serve.connections import Connection
 from dart_jax.serve.errors import unavailable
 from dart_jax.serve.service import Service
 
 # Seconds for which an idle connection stays open: longer than most clients keep theirs, which would
 # otherwise send a request while it is being closed.
 _KEEP_ALIVE = 75
+
+# Seconds between two reports in the log.
+_REPORTS = 10
 
 # Seconds in which clients may still read what has been generated when the time is up.
 _GRACE = 2
@@ -73,6 +78,7 @@ class Server(uvicorn.Server):
         # Faults are logged where they happen; the server's own messages add nothing.
         config = uvicorn.Config(
             make_app(service),
+            http=Connection,
             log_config=None,
             lifespan="off",
             ws="none",
@@ -87,7 +93,29 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         await super().startup(sockets)
+        self._reports = asyncio.ensure_future(self._report())
         self._ready()
+
+    async def _report(self) -> None:
+        """Logs what the engine does, now and then while it does anything."""
+        before, log = self.service.engine.statistics(), logging.getLogger(LOGGER)
+        while log.isEnabledFor(logging.INFO):
+            await asyncio.sleep(_REPORTS)
+            now = self.service.engine.statistics()
+            tokens = now.generation_tokens - before.generation_tokens
+            drafts = now.drafts - before.drafts
+            accepted = (now.accepted_tokens - before.accepted_tokens) / max(drafts, 1)
+            if tokens or now.running or now.waiting:
+                log.info(
+                    "%d running, %d waiting; %.0f tokens/s, %.2f per drafted step; %.0f%% of keys "
+                    "and values",
+                    now.running,
+                    now.waiting,
+                    tokens / _REPORTS,
+                    1 + accepted,
+                    100 * now.pages_used / max(now.pages, 1),
+                )
+            before = now
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
