@@ -42,17 +42,18 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature must be 0 or a positive number, got {self.temperature}")
+        # Beyond these limits numbers of the programs, in float32, are infinite.
+        if not 0 <= self.temperature <= 1e30:
+            raise UserError(f"temperature must be between 0 and 1e30, got {self.temperature}")
         if not 0 <= self.top_k < 2**31:
             raise UserError(f"top_k must be 0 (off) or in 1..{2**31 - 1}, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p must be between 0 and 1, got {self.min_p}")
-        if not 0 < self.repetition_penalty < float("inf"):
+        if not 1e-6 <= self.repetition_penalty <= 1e6:
             raise UserError(
-                f"repetition_penalty must be a positive number, got {self.repetition_penalty}"
+                f"repetition_penalty must be between 1e-6 and 1e6, got {self.repetition_penalty}"
             )
 
     def values(self) -> SamplingValues:
@@ -61,23 +62,18 @@ class Sampling:
         def unless(off: float, value: float) -> jax.Array | None:
             return None if value == off else jnp.float32(value)
 
-        penalty = unless(1, in_float32(self.repetition_penalty))
+        penalty = unless(1, self.repetition_penalty)
         if self.temperature == 0:
             return SamplingValues(repetition_penalty=penalty)
+        # Smaller ones would be flushed to 0; these already draw the most likely token.
+        temperature = max(self.temperature, float(jnp.finfo(jnp.float32).tiny))
         return SamplingValues(
-            temperature=jnp.float32(in_float32(self.temperature)),
+            temperature=jnp.float32(temperature),
             top_k=None if self.top_k == 0 else jnp.int32(self.top_k),
             top_p=unless(1, self.top_p),
             min_p=unless(0, self.min_p),
             repetition_penalty=penalty,
         )
-
-
-def in_float32(value: float) -> float:
-    """Returns the nearest positive number that float32 has: smaller ones would be flushed to 0, and
-    larger ones be infinite. A temperature of these draws the most likely token, or any."""
-    numbers = jnp.finfo(jnp.float32)
-    return min(max(value, float(numbers.tiny)), float(numbers.max))
 
 
 class SamplingValues(NamedTuple):

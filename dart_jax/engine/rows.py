@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dart_jax.decoding.host_buffer import CONTEXT
-from dart_jax.decoding.sampling import SamplingValues, in_float32, row_keys
+from dart_jax.decoding.sampling import SamplingValues, row_keys
 from dart_jax.engine.request import Request
 
 # How a step samples; each of them serves the requests of those before it. `filtered` has top-k,
@@ -120,11 +120,12 @@ def values_of(request: Request, vocab_size: int) -> np.ndarray:
     sampling = request.sampling
     return np.array(
         [
-            sampling.temperature and in_float32(sampling.temperature),
+            # As `Sampling.values`: smaller ones would be flushed to 0.
+            sampling.temperature and max(sampling.temperature, float(np.finfo(np.float32).tiny)),
             min(sampling.top_k, vocab_size),
             sampling.top_p if sampling.top_p < 1 else np.inf,
             sampling.min_p,
-            in_float32(sampling.repetition_penalty),
+            sampling.repetition_penalty,
             request.presence_penalty,
             request.frequency_penalty,
         ],

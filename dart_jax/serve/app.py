@@ -296,7 +296,8 @@ class _Key:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._key and scope["path"] not in _OPEN:
-            scheme, _, sent = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            keys = [value for name, value in scope["headers"] if name == b"authorization"]
+            scheme, _, sent = (keys[0] if len(keys) == 1 else b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(sent.strip(), self._key):
                 message = "this server needs its API key, as Authorization: Bearer KEY"
                 headers = {"WWW-Authenticate": "Bearer", **CLOSE}

@@ -35,7 +35,7 @@ CASES = {
     "serve --host no.such.host.invalid": "cannot listen at no.such.host.invalid, port 8000",
     "speedup --prompts 0": "--prompts must be at least 1",
     "speedup --temperature": "--temperature needs at least one value",
-    "speedup --temperature -1": "temperature must be 0 or a positive number, got -1",
+    "speedup --temperature -1": "temperature must be between 0 and 1e30, got -1",
     "speedup --tree-nodes 0": "--tree-nodes must be at least 1",
     "speedup --context 512 0": "--context must be at least 1",
     "speedup --level-decay -1": "--level-decay must be 0 or a positive number",

@@ -209,7 +209,7 @@ def test_many_at_once(served, greedy):
         ({"n": 0}, 400, "n", "n should be greater than or equal to 1, got 0"),
         ({"n": 1000}, 400, "n", "1000 texts were asked for at once; the most is 260"),
         ({"temperature": "hot"}, 400, "temperature", "temperature should be a valid number"),
-        ({"temperature": -1}, 400, "temperature", "temperature must be 0 or a positive number"),
+        ({"temperature": -1}, 400, "temperature", "temperature must be between 0 and 1e30"),
         ({"top_p": 0}, 400, "top_p", "top_p must be above 0"),
         ({"logprobs": 21}, 400, "logprobs", "logprobs should be less than or equal to 20"),
         ({"stop": [""]}, 400, "stop", "a stop string must not be empty"),

@@ -72,6 +72,7 @@ def test_requests_are_logged(served):
         {"temperature": 1e-300},
         {"top_p": 1e-300},
         {"repetition_penalty": 1e300},
+        {"repetition_penalty": 1e-300},
         {"seed": 2**70},
         {"seed": -(2**70)},
         {"top_k": 2**40},
