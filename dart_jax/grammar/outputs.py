@@ -117,7 +117,7 @@ def json_grammar(schema: Mapping[str, Any] | bool | str) -> str:
         raise UserError(f"the JSON schema cannot be used: {one_line(error)}") from None
     if not isinstance(checked, dict):
         raise UserError("the JSON schema cannot be used: it must be an object")
-    return json.dumps({"x-guidance": _JSON, **checked})
+    return json.dumps({**checked, "x-guidance": _JSON})
 
 
 def literal(text: str) -> str:

@@ -224,7 +224,7 @@ class ChatAnswer(Answer):
     def _read(self, index: int, news: News) -> Reading:
         """Finds calls in the news of the `index`th text."""
         if self._readers is None:
-            return Reading(news.text)
+            return Reading([news.text])
         return self._readers[index].push(news.text, final=news.finish is not None)
 
     def _scores(self, news: News) -> dict[str, Any] | None:
@@ -233,7 +233,7 @@ class ChatAnswer(Answer):
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
         reading, finish = self._read(index, news), news.finish
-        if finish == "stop" and self._readers is not None and self._readers[index].count:
+        if finish == "stop" and self._readers is not None and self._readers[index].complete:
             finish = "tool_calls"
         rest = {"logprobs": self._scores(news), "finish_reason": finish}
         calls = [self._call(piece) for piece in reading.calls]

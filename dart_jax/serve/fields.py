@@ -184,7 +184,7 @@ class Function(_Fields):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
@@ -203,9 +203,10 @@ def _tool_choice(value: Any) -> Any:
     """Returns a tool choice; raises ValueError if it is none."""
     if value in ("none", "auto", "required"):
         return value
-    function = value.get("function") if isinstance(value, dict) else None
-    if isinstance(function, dict) and isinstance(function.get("name"), str):
-        return value
+    if isinstance(value, dict) and value.get("type") == "function":
+        function = value.get("function")
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            return value
     raise ValueError(
         'must be none, auto, required or {"type": "function", "function": {"name": ...}}'
     )
@@ -305,7 +306,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "logits_processors": ([],),
     "modalities": (["text"],),
     "spaces_between_special_tokens": (True,),
-    "reasoning": ({}, {"effort": None, "summary": None}),
+    "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
     "suffix": ("",),
     "truncation": ("disabled",),
     "use_beam_search": (False,),

@@ -126,6 +126,8 @@ async def _encode(param: str, *args: Any) -> np.ndarray:
 def _only_text(message: Mapping[str, Any], place: int) -> Mapping[str, Any]:
     """Returns a message whose content is one text instead of several parts."""
     content = message.get("content")
+    if content is None and message.get("role") in ("assistant", "tool"):
+        return {**message, "content": ""}
     if not isinstance(content, list):
         return message
     texts: list[str] = []

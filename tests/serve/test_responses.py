@@ -123,6 +123,30 @@ def test_a_loop_that_calls_and_answers(client):
     assert answer.output_text
 
 
+def test_log_probabilities_of_text_that_was_held_back(client):
+    """By what may begin a stop string."""
+    text = ask(client).output_text
+    options = {"include": ["message.output_text.logprobs"], "stop": [text[:12] + "never"]}
+    options = {"include": options["include"], "extra_body": {"stop": options["stop"]}}
+    whole, *_, last = ask(client, **options), *ask(client, **options, stream=True)
+    assert last.response.output[0].content == whole.output[0].content
+    assert len(whole.output[0].content[0].logprobs) == 24
+
+
+def test_items_of_other_models(client):
+    """A refusal is text, and reasoning no part of what was said."""
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    items = [
+        {"role": "user", "content": "Hello.", "type": None},
+        said,
+        {"role": "user", "content": "?"},
+    ]
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    response = ask(client, [items[0], thought, *items[1:]])
+    messages = [items[0] | {"type": "message"}, {"role": "assistant", "content": "No."}, items[2]]
+    assert response.output_text == ask(client, messages).output_text
+
+
 class Person(pydantic.BaseModel):
     age: int = pydantic.Field(ge=0, le=99)
 
@@ -150,6 +174,9 @@ def test_parsed_texts(client):
         ({"text": {"verbosity": "low"}}, "text"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"extra_body": {"n": 2}}, "n"),
+        ({"extra_body": {"prompt_logprobs": 2}}, "prompt_logprobs"),
+        ({"input": []}, "input"),
+        ({"input": [{"content": "x"}]}, "input"),
         ({"max_output_tokens": 5000}, "prompt"),
     ],
 )

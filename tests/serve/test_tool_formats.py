@@ -78,6 +78,8 @@ STRANGE = [
     ('<tool_call>{"function": {"name": "f", "arguments": "{}"}}', "", [("f", "{}")]),
     ("a <tool_call> is none", "a <tool_call> is none", []),
     ("<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
+    ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": 1}', '<tool_call>{"name": "f", "arguments": 1}', []),
     ("<tool_call>", "<tool_call>", []),
     ("a < b <tool", "a < b <tool", []),
 ]  # fmt: skip
@@ -87,6 +89,19 @@ STRANGE = [
 def test_what_models_write(text, content, found):
     for pieces in ([text], list(text)):
         assert read(HERMES, pieces) == (content, found)
+
+
+def test_text_after_a_call_follows_it():
+    reader = ToolCallReader(HERMES, NAMES)
+    reader.push('<tool_call>{"name": "f", "arguments": {"c": 1')
+    call, text = reader.push("}}</tool_call>Done.", final=True).parts
+    assert (call.arguments, text) == ("}", "Done.")
+
+
+def test_an_answer_that_must_be_a_call_has_no_text():
+    reader = ToolCallReader(HERMES, NAMES, must=True)
+    assert not reader.push('<tool_call>{"name": ', final=True).parts
+    assert not reader.complete
 
 
 UNMARKED = [

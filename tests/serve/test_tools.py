@@ -204,28 +204,47 @@ def test_json_beside_tools(client):
             jsonschema.validate(json.loads(choice.message.content), schema)
 
 
+def test_histories_without_content(client):
+    """As clients send the messages back that they got."""
+    null, empty = ([*ASK, {"role": "assistant", "content": c}, *ASK] for c in (None, ""))
+    texts = [ask(client, each, max_tokens=8).choices[0].message.content for each in (null, empty)]
+    assert texts[0] == texts[1]
+
+
+def test_a_call_that_a_stop_string_cuts(client):
+    [choice] = ask(client, tool_choice="required", stop='"', max_tokens=50).choices
+    assert choice.finish_reason == "stop"
+
+
+def call_with(arguments):
+    """A history with a call."""
+    function = {"name": "now", "arguments": arguments}
+    calls = [{"id": "123456789", "type": "function", "function": function}]
+    return [*ASK, {"role": "assistant", "content": None, "tool_calls": calls}]
+
+
 REFUSED = [
     ({"tool_choice": "required", "tools": []}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
     ({"tool_choice": "always"}, "tool_choice"),
+    ({"tool_choice": {"type": "tool", "function": {"name": "now"}}}, "tool_choice"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "ä"}}]}, "tools.0.function.name"),
+    (
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "a", "parameters": {"type": "null"}}}
+            ]
+        },
+        "tools",
+    ),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
     ({"extra_body": {"regex": "a+"}}, "regex"),
     ({"extra_body": {"chat_template_kwargs": {"tools": []}}}, "chat_template_kwargs"),
     ({"messages": [*ASK, {"role": "assistant", "tool_calls": "x"}]}, "messages"),
-    (
-        {
-            "messages": [
-                *ASK,
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"function": {"name": "f", "arguments": "["}}],
-                },
-            ]
-        },
-        "messages",
-    ),
+    ({"messages": call_with("[")}, "messages"),
+    ({"messages": call_with("[" * 100_000)}, "messages"),
     (
         {
             "tool_choice": "required",

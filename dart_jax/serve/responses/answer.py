@@ -82,9 +82,13 @@ class ResponseAnswer(ChatAnswer):
         """Adds news to the output; returns what happened to it."""
         reading, scores = self._read(index, news), self._scores(news)
         logprobs = [] if scores is None else scores["content"]
-        events = self._output.add_text(reading.content, logprobs)
-        for piece in reading.calls:
-            events += self._output.add_call(piece)
+        events: list[_Event] = []
+        self._output.logprobs += logprobs
+        for part in reading.parts:
+            if isinstance(part, str):
+                events += self._output.add_text(part)
+            else:
+                events += self._output.add_call(part)
         if news.finish is not None:
             self._finish = news.finish
             events += self._output.end("incomplete" if news.finish == "length" else "completed")
@@ -128,29 +132,33 @@ class _Output:
 
     Attributes:
       items: messages and calls.
+      logprobs: of tokens whose text is still to come.
     """
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
+        self.logprobs: list[Any] = []
         self._open = False
 
-    def add_text(self, text: str, logprobs: list[Any]) -> list[_Event]:
+    def add_text(self, text: str) -> list[_Event]:
         """Adds text to the message that is open, or to a new one."""
-        if not text and not logprobs:
+        if not text:
             return []
         events: list[_Event] = []
         if not (self._open and self.items[-1]["type"] == "message"):
-            if not text:
-                return []
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             events = self._begin("message", "msg_", role="assistant", content=[])
             self.items[-1]["content"].append(part)
             events.append(("response.content_part.added", self._place() | {"part": dict(part)}))
-        part = self.items[-1]["content"][0]
+        return [*events, self._delta(text)]
+
+    def _delta(self, text: str) -> _Event:
+        part, logprobs = self.items[-1]["content"][0], self.logprobs
         part["text"] += text
         part["logprobs"] += logprobs
+        self.logprobs = []
         place = self._place() | {"delta": text, "logprobs": logprobs}
-        return [*events, ("response.output_text.delta", place)]
+        return "response.output_text.delta", place
 
     def add_call(self, piece: CallPiece) -> list[_Event]:
         """Adds a piece of a call to the one that is open, or begins it."""
@@ -166,18 +174,20 @@ class _Output:
         """Closes the item that is open."""
         if not self._open:
             return []
-        item, place = self.items[-1], self._place()
+        item, place, events = self.items[-1], self._place(), list[_Event]()
         self._open, item["status"] = False, status
         if item["type"] == "message":
+            if self.logprobs:  # of tokens that have no text
+                events.append(self._delta(""))
             [part] = item["content"]
             done = {name: part[name] for name in ("text", "logprobs")}
-            events: list[_Event] = [
+            events += [
                 ("response.output_text.done", place | done),
                 ("response.content_part.done", place | {"part": part}),
             ]
         else:
             done = {name: item[name] for name in ("name", "arguments")}
-            events = [("response.function_call_arguments.done", place | done)]
+            events.append(("response.function_call_arguments.done", place | done))
         index = {"output_index": len(self.items) - 1}
         return [*events, ("response.output_item.done", index | {"item": item})]
 

@@ -12,7 +12,10 @@ from dart_jax.serve.fields import ChatFields, ResponseFields, checked
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
-_TEXTS = ("input_text", "output_text", "text")
+_TEXTS = ("input_text", "output_text", "text", "refusal")
+
+# Fields that responses do not have, or have by another name.
+_OF_CHATS = {"max_tokens", "prompt_logprobs", "response_format", "stream_options"}
 
 # Fields that chats do not have, or have in another form.
 _OWN = {
@@ -29,6 +32,8 @@ def chat_of(fields: ResponseFields) -> ChatFields:
     """
     if fields.n != 1:
         raise bad("a response has one text; leave out n", "n")
+    for name in _OF_CHATS & fields.model_fields_set:
+        raise bad(f"{name} is not a field of responses; leave it out", name)
     for name in fields.include:
         if name not in _INCLUDED:
             raise bad(f"include must have only {' and '.join(_INCLUDED)}", "include")
@@ -39,6 +44,8 @@ def chat_of(fields: ResponseFields) -> ChatFields:
         values["max_tokens"] = fields.max_output_tokens
     if LOGPROBS in fields.include:
         values |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
+        if fields.tools and fields.tool_choice != "none":
+            raise bad("log-probabilities beside tools are not supported", "include")
     elif fields.top_logprobs:
         raise bad(f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
     values["tools"] = [_nested(tool) for tool in fields.tools]
@@ -74,6 +81,8 @@ def _messages(fields: ResponseFields) -> list[dict[str, Any]]:
     if fields.instructions is not None:
         messages.append({"role": "system", "content": fields.instructions})
     items = fields.input
+    if not items:
+        raise bad("input must not be empty", "input")
     for place, item in enumerate(
         [{"role": "user", "content": items}] if isinstance(items, str) else items
     ):
@@ -83,9 +92,11 @@ def _messages(fields: ResponseFields) -> list[dict[str, Any]]:
 
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
     """Adds an item to the messages."""
-    kind, last = item.get("type", "message"), messages[-1] if messages else {}
+    kind, last = item.get("type") or "message", messages[-1] if messages else {}
     if kind == "message":
         role, content = item.get("role"), _content(item.get("content"), where)
+        if not isinstance(role, str):
+            raise bad(f"{where}.role is missing", "input")
         role = "system" if role == "developer" else role
         if role == last.get("role") == "system":  # templates accept one
             last["content"] = f"{last['content']}\n\n{content}"
@@ -101,7 +112,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
     elif kind == "function_call_output":
         content = _content(item.get("output"), where)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    else:
+    elif kind != "reasoning":  # of another model, and no part of what it said
         raise bad(f"{where} is a {kind!r:.50}, which this server does not support", "input")
 
 
@@ -113,8 +124,9 @@ def _content(content: Any, where: str) -> str:
     for part in content if isinstance(content, list) else [{}]:
         part = part if isinstance(part, Mapping) else {}
         kind = part.get("type")
-        if kind not in _TEXTS or not isinstance(part.get("text"), str):
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if kind not in _TEXTS or not isinstance(text, str):
             message = f"{where} has a part of type {kind!r:.50}; only text is supported"
             raise bad(message, "input", "unsupported_parameter")
-        texts.append(part["text"])
+        texts.append(text)
     return "\n".join(texts)

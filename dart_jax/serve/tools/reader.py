@@ -55,12 +55,20 @@ class Reading:
     """A piece of an answer.
 
     Attributes:
-      content: more of the text.
-      calls: more of calls, one piece of each.
+      parts: more of the text and of calls, in their order.
     """
 
-    content: str = ""
-    calls: list[CallPiece] = dataclasses.field(default_factory=list)
+    parts: list[str | CallPiece] = dataclasses.field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """More of the text."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[CallPiece]:
+        """More of calls, one piece of each."""
+        return [part for part in self.parts if isinstance(part, CallPiece)]
 
 
 class ToolCallReader:
@@ -72,16 +80,25 @@ class ToolCallReader:
       count: calls so far.
     """
 
-    def __init__(self, format: ToolFormat, names: Collection[str], parallel: bool = True):
+    def __init__(
+        self,
+        format: ToolFormat,
+        names: Collection[str],
+        *,
+        parallel: bool = True,
+        must: bool = False,
+    ):
         """Begins an answer.
 
         Args:
           format: of its calls.
           names: of the tools. Where nothing marks a call, those of other names are none.
           parallel: read all calls; otherwise only the first.
+          must: there is nothing but calls, so that text is a part of one that was cut off.
         """
         self.count = 0
-        self._format, self._names, self._parallel = format, names, parallel
+        self._format, self._names = format, names
+        self._parallel, self._must = parallel, must
         self._rest = ""  # not read yet
         self._final = False  # whether nothing follows
         self._marked = ""  # what marked the calls that are read, in case that they are none
@@ -96,8 +113,13 @@ class ToolCallReader:
         while self._rest and self._read():
             pass
         if final:
-            self._reading.content += self._marked  # nothing follows it
+            self._add_text(self._marked)  # nothing follows it
         return self._reading
+
+    @property
+    def complete(self) -> bool:
+        """True if there are calls, and none of them is cut off."""
+        return self.count > 0 and self._read not in (self._arguments, self._closing)
 
     # Each of these reads a part of `_rest`; False if it needs more of it.
 
@@ -113,7 +135,7 @@ class ToolCallReader:
         return self._go_on(self._call)
 
     def _plain(self) -> bool:
-        self._reading.content += self._take(len(self._rest))
+        self._add_text(self._take(len(self._rest)))
         return True
 
     def _text(self) -> bool:
@@ -122,16 +144,16 @@ class ToolCallReader:
         at = self._rest.find(begin)
         if at >= 0:
             text = self._rest[:at].rstrip()
-            self._reading.content += self._take(len(text))
+            self._add_text(self._take(len(text)))
             self._marked = self._take(at - len(text) + len(begin))
             return self._go_on(self._call)
         if self._final:
             text = self._take(len(self._rest))
-            self._reading.content += text if text.strip() or not self.count else ""
+            self._add_text(text if text.strip() or not self.count else "")
             return True
         held = next(n for n in range(len(begin), -1, -1) if self._rest.endswith(begin[:n]))
         sure = self._rest[: len(self._rest) - held].rstrip()
-        self._reading.content += self._take(len(sure))
+        self._add_text(self._take(len(sure)))
         return False
 
     def _call(self) -> bool:
@@ -199,7 +221,7 @@ class ToolCallReader:
         """Goes on with text; so is what was taken for the mark of a call."""
         if not self._marked:
             self._skip(rest)
-        self._reading.content += self._marked
+        self._add_text(self._marked)
         self._marked = ""
         return self._go_on(self._text if self._format.begin else self._plain)
 
@@ -207,15 +229,20 @@ class ToolCallReader:
         self.count += 1
         self._marked = ""
         if self.count == 1 or self._parallel:
-            self._reading.calls.append(CallPiece(self.count - 1, new_id(), name))
+            self._reading.parts.append(CallPiece(self.count - 1, new_id(), name))
+
+    def _add_text(self, text: str) -> None:
+        if text and not self._must:
+            self._reading.parts.append(text)
 
     def _add(self, arguments: str) -> None:
         if self.count > 1 and not self._parallel:
             return
-        pieces, index = self._reading.calls, self.count - 1
-        if not pieces or pieces[-1].index != index:
-            pieces.append(CallPiece(index))
-        pieces[-1].arguments += arguments
+        parts = self._reading.parts
+        if not (parts and isinstance(parts[-1], CallPiece)):
+            parts.append(CallPiece(self.count - 1))
+        assert isinstance(parts[-1], CallPiece)
+        parts[-1].arguments += arguments
 
     def _go_on(self, read: Callable[[], bool]) -> bool:
         self._read = read
@@ -258,16 +285,16 @@ def _call_of(text: str) -> tuple[str | None, str]:
     """The name and the arguments of a call; no name if it is none."""
     try:
         call: Any = json.loads(text, strict=False)
-    except ValueError:
+    except (RecursionError, ValueError):
         return None, ""
     function = call.get("function")
     if isinstance(function, dict):
         call = function
     elif isinstance(function, str):
         call = {"name": function, **call}
-    arguments = next((call[key] for key in ("arguments", "parameters") if key in call), {})
-    if not isinstance(call.get("name"), str):
+    arguments = next((call[key] for key in ("arguments", "parameters") if key in call), None)
+    if not isinstance(call.get("name"), str) or not isinstance(arguments, dict | str | None):
         return None, ""
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
     return call["name"], arguments

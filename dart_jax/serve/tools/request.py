@@ -75,6 +75,11 @@ class Tools:
             raise bad("tool_choice is required, but there are no tools; pass some", "tool_choice")
         if not names or choice == "none":
             return None
+        for each in functions:
+            kind = (each.parameters or {}).get("type", "object")
+            if "object" not in (kind if isinstance(kind, list) else [kind]):
+                message = f"the parameters of {each.name} must be an object's, not a {kind!r:.50}"
+                raise bad(message, "tools")
         if named is not None:
             functions = tuple(each for each in functions if each.name == named)
         described = [tool.model_dump(exclude_unset=True) for tool in fields.tools]
@@ -95,7 +100,7 @@ class Tools:
     def reader(self) -> ToolCallReader:
         """Returns a reader of an answer."""
         names = {function.name for function in self.functions}
-        return ToolCallReader(self.format, names, self.parallel)
+        return ToolCallReader(self.format, names, parallel=self.parallel, must=self.must)
 
     def outputs(self, answer: StructuredOutputs | None) -> StructuredOutputs | None:
         """Returns the structure of a text that calls tools, or is an answer.
@@ -145,7 +150,7 @@ class Tools:
         """The schema of a function's arguments, where the answer has to follow it."""
         if not (self.must or function.strict):
             return {"type": "object"}
-        schema = {"type": "object", **(function.parameters or {"properties": {}})}
+        schema = {**(function.parameters or {"properties": {}}), "type": "object"}
         # A function has no other arguments than those named, unless its schema says more of them.
         closed = not schema.keys() & _OF_MORE_PROPERTIES
         return {**schema, "additionalProperties": False} if closed else schema
@@ -201,8 +206,6 @@ def with_tools(
     result: list[Mapping[str, Any]] = []
     for place, message in enumerate(messages):
         calls = _calls(message.get("tool_calls"), place)
-        if calls or (message.get("role") == "assistant" and "tool_calls" in message):
-            message = {**message, "content": message.get("content") or ""}
         if native:
             if calls:
                 message = {**message, "tool_calls": calls}
@@ -223,22 +226,23 @@ def with_tools(
 
 def _calls(calls: Any, place: int) -> list[dict[str, Any]]:
     """The calls of a message, with their arguments as objects."""
+    if not isinstance(calls, list | None):
+        raise bad(f"messages.{place}.tool_calls must be a list", "messages")
     result = []
-    for call in calls if isinstance(calls, list) else []:
+    for call in calls or []:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise bad(f"messages.{place}.tool_calls has one without a function's name", "messages")
         arguments = function.get("arguments") or "{}"
         try:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except ValueError:
+            json.dumps(arguments)  # as it is done later
+        except (RecursionError, ValueError):
             arguments = None
         if not isinstance(arguments, Mapping):
             message = f"messages.{place}.tool_calls has arguments that are no JSON object"
             raise bad(message, "messages")
         result.append({**call, "function": {**function, "arguments": arguments}})
-    if calls is not None and not isinstance(calls, list):
-        raise bad(f"messages.{place}.tool_calls must be a list", "messages")
     return result
 
 
