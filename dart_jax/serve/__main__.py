@@ -9,13 +9,16 @@ model, which continues Python code. Only this machine can ask, unless --host say
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import logging
+import logging.handlers
 import os
+import queue
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import tyro
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
     from dart_jax.serve.process import Server
 
 
+# Lines of the log that wait to be written; further ones are lost.
+_MOST_LINES = 10_000
+
+
 @dataclasses.dataclass(frozen=True)
 class ServeConfig(ModelChoice):
     """Options of the server."""
@@ -43,8 +50,9 @@ class ServeConfig(ModelChoice):
     """Port to listen at; 0 picks a free one, which is printed."""
     api_key: str | None = None
     """Key that clients must send; by default the environment's DART_API_KEY, if it is set."""
-    allowed_origins: tuple[str, ...] = ("*",)
-    """Origins whose web pages may ask, such as http://localhost:3000; by default all."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may ask, such as http://localhost:3000, or * for all; by default
+    those of this machine, and all where a key is needed."""
     served_model_name: tuple[str, ...] = ()
     """Names by which clients may call the model; the first one is in the answers. By default what
     --model or --target says."""
@@ -125,9 +133,8 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
         f"room for the keys and values of {room.kv_tokens:,} tokens: {room.kv_bytes / 1e6:,.0f} MB "
         "(--kv-memory), on a CPU taken as they are written"
     )
-    limits = Limits(
-        parse_memory(config.max_body), config.stream_interval, config.key, config.allowed_origins
-    )
+    origins = config.allowed_origins or (("*",) if config.key else ())
+    limits = Limits(parse_memory(config.max_body), config.stream_interval, config.key, origins)
     defaults = {}
     if config.generation_config == "auto":
         defaults = sampling_defaults(engine.model.tokenizer.directory)
@@ -161,21 +168,39 @@ def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
     return Cluster(choice, config.serving, config.cluster, config.drain)
 
 
+@contextlib.contextmanager
+def log_to_stderr(requests: bool) -> Iterator[None]:
+    """Writes warnings, and lines about requests if they are wanted, on a thread: a terminal that is
+    stopped holds up no answer."""
+    writer = logging.StreamHandler()
+    writer.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = logging.handlers.QueueHandler(lines)
+    handler.addFilter(lambda _: lines.qsize() < _MOST_LINES)
+    listener = logging.handlers.QueueListener(lines, writer)
+    logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    if requests:
+        logging.getLogger("dart_jax.serve.log").setLevel(logging.INFO)
+    listener.start()
+    try:
+        yield
+    finally:
+        listener.stop()
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Command line: bad input ends in one line and exit status 2."""
     with program():
         config = parse(ServeConfig, args, __doc__)
         # Ends at once while the model is loaded, even as the first process of a container.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        if config.log_requests:
-            logging.getLogger("dart_jax.serve.log").setLevel(logging.INFO)
-        server, listening = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
-        try:
-            server.run([listening])
-        finally:
-            server.service.engine.close()
+        with log_to_stderr(config.log_requests):
+            server, listening = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
+            try:
+                server.run([listening])
+            finally:
+                server.service.engine.close()
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hmac
 import logging
 import time
+from collections.abc import Sequence
 from typing import TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -45,6 +47,12 @@ _Fields = TypeVar("_Fields", bound=RequestFields)
 # The logger of requests and reports.
 LOGGER = "dart_jax.serve.log"
 
+# Characters of a path in the log.
+_MOST_LOGGED = 100
+
+# Pages of this machine.
+_LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
 # What people, load balancers and Prometheus ask, without a key.
 _OPEN = ("/", "/docs", "/openapi.json", "/health", "/metrics", "/version")
 _NAMES = {*CompletionFields.model_fields, *ChatFields.model_fields, *DetokenizeFields.model_fields}
@@ -71,14 +79,8 @@ def make_app(service: Service) -> Starlette:
         ],
         middleware=[
             # First, since browsers ask without the key whether they may ask.
-            Middleware(
-                CORSMiddleware,
-                allow_origins=service.limits.allowed_origins,
-                allow_methods=["*"],
-                allow_headers=["*"],
-            ),
+            Middleware(_Origins, origins=service.limits.allowed_origins),
             Middleware(_Key, key=service.limits.api_key),
-            Middleware(_Log),
         ],
         exception_handlers={
             HTTPException: _no_route,
@@ -192,8 +194,11 @@ class Routes:
 
     async def home(self, request: Request) -> Response:
         """Says what this is; who needs a key learns no more."""
-        model = self._service.names[0] if self._service.limits.api_key is None else "A model"
-        return HTMLResponse(pages.home(model, str(request.base_url).rstrip("/")))
+        needs_key = self._service.limits.api_key is not None
+        model = "A model" if needs_key else self._service.names[0]
+        chats = bool(self._tokenizer.chat_template) or needs_key
+        address = str(request.base_url).rstrip("/")
+        return HTMLResponse(pages.home(model, address, chats=chats, needs_key=needs_key))
 
     async def docs(self, _: Request) -> Response:
         """Lists the fields of requests."""
@@ -249,7 +254,7 @@ async def _user_error(_: Request, error: Exception) -> Response:
 
 
 async def _gone(_: Request, error: Exception) -> Response:
-    return Response()  # nobody receives it
+    return Response(status_code=499)  # for the log; nobody receives it
 
 
 async def _fault(request: Request, error: Exception) -> Response:
@@ -257,17 +262,21 @@ async def _fault(request: Request, error: Exception) -> Response:
     return internal().response
 
 
-class _Log:
-    """Logs every request in a line, once it is answered."""
+class RequestLog:
+    """Logs every request to an application in a line, once it is answered."""
 
     def __init__(self, app: ASGIApp):
+        """`app` is around everything else, so that refusals are logged as well."""
         self._app, self._logger = app, logging.getLogger(LOGGER)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._logger.isEnabledFor(logging.INFO):
+        """See ASGI."""
+        if not self._logger.isEnabledFor(logging.INFO):
             await self._app(scope, receive, send)
             return
         began, status = time.monotonic(), 0
+        # As it was sent: decoded, it might have line breaks.
+        path = scope["raw_path"].decode("ascii", "backslashreplace")[:_MOST_LOGGED]
 
         async def note(message: Message) -> None:
             nonlocal status
@@ -280,11 +289,29 @@ class _Log:
             self._logger.info(
                 "%s %s %s, %.0f ms%s",
                 scope["method"],
-                scope["path"],
+                path,
                 status or "gone",
                 1e3 * (time.monotonic() - began),
                 scope.get(ANSWER, ""),
             )
+
+
+class _Origins(CORSMiddleware):
+    """Refuses requests of web pages whose origin is not allowed. Browsers would only keep the
+    answer from the page, and not even ask before a request that makes the model work."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]):
+        local = None if origins else _LOCAL
+        every = ["*"]
+        super().__init__(app, origins, every, every, allow_origin_regex=local)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = Headers(scope=scope).get("origin")
+        if origin is None or self.is_allowed_origin(origin):
+            await super().__call__(scope, receive, send)
+            return
+        message = f"web pages of {origin} may not ask; see --allowed-origins"
+        await ApiError(403, message, headers=CLOSE).response(scope, receive, send)
 
 
 class _Key:

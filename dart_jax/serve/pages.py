@@ -47,21 +47,40 @@ pre {{ background: #8882; padding: 1rem; border-radius: .4rem }}
 """
 
 _HOME = """<p>{model}, served by dart_jax {version} with OpenAI's API.</p>
-<pre>curl {address}/v1/chat/completions \\
+<pre>curl {address}{path} \\
     --header 'Content-Type: application/json' \\
-    --data '{{"messages": [{{"role": "user", "content": "Hello!"}}]}}'</pre>
+{key}    --data '{body}'</pre>
 <table>{rows}</table>
 <p><a href="docs">Fields of requests</a>, and the same <a href="openapi.json">for programs</a>.</p>
 """
 
 
-def home(model: str, address: str) -> str:
-    """Writes the first page; `address`: the server's URL as the client knows it."""
+# Path and body of a first request, of models without and with a chat template.
+_EXAMPLES = (
+    ("/v1/completions", {"prompt": "def mean(values):\n"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}),
+)
+
+
+def home(model: str, address: str, *, chats: bool, needs_key: bool) -> str:
+    """Writes the first page.
+
+    Args:
+      model: its name.
+      address: the server's URL as the client knows it.
+      chats: whether the model has a chat template.
+      needs_key: whether requests need a key.
+    """
+    path, example = _EXAMPLES[chats]
+    key = "    --header 'Authorization: Bearer KEY' \\\n" if needs_key else ""
     rows = [(path, does) for path, (does, _) in ENDPOINTS.items()]
     body = _HOME.format(
         model=html.escape(model),
         version=dart_jax.__version__,
         address=html.escape(address),
+        path=path,
+        key=key,
+        body=html.escape(json.dumps(example), quote=False),
         rows=_rows(rows),
     )
     return _PAGE.format(title="dart_jax", body=body)

@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from dart_jax.errors import UserError
-from dart_jax.serve.app import LOGGER, make_app
-from dart_jax.serve.connections import Connection
+from dart_jax.serve.app import LOGGER, RequestLog, make_app
+from dart_jax.serve.connections import http
 from dart_jax.serve.errors import unavailable
 from dart_jax.serve.service import Service
-
-# Seconds for which an idle connection stays open: longer than most clients keep theirs, which would
-# otherwise send a request while it is being closed.
-_KEEP_ALIVE = 75
 
 # Seconds between two reports in the log.
 _REPORTS = 10
@@ -75,17 +71,7 @@ class Server(uvicorn.Server):
           drain: seconds that running answers have.
           ready: called once requests are accepted.
         """
-        # Faults are logged where they happen; the server's own messages add nothing.
-        config = uvicorn.Config(
-            make_app(service),
-            http=Connection,
-            log_config=None,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE,
-        )
-        super().__init__(config)
+        super().__init__(http(RequestLog(make_app(service))))
         self.service, self._drain, self._ready = service, drain, ready
         self._ending: asyncio.Task[None] | None = None
         self._hurried = False  # by a second signal

@@ -55,7 +55,7 @@ class Limits:
       max_body: bytes of a request's body.
       stream_interval: seconds between pieces of a stream, at least.
       api_key: the key that clients must send; None if everybody may ask.
-      allowed_origins: origins whose web pages may ask; "*" for all.
+      allowed_origins: origins whose web pages may ask; "*" for all, none for this machine's.
     """
 
     max_body: int = 8_000_000

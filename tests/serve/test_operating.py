@@ -2,8 +2,13 @@
 
 import asyncio
 import contextlib
+import html
 import json
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -15,7 +20,7 @@ import uvicorn
 from serve_process import QUICK, answer_of, post, server, wait_until
 
 from dart_jax.serve import connections
-from dart_jax.serve.connections import Connection, starting
+from dart_jax.serve.connections import http, starting
 from dart_jax.serve.process import open_socket
 
 
@@ -28,7 +33,7 @@ def served():
 def test_pages(served):
     home, docs = served.read("/"), served.read("/docs")
     assert "demo" in home
-    assert f"curl {served.address}/v1/chat/completions" in home
+    assert f"curl {served.address}/v1/completions" in home
     described = served.get("/openapi.json")
     for path, methods in described["paths"].items():
         assert path in home
@@ -46,6 +51,13 @@ def test_pages_of_a_server_with_a_key():
     with server("--served-model-name", "secret", "--api-key", "sesame", *QUICK) as running:
         assert "secret" not in running.read("/")
         running.read("/docs")
+        good, bad = "Authorization: Bearer sesame", "Authorization: Bearer x"
+        ask = {"prompt": "x", "max_tokens": 1}
+        for keys in [(), (bad,), (good, bad), (bad, good), (good.replace("Bearer", "Basic"),)]:
+            assert running.ask(post("/v1/completions", ask, *keys))[0] == 401
+        for key in (good, good.lower(), "Authorization: BEARER  sesame"):
+            assert running.ask(post("/v1/completions", ask, key))[0] == 200
+        wait_until(lambda: "POST /v1/completions 401" in running.log.read_text())
         with pytest.raises(urllib.error.HTTPError):
             running.read("/v1/models")
 
@@ -91,6 +103,58 @@ def test_huge_numbers(served, fields):
     assert all(" INFO " in line for line in lines), lines
 
 
+def test_a_client_that_would_rather_have_http_2(served):
+    """Java's asks so."""
+    headers = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"
+    request = post("/v1/completions", {"prompt": "def", "max_tokens": 2}, *headers)
+    status, _, body = served.ask(request)
+    assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 2)
+
+
+def test_a_path_with_line_breaks_is_one_line_of_the_log(served):
+    served.ask(b"GET /x%0Aforged HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+    wait_until(lambda: "GET /x%0Aforged 404" in served.log.read_text())
+
+
+def test_a_log_that_nobody_reads_holds_up_nothing():
+    """As a terminal that is stopped: a pipe, which is full."""
+    reader, writer = os.pipe()
+    code = """if True:
+        import logging
+        from dart_jax.serve.__main__ import log_to_stderr
+        with log_to_stderr(True):
+            for _ in range(2000):
+                logging.getLogger("dart_jax.serve.log").info("x" * 50)
+            print("went on", flush=True)
+    """
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer, text=True) as process:
+        os.close(writer)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "went on\n"
+        with open(reader) as log:
+            assert log.read().count("x" * 50) == 2000
+        assert process.wait(30) == 0
+
+
+def test_the_example_of_the_first_page(served):
+    """The demo has no chat template."""
+    page = html.unescape(served.read("/"))
+    [path] = re.findall(r"curl \S*?(/v1\S+)", page)
+    [body] = re.findall(r"--data '(.*)'", page)
+    assert served.ask(post(path, body.encode()))[0] == 200
+
+
+def test_web_pages(served):
+    """Those of this machine may ask; the model does nothing for others."""
+    for origin, expected in {"http://localhost:3000": 200, "https://example.com": 403}.items():
+        request = post("/v1/completions", {"prompt": "x"}, f"Origin: {origin}")
+        status, headers, body = served.ask(request)
+        assert status == expected
+        assert (headers.get("access-control-allow-origin") == origin) == (status == 200)
+        assert status == 200 or origin in json.loads(body)["error"]["message"]
+
+
 def test_compressed_bodies(served):
     request = post("/v1/completions", b"\x1f\x8b", "Content-Encoding: gzip")
     status, _, content = served.ask(request)
@@ -116,9 +180,7 @@ async def _app(scope, receive, send):
 def connect(monkeypatch) -> Iterator:
     monkeypatch.setattr(connections, "_PATIENCE", 0.5)
     listening = open_socket("127.0.0.1", 0)
-    config = uvicorn.Config(_app, http=Connection, lifespan="off", log_config=None, ws="none")
-    running = uvicorn.Server(config)
-    running.capture_signals = contextlib.nullcontext  # of the main thread
+    running = uvicorn.Server(http(_app))
     thread = threading.Thread(target=running.run, args=([listening],))
     thread.start()
     wait_until(lambda: running.started)
@@ -130,13 +192,65 @@ def connect(monkeypatch) -> Iterator:
 HEAD = b"POST / HTTP/1.1\r\nHost: test\r\n"
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST", HEAD, HEAD + b"Content-Length: 9\r\n\r\n1234"])
-def test_half_a_request(connect, sent):
+@pytest.mark.parametrize(
+    ("sent", "part"),
+    [
+        (b"", None),
+        (b"POST", "the headers"),
+        (HEAD, "the headers"),
+        (HEAD + b"Content-Length: 9\r\n\r\n1234", "the rest of the body"),
+    ],
+)
+def test_half_a_request(connect, sent, part):
     with connect() as connection:
         connection.sendall(sent)
         began = time.monotonic()
-        assert connection.recv(1 << 16) == b""
+        if part is None:
+            assert connection.recv(1 << 16) == b""
+        else:
+            status, _, body = answer_of(connection)
+            assert status == 408
+            message = json.loads(body)["error"]["message"]
+            assert message == f"{part} did not come within 0.5 seconds"
         assert 0.3 < time.monotonic() - began < 5
+
+
+def test_headers_without_an_end(connect):
+    with connect() as connection:
+        connection.sendall(HEAD)
+        with pytest.raises(ConnectionError):
+            connection.sendall((b"X: " + b"x" * 50_000 + b"\r\n") * 1000)
+
+
+def test_half_a_request_after_a_whole_one_does_not_cut_its_answer(connect):
+    with connect() as connection:
+        connection.sendall(HEAD + b"\r\n" + HEAD)
+        received = b""
+        while part := connection.recv(1 << 16):
+            received += part
+    assert received.count(b"part") == 4
+    assert b"408" in received.split(b"0\r\n\r\n", 1)[1]
+
+
+def test_large_bodies_on_one_connection(connect):
+    body = b"x" * 200_000
+    with connect() as connection:
+        for _ in range(2):
+            connection.sendall(HEAD + b"Content-Length: 200000\r\n\r\n" + body)
+            received = b""
+            while not received.endswith(b"0\r\n\r\n"):
+                part = connection.recv(1 << 16)
+                assert part
+                received += part
+            assert received.startswith(b"HTTP/1.1 200 OK")
+
+
+def test_what_is_no_request(connect):
+    with connect() as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+        status, _, body = answer_of(connection)
+    assert status == 400
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_headers_that_drip(connect):
@@ -166,7 +280,23 @@ def test_slow_bodies_and_answers_are_not_cut(connect):
 
 
 def test_answers_before_the_server_is_there():
+    """Also behind clients that send nothing, and one that does not end."""
     listening = open_socket("127.0.0.1", 0)
+    listening.listen()
+    with contextlib.ExitStack() as stack:
+        silent = [socket.create_connection(listening.getsockname()) for _ in range(20)]
+        for each in silent:
+            stack.enter_context(each)
+        silent[0].sendall(HEAD + b"Content-Length: 99\r\n\r\nx")
+        began = time.monotonic()
+        ask_early(listening)
+        assert time.monotonic() - began < 5
+    # It listens on, for the server.
+    socket.create_connection(listening.getsockname()).close()
+    listening.close()
+
+
+def ask_early(listening):
     with starting(listening):
         for path in (b"/health", b"/v1/models"):
             with socket.create_connection(listening.getsockname(), timeout=10) as connection:
@@ -174,4 +304,3 @@ def test_answers_before_the_server_is_there():
                 status, headers, body = answer_of(connection)
             assert (status, headers["retry-after"]) == (503, "5")
             assert "starting" in json.loads(body)["error"]["message"]
-    listening.close()
