@@ -75,8 +75,11 @@ def write_target(directory: Path, template: str, special: bool | None) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[(KNOWS_NONE, None), (KNOWS_TOOLS, True), (KNOWS_TOOLS, False)],
-    ids=["no tools", "special", "token"],
+    params=[
+        pytest.param((KNOWS_NONE, None), id="no tools"),
+        pytest.param((KNOWS_TOOLS, True), id="special"),
+        pytest.param((KNOWS_TOOLS, False), id="token", marks=pytest.mark.long(keep=1)),
+    ],
 )
 def client(request, tmp_path_factory):
     target = write_target(tmp_path_factory.mktemp("chat"), *request.param)
