@@ -92,10 +92,12 @@ def docs() -> str:
     for path, (does, fields) in ENDPOINTS.items():
         if fields is None:
             continue
-        rows = []
-        for name, field in fields.model_json_schema()["properties"].items():
-            default = "required" if name in _required(fields) else json.dumps(field.get("default"))
-            rows.append((name, _kind(field), default))
+        schema, rows = fields.model_json_schema(), []
+        for name, field in schema["properties"].items():
+            needed = name in schema.get("required", ())
+            rows.append(
+                (name, _kind(field), "required" if needed else json.dumps(field["default"]))
+            )
         parts.append(f"<h2>{path}</h2><p>POST: {does}.</p><table>{_rows(rows)}</table>")
     return _PAGE.format(title="Fields of requests", body="\n".join(parts))
 
@@ -115,18 +117,11 @@ def openapi() -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
 
-def _required(fields: type[RequestFields]) -> list[str]:
-    return fields.model_json_schema().get("required", [])
-
-
 def _kind(field: Mapping[str, Any]) -> str:
     """The type of a field in words."""
-    kinds = [each.get("type") or each.get("$ref", "").rpartition("/")[2] for each in _any(field)]
+    every = field.get("anyOf", [field])
+    kinds = [each.get("type") or each.get("$ref", "").rpartition("/")[2] for each in every]
     return " or ".join(kind for kind in dict.fromkeys(kinds) if kind and kind != "null") or "any"
-
-
-def _any(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return field.get("anyOf") or [field]
 
 
 def _rows(rows: list[tuple[str, ...]]) -> str:

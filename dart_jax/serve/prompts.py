@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -130,14 +130,27 @@ def _only_text(message: Mapping[str, Any], place: int) -> Mapping[str, Any]:
         return {**message, "content": ""}
     if not isinstance(content, list):
         return message
+    return {**message, "content": joined(content, f"messages.{place}.content", ["text"])}
+
+
+def joined(parts: Sequence[Any], where: str, kinds: Sequence[str]) -> str:
+    """Returns the text of a content in several parts.
+
+    Args:
+      parts: of the content.
+      where: its place in the body, from the field on.
+      kinds: types that parts may have.
+
+    Raises:
+      ApiError: a part is none of these.
+    """
     texts: list[str] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise bad(
-                f"messages.{place}.content has a part of type {kind!r}; only text is supported",
-                "messages",
-                "unsupported_parameter",
-            )
-        texts.append(part["text"])
-    return {**message, "content": "\n".join(texts)}
+    for part in parts:
+        part = part if isinstance(part, Mapping) else {}
+        kind = part.get("type")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if kind not in kinds or not isinstance(text, str):
+            message = f"{where} has a part of type {kind!r:.50}; only text is supported"
+            raise bad(message, where.partition(".")[0], "unsupported_parameter")
+        texts.append(text)
+    return "\n".join(texts)

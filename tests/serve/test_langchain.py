@@ -8,11 +8,6 @@ from serve_process import server
 
 from dart_jax.model import DEMO
 
-TEMPLATE = """{%- for message in messages -%}
-# {{ message.role }}: {{ message.content }}
-{% endfor -%}
-{%- if add_generation_prompt %}def {% endif -%}"""
-
 
 class Person(pydantic.BaseModel):
     """A person."""
@@ -28,7 +23,7 @@ def add(a: int, b: int) -> int:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     langchain = judge("langchain_openai")
-    target = write_chat_target(tmp_path_factory.mktemp("chat"), TEMPLATE)
+    target = write_chat_target(tmp_path_factory.mktemp("chat"))
     quick = ("--slots", "4", "--max-length", "1024", "--tree-nodes", "2", "--warmup", "none")
     parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
     with server(*parts, "--served-model-name", "demo", *quick) as running:

@@ -11,11 +11,6 @@ from serve_process import server
 
 from dart_jax.model import DEMO
 
-TEMPLATE = """{%- for message in messages -%}
-# {{ message.role }}: {{ message.content }}
-{% endfor -%}
-{%- if add_generation_prompt %}def {% endif -%}"""
-
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 8}},
@@ -27,7 +22,7 @@ TOOL = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "st
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    target = write_chat_target(tmp_path_factory.mktemp("chat"), TEMPLATE)
+    target = write_chat_target(tmp_path_factory.mktemp("chat"))
     parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
     quick = ("--slots", "4", "--max-length", "1024", "--tree-nodes", "2", "--warmup", "none")
     with server(*parts, "--served-model-name", "demo", *quick) as running:

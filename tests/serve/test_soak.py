@@ -12,11 +12,6 @@ from serve_process import server, wait_until
 
 from dart_jax.model import DEMO
 
-TEMPLATE = """{%- for message in messages -%}
-# {{ message.role }}: {{ message.content }}
-{% endfor -%}
-{%- if add_generation_prompt %}def {% endif -%}"""
-
 SCHEMA = {
     "type": "object",
     "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -63,7 +58,7 @@ def texts_of(kind, answer):
 
 @pytest.mark.long(keep=1)
 def test_a_mix_of_requests(tmp_path):
-    target = write_chat_target(tmp_path, TEMPLATE)
+    target = write_chat_target(tmp_path)
     parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"), "--warmup", "none")
     sizes = ("--slots", "4", "--max-length", "512", "--kv-memory", "12MB")
     with server(*parts, *sizes, "--served-model-name", "demo") as running:

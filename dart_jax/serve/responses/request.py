@@ -7,6 +7,7 @@ from typing import Any
 
 from dart_jax.serve.errors import bad
 from dart_jax.serve.fields import ChatFields, ResponseFields, checked
+from dart_jax.serve.prompts import joined
 
 # What `include` may ask for: log-probabilities, and reasoning, of which there is none.
 LOGPROBS = "message.output_text.logprobs"
@@ -120,13 +121,4 @@ def _content(content: Any, where: str) -> str:
     """The text of a content."""
     if isinstance(content, str):
         return content
-    texts: list[str] = []
-    for part in content if isinstance(content, list) else [{}]:
-        part = part if isinstance(part, Mapping) else {}
-        kind = part.get("type")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if kind not in _TEXTS or not isinstance(text, str):
-            message = f"{where} has a part of type {kind!r:.50}; only text is supported"
-            raise bad(message, "input", "unsupported_parameter")
-        texts.append(text)
-    return "\n".join(texts)
+    return joined(content if isinstance(content, list) else [content], where, _TEXTS)

@@ -29,8 +29,6 @@ _OF_MORE_PROPERTIES = {
     "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "$ref",
 }  # fmt: skip
 
-_ANY_TEXT = r"TEXT: /(.|\n)*/"
-
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
@@ -161,22 +159,20 @@ class Tools:
         if not begin:
             return [r"start: calls | TEXT", r"TEXT: /(\s*[^\s{](.|\n)*)?/"]
         # After the mark of a call, which ends the text before it, must follow the rest of a call.
-        rest = self.format.pieces[0].removeprefix(begin)
-        last = self.format.pieces[2]
-        between = ""
-        if self.format.listed and self.parallel:
-            between = f"({self._lark(self.format.pieces[1])} call)*"
+        first, between, last = self.format.pieces
+        rest = first.removeprefix(begin)
+        others = f"({self._lark(between)} call)*" if self.format.listed and self.parallel else ""
         if begin in self.marks:
             mark = f"mark: TEXT {self._lark(begin)}"
         else:
             mark = f"mark[lazy]: TEXT {literal(begin)}"
-        group = f"group: mark {self._lark(rest)} call {between} {self._lark(last)}"
-        return [f"start: group{more} TEXT", group, mark, _ANY_TEXT]
+        group = f"group: mark {self._lark(rest)} call {others} {self._lark(last)}"
+        return [f"start: group{more} TEXT", group, mark, r"TEXT: /(.|\n)*/"]
 
     def _lark(self, text: str) -> str:
         """A text in Lark, in which marks are tokens."""
         for mark, id in self.marks.items():
-            before, found, after = text.partition(mark) if mark else (text, "", "")
+            before, found, after = text.partition(mark)
             if found:
                 return f"{self._lark(before)} <[{id}]> {self._lark(after)}"
         return literal(text) if text else ""
