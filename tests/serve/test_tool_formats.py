@@ -76,6 +76,7 @@ STRANGE = [
     ('<tool_call>{"name": "f", "arguments": {"x": ', "", [("f", '{"x": ')]),
     ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
     ('<tool_call>{"function": {"name": "f", "arguments": "{}"}}', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": {}}</tool_call>a \n', "a \n", [("f", "{}")]),
     ("a <tool_call> is none", "a <tool_call> is none", []),
     ("<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
     ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),

@@ -102,6 +102,7 @@ class ToolCallReader:
         self._rest = ""  # not read yet
         self._final = False  # whether nothing follows
         self._marked = ""  # what marked the calls that are read, in case that they are none
+        self._after_call = False  # whether no text has followed the last one
         self._nesting = _Nesting()
         self._read: Callable[[], bool] = self._text if format.begin else self._start
         self._reading = Reading()
@@ -149,7 +150,7 @@ class ToolCallReader:
             return self._go_on(self._call)
         if self._final:
             text = self._take(len(self._rest))
-            self._add_text(text if text.strip() or not self.count else "")
+            self._add_text(text if text.strip() or not self._after_call else "")
             return True
         held = next(n for n in range(len(begin), -1, -1) if self._rest.endswith(begin[:n]))
         sure = self._rest[: len(self._rest) - held].rstrip()
@@ -227,12 +228,14 @@ class ToolCallReader:
 
     def _begin(self, name: str) -> None:
         self.count += 1
+        self._after_call = True
         self._marked = ""
         if self.count == 1 or self._parallel:
             self._reading.parts.append(CallPiece(self.count - 1, new_id(), name))
 
     def _add_text(self, text: str) -> None:
         if text and not self._must:
+            self._after_call = False
             self._reading.parts.append(text)
 
     def _add(self, arguments: str) -> None:
