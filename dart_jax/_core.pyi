@@ -6,7 +6,7 @@ converted or copied. Raises `ValueError` if a dtype, a shape, a parameter or an 
 wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,6 +26,14 @@ cuda_ffi_handler: object | None
 # A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu.py,
 # kernels/tiles.py and native_layer.py); empty if built without jaxlib's headers.
 cpu_ffi_handlers: dict[str, object]
+
+def call_in_programs(
+    function: Callable[[int, list[NDArray[Any]], list[NDArray[Any]]], None],
+) -> None:
+    """Set what the foreign function `dart_python` calls: a function of its first argument, an int32
+    scalar, of its other arguments, and of its results, which the function writes; int32 or uint32,
+    and only valid during the call. Missing if built without jaxlib's headers."""
+
 # The instructions that they are computed with on this processor.
 instructions: Literal[
     "portable",

@@ -20,3 +20,6 @@ void bind_ngram(pybind11::module_& m);
 void bind_search(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
+
+// Sets the Python function that programs call (ffi_python.cpp).
+void call_in_programs(pybind11::object new_function);

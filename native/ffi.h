@@ -15,3 +15,4 @@ void* dart_largest_handler();
 void* dart_append_handler();
 void* dart_unwritten_handler();
 void* dart_look_up_handler();
+void* dart_python_handler();

@@ -18,6 +18,7 @@ from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.decoding.tree import MAX_NODES
+from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
 from dart_jax.engine.programs import (
     BurstProgram,
     BurstResult,
@@ -289,11 +290,13 @@ class Batch:
           nodes: of the trees; 0 for plain decoding.
           mode: how it samples.
           follows: whether the drafter follows plain decoding.
-          masked: whether some texts must follow a grammar, which allows one step at a time.
+          masked: whether some texts must follow a grammar.
         """
         kind = nodes, mode, follows and self.reads_drafts, masked
         if kind not in self._programs:
-            config, steps = config_of(self._config, nodes, mode), 1 if masked else self.shapes.steps
+            config, steps = config_of(self._config, nodes, mode), self.shapes.steps
+            if masked and not fits_in_programs(config.execution):
+                steps = 1
             self._programs[kind] = BurstProgram(config, mode, steps, *kind[2:])
         return self._programs[kind]
 
@@ -325,14 +328,19 @@ class Batch:
             slots[place] = sequence.slot
         width = shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, places, len(slots), config.nodes)
-        masks = None
+        masks = fitter = None
         if program.masked:
-            trees, masks = self._fit(sequences, places, len(slots), trees, config)
+            texts = dict(zip(places, sequences, strict=True))
+            fitter = Fitter(texts, config, self._proposals)
+            masks = self._fit(fitter, texts, len(slots), trees)
         drafts = self._drafts_of(sequences, places, trees)
-        result = self._run(program, table.rows(slots, width), trees, limit, least, masks)
+        numbers = table.rows(slots, width)
+        result = self._run(program, numbers, trees, limit, least, masks, fitter)
         self._drafts = None
         if result.trees is not None:
             self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
+        if fitter is not None:
+            fitter.advance(result.tokens, result.counts[:, 0])
         return [
             self._emitted(sequence, place, program, result, drafts.get(place))
             for sequence, place in zip(sequences, places, strict=True)
@@ -390,46 +398,24 @@ class Batch:
         return trees
 
     def _fit(
-        self,
-        sequences: SequenceOf[Sequence],
-        places: SequenceOf[int],
-        rows: int,
-        trees: np.ndarray | None,
-        config: DecodeConfig,
-    ) -> tuple[np.ndarray | None, np.ndarray]:
-        """Fits trees to the grammars of their texts; returns them, and the tokens that may follow
-        each node, uint32 [rows, N + 1, W]."""
-        masks = self._no_masks(rows, 0 if trees is None else trees.shape[2] - 1)
-        for sequence, place in zip(sequences, places, strict=True):
-            if sequence.matcher is None:
-                continue
-            tree, masks[place] = sequence.matcher.fit(
-                self._proposal(sequence, trees, place), masks.shape[1] - 1, config.max_depth
-            )
-            if trees is not None:
-                trees[place] = tree
-        return trees, masks
-
-    def _proposal(self, sequence: Sequence, trees: np.ndarray | None, place: int) -> np.ndarray:
-        """The tree to fit to a sequence's grammar, int32 [3, n]. Where the host searches, a larger
-        one from candidates that may follow the root, since some nodes will not fit."""
+        self, fitter: Fitter, texts: dict[int, Sequence], rows: int, trees: np.ndarray | None
+    ) -> np.ndarray:
+        """Fits the first trees of a burst to the grammars of their texts; returns the tokens that
+        may follow each node, uint32 [rows, N + 1, W]."""
         if trees is None:
-            return np.array([[sequence.tokens[-1]], [0], [0]], np.int32)
-        last, row = self._drafts, sequence.draft_row
-        if last is None or row is None or not isinstance(self._search, HostSearch):
-            return trees[place]
-        assert sequence.matcher is not None
-        packed = last.packed[row : row + 1].copy()
-        _, ids, logits = last.host_buffer.candidates_of(packed)
-        if ids.size:
-            allowed = sequence.matcher.allows(ids[0, 0])
-            logits[0, 0, ~allowed] = np.finfo(np.float32).min / 2
-        nodes = min(_PROPOSED * (trees.shape[2] - 1), MAX_NODES)
-        return np.asarray(self._resized(self._search, last.host_buffer, nodes)(packed))[0]
+            trees = np.zeros((rows, 3, 1), np.int32)
+        masks, last = self._no_masks(rows, trees.shape[2] - 1), self._drafts
+        for place, text in texts.items():
+            if text.matcher is not None:
+                row, candidates = text.draft_row, None
+                if last is not None and row is not None:
+                    candidates = last.host_buffer, last.packed[row : row + 1]
+                trees[place], masks[place] = fitter.fit(place, trees[place], candidates)
+        return masks
 
     def _no_masks(self, rows: int, nodes: int) -> np.ndarray:
         """Masks that allow all tokens."""
-        return np.full((rows, nodes + 1, -(-self.vocab_size // 32)), 2**32 - 1, np.uint32)
+        return np.full((rows, nodes + 1, -(-self.vocab_size // 32)), ANYTHING)
 
     def _drafts_of(
         self, sequences: SequenceOf[Sequence], places: SequenceOf[int], trees: np.ndarray | None
@@ -449,6 +435,15 @@ class Batch:
             parts = *last.host_buffer.candidates_of(packed), last.host_buffer.pairs_of(packed)
             drafts[i] = Draft(trees[i, :, : size + 1].copy(), *(part[0].copy() for part in parts))
         return drafts
+
+    def _proposals(self, host_buffer: HostBuffer) -> HostSearch | None:
+        """The search for more nodes than there is room for, if the host searches."""
+        if not isinstance(self._search, HostSearch):
+            return None
+        nodes = min(_PROPOSED * self._config.nodes, MAX_NODES)
+        search = self._resized(self._search, host_buffer, nodes)
+        assert isinstance(search, HostSearch)
+        return search
 
     def _search_of(self, config: DecodeConfig) -> TreeSearch | None:
         """The search for a config's trees."""
@@ -472,6 +467,7 @@ class Batch:
         limit: int,
         least: int,
         masks: np.ndarray | None = None,
+        fitter: Fitter | None = None,
     ) -> BurstResult[np.ndarray]:
         """Runs a burst; returns its result on the host."""
         history = self._history if program.mode == "full" else None
@@ -488,6 +484,7 @@ class Batch:
             np.int32(limit),
             np.int32(least),
             masks,
+            None if masks is None else np.int32(0 if fitter is None else fitter.handle),
         )
         self._keep(pools)
         if history is not None:

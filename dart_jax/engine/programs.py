@@ -22,6 +22,7 @@ from dart_jax.decoding.reading import Caches, ChunkShape, caches_without_rows, r
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
+from dart_jax.engine.fitting import fit_in_program
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
 from dart_jax.models.attention.compaction import keep_rows
@@ -129,7 +130,7 @@ class BurstProgram:
       mode: how it samples.
       steps: the most steps of a burst, K.
       follows: whether the drafter reads what plain decoding has written, at the end of a burst.
-      masked: whether some texts must follow a grammar; then K is 1.
+      masked: whether some texts must follow a grammar. K is 1 where `fits_in_programs` says no.
     """
 
     config: DecodeConfig
@@ -257,6 +258,7 @@ def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax
         "search": ALL,
         "limit": ALL,
         "least": ALL,
+        "fitter": ALL,
     },
     outputs=(POOLS, DEVICE_ROWS, ROWS),
     static=("static",),
@@ -275,6 +277,7 @@ def burst(
     limit: jax.Array,
     least: jax.Array,
     masks: jax.Array | None = None,
+    fitter: jax.Array | None = None,
 ) -> tuple[Pools, History | None, BurstResult[jax.Array]]:
     """Takes steps of n requests until all have ended, or at a limit: each verifies a tree of every
     request that goes on, drafts, and searches the next trees.
@@ -290,7 +293,10 @@ def burst(
       search: builds the next trees from the candidates; None if the drafting method needs none.
       limit: int32 scalar, the most steps; at most `static.steps`.
       least: int32 scalar, at least 1: end when fewer requests than that go on.
-      masks: uint32 [n, N + 1, W], of the tokens that may follow each node; None for all.
+      masks: uint32 [n, N + 1, W], of the tokens that may follow each node of the first trees; None
+        if no text has a grammar.
+      fitter: int32 scalar, says what may follow the nodes of later ones (see `fit_in_program`);
+        None without masks.
     """
     config = static.config
     searched = None if search is None else search.in_program
@@ -318,7 +324,17 @@ def burst(
         return (active >= least) & (turn < limit)
 
     def body(carry: _Carry) -> _Carry:
-        before, trees, _, emitted, counts, turn = carry
+        before, trees, packed, emitted, counts, turn = carry
+        if masks is not None and fitter is not None and not one:
+            drafted = jnp.zeros((n, 3, 1), jnp.int32) if trees is None else trees
+            new = packed, drafted, emitted.tokens, counts[:, 0]
+            fitted, allowed = jax.lax.cond(
+                turn > 0,
+                partial(fit_in_program, fitter, *new, masks.shape[2]),
+                lambda: (drafted, before.masks),
+            )
+            trees = None if trees is None else fitted
+            before = dataclasses.replace(before, masks=allowed)
         nodes = jnp.zeros_like(counts[:, 0])
         if trees is not None:
             trees = _cut(trees, row.nodes)
@@ -331,6 +347,8 @@ def burst(
         counts = counts + jnp.stack([x.astype(jnp.int32) for x in new], axis=1)
         return after.state, after.trees, after.packed, emitted, counts, turn + 1
 
+    # Without a loop, what groups of devices share is joined where it is used, layer by layer.
+    one = static.steps == 1
     step = jax.eval_shape(take_step, state, trees)
     n, most = row.length.shape[0], static.steps * (config.max_depth + 1)
     carry = (
@@ -341,8 +359,6 @@ def burst(
         jnp.zeros((n, 4), jnp.int32),
         jnp.int32(0),
     )
-    # Without a loop, what groups of devices share is joined where it is used, layer by layer.
-    one = static.steps == 1
     carry = body(carry) if one else jax.lax.while_loop(goes_on, body, carry)
     state, trees, packed, emitted, counts, _ = carry
     draft_state = state.draft_state

@@ -290,22 +290,22 @@ class Runner:
         return pairs
 
     def _plan(self, limit: int | None) -> _Turn:
-        """Decides the next burst: one step where a request reports what is verified or has a
-        grammar, and no more than there are pages and time for."""
+        """Decides the next burst: one step where a request reports what is verified, and no more
+        than there are pages and time for."""
         scheduler, shapes = self.scheduler, self.batch.shapes
         running = scheduler.running
         rows = shapes.rows_for(max(map(len, self._by_group(running))))
         mode = highest(sequence.mode for sequence in running)
-        steps = min(limit or shapes.steps, shapes.steps)
         state = self.sizes.choose(rows, mode)
-        steps = max(min(steps, state.left), 1)
         reads = self.batch.reads_drafts
         drafted = not reads or any(sequence.drafter_is_current for sequence in running)
         size = state.size if drafted else 0
         follows = drafted and not size and state.left <= PAUSES[0]
-        path = self.batch.program(size, mode).config.max_depth + 1
         masked = any(sequence.matcher is not None for sequence in running)
-        if masked or any(sequence.request.drafts for sequence in running):
+        program = self.batch.program(size, mode, masked=masked)
+        path, steps = program.config.max_depth + 1, min(limit or program.steps, program.steps)
+        steps = max(min(steps, state.left), 1)
+        if any(sequence.request.drafts for sequence in running):
             steps = 1
         if self._burst_seconds is not None:
             seconds = self._step_seconds.get((rows, mode, size), self._burst_seconds)
@@ -334,7 +334,6 @@ class Runner:
             self.end(sequence)
             return
         if sequence.matcher is not None:
-            sequence.matcher.advance(each.tokens.tolist())
             if sequence.matcher.error is not None:
                 self.give(sequence, sequence.matcher.error)
                 self.end(sequence)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from json_schemas import SCHEMAS
 
+import dart_jax.engine.batch
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
@@ -48,6 +49,27 @@ def test_drafted_texts_are_those_of_plain_decoding(model, method, temperature):
     assert any(one.finish == "stop" for one in texts)
     if method != "lookup":
         assert sum(one.drafted.sum() for one in texts) > 0
+
+
+@pytest.mark.parametrize("nodes", [0, 6])
+def test_bursts_have_steps(model, monkeypatch, nodes):
+    """In which programs fit drafts; where they cannot, texts are the same."""
+    decoder = model.decoder(nodes=nodes, max_length=256, structured_outputs={"json": SCHEMA})
+    prompts = [np.array(model.tokenizer.encode(prompt)) for prompt in PROMPTS]
+
+    def decoded(limit=None):
+        batch = decoder.start(prompts, 100)
+        bursts = sum(1 for _ in iter(lambda: batch.busy and batch.burst(limit), False))
+        return bursts, batch.generation()
+
+    (many, one), (few, other) = decoded(limit=1), decoded()
+    monkeypatch.setattr(dart_jax.engine.batch, "fits_in_programs", lambda execution: False)
+    without, last = decoded()
+    assert many == without > 4 * few
+    for text, *others in zip(one.tokens, other.tokens, last.tokens, strict=True):
+        for tokens in others:
+            np.testing.assert_array_equal(tokens, text)
+    np.testing.assert_array_equal(other.steps, one.steps)
 
 
 def check_schema(model, schema):
