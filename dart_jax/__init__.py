@@ -7,22 +7,9 @@ them to a small draft tree, and the target verifies the whole tree at once.
 
     print(DartModel.demo().generate("def mean(values):").text)
 
-The packages, from the bottom up (diagram in `docs/architecture.md`):
+Start with `model.py`, which loads a model from its parts. `docs/architecture.md` lists the packages
+and draws what each may import. None imports `train` or `eval`.
 
-    text/        tokenizers and incremental detokenization
-    ngram/       the n-gram model
-    models/      the target, the drafters, their layers and caches
-    decoding/    draft tree, verification, acceptance, search, loops, drafting methods
-    generation/  options and results, from prompts to pieces of text
-    weights/     checkpoints, the hub, the per-user cache
-    named/       the models that have a name, with all their parts: the demo, SmolLM2
-    data/        data files, and the standard library as the demo's training text
-    programs/    code shared by the command-line programs
-    app/         the web page
-
-`model.py` on top of them loads a model from its parts; `generate.py` is its command line. Start
-with `model.py`. All may import `errors.py`, `files.py`, `memory.py` and `xla_log.py`; none imports
-`train` or `eval`.
 Names exported here are imported lazily, on first use.
 """
 

@@ -1,4 +1,4 @@
-// What the files of the Python bindings share.
+// Declarations that the files of the Python bindings share.
 #pragma once
 
 #include <pybind11/numpy.h>

@@ -7,7 +7,7 @@
 #include "ffi_shapes.h"
 #include "xla/ffi/api/ffi.h"
 
-// Whether an array has as many axes as keys and values, and a dtype that they may have.
+// True if an array has as many axes as keys and values, and a dtype that they may have.
 inline bool has_rows(const xla::ffi::AnyBuffer& array) {
   const auto type = array.element_type();
   return array.dimensions().size() == 4 && (type == xla::ffi::F32 || type == xla::ffi::BF16);

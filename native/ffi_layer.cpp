@@ -48,7 +48,7 @@ bool set_heads(const ffi::AnyBuffer& keys, std::size_t queries, std::size_t rows
   return true;
 }
 
-// Whether matrices fit a residual stream of this width.
+// True if matrices fit a residual stream of this width.
 bool fits(const dart::AfterAttention& after, std::size_t width) {
   return after.out.out == width && after.gate_up.in == width && after.down.out == width &&
          after.gate_up.out == 2 * after.down.in;

@@ -1,5 +1,5 @@
-// What the search's handlers for CPUs (ffi.cpp) and for CUDA (ffi_cuda.cpp) share: their arguments
-// and attributes, the checks of these, and how failures are reported.
+// Code shared by the search's handlers for CPUs (ffi.cpp) and for CUDA (ffi_cuda.cpp): arguments,
+// attributes, their checks, and the report of failures.
 #pragma once
 
 #include <cstdint>

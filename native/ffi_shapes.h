@@ -8,7 +8,7 @@
 
 inline std::size_t size(std::int64_t dimension) { return static_cast<std::size_t>(dimension); }
 
-// Whether a shape has these sizes.
+// True if a shape has these sizes.
 template <class Shape, class... Sizes>
 bool is(const Shape& shape, Sizes... sizes) {
   std::size_t i = 0;
@@ -20,7 +20,7 @@ inline const float* or_null(const xla::ffi::Buffer<xla::ffi::F32>& array) {
   return array.element_count() == 0 ? nullptr : array.typed_data();
 }
 
-// Whether an optional argument is not there or has so many elements.
+// True if an optional argument is not there or has so many elements.
 template <class Array>
 bool none_or(const Array& array, std::size_t count) {
   return array.element_count() == 0 || array.element_count() == count;

@@ -10,7 +10,7 @@
 #include "dart/matrix.h"
 #include "xla/ffi/api/ffi.h"
 
-// Whether an array has tiles of weights [in, out].
+// True if an array has tiles of weights [in, out].
 inline bool has_tiles(const xla::ffi::AnyBuffer& tiles, dart::WeightType type, std::size_t in,
                       std::size_t out) {
   const auto shape = tiles.dimensions();

@@ -129,6 +129,20 @@ def test_packages_say_what_they_are_for():
             assert re.search(r"\bimports?\b", doc, re.IGNORECASE), f"{module}: what may it import?"
 
 
+def test_the_document_lists_the_packages():
+    """One row a package, with the first sentence of its docstring."""
+    rows = []
+    for path in PATHS:
+        package = path.relative_to(ROOT).parent
+        if path.name == "__init__.py" and len(package.parts) == 2:
+            doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+            sentence = re.match(r".*?\.(?=\s|$)", doc.replace("\n", " "))
+            assert sentence is not None, package
+            rows.append(f"| `{package.as_posix()}/` | {sentence[0]} |")
+    document = (ROOT / "docs/architecture.md").read_text()
+    assert re.findall(r"^\| `[^`]+/` \| .*$", document, re.M) == rows
+
+
 def test_the_names_of_a_step_exist():
     names = [text.get("data-name") for text in PICTURE.iter(f"{SVG}text") if text.get("data-name")]
     assert len(names) == 9

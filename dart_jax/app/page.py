@@ -1,4 +1,4 @@
-"""The page: its layout, and what its buttons do."""
+"""The page: its layout and its buttons."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Visit:
 
     @property
     def drafts(self) -> bool:
-        """Whether something was drafted for the last answer."""
+        """True if something was drafted for the last answer."""
         return any(step.draft is not None for step in self.steps)
 
 

@@ -1,4 +1,4 @@
-"""A race of drafted against plain decoding: who is faster, and whether that is more than noise."""
+"""A race of drafted against plain decoding, and whether its result is more than noise."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _argmax_by_core(x: jax.Array) -> jax.Array:
 
 
 def first_of(most: jax.Array, at: jax.Array) -> jax.Array:
-    """Where the first of the largest numbers of rows is; -1 for rows that hold NaN.
+    """The index of the first of the largest numbers of rows; -1 for rows that hold NaN.
 
     Args:
       most: float32 [..., k], as `models.cpu.largest` orders them.

@@ -86,7 +86,7 @@ class Shapes:
         return min(enough, fewer, key=lambda first: self._cost(tokens, first))
 
     def _cost(self, tokens: int, first: int) -> int:
-        """What it costs to read so many tokens with such a chunk first, in rows."""
+        """The cost of reading so many tokens with such a chunk first, in rows."""
         rest = tokens - first
         others = self._cost(rest, self.chunk_for(rest)) if rest > 0 else 0
         return first + _CHUNK_ROWS + others

@@ -1,8 +1,7 @@
-"""Generation of text: its options, its results, and the way from prompts to pieces of text.
+"""Generation of text: options, results, and the way from prompts to pieces of text.
 
-May import `dart_jax.engine`, `dart_jax.decoding` and `dart_jax.text`. Start with
-`config.py` (the options) and `results.py`, then `text_generation.py` (from tokens to text);
-`dart_jax.model` puts them together.
+May import `dart_jax.engine` and what it imports. Start with `config.py` (the options) and
+`results.py`, then `text_generation.py` (from tokens to text); `dart_jax.model` puts them together.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def only_rows(used: jax.Array | None) -> Iterator[None]:
 
 
 def used_rows() -> jax.Array:
-    """What `only_rows` says, int32 [1]; without elements for all rows."""
+    """The number of rows that `only_rows` sets, int32 [1]; without elements for all rows."""
     used = _used.get()
     return or_nothing(None, jnp.int32) if used is None else used.reshape(1)
 

@@ -1,4 +1,4 @@
-"""Shared by the command-line programs of `dart_jax`, `train` and `eval`.
+"""Code that the command-line programs of `dart_jax`, `train` and `eval` share.
 
 Options that select a model, reports, figures, progress bars and provenance; the programs `fetch`
 and `ngram`. May import `dart_jax.model` and what it imports. Start with `model_choice.py`.

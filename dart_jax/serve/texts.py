@@ -93,7 +93,7 @@ class Text:
 
     @property
     def finish(self) -> Finish | None:
-        """Why it ended; None while it goes on."""
+        """The reason of its end; None while it goes on."""
         return self._text.finish
 
     def push(self, update: Update) -> None:

@@ -1,5 +1,5 @@
-"""The serving engine: a thread that decodes whatever is asked for at the moment.
+"""The serving engine: a thread that decodes the requests of clients together.
 
-May import `dart_jax.engine`, `dart_jax.generation` and `dart_jax.model`. Start with `engine.py`;
-`setup.py` says what is allocated and compiled for a model.
+May import `dart_jax.model` and what it imports. Start with `engine.py`;
+`setup.py` decides what is allocated and compiled for a model.
 """

@@ -48,7 +48,7 @@ class Ticket:
 
     @property
     def begun(self) -> float | None:
-        """When it got a slot for the first time, in seconds of `time.monotonic`; None before."""
+        """The time at which it first got a slot, in seconds of `time.monotonic`; None before."""
         return self._sequence.begun
 
     def cancel(self) -> None:

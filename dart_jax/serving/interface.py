@@ -30,7 +30,7 @@ class AnyTicket(Protocol):
 
     @property
     def begun(self) -> float | None:
-        """When it got a slot, as `Ticket` has it."""
+        """The time at which it got a slot, as `Ticket` has it."""
         ...
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""`python -m eval.compile`: what a GPU or TPU would run, compiled without one.
+"""`python -m eval.compile`: compiles for a GPU or TPU that is not there.
 
 May import `dart_jax` and `eval.latency`. Start with `program.py`.
 """

@@ -1,4 +1,4 @@
-"""`python -m eval.latency`: the time of every stage of a step, next to the hardware's limit.
+"""`python -m eval.latency`: times every stage of a step against the hardware's limits.
 
 May import `dart_jax`. Start with `program.py`.
 """

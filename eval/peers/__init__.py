@@ -1,4 +1,4 @@
-"""`python -m eval.peers`: this project's decoding next to other engines', on the same weights.
+"""`python -m eval.peers`: compares with other engines on the same weights.
 
     program.py      options, measurement and table
     engine.py       the engines by name, and what they are given and return
@@ -7,5 +7,5 @@
     llama_cpp.py    llama.cpp
 
 No engine's package is needed: those that are not installed are left out, in one line each. May
-import `dart_jax`, `eval.benchmarks` and `eval.methods`. Start with `program.py`.
+import `dart_jax`, `eval.benchmarks`, `eval.methods` and `eval.latency`. Start with `program.py`.
 """

@@ -1,4 +1,4 @@
-"""`python -m eval.speedup`: tokens per second of plain decoding and of the drafting methods.
+"""`python -m eval.speedup`: measures the drafting methods against plain decoding.
 
 May import `dart_jax`, `eval.benchmarks`, `eval.methods` and `eval.latency`. Start with
 `program.py`.

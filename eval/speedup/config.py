@@ -134,7 +134,7 @@ class SpeedupConfig(MethodChoice):
 
     @functools.cached_property
     def structured_outputs(self) -> StructuredOutputs | None:
-        """What the texts must follow.
+        """The structure that the texts must follow.
 
         Raises:
           UserError: the file of the schema cannot be read.

@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def kind(self) -> tuple[int | None, float, int]:
-        """What settings of several benchmarks may share: context, temperature and batch size."""
+        """Properties that several benchmarks' settings share: context, temperature, batch size."""
         return self.workload.context, self.temperature, self.batch_size
 
     @property

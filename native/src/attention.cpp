@@ -28,7 +28,7 @@ float* room(std::size_t numbers) {
   return memory.get();
 }
 
-// Which numbers a thread computes with as with 0, if that can be chosen.
+// The mode in which a thread takes tiny numbers for 0, where it can be chosen.
 #if defined(__x86_64__) && defined(__GNUC__)
 using Control = unsigned;
 constexpr Control kTinyAreZero = 0x8040;  // read or made

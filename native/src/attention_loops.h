@@ -26,7 +26,7 @@ struct Piece {
   std::size_t count;
 };
 
-// What one row sees: positions [first, end), of which those from `fresh` on are new rows.
+// The positions that one row sees: [first, end), of which those from `fresh` on are new rows.
 struct Seen {
   std::size_t first;
   std::size_t fresh;

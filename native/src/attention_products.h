@@ -42,7 +42,7 @@ struct Wide : Lanes {
 template <class Lanes>
 struct Float32 : Wide<Lanes, float> {
   static constexpr bool kPairs = false;
-  // Whether keys are transposed from where they are stored: of floats a copy is sooner made.
+  // True if keys are transposed from where they are stored; for floats a copy is faster.
   static constexpr bool kAsStored = false;
 
   static void store_numbers(float* row, std::size_t i, typename Lanes::Vector numbers) {

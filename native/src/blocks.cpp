@@ -21,7 +21,7 @@ struct Group {
   std::uint16_t minimum;        // float16, or a byte
 };
 
-// What eight groups of an output share, in float16; of others the first two are not used.
+// Numbers that eight groups of an output share, in float16; of others the first two are not used.
 struct Super {
   std::uint16_t scale;
   std::uint16_t minimum;

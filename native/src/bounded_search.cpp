@@ -227,7 +227,7 @@ class BoundedSearch final : public RowSearch {
     seen = Seen::kLocated;
   }
 
-  // Whether candidate c was seen after the group's token.
+  // True if candidate c was seen after the group's token.
   bool seen(std::uint32_t group, std::size_t c) {
     locate(group, c);
     Seen& seen = seen_[group * candidates_.size() + c];

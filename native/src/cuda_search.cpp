@@ -84,7 +84,7 @@ void enqueue_search(void* stream, std::int64_t run, const CudaSearch& search) {
     copy(search.trees, job->trees, job->trees_bytes(), CudaRuntime::kHostToDevice);
     check_cuda(*cuda, cuda->launch_host_func(stream, end_job, job));
   } catch (...) {
-    // What was enqueued before the failure still uses the job. If this cannot be enqueued either,
+    // Work enqueued before the failure still uses the job. If this cannot be enqueued either,
     // nobody will ever know when that is over, and the memory is never used again.
     cuda->launch_host_func(stream, end_job, job);
     throw;

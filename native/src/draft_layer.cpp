@@ -31,7 +31,7 @@ void with_masks(const float* rows, const float* mask, std::size_t width, std::si
   }
 }
 
-// What the layer reads in the real rows of all sequences, then in a mask row: [B T + 1, 2 D].
+// The layer's inputs in the real rows of all sequences, then in a mask row: [B T + 1, 2 D].
 float* make_inputs(const DraftLayer& layer, const Sizes& sizes, Resources& resources) {
   const std::size_t rows = sizes.sequences * sizes.real, d = sizes.width;
   float* const inputs = resources.scratch.take<float>((rows + 1) * 2 * d);
@@ -99,7 +99,7 @@ const float* make_queries(const DraftLayer& layer, const Sizes& sizes, const flo
   return heads.q;
 }
 
-// Which new rows the drafting rows see, [B, 1 + m, T + m].
+// The mask of the new rows that the drafting rows see, [B, 1 + m, T + m].
 const bool* make_mask(const DraftLayer& layer, const Sizes& sizes, Scratch& scratch) {
   bool* const mask = scratch.take<bool>(sizes.sequences * sizes.drafting * sizes.all);
   bool* to = mask;

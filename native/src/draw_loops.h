@@ -158,14 +158,14 @@ inline float least_of_top_p(const Scaled& row, float top_p, float least, float* 
   return number_of(low);
 }
 
-// What is sought in a row: the largest y of tokens that are kept.
+// The search of a row for the largest y of tokens that are kept.
 struct Sought {
   const DrawnRow* row;
   float least_odds;  // of tokens that are kept
   float known;       // that many tokens reach this
   std::size_t found;
 
-  // What a token must reach.
+  // The y that a token must reach.
   float bound() const {
     const float last = found == row->count ? row->values[found - 1] : -kInfinity;
     return last > known ? last : known;

@@ -49,7 +49,7 @@ class ListWriter {
   //     of level 1.
   void write(int n, LevelRange children, std::uint64_t code, LevelRange suffixes, BitWriter* out);
 
-  // Whether the n-gram of length n has been counted often enough.
+  // True if the n-gram of length n has been counted often enough.
   bool keeps(int n, std::int64_t node) const {
     return static_cast<std::uint64_t>(levels_[n - 1].count[node]) >= options_.min_count[n - 1];
   }

@@ -135,7 +135,7 @@ std::vector<Continuations> NgramModel::continuations(const NgramState& state) co
   return all;
 }
 
-// Which tokens are unigrams: counted, followed by something, or the end of a bigram.
+// True for each token that is a unigram: counted, followed by something, or the end of a bigram.
 std::vector<bool> NgramModel::unigrams_present() const {
   std::vector<bool> present(header_.vocab_size);
   std::uint64_t found = 0;

@@ -97,7 +97,7 @@ class NgramSearch final : public RowSearch {
     }
   }
 
-  // How the target draws in this row.
+  // Reads how the target draws in this row.
   void read_draws(const DraftRow& row) {
     scale_ = 0;
     if (row.draws == nullptr) return;

@@ -19,7 +19,7 @@ namespace {
 // the weights of a few tiles for them stay in the second cache.
 constexpr std::size_t kPart = 512;
 
-// What one call of `accumulate` works on.
+// The rows and weights that one call of `accumulate` multiplies.
 template <class Weight>
 struct Block {
   const float* x;  // its first row and input

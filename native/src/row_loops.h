@@ -26,7 +26,7 @@ inline float sum_of_squares(const float* x, std::size_t size) {
   return sum_of(parts);
 }
 
-// What the elements of x are multiplied with to be normalised.
+// The factor that normalises the elements of x.
 inline float normalizer(const float* x, std::size_t size, float eps) {
   return 1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + eps);
 }

@@ -99,7 +99,7 @@ def _rows(teacher: Teacher, data: _Data, tokens: int) -> np.ndarray:
 def _read(
     config: BlockConfig, params: Params, teacher: Teacher, data: _Data, run: _Run
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the first layer's projections read, [rows, D] each: of the context, of blocks' anchors,
+    """Inputs of the first layer's projections, [rows, D] each: of the context, of blocks' anchors,
     and of their mask rows."""
 
     def inputs(
@@ -126,7 +126,7 @@ def _read(
 def _attention(
     config: BlockConfig, params: Params, context: np.ndarray, text: np.ndarray, mask: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What is added to the kernels of queries and keys, of all layers alike, though found for what
+    """Additions to the kernels of queries and keys, of all layers alike, though found for what
     the first one reads. Mask tokens say nothing yet: their keys there get no constant part."""
     query = _functional([(text, 1), (mask, 1)])
     key = _functional([(context, 1), (text, 1), (mask, 0)])

@@ -1,7 +1,7 @@
 """Speculative sampling with a small model of the target's kind (Leviathan et al., arXiv 2211.17192;
 Chen et al., arXiv 2302.01318): it drafts the next N tokens autoregressively.
 
-With a temperature it samples with the target's own noise at each position (`coupling.py`), so that
+With a temperature it samples with the target's own noise at each position, so that
 both draw the same token wherever their distributions are alike; or, without the noise, it drafts
 the most likely tokens. As with every drafting method, the target's draws are unchanged; the
 original method instead accepts drafts by a separate random number.

@@ -1,5 +1,5 @@
-"""What DART and block drafters have in common: one forward pass predicts all positions, and a
-search builds the tree from their candidates."""
+"""The base of DART and block drafters: one forward pass predicts all positions, and a search builds
+the tree from their candidates."""
 
 from __future__ import annotations
 

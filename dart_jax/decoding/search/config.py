@@ -1,4 +1,4 @@
-"""Parameters of the tree search: what it prefers, and where it runs."""
+"""Parameters of the tree search, and the ways to run it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class DeviceSearch:
         return dataclasses.replace(self, host_buffer=host_buffer, nodes=nodes)
 
     def check(self) -> None:
-        """Nothing fails without failing its program."""
+        """Does nothing: a failure of this search is one of its program."""
 
 
 _in_program = jax.jit(DeviceSearch.in_program)

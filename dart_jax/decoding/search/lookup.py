@@ -1,4 +1,4 @@
-"""Looking up n-grams in a `DeviceTable`, on the device."""
+"""The look-up of n-grams in a `DeviceTable`, on the device."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class BlockDrafter(nnx.Module):
         return self.normed(x if self.config.shifted else x[:, 1:])
 
     def block_mask(self, layer: int, positions: jax.Array) -> jax.Array:
-        """Which rows of a block see each other in a layer, bool [B, R, R] or [1, R, R], given their
+        """The mask of a block's rows in a layer, bool [B, R, R] or [1, R, R], given their
         positions int32 [B, R]."""
         rows = positions.shape[1]
         seen = jnp.ones((1, rows, rows), bool)

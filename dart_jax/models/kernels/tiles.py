@@ -243,8 +243,8 @@ def type_numbers(*matrices: Tiles) -> np.ndarray:
 
 
 def described(*matrices: Tiles) -> dict[str, np.ndarray]:
-    """How the core reads matrices, one after another: parts and inputs of each, and types and
-    outputs of each part."""
+    """The description of matrices for the core, one after another: parts and inputs of each, and
+    types and outputs of each part."""
     return {
         "counts": np.array([len(matrix.parts) for matrix in matrices], np.int32),
         "ins": np.array([matrix.d_in for matrix in matrices], np.int64),

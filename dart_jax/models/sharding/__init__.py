@@ -1,4 +1,4 @@
-"""The sharing of a model among devices: the weights that each holds, and what they exchange.
+"""The sharing of a model among devices: the weights that each holds, and their exchanges.
 
 May import the configs and `dart_jax.errors`. Start with `rules.py`.
 """

@@ -31,21 +31,21 @@ class ToolFormat:
 
     @property
     def pieces(self) -> tuple[str, str, str]:
-        """What is written before all calls, between two of them, and after the last one."""
+        """Texts before all calls, between two of them, and after the last one."""
         first, last = self.begin + self.space, self.space + self.end
         if self.listed:
             return f"{first}[", ", ", f"]{last}"
         return first, last + self.between + first, last
 
     def head(self, name: str) -> str:
-        """What precedes the arguments of a call."""
+        """The text before the arguments of a call."""
         if not self.arguments:
             return f"{name}[ARGS]"
         return f'{{"name": {json.dumps(name)}, "{self.arguments}": '
 
     @property
     def tail(self) -> str:
-        """What follows them."""
+        """The text after the arguments."""
         return "}" if self.arguments else ""
 
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""GGUF files as targets: what a directory in the Hugging Face layout says, taken from the file.
+"""GGUF files as targets: their contents in the Hugging Face layout.
 
 `directory.py` makes such a directory, in the user's cache, of small files and an index of the
 tensors; these are read, and dequantised, from the GGUF file itself. May import `dart_jax.models`

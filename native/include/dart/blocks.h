@@ -14,7 +14,7 @@ namespace dart {
 // Outputs of a tile.
 constexpr std::size_t kTileWidth = 32;
 
-// How weights are stored: as floats, or in GGUF's blocks of these names.
+// The form of stored weights: floats, or GGUF's blocks of these names.
 enum class WeightType {
   kFloat32,
   kBfloat16,
@@ -36,7 +36,7 @@ constexpr std::size_t kGroupsOfSuper = 8;
 
 constexpr std::size_t groups_of(std::size_t inputs) { return (inputs + kGroup - 1) / kGroup; }
 
-// How a type's blocks are stored, in a file and in tiles.
+// The layout of a type's blocks, in a file and in tiles.
 struct BlockForm {
   int bits;         // of an integer q
   int zero;         // Q8_0's are signed

@@ -1,7 +1,7 @@
 // The search within a stream of an NVIDIA GPU: enqueued like a kernel, run by the host when the
 // stream gets there.
 //
-// Nobody waits: neither the thread that enqueues it for the device, nor one stream for another
+// Nothing waits for it: neither the thread that enqueues it, nor one stream for another
 // (unless the driver runs host functions of several streams one after another, as it may).
 #pragma once
 
@@ -24,8 +24,8 @@ struct CudaSearch {
 
 // Enqueues a search in a stream. `run` says to which execution of a program it belongs.
 //
-// What fails when the search runs (there is none with this handle, it makes trees of another size, or
-// it throws) cannot be returned here. Its trees are then all zeros, and the error is kept: the
+// A search that fails when it runs (its handle is unknown, it makes trees of another size, or it
+// throws) cannot report that here. Its trees are then all zeros, and the error is kept: the
 // execution's next call throws it instead of enqueueing anything, so that a loop ends at its next
 // step. For an error without a next call there is `take_search_error`.
 //

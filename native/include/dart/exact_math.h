@@ -1,9 +1,9 @@
 // Logarithm, exponential and reciprocal: the same bits on every platform.
 //
 // The C library's differ from one platform to the next, as do the divisions of GPUs, and the tree
-// search would order nearly equal scores differently. These are sums and products in a fixed order, none of them fused (see
-// CMakeLists.txt), with the polynomials of Cephes (S. Moshier); other implementations can repeat
-// them. As in row_loops.h, nothing of the C++ library is called.
+// search would order nearly equal scores differently. These are sums and products in a fixed order,
+// none of them fused (see CMakeLists.txt), with the polynomials of Cephes (S. Moshier); other
+// implementations can repeat them. As in row_loops.h, nothing of the C++ library is called.
 #pragma once
 
 #include <cstdint>

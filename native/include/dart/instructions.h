@@ -8,7 +8,7 @@ namespace dart {
 // agree with each other, but not with the portable one.
 enum class Instructions { kPortable, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kNeon, kNeonDot };
 
-// Whether this processor has them, and this library was built for them.
+// True if this processor has them, and this library was built for them.
 bool supported(Instructions instructions);
 
 // The fastest that is supported.

@@ -1,7 +1,7 @@
 // Decoder layers of dense models, for CPUs: attention and gated MLP on the residual stream.
 //
-// A layer is what its parts compute one after another (rows.h, matrix.h, attention.h), with one team
-// of threads.
+// One team of threads computes the parts of a layer one after another (rows.h, matrix.h,
+// attention.h).
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace dart {
 
-// What follows attention: x' = x + multiplier * norm(attended out), and then
+// The part after attention: x' = x + multiplier * norm(attended out), and then
 // y = x' + multiplier * norm(MLP(norm(x'))). Norms have a null `scale` where there are none.
 struct AfterAttention {
   Norm after_attention, before_mlp, after_mlp;

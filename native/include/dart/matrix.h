@@ -1,4 +1,4 @@
-// Products of rows with a matrix in parts, on CPUs, and what is computed of the rows before.
+// Products of rows with a matrix in parts, on CPUs; the rows may first be normalised or gated.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct Matrix {
   std::size_t out = 0;  // of all parts
 };
 
-// What is multiplied with a matrix: rows as they are, their norm, or a gated activation.
+// The rows that a matrix is multiplied with: rows as they are, their norm, or a gated activation.
 struct Inputs {
   enum class Form { kRows, kNorm, kGated };
 
@@ -49,7 +49,7 @@ struct Inputs {
   Activation activation;
 };
 
-// What a computation has at hand.
+// The resources of a computation.
 struct Resources {
   Instructions instructions;
   Team& team;

@@ -20,7 +20,7 @@ struct NgramContext {
   bool has_list() const { return begin < end; }
 };
 
-// What all lists of a file share.
+// Properties that all lists of a file share.
 struct ListFormat {
   const std::uint8_t* data = nullptr;
   std::uint64_t bits = 0;
@@ -140,7 +140,7 @@ class NgramList {
     return true;
   }
 
-  // Whether the list, followed by the lists of its entries, fills the region without a gap.
+  // True if the list, followed by the lists of its entries, fills the region without a gap.
   bool fills_region() const {
     std::uint64_t end = begin_;
     if (chunks_ > 0) end = record_at(chunks_);

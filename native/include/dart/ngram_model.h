@@ -24,7 +24,7 @@ struct OwnedLevel {
   std::vector<std::int64_t> child_begin;
 };
 
-// What followed one context.
+// The tokens that followed one context, and their counts.
 struct Continuations {
   std::uint64_t count = 0;            // of the context
   std::vector<std::int32_t> token;    // ascending

@@ -1,5 +1,5 @@
-// The search of a batch that is packed into one array (dart_jax/decoding/host_buffer.py), by handle:
-// what compiled programs call.
+// The search that compiled programs call: by handle, of a batch that is packed into one array
+// (dart_jax/decoding/host_buffer.py).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace dart {
 
-// Where a packed array, int32 [rows, width], holds what. In each row the candidates' tokens begin in
+// The layout of a packed array, int32 [rows, width]. In each row the candidates' tokens begin in
 // column `first`, after the context; their logits, the pair scores and the draws follow.
 struct PackedLayout {
   std::int64_t rows = 0;
@@ -20,7 +20,7 @@ struct PackedLayout {
   std::int64_t pairs = 0;       // pair scores, (d - 1) * k * k or 0
   std::int64_t draws = 0;       // kDraws if the last columns say how the target draws, otherwise 0
 
-  // Whether the numbers fit together.
+  // True if the numbers fit together.
   bool valid() const;
 
   // Reads an array of this layout, which must be valid, in place.

@@ -1,4 +1,4 @@
-// Where the cached rows of sequences are: in pages of a pool, which a table names for each sequence.
+// The cached rows of sequences: in pages of a pool, which a table names for each sequence.
 //
 // As in row_loops.h, nothing of the C++ library is called.
 #pragma once

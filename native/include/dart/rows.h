@@ -1,4 +1,4 @@
-// What a decode step does to each row by itself: norms, gated activations, heads, largest entries.
+// Operations of a decode step on single rows: norms, gated activations, heads, largest entries.
 //
 // A row's result is the same, bit for bit, whatever other rows there are.
 #pragma once

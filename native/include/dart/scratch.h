@@ -1,4 +1,4 @@
-// Memory for what is computed on the way, which is kept from call to call.
+// Memory for intermediate results, kept from call to call.
 #pragma once
 
 #include <cstddef>

@@ -30,7 +30,7 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // How many there are, at most.
+  // The most threads of the team.
   std::size_t threads() const { return threads_; }
 
   // Calls `compute` for each of `chunks` chunks, fewer than 2^32, and returns when all are done;
