@@ -230,7 +230,8 @@ def options_of(program: str) -> set[str]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
         parse(module, [*sub, "--help"])
-    listed = re.findall(r"^[│|] (-.*?)(?:  | ?[│|]$)", out.getvalue(), re.M)
+    # Indented, or in a frame, as the terminal is.
+    listed = re.findall(r"^(?:  |│ )(-.*?)(?:  |$)", out.getvalue(), re.M)
     return set(re.findall(r"--[a-z][\w-]*", " ".join(listed)))
 
 
