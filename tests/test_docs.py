@@ -19,6 +19,7 @@ import tyro
 from documents import ROOT, anchors, commands, documents, fenced, inline, links, prose, tracked
 from stub_engine import StubEngine
 
+import dart_jax
 from dart_jax.__main__ import PROGRAMS as NAMED
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
@@ -357,6 +358,16 @@ def test_python_of_the_documents():
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     resolve(f"{node.module}.{alias.name}")
+
+
+def test_pages_of_the_api():
+    """Each module is there once, and so is all that `dart_jax` exports."""
+    pages = [path.read_text() for path in (ROOT / "docs/api").glob("*.md")]
+    modules = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.M)]
+    assert len(modules) == len(set(modules)) > 60
+    for module in modules:
+        importlib.import_module(module)
+    assert set(dart_jax._EXPORTS.values()) <= set(modules)
 
 
 def test_blocks_have_a_language():
