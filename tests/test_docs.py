@@ -23,6 +23,7 @@ import dart_jax
 from dart_jax.__main__ import PROGRAMS as NAMED
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
+from dart_jax.serve.fields import HARMLESS, ChatFields, CompletionFields, ResponseFields
 from dart_jax.serve.service import Limits, Service
 from train.run import config_file
 
@@ -214,7 +215,7 @@ def known_variable(name: str) -> bool:
 
 def test_there_are_commands():
     found = {command.document for command in COMMANDS}
-    assert {"README.md", "CONTRIBUTING.md", "docs/training.md", "docs/performance.md"} <= found
+    assert {"README.md", "CONTRIBUTING.md", "docs/training.md", "docs/evaluation.md"} <= found
 
 
 @pytest.mark.parametrize("words", ["eval.speedup --no-such", "train.drafter --out a --targt b"])
@@ -358,6 +359,14 @@ def test_python_of_the_documents():
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     resolve(f"{node.module}.{alias.name}")
+
+
+def test_fields_of_requests():
+    """All that the server reads or accepts is named."""
+    named = set(inline((ROOT / "docs/serving.md").read_text()))
+    for kind in (CompletionFields, ChatFields, ResponseFields):
+        assert {*kind.model_fields} <= named
+    assert named >= HARMLESS
 
 
 def test_pages_of_the_api():
