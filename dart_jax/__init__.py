@@ -28,7 +28,7 @@ _EXPORTS = {
     "NgramConfig": "dart_jax.decoding.drafting",
     "Piece": "dart_jax.generation",
     "PromptLookupConfig": "dart_jax.decoding.drafting",
-    "SearchConfig": "dart_jax.decoding.search.choice",
+    "SearchConfig": "dart_jax.decoding.search.config",
     "TextGeneration": "dart_jax.generation",
     "UserError": "dart_jax.errors",
 }

@@ -16,12 +16,14 @@ from xml.etree import ElementTree
 
 import pytest
 import tyro
-from documents import ROOT, anchors, commands, documents, fenced, inline, links
+from documents import ROOT, anchors, commands, documents, fenced, inline, links, prose, tracked
 from stub_engine import StubEngine
 
+import dart_jax
 from dart_jax.__main__ import PROGRAMS as NAMED
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
+from dart_jax.serve.fields import HARMLESS, ChatFields, CompletionFields, ResponseFields
 from dart_jax.serve.service import Limits, Service
 from train.run import config_file
 
@@ -36,7 +38,27 @@ PROGRAMS |= {f"dart_jax.programs.ngram {name}" for name in ("info", "query", "co
 OTHERS = ("build", "cibuildwheel", "venv")
 
 # Environment variables of others.
-VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE")
+VARIABLES = (
+    "JAX_COMPILATION_CACHE_DIR", "JAX_PLATFORMS", "LD_LIBRARY_PATH", "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+)  # fmt: skip
+
+# Classes of others that no code of ours names, and a file that nobody should add.
+OF_OTHERS = ("CpuDevice", "CudaDevice", "llama.cpp", "utils.py")
+
+# Files with code, whose names and words may be between backticks.
+CODE = (
+    ".py",
+    ".pyi",
+    ".cpp",
+    ".h",
+    ".toml",
+    ".yml",
+    ".ipynb",
+    "run",
+    "Dockerfile",
+    "CMakeLists.txt",
+)
 
 
 # Directories whose files the documents name; what programs make lies elsewhere.
@@ -193,7 +215,7 @@ def known_variable(name: str) -> bool:
 
 def test_there_are_commands():
     found = {command.document for command in COMMANDS}
-    assert {"README.md", "CONTRIBUTING.md", "docs/training.md", "docs/performance.md"} <= found
+    assert {"README.md", "CONTRIBUTING.md", "docs/training.md", "docs/evaluation.md"} <= found
 
 
 @pytest.mark.parametrize("words", ["eval.speedup --no-such", "train.drafter --out a --targt b"])
@@ -205,21 +227,41 @@ def test_a_wrong_option_is_found(words):
 
 @functools.cache
 def options_of(program: str) -> set[str]:
-    """The options that a program's help names."""
+    """The options that a program's help lists."""
     module, *sub = program.split()
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
         parse(module, [*sub, "--help"])
-    return set(re.findall(r"--[a-z][\w-]*", out.getvalue()))
+    # Indented, or in a frame, as the terminal is.
+    listed = re.findall(r"^(?:  |│ )(-.*?)(?:  |$)", out.getvalue(), re.M)
+    return set(re.findall(r"--[a-z][\w-]*", " ".join(listed)))
 
 
-def test_options_between_backticks():
+def test_options_outside_of_commands():
     known = set[str]().union(*map(options_of, PROGRAMS)) | {"--config", "--help"}
     for path in documents():
-        for code in inline(path.read_text()):
+        text = path.read_text()
+        for code in inline(text):
             if code.startswith("--"):
                 found = re.findall(r"(?<!\S)--[a-z][\w-]*", code)
                 assert set(found) <= known, f"{path.name}: `{code}`"
+        if path.name != "CHANGELOG.md":
+            bare = re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r"`[^`]*`", "", prose(text)))
+            assert set(bare) <= known, f"{path.name}: {set(bare) - known}"
+
+
+def test_the_page_of_all_options(monkeypatch):
+    """It has every program with the very options of its help."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = importlib.import_module("options_page")
+    text = page.pages()[page.PAGE]
+    for name, program in NAMED.items():
+        for command, options in page.options_of(name):
+            assert f"\n## {command}\n" in text
+            written = {word for each in options for word in each.name.split() if word[:2] == "--"}
+            helped = options_of(" ".join([program.module, *command.split()[1:]]))
+            assert written == helped - {"--help"}, command
+            assert all(f"\n| `{each.name.split()[0]}" in text for each in options)
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
@@ -257,6 +299,55 @@ def test_names_and_files(path):
             assert any(ROOT.glob(code.rstrip("/"))), f"{path.name}: no {code}"
 
 
+@functools.cache
+def code_files() -> dict[str, str]:
+    """Path of every file with code -> its text."""
+    paths = [path for path in sorted(tracked()) if path.endswith(CODE)]
+    return {path: (ROOT / path).read_text() for path in paths if (ROOT / path).is_file()}
+
+
+@functools.cache
+def words_of_the_code() -> set[str]:
+    return {word for text in code_files().values() for word in re.findall(r"[A-Za-z]\w*", text)}
+
+
+def unknown_names(text: str) -> list[str]:
+    """Names between backticks that stand nowhere in the code: files, classes, and whatever is
+    written with underscores, but indices of formulas."""
+    files = {path.rpartition("/")[2] for path in code_files()}
+    unknown = []
+    for code in inline(text):
+        if re.fullmatch(r"[\w-]+\.(py|cpp|h|toml)", code):
+            unknown += [code] * (code not in files)
+        elif re.fullmatch(r"\.?[A-Za-z_][\w.]*(\(.*\))?", code):
+            words = re.findall(r"[A-Za-z]\w*", code)
+            names = [word for word in words if re.search(r"[a-z][A-Z]|_\w{2}", word)]
+            unknown += [n for n in names if n.removesuffix("_total") not in words_of_the_code()]
+    return [name for name in unknown if name not in (*OF_OTHERS, *VARIABLES)]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_bare_names(path):
+    if path.name != "CHANGELOG.md":
+        assert not unknown_names(path.read_text())
+
+
+def test_a_name_that_does_not_exist_is_found():
+    gone = ["TreeSearc" + "hes", "tree_" + "sizes_gone", "tree_" + "siz.py", "SearchCon" + "fik"]
+    text = " ".join(f"`{name}`" for name in [*gone, "HostSearch", "tree_size.py", "x_j", "t_2 / n"])
+    assert unknown_names(text) == gone
+
+
+def test_documents_that_the_code_names():
+    named = re.compile(r"(?<![\w/])(docs/[\w/-]+\.\w+)`?(?:,[\s/#]+section (\d+))?")
+    found = {(path, *match) for path, text in code_files().items() for match in named.findall(text)}
+    assert len({section for *_, section in found}) > 4
+    for path, document, section in found:
+        assert (ROOT / document).is_file(), f"{path}: no {document}"
+        heading = rf"^## {section}\. "
+        assert not section or re.search(heading, (ROOT / document).read_text(), re.M), path
+
+
 def test_python_of_the_documents():
     blocks = [block for path in documents() for block in fenced(path.read_text(), "python")]
     assert len(blocks) > 4
@@ -268,6 +359,24 @@ def test_python_of_the_documents():
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     resolve(f"{node.module}.{alias.name}")
+
+
+def test_fields_of_requests():
+    """All that the server reads or accepts is named."""
+    named = set(inline((ROOT / "docs/serving.md").read_text()))
+    for kind in (CompletionFields, ChatFields, ResponseFields):
+        assert {*kind.model_fields} <= named
+    assert named >= HARMLESS
+
+
+def test_pages_of_the_api():
+    """Each module is there once, and so is all that `dart_jax` exports."""
+    pages = [path.read_text() for path in (ROOT / "docs/api").glob("*.md")]
+    modules = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.M)]
+    assert len(modules) == len(set(modules)) > 60
+    for module in modules:
+        importlib.import_module(module)
+    assert set(dart_jax._EXPORTS.values()) <= set(modules)
 
 
 def test_blocks_have_a_language():

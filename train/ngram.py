@@ -16,10 +16,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import duckdb
-import tyro
 
 from dart_jax.data.contents import NoFormError
 from dart_jax.data.records import Skipped, find_files, refuse, without
@@ -54,9 +52,7 @@ class NgramConfig:
     """Field or column with the text or the chat; by default as for `train.drafter`."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
     """Options for the tokenizer's chat template, as JSON."""
-    eos: Annotated[
-        bool, tyro.conf.arg(help="Do not end documents with the end-of-sequence token.")
-    ] = True
+    eos: bool = True
     """End every document with the end-of-sequence token."""
     eos_token: str | None = None
     """The end-of-sequence token, if the tokenizer names none or another."""

@@ -217,10 +217,9 @@ class Batch:
         drafts: bool,
         scored: bool = False,
     ) -> TokenScores | None:
-        """Reads tokens; see `read_chunk`.
+        """Reads tokens; see `read_chunk`, for the first arguments, too.
 
         Args:
-          tokens, start, pages, used: see there.
           drafts: whether the drafter reads them, too.
           scored: whether the tokens after them are scored.
 

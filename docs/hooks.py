@@ -1,0 +1,26 @@
+"""What `mkdocs build` adds to the pages of this directory: pages that are generated.
+
+A set of pages is a function that returns Markdown by path; a path replaces a page of the same name,
+which then tells readers of the repository where its content is.
+"""
+
+from __future__ import annotations
+
+import options_page
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+PAGE_SETS = (options_page.pages,)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages, and leaves out these programs."""
+    for file in [*files]:
+        if file.src_uri.endswith(".py"):
+            files.remove(file)
+    for pages in PAGE_SETS:
+        for path, text in pages().items():
+            if (there := files.get_file_from_path(path)) is not None:
+                files.remove(there)
+            files.append(File.generated(config, path, content=text))
+    return files
