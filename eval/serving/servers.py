@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,20 +52,32 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int
     """
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * share:.2f}"} | os.environ
     command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
-    with (
-        tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(
-            command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            address = re.search(r"https?://\S+", process.stdout.readline())
-            if address is None:
-                process.wait()
-                log.seek(0)
-                lines = log.read().strip().splitlines() or ["no output"]
-                raise UserError(f"the server did not start: {lines[-1].removeprefix('error: ')}")
-            yield address[0], process.pid
-        finally:
-            process.terminate()
+    with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
+        with _deferred(signal.SIGTERM):  # else it could leave a process that nobody knows yet
+            process = stack.enter_context(
+                subprocess.Popen(
+                    command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
+                )
+            )
+            stack.callback(process.terminate)
+        assert process.stdout is not None
+        address = re.search(r"https?://\S+", process.stdout.readline())
+        if address is None:
+            process.wait()
+            log.seek(0)
+            lines = log.read().strip().splitlines() or ["no output"]
+            raise UserError(f"the server did not start: {lines[-1].removeprefix('error: ')}")
+        yield address[0], process.pid
+
+
+@contextlib.contextmanager
+def _deferred(number: signal.Signals) -> Iterator[None]:
+    """Delivers a signal that arrives within the block after it."""
+    received: list[int] = []
+    before = signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+        if received:
+            signal.raise_signal(number)
