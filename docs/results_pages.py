@@ -1,8 +1,8 @@
 """The pages of the results, made of the reports in results/.
 
-`results/<device>/<date>-<what>.json` is a report that a program wrote with --json. A `note`, a
-`figure` (a file of docs/) and another `title` may be written into it by hand. Those marked as
-`transcribed` have their tables from documents, and no raw data.
+`results/<device>/<date>-<what>.json` is a report that a program wrote with --json, perhaps with
+another `title`, a `note` in Markdown, and a `figure`, a file of docs/. Reports that are `transcribed`
+have their tables from documents, and no raw data.
 """
 
 from __future__ import annotations

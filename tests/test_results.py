@@ -15,7 +15,7 @@ from dart_jax.programs import provenance
 from dart_jax.programs.tables import table
 
 RESULTS = reports()
-# Keys of every report -> their types, and keys that are added by hand.
+# The keys of every report and those of some, with their types.
 FORM = {"title": str, "date": str, "command": str, "environment": dict, "tables": list}
 ADDED = {"note": str, "figure": str, "transcribed": bool}
 

@@ -71,7 +71,7 @@ def run(config: LosslessConfig, console: Console) -> bool:
         config,
         title,
         output,
-        verdict=verdict,
+        note=verdict,
         lossless=passed,
         settings=settings,
         distribution=distribution,
