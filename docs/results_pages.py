@@ -1,8 +1,8 @@
 """The pages of the results, made of the reports in results/.
 
 `results/<device>/<date>-<what>.json` is a report that a program wrote with --json, perhaps with
-another `title`, a `note` in Markdown, and a `figure`, a file of docs/. Reports that are `transcribed`
-have their tables from documents, and no raw data.
+another `title`, a `note` in Markdown, and a `figure`, a file of docs/. A report is `transcribed` if
+its tables are from a document; it has no raw data.
 """
 
 from __future__ import annotations
