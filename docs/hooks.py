@@ -7,10 +7,11 @@ which then tells readers of the repository where its content is.
 from __future__ import annotations
 
 import options_page
+import results_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-PAGE_SETS = (options_page.pages,)
+PAGE_SETS = (options_page.pages, results_pages.pages)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -34,8 +34,9 @@ from dart_jax.models.experts.kernel import routed
 from dart_jax.models.experts.plain import grouped
 from dart_jax.models.platform.execution import Execution
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.outputs import write_json, write_text
-from dart_jax.programs.provenance import environment
+from dart_jax.programs.outputs import check_outputs, write_text
+from dart_jax.programs.provenance import write_report
+from dart_jax.programs.tables import table
 from dart_jax.progress import stage
 
 _MOST_APART = 2e-2  # relative, of the kernels' bfloat16 results and plain JAX's float32
@@ -161,11 +162,11 @@ def summary(directory: Path, outcomes: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_device() -> dict[str, Any]:
+def check_device() -> dict[str, float]:
     """Compares the platform's kernels, in bfloat16, with plain JAX in float32.
 
     Returns:
-      `environment`, `execution`, and in `apart` the norm of each difference over the result's.
+      For each kernel the norm of the difference over the result's.
 
     Raises:
       UserError: a kernel's result is wrong.
@@ -186,7 +187,7 @@ def check_device() -> dict[str, Any]:
                 f"{name} is off by {difference:.3g} of its result: please report it with this "
                 "device, its driver and jax's version; --attention dense goes without kernels"
             )
-    return {"environment": environment(), "execution": str(execution), "apart": apart}
+    return apart
 
 
 def _attention_inputs() -> tuple[list[Segment], Prefix]:
@@ -227,10 +228,14 @@ def main(args: Sequence[str] | None = None) -> None:
         config = parse(CampaignConfig, args, __doc__)
         console = Console(soft_wrap=True)
         if config.device:
-            result = check_device()
-            if config.json:
-                write_json(config.json, result)
-            console.print_json(data=result)
+            check_outputs(config.json)
+            apart = check_device()
+            rows = [(name, f"{difference:.2g}") for name, difference in apart.items()]
+            title = "Kernels in bfloat16 beside plain JAX in float32"
+            caption = "apart: norm of the difference, over that of the result"
+            printed = table(title, ("kernel", "apart"), rows, caption)
+            console.print(printed)
+            write_report(config, "Kernels of the device", [printed], apart=apart)
         elif config.list:
             for part in PARTS:
                 console.print(f"{part.name} ({part.least} s)\n    dart-jax {part.call}")

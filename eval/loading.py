@@ -34,7 +34,9 @@ from dart_jax.models.pure import abstract_params
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.child import Child
 from dart_jax.programs.command_line import check_least, parse, program
+from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
+from dart_jax.programs.provenance import write_report
 from dart_jax.programs.tables import table
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.tensor_files import open_tensors
@@ -57,6 +59,8 @@ class LoadingConfig:
     """dtype of the weights on the device."""
     processes: int = 1
     """Processes that share the model, on this machine."""
+    json: Path | None = None
+    """Write the measurements to this file."""
 
     def __post_init__(self) -> None:
         check_least(self, processes=1, experts=0)
@@ -144,7 +148,8 @@ def write_checkpoint(directory: Path, size: int, experts: int) -> None:
 
 
 def run(config: LoadingConfig, console: Console) -> list[Loading]:
-    """Measures and prints; returns a measurement for each process."""
+    """Measures, prints and writes the report; returns a measurement for each process."""
+    check_outputs(config.json)
     with tempfile.TemporaryDirectory(prefix="dart_jax-") as name:
         directory = config.target or Path(name)
         if config.target is None:
@@ -156,7 +161,15 @@ def run(config: LoadingConfig, console: Console) -> list[Loading]:
         sizes = (each.share, each.tensor, each.before, each.peak, beyond)
         rows.append([str(number), *(f"{x / 1e6:,.0f}" for x in sizes), f"{each.seconds:.1f}"])
     columns = ("process", "share", "largest tensor", "before", "peak", "beyond", "seconds")
-    console.print(table("Memory in MB (10^6 bytes)", columns, rows))
+    caption = (
+        "share: of the model; before: when JAX had been imported; beyond: the peak less the share, "
+        "the largest tensor and before"
+    )
+    printed = table("Memory in MB (10^6 bytes)", columns, rows, caption)
+    console.print(printed)
+    write_report(
+        config, "Loading a checkpoint", [printed], processes=[x._asdict() for x in measurements]
+    )
     return measurements
 
 

@@ -152,8 +152,9 @@ def run(config: NgramBenchConfig, console: Console) -> None:
         *([name, f"{1e6 * value:,.1f} us"] for name, value in seconds.items()),
     ]
     title = f"{config.file.name}, trees of {config.tree_nodes} nodes at {config.queries:,} places"
-    console.print(table(title, ("figure", "value"), rows))
-    write_report(config, ngrams=ngrams, bytes=size, seconds=seconds)
+    printed = table(title, ("figure", "value"), rows)
+    console.print(printed)
+    write_report(config, "An n-gram file", [printed], ngrams=ngrams, bytes=size, seconds=seconds)
 
 
 def main(args: Sequence[str] | None = None) -> None:

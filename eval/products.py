@@ -136,13 +136,15 @@ def run(config: ProductsConfig, console: Console) -> None:
     by = f"the C++ core ({_core.instructions})"
     cases = [(shape, rows) for shape in config.shape for rows in config.rows]
     times = [measure(*case, config.repeats) for case in tracked(cases, "measuring", console)]
-    for shape in config.shape:
-        console.print(_table(shape, dict(zip(cases, times, strict=True)), config.rows, by))
+    by_case = dict(zip(cases, times, strict=True))
+    tables = [_table(shape, by_case, config.rows, by) for shape in config.shape]
+    console.print(*tables)
     measurements = [
         {"shape": shape, "rows": count, **each}
         for (shape, count), each in zip(cases, times, strict=True)
     ]
-    write_report(config, products=by, measurements=measurements)
+    title = "Products of a few rows"
+    write_report(config, title, tables, products=by, measurements=measurements)
 
 
 def _table(

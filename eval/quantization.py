@@ -108,8 +108,10 @@ def run(config: QuantizationConfig, console: Console) -> None:
         ["KL divergence, nats", "", f"{predictions['divergence']:.5f}"],
     ]
     title = f"{config.weights} beside stored weights, {len(tokens):,} tokens"
-    console.print(table(title, ("", "stored", config.weights), rows))
-    write_report(config, **predictions, size=sizes)
+    printed = table(title, ("", "stored", config.weights), rows)
+    console.print(printed)
+    title = f"What {config.weights} weights change in {config.title}"
+    write_report(config, title, [printed], **predictions, size=sizes)
 
 
 def main(args: Sequence[str] | None = None) -> None:

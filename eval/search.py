@@ -152,8 +152,9 @@ def run(config: SearchBenchConfig, console: Console) -> None:
         cells.append([str(size), *micro, f"{medians[-1] / medians[0]:.2f}"])
     title = f"Searching trees of {config.tree_nodes} nodes, microseconds a batch"
     names = [*searches]
-    console.print(table(title, ("batch", *names, f"{names[-1]} / {names[0]}"), cells))
-    write_report(config, seconds=seconds)
+    printed = table(title, ("batch", *names, f"{names[-1]} / {names[0]}"), cells)
+    console.print(printed)
+    write_report(config, "Ways of searching draft trees", [printed], seconds=seconds)
 
 
 def main(args: Sequence[str] | None = None) -> None:

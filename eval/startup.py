@@ -165,13 +165,15 @@ def run(config: StartupConfig, console: Console) -> None:
         form = ".0f" if name.startswith(("memory", "programs")) else ".2f"
         rows.append((name, f"{cold[name]:{form}}", spread([run[name] for run in warm], form)))
     title = "Seconds in a new process, and its resident memory in MB (10^6 bytes)"
-    console.print(table(title, ("", "cold cache", "warm cache"), rows))
     size = stored(config.target_path)
-    console.print(
+    caption = (
         f"The long text has {LONG:,} tokens, {_NEW} of them new; the target's files have "
         f"{size / _MEGABYTE:,.0f} MB."
     )
-    write_report(config, cold=cold, warm=warm, stored=size)
+    printed = table(title, ("", "cold cache", "warm cache"), rows, caption)
+    console.print(printed)
+    title = f"Start of {config.title}"
+    write_report(config, title, [printed], cold=cold, warm=warm, stored=size)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -16,7 +16,19 @@ from xml.etree import ElementTree
 
 import pytest
 import tyro
-from documents import ROOT, anchors, commands, documents, fenced, inline, links, prose, tracked
+from documents import (
+    ROOT,
+    anchors,
+    commands,
+    commands_of,
+    documents,
+    fenced,
+    inline,
+    links,
+    prose,
+    tracked,
+)
+from results_pages import pages
 from stub_engine import StubEngine
 
 import dart_jax
@@ -28,6 +40,9 @@ from dart_jax.serve.service import Limits, Service
 from train.run import config_file
 
 COMMANDS = [command for path in documents() for command in commands(path)]
+COMMANDS += [command for path, text in pages().items() for command in commands_of(path, text)]
+# Pages that only the site has.
+GENERATED = {ROOT / "docs" / path for path in pages()}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Our programs, whose options stand between backticks in the documents.
@@ -269,6 +284,8 @@ def test_links(path):
     for link in links(path):
         file, _, anchor = link.partition("#")
         target = (path.parent / file).resolve() if file else path
+        if target in GENERATED and not anchor:
+            continue
         assert target.exists(), f"{path.name}: {link}"
         if anchor:
             assert anchor in anchors(target), f"{path.name}: {link}"

@@ -5,8 +5,8 @@
 Each drafter is a run of `train.drafter` below --work, with the recipe except for the compared
 option; the runs share the prepared data and the target's features. Finished runs are reused, and an
 interrupted run resumes. All drafters are then evaluated identically: agreement with the target on
-held-out rows, and greedy decoding of held-out prompts. The results are a section of
-`docs/ablations.md`, written to --work. For a real model, with the answers of `train.smollm2`:
+held-out rows, and greedy decoding of held-out prompts. The report, a JSON file, is written to
+--work. For a real model, with the answers of `train.smollm2`:
 
     python -m train.ablate gamma --recipe train/ablate_smollm2.toml --ngram build/smollm2/ngram.dng
 """
@@ -14,24 +14,24 @@ held-out rows, and greedy decoding of held-out prompts. The results are a sectio
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import shlex
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.programs.command_line import RESUMABLE, check_least, parse, program
-from dart_jax.programs.outputs import check_outputs, write_text
-from dart_jax.programs.provenance import environment
+from dart_jax.programs.outputs import check_outputs, write_json
+from dart_jax.programs.provenance import report
+from dart_jax.programs.tables import table
 from train.data.prepare import prepare
 from train.drafter import DrafterTraining, train
 from train.evaluation.acceptance import AcceptanceLength, Agreement, held_out_prompts
@@ -112,12 +112,9 @@ class AblateConfig:
             raise UserError("the experiment shift compares no numbers; leave --values out")
 
 
-def run(config: AblateConfig, command: str) -> Path:
-    """Trains the missing drafters, evaluates all of them, and writes the report.
-
-    Args:
-      config: the experiment.
-      command: the command line to show in the report.
+def run(config: AblateConfig, console: Console) -> Path:
+    """Trains the missing drafters, evaluates all of them, prints their table, and writes the
+    report.
 
     Returns:
       The report's file.
@@ -130,8 +127,8 @@ def run(config: AblateConfig, command: str) -> Path:
         value: [training(config, recipe, value, seed) for seed in range(config.seeds)]
         for value in config.values or plan.values
     }
-    section = config.work / f"{config.experiment}.md"
-    check_outputs(section)
+    path = config.work / f"{config.experiment}.json"
+    check_outputs(path)
     figures: dict[float, dict[str, list[float]]] = {value: {} for value in runs}
     with work_directory.locked(config.work):
         total, number = config.seeds * len(runs), 0
@@ -144,20 +141,19 @@ def run(config: AblateConfig, command: str) -> Path:
                 # Compiled programs accumulate memory mappings, which are limited
                 # (vm.max_map_count).
                 jax.clear_caches()
-    facts = environment()
     nodes, search = default_tree()
-    setup = (
-        f"{datetime.datetime.now(datetime.UTC).date()}, {facts.pop('device')}; "
-        f"{', '.join(f'{name} {value}' for name, value in facts.items())}. "
-        f"Target `{recipe.target}`, {recipe.trainer.updates} steps of {recipe.trainer.batch_size} "
+    title = (
+        f"{recipe.target}: {recipe.trainer.updates} steps of {recipe.trainer.batch_size} "
         f"rows, {config.seeds} seed{'s' * (config.seeds > 1)}; up to {config.prompts} prompts, "
         f"{config.max_new_tokens} new tokens each, trees of {nodes} nodes "
-        f"(level decay {search.level_decay:g})."
+        f"(level decay {search.level_decay:g})"
     )
-    title = f"## {config.experiment.capitalize()}"
-    paragraphs = [title, setup, f"    {command}", table(plan, figures), plan.note]
-    write_text(section, "\n\n".join(filter(None, paragraphs)) + "\n")
-    return section
+    printed = figures_table(title, plan, figures)
+    console.print(printed)
+    by_value = {str(value): own for value, own in figures.items()}
+    content = report(config, f"Ablation: {config.experiment}", [printed], figures=by_value)
+    write_json(path, content)
+    return path
 
 
 def recipe_of(config: AblateConfig) -> DrafterTraining:
@@ -228,10 +224,13 @@ def _figures(config: AblateConfig, settings: DrafterTraining, drafter: Path) -> 
     return {name: value for name, value in figures.items() if name.startswith(("tau", "alpha"))}
 
 
-def table(plan: Experiment, figures: Mapping[float, Mapping[str, Sequence[float]]]) -> str:
-    """Returns a Markdown table with one row per value, the paper's figures next to ours.
+def figures_table(
+    title: str, plan: Experiment, figures: Mapping[float, Mapping[str, Sequence[float]]]
+) -> Table:
+    """Returns a table with one row per value, the paper's figures next to ours.
 
     Args:
+      title: of the table.
       plan: what was compared.
       figures: each value's figures by name, with one number per seed.
     """
@@ -239,7 +238,7 @@ def table(plan: Experiment, figures: Mapping[float, Mapping[str, Sequence[float]
     names = [plan.option]
     for name in columns:
         names += [name, *["paper"] * (name in plan.paper)]
-    rows = [names, ["---"] * len(names)]
+    rows = []
     for value, own in figures.items():
         cells = [str(value)]
         for name in columns:
@@ -249,15 +248,13 @@ def table(plan: Experiment, figures: Mapping[float, Mapping[str, Sequence[float]
             if name in plan.paper:
                 cells.append(str(plan.paper[name].get(value, "-")))
         rows.append(cells)
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return table(title, names, rows, plan.note)
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line; bad input ends with a one-line error and exit status 2."""
-    args = sys.argv[1:] if args is None else args
     with program(RESUMABLE):
-        config = parse(AblateConfig, args, __doc__)
-        print(run(config, shlex.join(["python", "-m", "train.ablate", *args])))
+        print(run(parse(AblateConfig, args, __doc__), Console()))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -25,7 +26,8 @@ from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.programs.command_line import check_least, check_some, parse, program
-from dart_jax.programs.provenance import environment
+from dart_jax.programs.outputs import check_outputs
+from dart_jax.programs.provenance import environment, write_report
 from dart_jax.programs.tables import table
 from dart_jax.progress import stage
 from dart_jax.weights import hub
@@ -48,6 +50,8 @@ class MeasureConfig:
     """Numbers of drafted positions, d."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype in which the loss is computed."""
+    json: Path | None = None
+    """Write the measurements to this file."""
 
     def __post_init__(self) -> None:
         check_some(self, "context", "positions")
@@ -90,16 +94,20 @@ def measure(target: TargetConfig, context: int, positions: int, dtype: DTypeLike
 
 
 def run(config: MeasureConfig, console: Console) -> None:
-    """Measures every case and prints a table of them."""
+    """Measures every case, prints a table of them and writes the report."""
+    check_outputs(config.json)
     target = read_target_config(hub.resolve(config.target, patterns=("config.json",)))
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
-    rows = []
+    megabytes: list[dict[str, float]] = []
     for context, positions in itertools.product(config.context, config.positions):
         with stage(f"T {context}, d {positions}", console):
             memory = measure(target, context, positions, jnp.dtype(config.dtype))
-        rows.append((str(context), str(positions), f"{memory / 1e6:,.1f}"))
+        megabytes.append({"T": context, "d": positions, "MB": memory / 1e6})
+    rows = [(str(each["T"]), str(each["d"]), f"{each['MB']:,.1f}") for each in megabytes]
     title, caption = "Loss and gradient of every prefix", "MB: temporary memory"
-    console.print(table(title, ("T", "d", "MB"), rows, caption))
+    printed = table(title, ("T", "d", "MB"), rows, caption)
+    console.print(printed)
+    write_report(config, "Memory of the training objective", [printed], measurements=megabytes)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -49,7 +49,7 @@ _LEAST = 0.05  # minutes of answers when an interrupted run goes on
 
 # A CPU computes few rows at a time, keeps the target's outputs, which take most of its time, and
 # draws anchors among the rows that have answers after them; DSpark learns faster from many small
-# steps (docs/ablations.md).
+# steps.
 _ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
 _STEPS = {
     "cpu": {

@@ -1,19 +1,31 @@
-"""Provenance of measurements: device, versions, and the commit of the checkout."""
+"""Reports of measurements: device, versions, command, tables, and the commit of the checkout."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+from rich.table import Table
 
 from dart_jax.machine import available_cores
+from dart_jax.programs.command_line import command
 from dart_jax.programs.outputs import write_json
+from dart_jax.programs.tables import contents
+
+# Of the checkout, or of the installed packages.
+_ROOT = Path(__file__).parents[2]
+
+# Options that say where results go.
+_OUTPUTS = ("--json", "--markdown", "--plot")
 
 
 def environment() -> dict[str, str]:
@@ -29,26 +41,50 @@ def environment() -> dict[str, str]:
     }
 
 
-def report(config: Any, **content: Any) -> dict[str, Any]:
-    """Returns a program's JSON report: how it was made, and what was measured.
+def report(config: Any, title: str, tables: Iterable[Table], **content: Any) -> dict[str, Any]:
+    """Returns a program's JSON report, which has the same beginning for all programs.
 
     Args:
       config: the program's options, a dataclass.
-      content: the measurements, by name.
+      title: what was measured.
+      tables: the tables that the program prints.
+      content: the measurements that they were made from, by name.
     """
     return {
+        "title": title,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": typed_command(),
         "environment": environment(),
         "revision": revision(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "config": dataclasses.asdict(config),
+        "tables": [contents(table) for table in tables],
+        "config": {name: _portable(value) for name, value in dataclasses.asdict(config).items()},
         **content,
     }
 
 
-def write_report(config: Any, **content: Any) -> None:
+def write_report(config: Any, title: str, tables: Iterable[Table], **content: Any) -> None:
     """Writes `report` to the file of the program's option --json, if it was given."""
     if config.json is not None:
-        write_json(config.json, report(config, **content))
+        write_json(config.json, report(config, title, tables, **content))
+
+
+def typed_command() -> str:
+    """Returns the command line of this process, without the files that results are written to."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word in _OUTPUTS:
+            next(words, None)
+        elif word.partition("=")[0] not in _OUTPUTS:
+            kept.append(word)
+    return f"{command()} {shlex.join(kept)}".strip()
+
+
+def _portable(value: Any) -> Any:
+    """Shortens a path below the checkout; what is none stays as it is."""
+    if isinstance(value, str | Path):
+        return str(value).removeprefix(f"{_ROOT}/")
+    return value
 
 
 def _cpu() -> str:

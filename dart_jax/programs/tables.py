@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.box import MARKDOWN
 from rich.table import Table
@@ -27,3 +28,13 @@ def table(
     for row in rows:
         grid.add_row(*map(Text, row))
     return grid
+
+
+def contents(grid: Table) -> dict[str, Any]:
+    """Returns what a table says, as strings: `title`, `columns`, `rows` and `caption`."""
+    return {
+        "title": str(grid.title or ""),
+        "columns": [str(column.header) for column in grid.columns],
+        "rows": [list(map(str, row)) for row in zip(*(c.cells for c in grid.columns), strict=True)],
+        "caption": str(grid.caption or ""),
+    }

@@ -176,9 +176,10 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
         results.append(Result(case, name, findings))
         jax.clear_caches()
     where = f"{config.mesh}, {accelerator.title}" if mesh is not None else accelerator.title
-    for table in tables(results, where):
-        console.print(table)
-    write_report(config, programs=[_as_json(result) for result in results])
+    output = list(tables(results, where))
+    console.print(*output)
+    title = f"Programs compiled for {where}"
+    write_report(config, title, output, programs=[_as_json(result) for result in results])
     return results
 
 

@@ -140,7 +140,9 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
     """
     config = config.filled()
     check_outputs(config.json)
-    dtype, cases = resolve_dtype(config.dtype), []
+    dtype = resolve_dtype(config.dtype)
+    cases: list[Case] = []
+    output: list[Table] = []
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     with stage("measuring the device's limits", console):
         limits = hardware.measure(dtype)
@@ -164,13 +166,15 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
             with stage(f"{name}, batch {batch}, context {context}", console):
                 rows = measure_stages(model, batch, context, config.tree_nodes, config.repeats)
             cases.append(Case(name, batch, context, rows))
-            console.print(cases[-1].table(limits))
+            output.append(cases[-1].table(limits))
+            console.print(output[-1])
             jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         del model
     if not any(row.stage in STAGES for case in cases for row in case.rows):
         console.print("The profiler records no operations on this device: stages are left out.")
     content = [case.as_json(limits) for case in cases]
-    write_report(config, hardware=limits._asdict(), cases=content)
+    title = f"Stages of a step: {', '.join(config.shape)}"
+    write_report(config, title, output, hardware=limits._asdict(), cases=content)
     return cases
 
 

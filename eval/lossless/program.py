@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs
@@ -35,16 +36,19 @@ def run(config: LosslessConfig, console: Console) -> bool:
     for reason in lossless.left_out:
         console.print(f"left out: {reason}")
     outcomes = list(lossless.compare())
+    output: list[Table] = []
     for name in lossless.methods:
         of_method = [outcome for outcome in outcomes if outcome.case.method == name]
         sizes = ", ".join(dict.fromkeys(str(outcome.case.nodes) for outcome in of_method))
         title = f"{METHODS[name].title} against plain decoding: trees of {sizes} nodes"
-        console.print(tables.equality_table(title, of_method))
+        output.append(tables.equality_table(title, of_method))
     if any(outcome.divergences for outcome in outcomes):
-        console.print(tables.divergence_table(outcomes, lossless.tokenizer))
+        output.append(tables.divergence_table(outcomes, lossless.tokenizer))
+    console.print(*output)
     fits = lossless.fit()
     if fits:
-        console.print(tables.fit_table(fits))
+        output.append(tables.fit_table(fits))
+        console.print(output[-1])
     passed, verdict = tables.verdict(outcomes, fits)
     settings = [
         {
@@ -62,7 +66,16 @@ def run(config: LosslessConfig, console: Console) -> bool:
         {"sampling": dataclasses.asdict(how), **dataclasses.asdict(fit), "p": fit.p}
         for how, fit in fits.items()
     ]
-    write_report(config, lossless=passed, settings=settings, distribution=distribution)
+    title = f"Drafted and plain texts of {config.title}"
+    write_report(
+        config,
+        title,
+        output,
+        note=verdict,
+        lossless=passed,
+        settings=settings,
+        distribution=distribution,
+    )
     console.print(verdict, soft_wrap=True)
     return passed
 

@@ -2,7 +2,7 @@
 
 To add one, add a file here with a function `load` from a `Setup` to a `Loaded`, and an entry in
 `ENGINES`. torch.compile, CTranslate2, ONNX Runtime and OpenVINO, which convert or trace a model
-before they run it, were measured once (docs/performance.md), and slower than llama.cpp.
+before they run it, were slower than llama.cpp.
 """
 
 from __future__ import annotations

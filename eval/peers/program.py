@@ -221,17 +221,20 @@ def run(config: PeersConfig, console: Console) -> None:
         raise UserError(f"--threads {max(counts)}: only {cores} cores are here")
     left_out: dict[str, None] = {}
     content: list[dict[str, object]] = []
+    output: list[Table] = []
     with tempfile.TemporaryDirectory(prefix="dart_jax-") as work:
         for name, choice in targets(config, Path(work), console):
             for threads in counts:
                 measurements, reasons = compare(choice, threads, Path(work), console)
                 left_out |= dict.fromkeys(reasons)
-                console.print(_table(measurements, name, config.new_tokens, threads))
+                output.append(_table(measurements, name, config.new_tokens, threads))
+                console.print(output[-1])
                 about = {"target": name, "threads": threads}
                 content += [{**about, **each._asdict()} for each in measurements]
     for line in left_out:
         console.print(f"left out: {line}", highlight=False, soft_wrap=True)
-    write_report(config, left_out=[*left_out], measurements=content)
+    title = f"{config.shape or config.title} in other engines"
+    write_report(config, title, output, left_out=[*left_out], measurements=content)
 
 
 def targets(config: PeersConfig, work: Path, console: Console) -> Iterator[tuple[str, PeersConfig]]:

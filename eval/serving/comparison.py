@@ -134,10 +134,16 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
             loads = await compare(config, servers, request, notify)
     columns = ["clients", "server", "tok/s", "per token", "first", "tau", "ratio", "same"]
     rows = [row for load in loads for row in load.rows()]
-    console.print(narrow("Serving", columns, rows, _CAPTION))
+    printed = narrow("Serving", columns, rows, _CAPTION)
+    console.print(printed)
     for line in (line for load in loads for line in load.warnings()):
         console.print(line, highlight=False, soft_wrap=True)
-    return {"options": options, "loads": [load.as_json() for load in loads]}
+    return {
+        "title": f"A server of {config.title}",
+        "tables": [printed],
+        "options": options,
+        "loads": [load.as_json() for load in loads],
+    }
 
 
 async def compare(

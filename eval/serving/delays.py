@@ -75,8 +75,10 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
         [name, *(spread([each[name] for each in all_]) for all_ in rounds.values())]
         for name in names
     ]
-    console.print(narrow("Delays", ["", *rounds], rows, _CAPTION))
-    return {"rounds": rounds}
+    printed = narrow("Delays", ["", *rounds], rows, _CAPTION)
+    console.print(printed)
+    title = f"What users of {config.title} wait for"
+    return {"title": title, "tables": [printed], "rounds": rounds}
 
 
 async def measure(client: Client, prompts: Prompts) -> Delays:

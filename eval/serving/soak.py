@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from dart_jax.errors import UserError
+from dart_jax.programs.tables import table
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from eval.serving.client import Answer, Client
@@ -74,11 +75,22 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
                 alone, faults = {}, [str(error)]
     faults += [*growth(memory), *(text for each in visits for text in fault(each, alone))]
     kinds = Counter("refused" if each.refused else each.kind for each in visits)
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    usage = f"memory {memory[0] / 1e6:,.0f} to {max(memory) / 1e6:,.0f} MB" if memory else ""
-    for line in (f"requests: {counts}", usage, *faults[:20], f"faults: {len(faults)}"):
+    rows = [[f"requests: {kind}", f"{count:,}"] for kind, count in kinds.most_common()]
+    if memory:
+        rows.append(["memory, MB", f"{memory[0] / 1e6:,.0f} to {max(memory) / 1e6:,.0f}"])
+    rows.append(["faults", str(len(faults))])
+    printed = table(f"{clients} clients for {config.soak:g} minutes", ("", ""), rows)
+    console.print(printed)
+    for line in faults[:20]:
         console.print(line, highlight=False, soft_wrap=True)
-    return {"requests": kinds, "memory": memory, "faults": faults}
+    title = f"A soaked server of {config.title}"
+    return {
+        "title": title,
+        "tables": [printed],
+        "requests": kinds,
+        "memory": memory,
+        "faults": faults,
+    }
 
 
 async def _visits(

@@ -50,7 +50,8 @@ def run(config: SpeedupConfig, console: Console) -> None:
         for each in tables.overview_tables(settings):
             show(each)
     content = [setting.as_json() for setting in settings]
-    write_report(config, dtype=speedup.dtype, settings=content)
+    title = f"Speed of {config.shape or config.title} by method"
+    write_report(config, title, output, dtype=speedup.dtype, settings=content)
     if config.markdown:
         text = io.StringIO()
         Console(file=text, width=200).print(*output)

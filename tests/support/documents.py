@@ -61,13 +61,17 @@ def inline(text: str) -> list[str]:
 def commands(path: Path) -> list[Command]:
     """Every command line of a document: in bash and sh blocks, indented, and between backticks
     where it has options or files; others name a program and leave the rest to the reader."""
-    text = path.read_text()
+    return commands_of(str(path.relative_to(ROOT)), path.read_text())
+
+
+def commands_of(document: str, text: str) -> list[Command]:
+    """As `commands`, of a text."""
     lines = [line for block in fenced(text, "bash", "sh") for line in _joined(block)]
     indented = re.findall(r"(?:^    .*\n)+", prose(text) + "\n", re.M)
     lines += [line for block in indented for line in _joined(block) if _PROGRAMS.match(line)]
     typed = re.compile(r"python -m \S+ .*(--|/)")
     lines += [code for code in inline(text) if typed.match(code) and "..." not in code]
-    return [each for line in lines for each in _split(str(path.relative_to(ROOT)), line)]
+    return [each for line in lines for each in _split(document, line)]
 
 
 def _joined(block: str) -> list[str]:

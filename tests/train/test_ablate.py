@@ -6,8 +6,10 @@ import json
 import numpy as np
 import pytest
 import tiny_model
+from rich.console import Console
 
 from dart_jax.errors import UserError
+from dart_jax.programs.tables import contents
 from train import ablate
 from train.ablate import EXPERIMENTS, AblateConfig, recipe_of, run, training
 from train.drafter import DrafterTraining
@@ -55,18 +57,15 @@ eval_rows = 2
 
 def table(report):
     """The rows of a report's table, by variant."""
-    rows = [line.strip("| ").split(" | ") for line in report.splitlines() if line[:1] == "|"]
-    names, _, *rows = rows
-    return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
+    [table] = json.loads(report.read_text())["tables"]
+    names = table["columns"][1:]
+    return {value: dict(zip(names, row, strict=True)) for value, *row in table["rows"]}
 
 
 @pytest.mark.long
 def test_experiments_share_their_runs(config):
     """A second run trains only what is new; where only the search differs, nothing is."""
-    report = run(config, "the command").read_text()
-    assert "## Gamma\n" in report
-    assert "    the command\n" in report
-    gamma = table(report)
+    gamma = table(run(config, Console()))
     assert gamma.keys() == {"0.6", "1.0"}
     assert gamma["0.6"].keys() >= {"tau", "paper", "tau_without_ngram", "alpha_1", "alpha_4"}
     assert gamma["0.6"]["paper"] == "3.63"
@@ -80,12 +79,12 @@ def test_experiments_share_their_runs(config):
         *(f"gamma-1.0_seed-{seed}" for seed in range(2)),
     }
     search = dataclasses.replace(config, experiment="ngram", values=(0.0, 0.5))
-    weight = table(run(search, "the command").read_text())
+    weight = table(run(search, Console()))
     assert weights() == before
     assert weight["0.5"]["tau"] == gamma["0.6"]["tau"]
     assert weight["0.0"]["tau"] == gamma["0.6"]["tau_without_ngram"]
     with pytest.raises(UserError, match=r"made with another --steps \(2, now 3\)"):
-        run(dataclasses.replace(config, steps=3), "the command")
+        run(dataclasses.replace(config, steps=3), Console())
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -111,17 +110,17 @@ def test_the_runs_of_an_experiment(config, experiment):
 def test_values_that_cannot_be_compared(config, tmp_path, experiment, values, message):
     work = tmp_path / "w"
     with pytest.raises(UserError, match=message):
-        run(dataclasses.replace(config, experiment=experiment, values=values, work=work), "")
+        run(dataclasses.replace(config, experiment=experiment, values=values, work=work), Console())
     assert not work.exists()
 
 
 def test_the_table():
     figures = {0.6: {"tau": [3.0, 5.0]}, 0.65: {"tau": [2.0], "alpha_1": [0.5]}}
-    assert ablate.table(EXPERIMENTS["gamma"], figures).splitlines() == [
-        "| gamma | tau | paper | alpha_1 |",
-        "| --- | --- | --- | --- |",
-        "| 0.6 | 4.000 ± 1.414 | 3.63 | - |",
-        "| 0.65 | 2.000 | - | 0.500 |",
+    table = contents(ablate.figures_table("", EXPERIMENTS["gamma"], figures))
+    assert [table["columns"], *table["rows"]] == [
+        ["gamma", "tau", "paper", "alpha_1"],
+        ["0.6", "4.000 ± 1.414", "3.63", "-"],
+        ["0.65", "2.000", "-", "0.500"],
     ]
 
 

@@ -1,0 +1,91 @@
+"""Results have one form, their pages show all of it, and the headline figures are theirs."""
+
+import dataclasses
+import datetime
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from documents import ROOT
+from results_pages import page, pages, reports
+
+from dart_jax.programs import provenance
+from dart_jax.programs.tables import table
+
+RESULTS = reports()
+# The keys of every report and those of some, with their types.
+FORM = {"title": str, "date": str, "command": str, "environment": dict, "tables": list}
+ADDED = {"note": str, "figure": str, "transcribed": bool}
+
+
+def check_form(report):
+    optional = {key: kind for key, kind in ADDED.items() if key in report}
+    for key, kind in (FORM | optional).items():
+        assert isinstance(report[key], kind), key
+        assert report[key], key
+    datetime.datetime.fromisoformat(report["date"])
+    assert "device" in report["environment"]
+    assert all(isinstance(value, str) for value in report["environment"].values())
+    for each in report["tables"]:
+        assert set(each) == {"title", "columns", "rows", "caption"}
+        assert {len(row) for row in each["rows"]} == {len(each["columns"])}
+        assert all(isinstance(cell, str) for row in each["rows"] for cell in row)
+
+
+@pytest.mark.parametrize("path", RESULTS)
+def test_every_result_has_the_form(path):
+    report = RESULTS[path]
+    check_form(report)
+    assert Path(path).name.startswith(report["date"][:10])
+    assert (ROOT / "docs" / report.get("figure", "")).exists()
+    assert not re.search(r"/(home|root|tmp|work)/", json.dumps(report))
+
+
+def test_every_file_has_a_page_in_the_list():
+    files = {str(path.relative_to(ROOT)) for path in ROOT.glob("results/**/*") if path.is_file()}
+    assert files == {path.replace(".md", ".json") for path in RESULTS}
+    index = pages()["results/all.md"]
+    assert set(re.findall(r"\]\((.*?)\)", index)) == {p.removeprefix("results/") for p in RESULTS}
+
+
+def test_reports_of_programs_have_the_form(tmp_path, monkeypatch):
+    """With the command as it was typed, but for the files that it wrote."""
+    config = dataclasses.make_dataclass("Config", ["json", "file"])
+    words = ["eval.x", "--json", "a", "--size", "1", "2", "--plot=b", "--name", "a b"]
+    monkeypatch.setattr(sys, "argv", words)
+    report = provenance.report(
+        config(tmp_path / "r.json", ROOT / "docs/step.svg"),
+        "A title",
+        [table("T | 1", ("method", "a_b"), [("dart", "1 < 2"), ("plain", "two\nlines")], "same")],
+        raw=[1.5],
+    )
+    check_form(report)
+    assert report["command"].endswith(" --size 1 2 --name 'a b'")
+    assert report["config"]["file"] == "docs/step.svg"
+    assert report["raw"] == [1.5]
+    text = page(report)
+    assert "**T \\| 1**\n\n| method | a\\_b |\n| --- | ---: |\n| dart | 1 &lt; 2 |" in text
+    assert "| plain | two<br>lines |\n\nsame\n" in text
+
+
+def numbers(text):
+    """The numbers of a text, without those of names such as Q4_1."""
+    return set(re.findall(r"(?<![\w.-])\d[\d,.]*(?<![,.])", text))
+
+
+def test_headline_figures_are_those_of_the_page_beside_them():
+    text = (ROOT / "docs/results.md").read_text()
+    figures = 0
+    # A row of a table, a point of a list or a paragraph; each figure stands before its link.
+    for part in re.split(r"\n\n|\n- |\|\n", text):
+        if part.startswith("|") and "](" not in part:
+            continue  # the head of a table
+        *linked, rest = re.split(r"\]\((\S+?)\)", part)
+        assert not numbers(rest), f"no page for {rest}"
+        for said, link in zip(linked[::2], linked[1::2], strict=True):
+            if found := numbers(said):
+                assert found <= numbers(pages()[link]), f"{link}: {said}"
+                figures += len(found)
+    assert figures > 60
