@@ -345,7 +345,8 @@ def unknown_names(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_bare_names(path):
-    if path.name != "CHANGELOG.md":
+    # Of these, one is about the past, and the others name what other software has.
+    if path.name not in ("CHANGELOG.md", "migrating.md", "proxy.md"):
         assert not unknown_names(path.read_text())
 
 
