@@ -40,7 +40,7 @@ VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PR
 
 
 # Directories whose files the documents name; what programs make lies elsewhere.
-ROOMS = r"dart_jax|train|eval|native|tests|docs|notebooks|\.ci"
+ROOMS = r"dart_jax|train|eval|native|tests|docs|examples|notebooks|\.ci"
 
 
 class Parsed(BaseException):
