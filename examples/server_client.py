@@ -8,6 +8,7 @@
 
 import argparse
 import json
+from typing import Any
 
 from openai import OpenAI
 
@@ -30,14 +31,12 @@ args = parser.parse_args()
 with OpenAI(base_url=args.url, api_key="none") as client:
     model = client.models.list().data[0].id
     question = [{"role": "user", "content": "How is the weather in Paris?"}]
-    chat = {"model": model, "messages": question, "max_tokens": 64, "temperature": 0}
-    for chunk in client.chat.completions.create(**chat, stream=True):
+    ask: dict[str, Any] = {"model": model, "messages": question, "max_tokens": 64, "temperature": 0}
+    for chunk in client.chat.completions.create(**ask, stream=True):
         print(chunk.choices[0].delta.content or "", end="", flush=True)
     print()
 
-    tools = [{"type": "function", "function": WEATHER}]
-    answer = client.chat.completions.create(
-        **chat, tools=tools, tool_choice="required", parallel_tool_calls=False
-    )
-    for call in answer.choices[0].message.tool_calls:
+    ask |= {"tools": [{"type": "function", "function": WEATHER}], "tool_choice": "required"}
+    answer = client.chat.completions.create(**ask, parallel_tool_calls=False)
+    for call in answer.choices[0].message.tool_calls or []:
         print(call.function.name, json.loads(call.function.arguments)["city"])

@@ -53,6 +53,8 @@ def parse(module: str, args: list[str]) -> None:
     Files and repositories that are named need not exist; the options must.
     """
     real, read = tyro.cli, config_file._read
+    if "--bench" in args and (name := args.index("--bench") + 1) and args[name].endswith(".jsonl"):
+        args = [*args[:name], "questions", *args[name + 1 :]]
 
     def cli(*given, **options):
         raise Parsed(real(*given, **options))
