@@ -40,6 +40,7 @@ PROMISED = {
     "compare": r"tau",
     "serve --target": "dart_jax serves own",
     "curl": '"completion_tokens":40',
+    "OpenAI(": r"\w+ \w+",
 }
 
 
@@ -69,6 +70,7 @@ def ran(block: str) -> str:
 def test_the_commands_run_as_they_are_printed(clone, capsys):
     (_, install), *blocks = BLOCKS
     assert "pip install -e" in install  # as .ci/run does for the README
+    assert all(any(long in printed for _, printed in blocks) for long in SHORT)
     short = {} if os.environ.get("DART_TUTORIAL") == "whole" else SHORT
     address, seen = ADDRESS, set()
     with contextlib.ExitStack() as stack:
