@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.drafting import AnyDrafter, NgramConfig, PromptLookupConfig, drafter_title
+from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig, drafter_title
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
@@ -228,7 +228,7 @@ class DartModel:
 
         Args:
           drafter: directory or `owner/name`, as for `from_pretrained`; a config that needs no
-            parameters, `NgramConfig` or `PromptLookupConfig`; None for plain decoding.
+            parameters, such as `NgramConfig` or `PromptLookupConfig`; None for plain decoding.
           token: hub token; None uses the stored login.
 
         Raises:
@@ -240,7 +240,7 @@ class DartModel:
         if drafter == self.drafter:
             return self
         if drafter is not None:
-            if not isinstance(drafter, NgramConfig | PromptLookupConfig):
+            if not isinstance(drafter, MethodConfig):
                 raise UserError("a drafter's parameters are needed; pass its directory")
             if isinstance(drafter, NgramConfig) and self.ngram is None:
                 raise UserError("no n-gram model was loaded; pass one")

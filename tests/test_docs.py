@@ -77,7 +77,7 @@ CODE = (
 
 
 # Directories whose files the documents name; what programs make lies elsewhere.
-ROOMS = r"dart_jax|train|eval|native|tests|docs|notebooks|\.ci"
+ROOMS = r"dart_jax|train|eval|native|tests|docs|examples|notebooks|\.ci"
 
 
 class Parsed(BaseException):
@@ -90,6 +90,8 @@ def parse(module: str, args: list[str]) -> None:
     Files and repositories that are named need not exist; the options must.
     """
     real, read = tyro.cli, config_file._read
+    if "--bench" in args and (name := args.index("--bench") + 1) and args[name].endswith(".jsonl"):
+        args = [*args[:name], "questions", *args[name + 1 :]]
 
     def cli(*given, **options):
         raise Parsed(real(*given, **options))

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom with small models, and are committed without outputs."""
+"""The notebooks run from top to bottom with SmolLM2, and are committed without outputs."""
 
 import ast
 import builtins
@@ -49,8 +49,7 @@ def test_nothing_but_sources_is_kept(path):
 @by_name
 def test_the_first_cell_configures(path):
     configuration = cells(path, "code")[0]
-    choice = 'MODEL = "smollm2"' if path.stem == "quickstart" else "DEMO = True"
-    assert f"\n{choice}\n" in configuration
+    assert '\nMODEL = "smollm2"\n' in configuration
     # The only place of the repository's address, which nobody but its owner knows.
     assert configuration.endswith('\nREPOSITORY = ""')
     assert "OWNER" not in path.read_text()

@@ -1,9 +1,9 @@
 """Drafting methods: each proposes the next draft tree.
 
 One file per method. `dart_jax.decoding.step` depends only on the base class `DraftingMethod` in
-`base.py`; `drafting_method` selects the method for a config. To add one, add a file here and a case
-to `drafting_method`. May import `dart_jax.models`, and `sampling` and `tree` of
-`dart_jax.decoding`. Start with `base.py`, then `dart.py`; `prompt_lookup.py` is the smallest
+`base.py`; `drafting_method` selects the method for a config. To add one, add a file here and, if it
+has parameters, a case to `drafting_method`. May import `dart_jax.models`, and `sampling` and `tree`
+of `dart_jax.decoding`. Start with `base.py`, then `dart.py`; `prompt_lookup.py` is the smallest
 complete method.
 """
 
@@ -13,6 +13,7 @@ from dart_jax.decoding.drafting.base import (
     Candidates,
     DraftingMethod,
     DraftInput,
+    MethodConfig,
     PromptRows,
     Proposal,
 )
@@ -21,8 +22,8 @@ from dart_jax.decoding.drafting.dart import Dart
 from dart_jax.decoding.drafting.draft_model import DraftModel
 from dart_jax.decoding.drafting.eagle3 import Eagle3
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
-from dart_jax.decoding.drafting.ngram import Ngram, NgramConfig
-from dart_jax.decoding.drafting.prompt_lookup import PromptLookup, PromptLookupConfig
+from dart_jax.decoding.drafting.ngram import NgramConfig
+from dart_jax.decoding.drafting.prompt_lookup import PromptLookupConfig
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "Candidates",
     "DraftInput",
     "DraftingMethod",
+    "MethodConfig",
     "NgramConfig",
     "PromptLookupConfig",
     "PromptRows",
@@ -46,7 +48,7 @@ __all__ = [
 
 # Config that selects the drafting method; a `TargetConfig` is a small model of the target's kind,
 # which drafts token by token.
-AnyDrafter = AnyDrafterConfig | TargetConfig | PromptLookupConfig | NgramConfig
+AnyDrafter = AnyDrafterConfig | TargetConfig | MethodConfig
 
 
 def drafting_method(
@@ -71,18 +73,14 @@ def drafting_method(
             return Eagle3(drafter, nodes, eagle)
         case TargetConfig():
             return DraftModel(drafter, nodes)
-        case PromptLookupConfig():
-            return PromptLookup(drafter, nodes)
-        case NgramConfig():
-            return Ngram(drafter, nodes)
+        case MethodConfig():
+            return drafter.method(nodes)
 
 
 _TITLES = {
     DrafterConfig: "DART",
     Eagle3Config: "EAGLE-3",
     TargetConfig: "draft model",
-    PromptLookupConfig: "prompt lookup",
-    NgramConfig: "n-gram model alone",
 }
 
 
@@ -90,6 +88,8 @@ def drafter_title(drafter: AnyDrafter | None) -> str:
     """The name of a drafting method, for people."""
     if drafter is None:
         return "none"
+    if isinstance(drafter, MethodConfig):
+        return drafter.title
     if isinstance(drafter, BlockConfig):
         return drafter.kind
     pairs = isinstance(drafter, DrafterConfig) and drafter.pair_rank > 0

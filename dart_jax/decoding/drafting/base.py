@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -194,6 +194,25 @@ class DraftingMethod(abc.ABC):
 
         Returns:
           The new state, a pytree of arrays whose shapes never change; and the proposal.
+        """
+
+
+class MethodConfig(abc.ABC):
+    """Selects a drafting method that needs no parameters of its own; `DartModel.with_drafter` takes
+    it. Subclasses are frozen dataclasses.
+
+    Attributes:
+      title: the method's name, for people.
+    """
+
+    title: ClassVar[str]
+
+    @abc.abstractmethod
+    def method(self, nodes: int) -> DraftingMethod:
+        """Returns the method.
+
+        Args:
+          nodes: tree nodes without the root, N.
         """
 
 

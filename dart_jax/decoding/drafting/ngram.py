@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
+from dart_jax.decoding.drafting.base import (
+    DraftingMethod,
+    DraftInput,
+    MethodConfig,
+    PromptRows,
+    Proposal,
+)
 from dart_jax.errors import UserError
 from dart_jax.models.kernels.options import LayerOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class NgramConfig:
+class NgramConfig(MethodConfig):
     """Options of drafting with only the n-gram model.
 
     Attributes:
@@ -22,11 +29,16 @@ class NgramConfig:
       UserError: levels is below 1.
     """
 
+    title: ClassVar[str] = "n-gram model alone"
     levels: int = 8
 
     def __post_init__(self) -> None:
         if self.levels < 1:
             raise UserError(f"an n-gram tree needs at least 1 level, got {self.levels}")
+
+    def method(self, nodes: int) -> Ngram:
+        """Returns the method; see the base class."""
+        return Ngram(self, nodes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,19 +8,26 @@ implementation the latest.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
+from dart_jax.decoding.drafting.base import (
+    DraftingMethod,
+    DraftInput,
+    MethodConfig,
+    PromptRows,
+    Proposal,
+)
 from dart_jax.decoding.tree import chain
 from dart_jax.errors import UserError
 from dart_jax.models.kernels.options import LayerOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookupConfig:
+class PromptLookupConfig(MethodConfig):
     """Length of the suffix to look up.
 
     Attributes:
@@ -31,6 +38,7 @@ class PromptLookupConfig:
       UserError: not 1 <= shortest <= longest.
     """
 
+    title: ClassVar[str] = "prompt lookup"
     longest: int = 3
     shortest: int = 1
 
@@ -40,6 +48,10 @@ class PromptLookupConfig:
                 f"prompt lookup needs 1 <= shortest <= longest, got {self.shortest} and "
                 f"{self.longest}"
             )
+
+    def method(self, nodes: int) -> PromptLookup:
+        """Returns the method; see the base class."""
+        return PromptLookup(self, nodes)
 
 
 @dataclasses.dataclass(frozen=True)
