@@ -53,7 +53,7 @@ def page(report: Mapping[str, Any]) -> str:
         facts["revision"] = revision[:12]
     parts.append(markdown(("", ""), facts.items()))
     if report.get("transcribed"):
-        parts.append("The tables are from an earlier document; the raw data were not kept.")
+        parts.append("The tables are copied; the raw data were not kept.")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
