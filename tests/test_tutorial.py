@@ -1,7 +1,7 @@
 """The commands of `docs/tutorial.md` run in order, in the form printed, and show what it promises.
 
-Only SHORT changes them. `DART_TUTORIAL=whole pytest -s -n 0 tests/test_tutorial.py` leaves them as
-they are, and prints what they print and how long each takes.
+Only SHORT changes them. `DART_TUTORIAL=whole pytest -s -n 0 --long tests/test_tutorial.py` leaves
+them as they are, and prints what they print and how long each takes.
 """
 
 import contextlib
