@@ -13,6 +13,14 @@ from dart_jax.errors import UserError
 # Some models would write spaces for ever; these are enough for an indentation.
 _JSON: Any = {"whitespace_pattern": r"[ \n\r\t]{1,40}"}
 
+# Keywords beside which an object may need properties that `properties` does not name.
+_OF_MORE = {"additionalProperties", "patternProperties", "minProperties"}
+_OF_SEVERAL = {"allOf", "anyOf", "oneOf", "$ref"}
+
+# Keywords that have schemas: by name; one or a list.
+_NAMED_PARTS = {"properties", "patternProperties", "$defs", "definitions"}
+_PARTS = {"additionalProperties", "items", "prefixItems", "allOf", "anyOf", "oneOf"}
+
 # Larger integers are rounded by llguidance.
 _EXACT = 2**53
 
@@ -130,7 +138,39 @@ def _schema(schema: Mapping[str, Any] | bool | str) -> str:
     schema = json.loads(schema) if isinstance(schema, str) else schema
     if large := next((x for x in _numbers(schema) if abs(x) > _EXACT), None):
         raise UserError(f"the JSON schema has {large}, a number above 2**53; lower it")
-    return json.dumps({} if schema is True else schema)
+    return json.dumps({} if schema is True else _closed(schema))
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have no other properties than those named, unless it says more of
+    them: few clients mean that they may, but some models would add some for ever. One that
+    describes an object in several places stays as it is."""
+    schema = json.loads(json.dumps(schema))
+    every = list(_schemas(schema))
+    objects = [each for each in every if isinstance(each.get("properties"), dict)]
+    if any(each.keys() & _OF_SEVERAL for each in objects) or any(
+        len(each.get("allOf", ())) > 1 for each in every
+    ):
+        return schema
+    for each in objects:
+        named = each["properties"].keys() >= set(each.get("required", ()))
+        if named and not each.keys() & _OF_MORE:
+            each["additionalProperties"] = False
+    return schema
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all in it."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _schemas(each)
+    elif isinstance(schema, dict):
+        yield schema
+        for name, value in schema.items():
+            if name in _NAMED_PARTS and isinstance(value, dict):
+                yield from _schemas(list(value.values()))
+            elif name in _PARTS:
+                yield from _schemas(value)
 
 
 def _numbers(schema: Any) -> Iterator[int]:

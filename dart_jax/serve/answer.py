@@ -245,7 +245,8 @@ class ChatAnswer(Answer):
         # The role comes with the first piece, not before: clients measure the time to the first
         # token by it.
         delta: dict[str, Any] = {"role": "assistant"} if news.first else {}
-        if reading.content or news.first:
+        # An answer of calls alone has no content: some clients show even an empty one.
+        if reading.content or (news.first and self._readers is None):
             delta["content"] = reading.content
         if calls:
             delta["tool_calls"] = calls

@@ -278,6 +278,7 @@ class ResponseFields(GenerationFields):
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     text: dict[str, Any] = {}
+    truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, Any] = {}
     chat_template_kwargs: dict[str, Any] = {}
 
@@ -308,7 +309,6 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "spaces_between_special_tokens": (True,),
     "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
     "suffix": ("",),
-    "truncation": ("disabled",),
     "use_beam_search": (False,),
 }
 

@@ -228,10 +228,11 @@ class Service:
         if count < 1:
             raise bad("the prompt is empty; give it at least one token", "prompt")
         if count + (1 if most is None else most) > longest:
-            wish = "" if most is None else f" and {most} new tokens were asked for"
+            wish = "one must be new" if most is None else f"{most} new ones were asked for"
+            # Clients that shorten a conversation know the error by its first words.
             raise bad(
-                f"the prompt has {count} tokens{wish}, but prompt and text together have at most "
-                f"{longest} here, and one of them must be new",
+                f"this model's maximum context length is {longest} tokens; the prompt has {count}, "
+                f"and {wish}",
                 "prompt",
                 "context_length_exceeded",
             )

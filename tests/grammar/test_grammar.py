@@ -106,12 +106,29 @@ def test_what_is_certain_is_drafted():
     assert drafted == 'answer"'
 
 
+# An object within another.
+PAIR = {
+    "properties": {"pair": {"$ref": "#/$defs/pair"}},
+    "$defs": {"pair": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+
+
 @pytest.mark.parametrize(
     ("outputs", "good", "bad"),
     [
         ({"json_object": True}, ['{"a": [1, null]}'], ["[1]", "{a}"]),
         ({"json": '{"type": "integer"}'}, ["-12"], ["1.5", '"x"']),
         ({"json": True}, ['"x"', "[]"], ["x"]),
+        ({"json": PAIR}, ['{"pair": {"a": 1}}', "{}"], ['{"b": 1}', '{"pair": {"a": 1, "b": 1}}']),
+        ({"json": PAIR | {"additionalProperties": True}}, ['{"b": 1}'], ['{"pair": {"b": 1}}']),
+        ({"json": PAIR | {"anyOf": [{"required": ["b"]}]}}, ['{"pair": {}, "b": 1}'], ["{}"]),
+        ({"json": {"allOf": [PAIR["$defs"]["pair"], {"required": ["b"]}]}}, ['{"b": 1}'], ["{}"]),
+        ({"json": {"properties": {}, "required": ["b"]}}, ['{"b": 1}'], ["{}"]),
+        (
+            {"json": {"properties": {"properties": {"const": 1}}}},
+            ['{"properties": 1}'],
+            ['{"b": 1}'],
+        ),
         ({"regex": "[a-c]+[.]"}, ["abc."], ["abd.", "."]),
         ({"regex": "^ab?$"}, ["a", "ab"], ["b", "abb"]),
         ({"choice": ["a.b", "žluť (x)", "a"]}, ["a.b", "žluť (x)", "a"], ["axb", "z"]),
@@ -144,6 +161,9 @@ def test_kinds(outputs, good, bad):
         ({"json": "{"}, "the JSON schema cannot be used"),
         ({"json": {"type": "bar"}}, "the JSON schema cannot be used: Invalid type: bar"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"properties": 5}}, "the JSON schema cannot be used"),
+        ({"json": {"properties": {}, "required": 5}}, "the JSON schema cannot be used"),
+        ({"json": {"allOf": 5}}, "the JSON schema cannot be used"),
         ({"json": {"items": [{"const": 2**53 + 1}]}}, "a number above 2**53"),
         ({"regex": "a(?=b)"}, "look-around"),
         ({"regex": "("}, "unclosed group"),

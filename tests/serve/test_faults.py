@@ -76,6 +76,7 @@ def test_a_prompt_longer_than_the_context(served):
     """So long that it is encoded beside other work."""
     status, error = error_of(served, post(COMPLETIONS, {"prompt": "word " * 100_000}))
     assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["message"].startswith("this model's maximum context length is ")
     assert error["param"] == "prompt"
 
 

@@ -142,6 +142,14 @@ def test_items_of_other_models(client):
     assert response.output_text == ask(client, messages).output_text
 
 
+def test_a_long_input_is_truncated(client):
+    """On demand, as far as it leaves room for the answer."""
+    response = ask(client, "word " * 2000, truncation="auto")
+    assert response.usage.input_tokens == 1024 - 24
+    assert response.truncation == "auto"
+    assert ask(client).truncation == "disabled"
+
+
 class Person(pydantic.BaseModel):
     age: int = pydantic.Field(ge=0, le=99)
 

@@ -114,6 +114,7 @@ def streamed(chunks):
     content, calls, finish = "", [], None
     for chunk in chunks:
         [choice] = chunk.choices
+        assert choice.delta.content != ""  # clients would show it beside calls
         content += choice.delta.content or ""
         for piece in choice.delta.tool_calls or ():
             if piece.id:

@@ -45,7 +45,7 @@ class ResponseAnswer(ChatAnswer):
         given = asked.model_dump(
             include={
                 "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "text",
-                "tool_choice", "tools", "top_logprobs",
+                "tool_choice", "tools", "top_logprobs", "truncation",
             }
         )  # fmt: skip
         sampling = self._texts.texts[0].request.sampling
@@ -66,7 +66,6 @@ class ResponseAnswer(ChatAnswer):
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
-            "truncation": "disabled",
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],

@@ -21,7 +21,7 @@ _OF_CHATS = {"max_tokens", "prompt_logprobs", "response_format", "stream_options
 # Fields that chats do not have, or have in another form.
 _OWN = {
     "input", "instructions", "max_output_tokens", "include", "tools", "tool_choice", "text",
-    "metadata", "top_logprobs",
+    "metadata", "top_logprobs", "truncation",
 }  # fmt: skip
 
 
@@ -43,6 +43,8 @@ def chat_of(fields: ResponseFields) -> ChatFields:
     values["messages"] = _messages(fields)
     if fields.max_output_tokens is not None:
         values["max_tokens"] = fields.max_output_tokens
+    if fields.truncation == "auto":
+        values.setdefault("truncate_prompt_tokens", -1)
     if LOGPROBS in fields.include:
         values |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
         if fields.tools and fields.tool_choice != "none":
@@ -113,6 +115,9 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
     elif kind == "function_call_output":
         content = _content(item.get("output"), where)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    elif kind == "item_reference":
+        message = f"{where} refers to an item, but none are stored here; send the items themselves"
+        raise bad(f"{message}, as clients do with store=false", "input")
     elif kind != "reasoning":  # of another model, and no part of what it said
         raise bad(f"{where} is a {kind!r:.50}, which this server does not support", "input")
 

@@ -24,12 +24,6 @@ To call one, write its name and its arguments as JSON:
 {{"name": ..., "arguments": {{...}}}}
 </tool_call>"""
 
-# Keywords of a schema by which an object may have properties beside those of `properties`.
-_OF_MORE_PROPERTIES = {
-    "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "$ref",
-}  # fmt: skip
-
-
 @dataclasses.dataclass(frozen=True)
 class Tools:
     """The tools that an answer may call.
@@ -148,10 +142,7 @@ class Tools:
         """The schema of a function's arguments, where the answer has to follow it."""
         if not (self.must or function.strict):
             return {"type": "object"}
-        schema = {**(function.parameters or {"properties": {}}), "type": "object"}
-        # A function has no other arguments than those named, unless its schema says more of them.
-        closed = not schema.keys() & _OF_MORE_PROPERTIES
-        return {**schema, "additionalProperties": False} if closed else schema
+        return {**(function.parameters or {"properties": {}}), "type": "object"}
 
     def _text_rules(self) -> list[str]:
         """Rules of an answer with any text around its calls."""
