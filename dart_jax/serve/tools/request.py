@@ -24,6 +24,7 @@ To call one, write its name and its arguments as JSON:
 {{"name": ..., "arguments": {{...}}}}
 </tool_call>"""
 
+
 @dataclasses.dataclass(frozen=True)
 class Tools:
     """The tools that an answer may call.
