@@ -51,7 +51,7 @@ def page(report: Mapping[str, Any]) -> str:
     facts = {"date": report["date"][:10], **report["environment"]}
     if revision := report.get("revision"):
         facts["revision"] = revision[:12]
-    parts.append(markdown(("", ""), facts.items()))
+    parts.append("\n".join(f"- {name}: {_escape(value)}" for name, value in facts.items()))
     if report.get("transcribed"):
         parts.append("The tables are copied; the raw data were not kept.")
     return "\n\n".join(filter(None, parts)) + "\n"
