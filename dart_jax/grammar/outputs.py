@@ -13,9 +13,11 @@ from dart_jax.errors import UserError
 # Some models would write spaces for ever; these are enough for an indentation.
 _JSON: Any = {"whitespace_pattern": r"[ \n\r\t]{1,40}"}
 
-# Keywords beside which an object may need properties that `properties` does not name.
+# Keywords by which an object may need properties that `properties` does not name; those that
+# describe it elsewhere; and all that describe one.
 _OF_MORE = {"additionalProperties", "patternProperties", "minProperties"}
-_OF_SEVERAL = {"allOf", "anyOf", "oneOf", "$ref"}
+_ELSEWHERE = {"allOf", "anyOf", "oneOf", "$ref"}
+_OF_OBJECTS = {"properties", "required", *_OF_MORE, *_ELSEWHERE}
 
 # Keywords that have schemas: by name; one or a list.
 _NAMED_PARTS = {"properties", "patternProperties", "$defs", "definitions"}
@@ -147,14 +149,15 @@ def _closed(schema: Any) -> Any:
     describes an object in several places stays as it is."""
     schema = json.loads(json.dumps(schema))
     every = list(_schemas(schema))
-    objects = [each for each in every if isinstance(each.get("properties"), dict)]
-    if any(each.keys() & _OF_SEVERAL for each in objects) or any(
-        len(each.get("allOf", ())) > 1 for each in every
-    ):
-        return schema
-    for each in objects:
-        named = each["properties"].keys() >= set(each.get("required", ()))
-        if named and not each.keys() & _OF_MORE:
+    for each in every:
+        places = len(each.keys() & _OF_OBJECTS) + len(each.get("allOf", ())) - ("allOf" in each)
+        if places > 1 and each.keys() & _ELSEWHERE:
+            return schema
+    for each in every:
+        properties = each.get("properties")
+        if not isinstance(properties, dict) or each.keys() & _OF_MORE:
+            continue
+        if properties.keys() >= set(each.get("required", ())):
             each["additionalProperties"] = False
     return schema
 
