@@ -6,12 +6,24 @@ which then tells readers of the repository where its content is.
 
 from __future__ import annotations
 
+import re
+
 import options_page
 import results_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 PAGE_SETS = (options_page.pages, results_pages.pages)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads from the files of results, to which links in the repository go, to their pages."""
+    return re.sub(r"\]\(\.\./(results\b[^)]*)\)", lambda link: f"]({_page_of(link[1])})", markdown)
+
+
+def _page_of(path: str) -> str:
+    return path.replace(".json", ".md") if path.endswith(".json") else results_pages.INDEX
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
