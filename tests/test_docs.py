@@ -395,6 +395,16 @@ def test_pages_of_the_api():
     assert set(dart_jax._EXPORTS.values()) <= set(modules)
 
 
+def test_documents_stay_short():
+    """Words have a letter or a digit; of tables also their cells."""
+
+    def words(path):
+        return sum(re.search(r"\w", word) is not None for word in path.read_text().split())
+
+    assert words(ROOT / "README.md") <= 1000
+    assert sum(map(words, ROOT.glob("docs/**/*.md"))) <= 22_000
+
+
 def test_blocks_have_a_language():
     for path in documents():
         opened = re.findall(r"^ *```(\S*)$", path.read_text(), re.M)[::2]
