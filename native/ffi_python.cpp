@@ -2,12 +2,12 @@
 // takes as an argument, so that compiled programs can be kept in files, unlike JAX's own callbacks.
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <utility>
 #include <vector>
 
 #include "bindings.h"
 #include "ffi.h"
+#include "ffi_errors.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -37,7 +37,7 @@ py::array view(const ffi::AnyBuffer& buffer) {
 ffi::Error call(ffi::BufferR0<ffi::S32> handle, ffi::RemainingArgs inputs,
                 ffi::RemainingRets outputs) {
   const py::gil_scoped_acquire gil;
-  try {
+  return error_of([&] {
     py::list in, out;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const py::array input = view(inputs.get<ffi::AnyBuffer>(i).value());
@@ -48,10 +48,7 @@ ffi::Error call(ffi::BufferR0<ffi::S32> handle, ffi::RemainingArgs inputs,
       out.append(view(*outputs.get<ffi::AnyBuffer>(i).value()));
     }
     function()(*handle.typed_data(), in, out);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(error.what());
-  }
-  return ffi::Error::Success();
+  });
 }
 
 }  // namespace

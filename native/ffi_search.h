@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <stdexcept>
 
 #include "dart/packed_search.h"
+#include "ffi_errors.h"
 #include "xla/ffi/api/ffi.h"
 
 // A search's handle (dart/search_handle.h), the packed array, and the trees to write; then the
@@ -49,17 +49,4 @@ inline std::int64_t nodes_of(const xla::ffi::Buffer<xla::ffi::S32>& trees, std::
     throw std::invalid_argument("dart_search: trees of another size");
   }
   return shape[2] - 1;
-}
-
-// Calls `work`, and returns what it throws as an error: XLA knows no exceptions.
-template <class Work>
-xla::ffi::Error error_of(const Work& work) {
-  try {
-    work();
-  } catch (const std::invalid_argument& error) {
-    return xla::ffi::Error::InvalidArgument(error.what());
-  } catch (const std::exception& error) {
-    return xla::ffi::Error::Internal(error.what());
-  }
-  return xla::ffi::Error::Success();
 }

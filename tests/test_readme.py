@@ -3,20 +3,15 @@
 import re
 from pathlib import Path
 
+import needs
 import pytest
-
-from dart_jax.errors import UserError
-from dart_jax.named.fetched import fetch
 
 README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.long
 def test_the_example_in_python(capsys):
-    try:
-        fetch("smollm2", patient=False)
-    except UserError as error:
-        pytest.skip(f"it takes a model that cannot be fetched here: {error}")
+    needs.smollm2()
     # The one that needs a server is tested with it.
     [example, _] = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
     exec(compile(example, str(README), "exec"), {})

@@ -12,12 +12,10 @@ import subprocess
 import sys
 import time
 
+import needs
 import pytest
 from documents import ROOT
 from serve_process import server
-
-from dart_jax.errors import UserError
-from dart_jax.named.fetched import fetch
 
 ADDRESS = "http://127.0.0.1:8000"
 BLOCKS = re.findall(
@@ -47,10 +45,7 @@ PROMISED = {
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """A directory in which the commands find what a clone has, and write beside it."""
-    try:
-        fetch("smollm2", patient=False)
-    except UserError as error:
-        pytest.skip(f"it takes a model that cannot be fetched here: {error}")
+    needs.smollm2()
     for name in ("dart_jax", "train"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)

@@ -268,8 +268,8 @@ class Batch:
         trees = np.zeros((count, 3, nodes + 1), np.int32) if nodes else None
         if program.mode == "full" and self._history is None:
             self._history = self._empty_history()
-        masks = self._no_masks(count, nodes) if program.masked else None
-        self._run(program, self._table.rows([None] * count, width), trees, 1, 1, masks)
+        fitter, masks = self._fit(program, {}, count, trees)
+        self._run(program, self._table.rows([None] * count, width), trees, 1, 1, masks, fitter)
 
     def compile_beginning(self, mode: SamplingMode) -> None:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
@@ -327,11 +327,8 @@ class Batch:
             slots[place] = sequence.slot
         width = shapes.width(max((len(s.pages) for s in sequences), default=0))
         trees = self._trees(sequences, places, len(slots), config.nodes)
-        masks = fitter = None
-        if program.masked:
-            texts = dict(zip(places, sequences, strict=True))
-            fitter = Fitter(texts, config, self._proposals)
-            masks = self._fit(fitter, texts, len(slots), trees)
+        texts = dict(zip(places, sequences, strict=True))
+        fitter, masks = self._fit(program, texts, len(slots), trees)
         drafts = self._drafts_of(sequences, places, trees)
         numbers = table.rows(slots, width)
         result = self._run(program, numbers, trees, limit, least, masks, fitter)
@@ -397,24 +394,28 @@ class Batch:
         return trees
 
     def _fit(
-        self, fitter: Fitter, texts: dict[int, Sequence], rows: int, trees: np.ndarray | None
-    ) -> np.ndarray:
-        """Fits the first trees of a burst to the grammars of their texts; returns the tokens that
-        may follow each node, uint32 [rows, N + 1, W]."""
+        self,
+        program: BurstProgram,
+        texts: dict[int, Sequence],
+        rows: int,
+        trees: np.ndarray | None,
+    ) -> tuple[Fitter | None, np.ndarray | None]:
+        """Fits the first trees of a burst to the grammars of their texts; returns what fits later
+        ones, and the tokens that may follow each node, uint32 [rows, N + 1, W]. None for both if no
+        text has a grammar."""
+        if not program.masked:
+            return None, None
         if trees is None:
             trees = np.zeros((rows, 3, 1), np.int32)
-        masks, last = self._no_masks(rows, trees.shape[2] - 1), self._drafts
+        fitter, last = Fitter(texts, program.config, self._proposals), self._drafts
+        masks = np.full((rows, trees.shape[2], -(-self.vocab_size // 32)), ANYTHING)
         for place, text in texts.items():
             if text.matcher is not None:
                 row, candidates = text.draft_row, None
                 if last is not None and row is not None:
                     candidates = last.host_buffer, last.packed[row : row + 1]
                 trees[place], masks[place] = fitter.fit(place, trees[place], candidates)
-        return masks
-
-    def _no_masks(self, rows: int, nodes: int) -> np.ndarray:
-        """Masks that allow all tokens."""
-        return np.full((rows, nodes + 1, -(-self.vocab_size // 32)), ANYTHING)
+        return fitter, masks
 
     def _drafts_of(
         self, sequences: SequenceOf[Sequence], places: SequenceOf[int], trees: np.ndarray | None
@@ -435,12 +436,11 @@ class Batch:
             drafts[i] = Draft(trees[i, :, : size + 1].copy(), *(part[0].copy() for part in parts))
         return drafts
 
-    def _proposals(self, host_buffer: HostBuffer) -> HostSearch | None:
-        """The search for more nodes than there is room for, if the host searches."""
+    def _proposals(self, host_buffer: HostBuffer, nodes: int) -> HostSearch | None:
+        """The search for more nodes than these, if the host searches."""
         if not isinstance(self._search, HostSearch):
             return None
-        nodes = min(_PROPOSED * self._config.nodes, MAX_NODES)
-        search = self._resized(self._search, host_buffer, nodes)
+        search = self._resized(self._search, host_buffer, min(_PROPOSED * nodes, MAX_NODES))
         assert isinstance(search, HostSearch)
         return search
 
@@ -483,7 +483,7 @@ class Batch:
             np.int32(limit),
             np.int32(least),
             masks,
-            None if masks is None else np.int32(0 if fitter is None else fitter.handle),
+            None if fitter is None else np.int32(fitter.handle),
         )
         self._keep(pools)
         if history is not None:

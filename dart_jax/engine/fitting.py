@@ -19,9 +19,12 @@ from dart_jax.engine.scheduler import Sequence
 from dart_jax.grammar.matching import Masked
 from dart_jax.models.platform.execution import Execution
 
-# Gives the search that proposes nodes from the candidates of a host buffer, more than there is room
-# for, since some will not fit; None where the host does not search.
-Proposals = Callable[[HostBuffer], HostSearch | None]
+# Every token may follow.
+ANYTHING = np.uint32(2**32 - 1)
+
+# Gives the search that proposes nodes from the candidates of a host buffer, more than the number
+# there is room for, since some will not fit; None where the host does not search.
+Proposals = Callable[[HostBuffer, int], HostSearch | None]
 
 
 class Fitter:
@@ -72,8 +75,9 @@ class Fitter:
         """
         matcher, nodes = self._matchers[place], tree.shape[1] - 1
         if nodes and candidates is not None:
-            host_buffer, packed = candidates[0], candidates[1].copy()
-            if search := self._proposals(host_buffer):
+            host_buffer, packed = candidates
+            if search := self._proposals(host_buffer, nodes):
+                packed = packed.copy()
                 _, ids, logits = host_buffer.candidates_of(packed)
                 if ids.size:
                     allowed = matcher.allows(ids[0, 0])
@@ -91,10 +95,6 @@ class Fitter:
             if packed[place, CONTEXT - 1] >= 0 and matcher.error is None:  # has not ended
                 candidates = self._config.host_buffer, packed[place : place + 1]
                 trees[place], masks[place] = self.fit(place, drafted[place], candidates)
-
-
-# Every token may follow.
-ANYTHING = np.uint32(2**32 - 1)
 
 
 def fits_in_programs(execution: Execution) -> bool:

@@ -1,4 +1,4 @@
-"""What some tests need: PyTorch as a judge, and programs that can call the C++ core."""
+"""What some tests need: PyTorch as a judge, SmolLM2, and programs that can call the C++ core."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from types import ModuleType
 import pytest
 
 from dart_jax import _core
+from dart_jax.errors import UserError
 from dart_jax.models.cpu import available
+from dart_jax.named.fetched import fetch
 
 native = pytest.mark.skipif(
     not _core.cpu_ffi_handlers or not available(), reason="built without jaxlib's headers"
 )
 NATIVE = pytest.param("native", marks=native)
+
+
+def smollm2() -> None:
+    """Skips the test where SmolLM2 cannot be fetched."""
+    try:
+        fetch("smollm2", patient=False)
+    except UserError as error:
+        pytest.skip(f"it takes a model that cannot be fetched here: {error}")
 
 
 def judge(name: str) -> ModuleType:
