@@ -109,8 +109,8 @@ def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
 @contextlib.contextmanager
 def server(*options: str, **environment: str) -> Iterator[Served]:
     """Starts a server with these options on a free port and additional environment variables; of
-    the demo, unless they name a target."""
-    model = () if "--target" in options else ("--model", "demo")
+    the demo, unless they name another."""
+    model = () if {"--target", "--model"} & {*options} else ("--model", "demo")
     command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *model, *options]
     with (
         tempfile.NamedTemporaryFile() as log,

@@ -1,32 +1,42 @@
 """The commands of `docs/tutorial.md` run in order, in the form printed, and show what it promises.
 
 Only SHORT changes them. `DART_TUTORIAL=whole pytest -s -n 0 --long tests/test_tutorial.py` leaves
-them as they are, and prints what they print and how long each takes.
+them as they are, compiles programs as users do, and prints their outputs and times.
 """
 
 import contextlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 import time
 
 import needs
+import printed
 import pytest
 from documents import ROOT
 from serve_process import server
 
 ADDRESS = "http://127.0.0.1:8000"
-BLOCKS = re.findall(
-    r"^```(sh|python)\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.M | re.S
-)
+BLOCKS = [
+    block
+    for block in printed.blocks(ROOT / "docs/tutorial.md")
+    if block.language in ("sh", "python")
+]
 SHORT = {
     "--prompts 4": "--prompts 1 --max-new-tokens 16 --repeats 1",
     "--max-new-tokens 160 --minutes 6": "--max-new-tokens 24 --minutes 0.01",  # one batch
     "--batch-size 8": "--batch-size 2",
     "--eval-prompts 4 --minutes 6": "--eval-prompts 1 --eval-new-tokens 8 --steps 2",
 }
+
+# By which `conftest.py` has tests compile quickly, for programs that are slower.
+QUICK_COMPILATION = (
+    "XLA_FLAGS",
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_COMPILATION_CACHE_MAX_SIZE",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+)
 
 # What is printed by the block that has these words.
 PROMISED = {
@@ -52,25 +62,20 @@ def clone(tmp_path, monkeypatch):
     return tmp_path
 
 
-def ran(block: str) -> str:
-    """Runs a shell's block as a reader does; returns all that it prints."""
-    command = ["bash", "-euo", "pipefail", "-c", block]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert not done.returncode, f"{block}\n{done.stdout}"
-    return done.stdout
-
-
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_the_commands_run_as_they_are_printed(clone, capsys):
-    (_, install), *blocks = BLOCKS
-    assert "pip install -e" in install  # as .ci/run does for the README
-    assert all(any(long in printed for _, printed in blocks) for long in SHORT)
+def test_the_commands_run_as_they_are_printed(clone, capsys, monkeypatch):
+    install, *blocks = BLOCKS
+    assert "pip install -e" in install.text  # as .ci/run does for the README
+    assert all(any(long in block.text for block in blocks) for long in SHORT)
     short = {} if os.environ.get("DART_TUTORIAL") == "whole" else SHORT
+    if not short:
+        for variable in QUICK_COMPILATION:
+            monkeypatch.delenv(variable, raising=False)
     address, seen = ADDRESS, set()
     with contextlib.ExitStack() as stack:
-        for language, printed in blocks:
-            block, began = printed, time.monotonic()
+        for language, text, _ in blocks:
+            block, began = text, time.monotonic()
             for long, instead in {**short, ADDRESS: address}.items():
                 block = block.replace(long, instead)
             if language == "python":
@@ -86,13 +91,13 @@ def test_the_commands_run_as_they_are_printed(clone, capsys):
             else:
                 programs = f"{sys.executable} -P -m dart_jax"  # of this checkout
                 block = re.sub(r"^dart-jax\b", programs, block, flags=re.M)
-                out = ran(block)
+                out = printed.run(["bash", "-euo", "pipefail", "-c", block], os.environ)
             with capsys.disabled():
                 if not short:
-                    print(f"\n{printed}{out}--- {time.monotonic() - began:.0f} s")
+                    print(f"\n{text}{out}--- {time.monotonic() - began:.0f} s")
             for words, pattern in PROMISED.items():
-                if words in printed:
+                if words in text:
                     seen.add(words)
-                    assert re.search(pattern, out, re.M), f"{printed}\n{out}"
+                    assert re.search(pattern, out, re.M), f"{text}\n{out}"
     assert seen == PROMISED.keys()
     assert (clone / "runs/own/drafter/model.safetensors").is_file()

@@ -282,21 +282,27 @@ class _Regeneration:
     def _answer_all(self) -> None:
         config, size = self._config, sum(path.stat().st_size for path in self._files)
         examples = read_all(self._files, config.limit, self._bad)
-        place, began = 0, time.monotonic()
+        place, end, began = 0, 0, time.monotonic()
         with progress_bars() as progress:
             bar = progress.add_task("regenerate", total=size, note="")
             while block := list(islice(examples, _BLOCK * config.batch_size)):
                 for example, _ in block:
                     self._conversations += self._opened(example)
+                # Files are read in chunks, ahead of the answers.
+                start, end = end, min(block[-1][1], size - 1)
+                turns = sum(len(each.turns) for each in self._conversations)
                 for new in self._generator.run(self._conversations, place, self._log):
                     self._new += new
-                    answers = self._summary.plus(self._conversations).answers
+                    answered = sum(len(each.answers) for each in self._conversations)
                     pace = self._new / (time.monotonic() - began)
-                    progress.update(bar, note=f"{answers:,} answers, {pace:.1f} a second")
+                    progress.update(
+                        bar,
+                        completed=start + (end - start) * answered / turns,
+                        note=f"{self._summary.answers + answered:,} answers, {pace:.1f} a second",
+                    )
                 self._write()
                 place += len(block)
-                # Files are read in chunks, ahead of the answers.
-                progress.update(bar, completed=min(block[-1][1], size - 1))
+                progress.update(bar, completed=end)
             progress.update(bar, completed=size)
 
     def _write(self) -> None:

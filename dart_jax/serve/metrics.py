@@ -118,7 +118,7 @@ class _EngineCounts(Collector):
             yield self._counter(name, help, {"": getattr(statistics, field)})
         yield self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that were accepted, by their depth in the tree, from 0.",
+            "Drafted tokens that were accepted, by their level in the tree, from 0.",
             {str(n): count for n, count in enumerate(statistics.accepted_per_position)},
             "position",
         )

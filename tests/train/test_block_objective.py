@@ -105,7 +105,7 @@ def test_the_loss_with_weights_of_the_path(setting, batch):
     """Total variation, weighted by how much of the path depends on a position, and the surprise of
     the confidence; from predictions alone."""
     forward, params, frozen = setting
-    loss = DrafterLoss(forward, Objective(loss="tv", weights="path"))
+    loss = DrafterLoss(forward, Objective(loss="tv", position_weights="path"))
     inputs = forward.inputs(params, frozen, batch, jnp.asarray(ANCHORS))
     expected = 0.0
     for i in range(forward.chunks(inputs)[0]):

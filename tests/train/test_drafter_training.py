@@ -276,7 +276,7 @@ def test_pair_scores_with_the_drafter(recipe, trained, tmp_path):
 def test_block_drafters(recipe, trained, tiny, tmp_path, method, vocab, layout):
     """They learn, are written in a layout of their authors', decode, and can be trained further."""
     options = ("--cache", trained[0].out, "--teacher", "cached", "--eval-prompts", 0)
-    options += ("--method", method, "--loss", "tv", "--weights", "path")
+    options += ("--method", method, "--loss", "tv", "--position-weights", "path")
     drafter = train(recipe(tmp_path / "first", *options, "--draft-vocab", vocab))
     losses = [line["held_out_loss"] for line in metrics(tmp_path / "first") if "alpha_1" in line]
     assert losses[-1] < losses[0]

@@ -48,11 +48,11 @@ class Objective:
     loss: Literal["kl", "tv"] = "kl"
     """Divergence: KL, or a tenth of it plus nine tenths of the total variation, which is how often
     a token that is drawn from the prediction is rejected."""
-    weights: Literal["power", "path"] = "power"
+    position_weights: Literal["gamma", "path"] = "gamma"
     """Weights of positions: powers of --gamma, or how many accepted tokens depend on each, by the
     drafter's present rates of acceptance."""
     gamma: float = 0.6
-    """Position t has weight gamma ** (t - 1), with --weights power."""
+    """Position t has weight gamma ** (t - 1), with --position-weights gamma."""
     anchors: int | None = None
     """Anchors per row, drawn at random every step; by default all rows."""
 
@@ -96,7 +96,7 @@ class DrafterLoss:
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> jax.Array:
         """Returns the sum of the losses of these anchors; None stands for all rows."""
-        weigh = path_weights if self.objective.weights == "path" else None
+        weigh = path_weights if self.objective.position_weights == "path" else None
         return total(self.forward, self.measure, params, frozen, batch, anchors, weigh)
 
     def measure(self, predictions: Predictions) -> jax.Array:

@@ -164,9 +164,7 @@ def replicas(
     ray, serve = _connect(options)
     name = f"dart_jax-{secrets.token_hex(4)}"  # servers beside each other need different ones
     try:
-        gpus = options.replica_gpus
-        if gpus is None:
-            gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        gpus = _gpus_of_a_replica(options, ray.cluster_resources().get("GPU", 0))
         scaling = {
             "min_replicas": options.replicas,
             "max_replicas": options.most,
@@ -235,10 +233,21 @@ def _connect(options: ClusterOptions) -> tuple[Any, Any]:
         where = "start Ray" if address is None else f"reach a Ray cluster at {address}"
         raise UserError(f"cannot {where}: {reason}") from None
     gpus = ray.cluster_resources().get("GPU", 0)
-    if address is None and (wanted := (options.replica_gpus or 0) * options.most) > gpus:
+    wanted = _gpus_of_a_replica(options, gpus) * options.most
+    if address is None and wanted > gpus:
         ray.shutdown()
-        raise UserError(f"the replicas need {wanted:g} GPUs, and this machine has {gpus:g}")
+        raise UserError(
+            f"the replicas need {wanted:g} GPUs, and this machine has {gpus:g}; lower --replicas "
+            "and --max-replicas"
+        )
     return ray, serve
+
+
+def _gpus_of_a_replica(options: ClusterOptions, gpus: float) -> float:
+    """Returns the GPUs that a replica gets of a cluster that has so many."""
+    if options.replica_gpus is not None:
+        return options.replica_gpus
+    return 1.0 if gpus else 0.0
 
 
 class Ticket:
