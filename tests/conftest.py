@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from decoding import Options, Prompts, generate_stepwise
 from hypothesis import settings
-from tiny_configs import block_drafters
+from tiny_configs import block_drafter
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
@@ -187,13 +187,16 @@ def scored(models) -> tuple[DrafterConfig, DecodeParams]:
 
 
 @pytest.fixture(scope="session")
-def blocks(models) -> dict[str, tuple[BlockConfig, DecodeParams]]:
-    """Random block drafters of each kind for that target, and the parameters of both models."""
-    own, drafters = models.params["target"], block_drafters(models.target, RANK)
-    return {
-        name: (config, {"target": own, "drafter": drafter, "draft_ids": jnp.asarray(ids)})
-        for name, (config, drafter, ids) in drafters.items()
-    }
+def blocks(models) -> Callable[[str], tuple[BlockConfig, DecodeParams]]:
+    """A random block drafter of a kind for that target, and the parameters of both models."""
+
+    @functools.cache
+    def of(kind: str) -> tuple[BlockConfig, DecodeParams]:
+        config, drafter, ids = block_drafter(models.target, kind, RANK)
+        own = models.params["target"]
+        return config, {"target": own, "drafter": drafter, "draft_ids": jnp.asarray(ids)}
+
+    return of
 
 
 @pytest.fixture(scope="session")
@@ -221,7 +224,7 @@ def demo_drafters(tmp_path_factory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("eagle3")
     save_drafter(directory, eagle3, params, ids)
     block = tmp_path_factory.mktemp("block")
-    save_drafter(block, *block_drafters(load_target(DEMO / "target")[0])["dspark"])
+    save_drafter(block, *block_drafter(load_target(DEMO / "target")[0], "dspark"))
     own = {"drafter": DEMO / "drafter", "draft_model": DEMO / "target"}
     return {**own, "eagle3": directory, "block": block}
 

@@ -1,4 +1,7 @@
-"""The scripts of `examples/` run with the demo model, and do what they say."""
+"""The scripts of `examples/` run with the demo model, and do what they say.
+
+`.ci/run` runs them beside the tutorial and the guides.
+"""
 
 import re
 import runpy
@@ -11,6 +14,8 @@ from documents import ROOT
 from serve_process import QUICK, server
 
 from dart_jax.model import DEMO
+
+pytestmark = pytest.mark.long
 
 EXAMPLES = ROOT / "examples"
 

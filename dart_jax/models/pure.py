@@ -63,13 +63,9 @@ def init_params(
     config: TargetConfig | DraftLayerConfig, seed: int, dtype: DTypeLike = jnp.float32
 ) -> Params:
     """Returns random parameters as a nested dict of arrays."""
-
-    @jax.jit
-    def init(key):
-        module = _MODULES[type(config)](config, dtype=dtype, rngs=nnx.Rngs(key))
-        return nnx.to_pure_dict(nnx.split(module)[1])
-
-    return init(jax.random.key(seed))
+    # Not jitted: a program of all takes seconds to compile, those of single arrays are shared.
+    module = _MODULES[type(config)](config, dtype=dtype, rngs=nnx.Rngs(jax.random.key(seed)))
+    return nnx.to_pure_dict(nnx.split(module)[1])
 
 
 def bind(

@@ -114,7 +114,7 @@ class Run:
         return cache, proposal.candidates.ids[0, :, 0], normed[0], logits[0], confidence
 
 
-@pytest.mark.long(keep=5)
+@pytest.mark.long(keep=3)
 def test_logits_and_chains_are_the_authors(files):
     run = Run(files)
     cache = run.method.empty(1, 64, jnp.float32, LayerOptions())

@@ -63,11 +63,11 @@ class Drafts:
         return self.method(cache, inputs)[1].candidates
 
 
-@pytest.mark.long(keep=3)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("weights", ["stored", "int8"])
 @pytest.mark.parametrize("name", ["dflash", "jetspec", "dspark", "gated", "dflash2"])
 def test_the_core_drafts_as_jax_does(models, blocks, name, weights):
-    config, params = blocks[name]
+    config, params = blocks(name)
     execution = Execution.here(weights_dtype=weights)
     tiles = {
         **params,

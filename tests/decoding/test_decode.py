@@ -73,7 +73,7 @@ def setting(models, scored, blocks, truth):
             case "dart with pair scores":
                 drafter, params = scored
             case "dflash" | "jetspec" | "dspark" | "dflash2":
-                drafter, params = blocks[name]
+                drafter, params = blocks(name)
             case "eagle3":
                 drafter, params = models.eagle, models.eagle_params
             case "eagle3 of other layers":
@@ -170,7 +170,7 @@ def test_plain_decoding(models, prompts, plain, sampling):
         assert not any(drafted.any() for drafted in generation.drafted)
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(("name", "sizes"), CASES)
 def test_every_method_is_plain_decoding(prompts, plain, setting, name, sizes, sampling):

@@ -42,7 +42,7 @@ def draft_input(target, config, params, last, sampling, noise):
 def test_sums_along_the_walk(models, blocks, name, temperature):
     """Of each position's candidates, logit and score of the pair with the walk's token make the
     sum by which they were chosen; at a temperature it is divided, and has the draw's noise."""
-    config, params = blocks[name]
+    config, params = blocks(name)
     target = models.target
     method = Block(config, 60, K)
     last = jnp.array([ROWS - 1, 1], jnp.int32)
@@ -85,7 +85,7 @@ def test_sums_along_the_walk(models, blocks, name, temperature):
 def test_nodes_that_are_worth_their_rows(models, blocks, ranked):
     """Those of all positions whose probability is enough, if the head is sure of all; with doubt
     only those of the first position. Nothing is counted for batches, or if it is not asked for."""
-    config, params = blocks["dspark"]
+    config, params = blocks("dspark")
     drafter, last = {**params["drafter"]}, jnp.array([ROWS - 1], jnp.int32)
     if not ranked:
         config = dataclasses.replace(config, pair_rank=0, confidence="hidden")

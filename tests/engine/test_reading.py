@@ -150,6 +150,7 @@ def test_what_is_read_does_not_depend_on_the_rows_that_are_not_used(name):
 
 
 @native
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9, repetition_penalty=1.2)])
 @pytest.mark.parametrize("name", ["dart", "eagle3", "block"])
 def test_slots_without_a_node_are_neither_computed_nor_read(name, sampling):

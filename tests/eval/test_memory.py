@@ -39,7 +39,7 @@ def begun(model, length):
     return config, jax.eval_shape(lambda: start(config, model.params, prompts))
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["drafter", "eagle3", "draft_model"])
 def test_weights_and_caches_are_those_of_a_loaded_model(demo_drafters, name):
     model = DartModel.from_pretrained(DEMO / "target", demo_drafters[name])

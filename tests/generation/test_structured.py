@@ -31,6 +31,7 @@ def model():
     return DartModel.demo()
 
 
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["dart", "ngram", "lookup"])
 def test_drafted_texts_are_those_of_plain_decoding(model, method, temperature):

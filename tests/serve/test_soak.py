@@ -56,7 +56,7 @@ def texts_of(kind, answer):
     ]
 
 
-@pytest.mark.parametrize("requests", [60, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("requests", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_a_mix_of_requests(tmp_path, requests):
     target = write_chat_target(tmp_path)
     parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"), "--warmup", "none")

@@ -77,7 +77,7 @@ def write_target(directory: Path, template: str, special: bool | None) -> Path:
     scope="module",
     params=[
         pytest.param((KNOWS_NONE, None), id="no tools"),
-        pytest.param((KNOWS_TOOLS, True), id="special"),
+        pytest.param((KNOWS_TOOLS, True), id="special", marks=pytest.mark.long(keep=1)),
         pytest.param((KNOWS_TOOLS, False), id="token", marks=pytest.mark.long(keep=1)),
     ],
 )

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import tiny_model
 from engine_requests import ask
-from tiny_configs import block_drafters
+from tiny_configs import BLOCK_KINDS, block_drafter
 from tiny_model import SHAPES
 
 from dart_jax import DartModel
@@ -227,8 +227,9 @@ class Models:
         for method in ("dart", "eagle3"):
             config = DrafterShape(method=method, positions=4).config(TARGETS[self.name])
             tiny_model.write_drafter(self.drafters[method], config)
-        uneven = block_drafters(dataclasses.replace(QWEN3, intermediate_size=100))["dflash"]
-        parts = {**block_drafters(QWEN3), "whole dflash": uneven}
+        uneven = block_drafter(dataclasses.replace(QWEN3, intermediate_size=100), "dflash")
+        parts = {kind: block_drafter(QWEN3, kind) for kind in BLOCK_KINDS}
+        parts["whole dflash"] = uneven
         for method in BLOCKS:
             save_drafter(self.drafters[method], *parts[method])
 

@@ -67,9 +67,12 @@ def random_params(config, seed):
     )
 
 
-def block_drafters(target, rank=6):
-    """Random block drafters of each kind for a target of more than 300 tokens: config, parameters
-    and draft vocabulary by name."""
+BLOCK_KINDS = ("dflash", "jetspec", "dspark", "dflash2", "gated")
+
+
+def block_drafter(target, kind, rank=6):
+    """A random block drafter for a target of more than 300 tokens: config, parameters and draft
+    vocabulary."""
     ids = np.sort(np.random.default_rng(1).permutation(300)[:200]).astype(np.int32)
     shape = {"num_hidden_layers": 2, "mask_token_id": 7}
     forms = {
@@ -87,16 +90,14 @@ def block_drafters(target, rank=6):
         },
     }
     forms["gated"] = {**forms["dspark"], "pair_gate": "sigmoid", "own_embedding": True}
-    rng, made = np.random.default_rng(0), {}
-    for name, fields in forms.items():
-        config = BlockConfig.for_target(target, **shape, **fields)
-        params = jax.tree.map(
-            lambda leaf: leaf + jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32),
-            init_params(config, 0),
-        )
-        draftable = ids if config.own_head else np.arange(target.vocab_size, dtype=np.int32)
-        made[name] = config, params, draftable
-    return made
+    rng = np.random.default_rng(BLOCK_KINDS.index(kind))
+    config = BlockConfig.for_target(target, **shape, **forms[kind])
+    params = jax.tree.map(
+        lambda leaf: leaf + jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32),
+        init_params(config, 0),
+    )
+    draftable = ids if config.own_head else np.arange(target.vocab_size, dtype=np.int32)
+    return config, params, draftable
 
 
 @functools.partial(jax.jit, static_argnums=0)

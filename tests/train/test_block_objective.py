@@ -80,7 +80,7 @@ def literally(forward, params, frozen, batch, row, anchor):
     return logits, drafter.confidence(normed, drafter.pairs.first_factors(before))
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 def test_predictions_are_those_of_decoding(setting, batch):
     forward, params, frozen = setting
     inputs = forward.inputs(params, frozen, batch, jnp.asarray(ANCHORS))

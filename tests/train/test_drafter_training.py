@@ -268,7 +268,7 @@ def test_pair_scores_with_the_drafter(recipe, trained, tmp_path):
         train(recipe(tmp_path / "third", *options, "--init", drafter, "--pair-rank", 5))
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "vocab", "layout"),
     [("dspark", 200, "speculators"), ("dspark", 0, "deepspec"), ("dflash", 0, "dflash")],

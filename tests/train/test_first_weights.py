@@ -38,7 +38,7 @@ def data(tmp_path_factory):
     return PackedDataset.load(directory, "text")
 
 
-@pytest.fixture(scope="module", params=["dflash", "dspark"])
+@pytest.fixture(scope="module", params=["dspark", pytest.param("dflash", marks=pytest.mark.long)])
 def drafter(request, teacher, data):
     """A drafter's config, the parameters it begins with, and its draft vocabulary. DSpark's pair
     scores have a greater rank than hidden states have dimensions."""
