@@ -50,7 +50,7 @@ NOT_RUN = {
     "dart-jax compile": "`.ci/run` compiles for GPUs and TPUs, each in an environment of its own",
     "dart-jax app": "tests/app has a browser",
     "ray start": "several machines",
-    "--ray-address": "several machines",
+    "--replicas": "tests/serve/test_cluster.py starts replicas",
 }
 
 # Options that make a program brief; they are appended.
@@ -58,7 +58,7 @@ SHORT = {
     "speedup": "--prompts 1 --max-new-tokens 16 --repeats 1",
     "lossless": "--prompts 1 --max-new-tokens 8 --temperature 0 --batch-size 1 --samples 0",
     "generate": "--max-new-tokens 8",
-    "serve": "--slots 2 --max-length 256",
+    "serve": "--slots 2 --max-length 256 --tree-nodes 2 --warmup greedy",
     "regenerate": "--max-new-tokens 24 --batch-size 2",
     "train-drafter": "--steps 2 --batch-size 2 --context 64 --warmup 0 --held-out 2 --eval-rows 2 "
     "--eval-prompts 1 --eval-new-tokens 8",

@@ -228,7 +228,7 @@ def _connect(options: ClusterOptions) -> tuple[Any, Any]:
             # Ray itself would try for minutes.
             socket.create_connection((host, int(port)), 10).close()
         ray.init(address=address or "local", **settings)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray raises that itself, for a start that takes too long
         reason = str(error).strip().split("\n", 1)[0]
         where = "start Ray" if address is None else f"reach a Ray cluster at {address}"
         raise UserError(f"cannot {where}: {reason}") from None
