@@ -26,7 +26,7 @@ import printed
 import pytest
 import reference_trie
 import tokenizers_made
-from documents import ROOT, Command
+from documents import ROOT, Command, blocks
 from serve_process import server
 from tiny_model import SHAPES, write_drafter, write_target
 
@@ -171,7 +171,7 @@ class Reader:
         os.chdir(self.clones[page])
         address, variables = "", dict(self.environment)
         with contextlib.ExitStack() as stack:
-            for block in printed.blocks(ROOT / page):
+            for block in blocks((ROOT / page).read_text()):
                 if block.language == "toml":
                     Path("recipe.toml").write_text(block.text + SHORT_RECIPE)
                 elif block.language == "python":
@@ -277,7 +277,7 @@ def test_reasons_not_to_run_a_command_are_needed():
     commands = [
         command
         for page in PAGES
-        for block in printed.blocks(ROOT / page)
+        for block in blocks((ROOT / page).read_text())
         if block.language == "sh"
         for command in block.commands
     ]
@@ -303,7 +303,7 @@ def test_the_guide_to_a_new_target(tmp_path, monkeypatch):
     monkeypatch.chdir(copy)
     environment = os.environ | {"PYTHONPATH": str(copy)}
     changed = []
-    for block in printed.blocks(ROOT / DIFFS):
+    for block in blocks((ROOT / DIFFS).read_text()):
         if block.language == "text":
             files = re.findall(r"`((?:tests|dart_jax)/\S+\.py)`", block.before)
             changed.append(files[-1])

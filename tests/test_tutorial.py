@@ -14,13 +14,13 @@ import time
 import needs
 import printed
 import pytest
-from documents import ROOT
+from documents import ROOT, blocks
 from serve_process import server
 
 ADDRESS = "http://127.0.0.1:8000"
 BLOCKS = [
     block
-    for block in printed.blocks(ROOT / "docs/tutorial.md")
+    for block in blocks((ROOT / "docs/tutorial.md").read_text())
     if block.language in ("sh", "python")
 ]
 SHORT = {
@@ -65,16 +65,16 @@ def clone(tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_the_commands_run_as_they_are_printed(clone, capsys, monkeypatch):
-    install, *blocks = BLOCKS
+    install, *rest = BLOCKS
     assert "pip install -e" in install.text  # as .ci/run does for the README
-    assert all(any(long in block.text for block in blocks) for long in SHORT)
+    assert all(any(long in block.text for block in rest) for long in SHORT)
     short = {} if os.environ.get("DART_TUTORIAL") == "whole" else SHORT
     if not short:
         for variable in QUICK_COMPILATION:
             monkeypatch.delenv(variable, raising=False)
     address, seen = ADDRESS, set()
     with contextlib.ExitStack() as stack:
-        for language, text, _ in blocks:
+        for language, text, _ in rest:
             block, began = text, time.monotonic()
             for long, instead in {**short, ADDRESS: address}.items():
                 block = block.replace(long, instead)

@@ -35,16 +35,40 @@ class Command(NamedTuple):
         return f"{Path(self.document).name}: {shlex.join([*self.variables, *self.words])}"
 
 
+class Block(NamedTuple):
+    """A block between fences.
+
+    Attributes:
+      language: of its first line, such as `sh`; it may be empty.
+      text: what stands between the fences, without the indentation of a list.
+      before: the document up to it.
+    """
+
+    language: str
+    text: str
+    before: str
+
+    @property
+    def commands(self) -> list[Command]:
+        """The commands of a shell's block."""
+        return [each for line in _joined(self.text) for each in _split("", line)]
+
+
 def documents() -> list[Path]:
     """The Markdown files of the project; what tests hold belongs to them."""
     names = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("dart_jax/**/*.md")]
     return sorted(names)
 
 
+def blocks(text: str) -> list[Block]:
+    """All blocks between fences."""
+    found = _FENCE.finditer(text)
+    return [Block(m[2], _dedent(m[3], m[1]), text[: m.start()]) for m in found]
+
+
 def fenced(text: str, *languages: str) -> list[str]:
-    """The blocks between fences of some languages."""
-    found = _FENCE.findall(text)
-    return [_dedent(block, indent) for indent, language, block in found if language in languages]
+    """The texts of the blocks of some languages."""
+    return [block.text for block in blocks(text) if block.language in languages]
 
 
 def prose(text: str) -> str:

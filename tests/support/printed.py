@@ -1,4 +1,4 @@
-"""What documents print to be run: blocks of commands, of Python, of files, in their order."""
+"""Does what documents print: runs commands, and applies diffs."""
 
 from __future__ import annotations
 
@@ -9,39 +9,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from documents import Command, commands_of
-
-_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.M | re.S)
-
-
-class Block(NamedTuple):
-    """A block between fences.
-
-    Attributes:
-      language: of its first line, such as `sh`.
-      text: what stands between the fences, without the indentation of a list.
-      before: the document up to it.
-    """
-
-    language: str
-    text: str
-    before: str
-
-    @property
-    def commands(self) -> list[Command]:
-        """The commands of a shell's block."""
-        return commands_of("", f"```sh\n{self.text}```\n")
-
-
-def blocks(document: Path) -> list[Block]:
-    """All blocks of a document that have a language."""
-    text = document.read_text()
-    return [
-        Block(m[2], re.sub(rf"^{m[1]}", "", m[3], flags=re.M), text[: m.start()])
-        for m in _BLOCK.finditer(text)
-    ]
 
 
 def run(argv: Sequence[str], environment: Mapping[str, str], stdin: str | None = None) -> str:
