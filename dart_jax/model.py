@@ -406,7 +406,7 @@ class DartModel:
             logits=config.logits,
             structured_outputs=config.structured_outputs,
         )
-        return TextGeneration(decoder, self.tokenizer, encoded.tokens, config, encoded.stop_strings)
+        return TextGeneration(decoder, self.tokenizer, encoded, config)
 
     @property
     def grammars(self) -> Grammars:

@@ -141,7 +141,8 @@ class Batch:
             self.copy(*sequence.copy, group=slot * self.shapes.groups // self.shapes.slots)
             sequence.copy = None
         self._table.begin(slot, sequence.request, self.vocab_size)
-        if sequence.mode == "full":
+        # Of any mode: beside one that needs a history, a step adds the logit bias of all slots.
+        if sequence.mode == "full" or self._history is not None:
             self._begin_history(slot, sequence)
 
     def copy(self, source: int, target: int, group: int = 0) -> None:

@@ -50,8 +50,6 @@ class Generation:
       tokens: the new tokens of each row, including the stop id if one was drawn.
       ranks: per row, int, which nodes of the trees drafted them, from the best one, 1, on; 0 for
         the target's own.
-      steps: int [B], verifications each row took part in; the first token, which follows the
-        prompt, does not count.
       seconds: wall time: `prefill` (prompts are read), `device` (draft and verify), `search` (on
         the host), and `compile` (JAX's, 0 for programs that were used before).
       scores: what is reported about the new tokens of each row, without the batch axis; None if
@@ -60,7 +58,6 @@ class Generation:
 
     tokens: list[np.ndarray]
     ranks: list[np.ndarray]
-    steps: np.ndarray
     seconds: dict[str, float]
     scores: list[TokenScores] | None = None
 
@@ -68,6 +65,12 @@ class Generation:
     def drafted(self) -> list[np.ndarray]:
         """Per row, bool, which tokens the drafter proposed; the others are the target's."""
         return [ranks > 0 for ranks in self.ranks]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Verifications that gave the tokens, int [B]. Each ends with a token of the target's own;
+        the first one, which follows the prompt, does not count."""
+        return np.array([np.count_nonzero(ranks[:-1] == 0) for ranks in self.ranks], int)
 
     @property
     def tau(self) -> np.ndarray:
@@ -303,8 +306,7 @@ class BatchDecoding:
 
     Attributes:
       tokens: the new tokens so far, of each row.
-      steps: int [B], see `Generation`.
-      seconds: likewise.
+      seconds: see `Generation`.
     """
 
     def __init__(
@@ -329,7 +331,6 @@ class BatchDecoding:
                 text.mode = "full"
         self._rows = {text: row for row, text in enumerate(self._texts)}
         self._parts: list[list[NewTokens]] = [[] for _ in requests]
-        self._taken = np.zeros(len(requests), int)
         parts = "prefill", "device", "search", "compile"
         self.seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
         runner.scheduler.waiting.extend(self._texts)
@@ -342,11 +343,6 @@ class BatchDecoding:
     def busy(self) -> bool:
         """True while any row goes on."""
         return self._runner.busy
-
-    @property
-    def steps(self) -> np.ndarray:
-        """Verifications of each row so far, int [B]; see `Generation`."""
-        return np.maximum(self._taken - 1, 0)
 
     def burst(self, limit: int | None = None) -> list[NewTokens]:
         """Reads prompts, if there are any to be read, and takes some steps, at most `limit`.
@@ -382,7 +378,6 @@ class BatchDecoding:
         row = self._rows[text]
         new = NewTokens(row, emitted.tokens, emitted.ranks, emitted.scores, emitted.draft)
         self._parts[row].append(new)
-        self._taken[row] += emitted.steps
         return new
 
     def end(self, row: int) -> None:
@@ -404,7 +399,6 @@ class BatchDecoding:
         return Generation(
             [_joined([new.tokens for new in parts]) for parts in self._parts],
             [_joined([new.ranks for new in parts]) for parts in self._parts],
-            self.steps,
             dict(self.seconds),
             scores,
         )

@@ -11,6 +11,7 @@ import numpy as np
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
+from dart_jax.text.thoughts import ThoughtMarks
 
 # Why a text ended: a stop id, or its budget or the target's last position.
 Finish = Literal["stop", "length"]
@@ -41,6 +42,7 @@ class Request:
       stop_ids: ids that end the text.
       min_new_tokens: before so many tokens none of them follows; a grammar knows no such number.
       grammar: what the text must follow, as `Grammars.check` returns it; None for anything.
+      thoughts: what the text may have before that; None for nothing.
       logprobs: report every token's log-probability, and this many of the most likely tokens; None
         for none. They are the target's, before penalties, temperature and filters.
       prompt_logprobs: report the same of every token of the prompt after the first, with its rank,
@@ -62,6 +64,7 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     min_new_tokens: int = 0
     grammar: str | None = None
+    thoughts: ThoughtMarks | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     drafts: bool = False

@@ -27,6 +27,7 @@ from dart_jax.engine.pages import (
 )
 from dart_jax.engine.request import Logprobs, OnUpdate, Request
 from dart_jax.engine.rows import SamplingMode, mode_of
+from dart_jax.grammar.after_thoughts import AfterThoughts
 from dart_jax.grammar.matching import Grammars, Matcher
 from dart_jax.grammar.min_tokens import MinTokens
 
@@ -76,7 +77,7 @@ class Sequence:
           grammars: of the target, if the request has a grammar or `min_new_tokens`.
         """
         self.request, self.on_update = request, on_update
-        self.matcher: Matcher | MinTokens | None = None
+        self.matcher: Matcher | MinTokens | AfterThoughts | None = None
         if request.min_new_tokens and request.stop_ids:
             assert grammars is not None
             least, ids = request.min_new_tokens, request.stop_ids
@@ -84,6 +85,8 @@ class Sequence:
         if request.grammar is not None:
             assert grammars is not None
             self.matcher = grammars.start(request.grammar)
+            if request.thoughts is not None:
+                self.matcher = AfterThoughts(self.matcher, request.thoughts, grammars)
         self.mode: SamplingMode = mode_of(request)
         self.scores: list[Logprobs] = []
         self.arrived = time.monotonic()

@@ -29,6 +29,7 @@ class Statistics:
       prefix_hits: those that were found.
       preemptions: how often a running request had to wait again.
       compilations: programs compiled.
+      compilation_seconds: seconds for which requests waited for compilations.
       prompt_tokens: tokens of the prompts of requests that have begun.
       generation_tokens: tokens emitted.
       drafts: trees verified.
@@ -49,6 +50,7 @@ class Statistics:
     prefix_hits: int = 0
     preemptions: int = 0
     compilations: int = 0
+    compilation_seconds: float = 0.0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     drafts: int = 0
@@ -111,11 +113,11 @@ class Counters:
         """Counts the end of a request."""
         self._ends.append(time.monotonic())
 
-    def seconds_per_request(self) -> float:
-        """Seconds after which another request will have ended, about; at least 1."""
+    def seconds_per_request(self) -> float | None:
+        """Seconds between the ends of requests, lately; None if it is not known."""
         if len(self._ends) < 2:
-            return 1.0
-        return max((self._ends[-1] - self._ends[0]) / (len(self._ends) - 1), 1.0)
+            return None
+        return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
 
     def statistics(self, **others: Any) -> Statistics:
         """A snapshot, with what others count."""

@@ -47,11 +47,13 @@ class EncodedPrompts(NamedTuple):
 
     Attributes:
       tokens: of each text to be written, int64 [n].
+      continues: whether each of these texts goes on with its prompt, rather than answers a chat.
       stop_strings: strings that end a text.
       stop_ids: ids that end a text.
     """
 
     tokens: list[np.ndarray]
+    continues: list[bool]
     stop_strings: list[str]
     stop_ids: tuple[int, ...]
 
@@ -99,7 +101,8 @@ def encode_prompts(
         for prompt in batch
     )
     tokens = [prompt for prompt in encoded for _ in range(sequences)]
-    return EncodedPrompts(tokens, strings, (*eos, *ids))
+    continues = [not _is_chat(prompt) for prompt in batch for _ in range(sequences)]
+    return EncodedPrompts(tokens, continues, strings, (*eos, *ids))
 
 
 def sequences_of(config: GenerationConfig | transformers.GenerationConfig | None) -> int:
@@ -139,9 +142,13 @@ def encode_prompt(
     return tokens
 
 
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
 def _tokens(tokenizer: Tokenizer, prompt: Any, template_kwargs: Mapping[str, Any]) -> np.ndarray:
     """Returns the tokens of a chat, or the ids given, int64 [n]."""
-    if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
+    if _is_chat(prompt):
         return np.array(tokenizer.encode_chat(prompt, **template_kwargs), np.int64)
     try:
         tokens = np.asarray(prompt)

@@ -64,7 +64,6 @@ class Completion:
       tokens: int32 [n], the new tokens, including the one that ended the text.
       drafted: bool [n], which of them the drafter proposed; the others are the target's.
       prompt_tokens: length of the prompt in tokens.
-      steps: verifications.
       finish: `stop`, ended by a stop string or id; `length`, by the maximum length; None while
         generation is still running.
       seconds: wall time of the whole batch: `prefill`, `device` (draft and verify), `search`, and
@@ -80,7 +79,6 @@ class Completion:
     tokens: np.ndarray
     drafted: np.ndarray
     prompt_tokens: int
-    steps: int
     finish: Literal["stop", "length"] | None
     seconds: dict[str, float]
     pieces: tuple[Piece, ...] = ()
@@ -88,6 +86,12 @@ class Completion:
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     scores: np.ndarray | None = None
+
+    @property
+    def steps(self) -> int:
+        """Verifications that gave the tokens. Each ends with a token of the target's own; the first
+        one, which follows the prompt, does not count."""
+        return int(np.count_nonzero(~self.drafted[:-1]))
 
     @property
     def tau(self) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 import numpy as np
 
 from dart_jax.engine.decoder import CHECKED_STEPS, BatchDecoding, Decoder
 from dart_jax.errors import UserError
 from dart_jax.generation.config import GenerationConfig
+from dart_jax.generation.prompts import EncodedPrompts
 from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -27,34 +28,35 @@ class TextGeneration:
         self,
         decoder: Decoder,
         tokenizer: Tokenizer,
-        prompts: Sequence[np.ndarray],
+        prompts: EncodedPrompts,
         config: GenerationConfig,
-        stop_strings: Sequence[str] = (),
     ):
         """Queues the prompts; nothing is decoded yet.
 
         Args:
           decoder: runs the model.
           tokenizer: the target's.
-          prompts: tokens of each prompt, int [n].
-          config: its `max_new_tokens`, `max_length` and `seed` are used.
-          stop_strings: the text ends before the first of them that occurs.
+          prompts: the prompts.
+          config: its `max_new_tokens`, `max_length` and `seed` are used, and whether it has a
+            structure.
 
         Raises:
           UserError: as `Decoder.start`.
         """
 
         def begin(drafts: bool) -> BatchDecoding:
-            return decoder.start(
-                prompts, config.max_new_tokens, config.seed, limit=config.max_length, drafts=drafts
-            )
+            count, limit = config.max_new_tokens, config.max_length
+            return decoder.start(prompts.tokens, count, config.seed, limit=limit, drafts=drafts)
 
         self._begin, self._batch = begin, begin(False)
+        # A text is what its structure demands, up to the first space.
+        whole, stops = config.structured_outputs is not None, prompts.stop_strings
         self._rows = [
-            GeneratedText(tokenizer, stop_strings, decoder.stop, row=n) for n in range(len(prompts))
+            GeneratedText(tokenizer, stops, decoder.stop, row=n, continues=continues or whole)
+            for n, continues in enumerate(prompts.continues)
         ]
         # Stop strings are found only on the host.
-        self._steps_at_once = CHECKED_STEPS if stop_strings else decoder.steps
+        self._steps_at_once = CHECKED_STEPS if stops else decoder.steps
         self._pieces = self._generate()
         self._started = False
         # Held during a burst, so that `close` can be called from another thread.
@@ -158,7 +160,6 @@ class TextGeneration:
             tokens=np.array(row.tokens, np.int32),
             drafted=np.array(row.drafted, bool),
             prompt_tokens=self._batch.length(n),
-            steps=int(self._batch.steps[n]),
             finish=row.finish,
             seconds=dict(self._batch.seconds),
             pieces=tuple(row.pieces),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,9 +22,20 @@ if TYPE_CHECKING:
 _KEPT = 64
 
 # Work of the lexer in one step, at most: texts under a grammar share its lexer, which stays broken
-# for all once a step of one of them exceeds it. llguidance's default is 200,000; it does some
-# 14,000 a millisecond.
-_FUEL = 20_000_000
+# for all once a step of one of them exceeds it. llguidance's default is 200,000, which ordinary
+# expressions exceed; it does some 14,000 a millisecond, in which no other text goes on.
+_FUEL = 2_000_000
+
+# Seconds of a core after which a tree gets no more nodes: the masks of some grammars take long.
+_GROWING = 0.02
+
+# Seconds of a compilation that may be repeated while other texts wait.
+_AGAIN = 0.1
+
+# Bytes of the stack of threads that compile: llguidance calls itself for every level of a grammar.
+STACK = 2**28
+
+_Result = TypeVar("_Result")
 
 
 class GrammarError(UserError):
@@ -47,6 +60,7 @@ class Grammars:
 
     Attributes:
       vocab_size: V, the target's.
+      eos: ids that end a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]):
@@ -57,18 +71,24 @@ class Grammars:
           vocab_size: V, the target's.
           eos: ids that end a text, which may follow wherever the grammar's text may end.
         """
-        self._tokenizer, self.vocab_size, self._eos = tokenizer, vocab_size, eos
+        self._tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
         self._lock = threading.Lock()
         self._compiled = functools.lru_cache(maxsize=_KEPT)(self._compile)
+
+    @property
+    def origin(self) -> tuple[str, int, tuple[int, ...]]:
+        """What it was made of, for another process: the tokenizer as JSON, V, and the ids that end
+        a text."""
+        return self._tokenizer.backend.to_str(), self.vocab_size, self.eos
 
     @functools.cached_property
     def _tokens(self) -> llguidance.LLTokenizer:
         """The tokenizer as llguidance reads it, which takes seconds."""
         import llguidance
 
-        if not self._eos:
+        if not self.eos:
             raise UserError("structured outputs need a target with an end-of-sequence token")
-        for token in self._eos:
+        for token in self.eos:
             if token not in self._tokenizer.special_ids:
                 raise UserError(
                     f"structured outputs need a special token as end of sequence; {token} is "
@@ -78,7 +98,7 @@ class Grammars:
         size = max(self.vocab_size, self._tokenizer.vocab_size)
         try:
             return llguidance.LLTokenizer(
-                self._tokenizer.backend.to_str(), n_vocab=size, eos_token=[*self._eos]
+                self._tokenizer.backend.to_str(), n_vocab=size, eos_token=[*self.eos]
             )
         except ValueError as error:
             raise UserError(
@@ -92,7 +112,7 @@ class Grammars:
           UserError: the grammar is wrong, or asks for what llguidance does not have.
         """
         source = outputs.source
-        if error := self._compiled(source).get_error():
+        if error := self.load(source):
             raise UserError(f"{outputs.kind} cannot be used: {one_line(error)}")
         matcher = self.start(source)
         matcher.fit(np.zeros((3, 1), np.int32), 0, 0)
@@ -100,24 +120,61 @@ class Grammars:
             raise UserError(f"{outputs.kind} cannot be used: it allows no text")
         return source
 
+    def load(self, source: str) -> str:
+        """Compiles a grammar, unless that has been done, so that `start` need not; returns what is
+        wrong with it, if anything is."""
+        return self._compiled(source)[0].get_error()
+
     def start(self, source: str) -> Matcher:
         """Begins a text under a grammar that was checked."""
+        compiled, seconds = self._compiled(source)
 
-        def again() -> llguidance.LLMatcher:
+        def again() -> llguidance.LLMatcher | None:
+            if seconds > _AGAIN:
+                return None
             self._compiled.cache_clear()
-            return self._compiled(source).deep_copy()
+            return self._compiled(source)[0].deep_copy()
 
-        state = self._compiled(source).deep_copy()
-        return Matcher(state, self._tokens, self.vocab_size, self._eos, again)
+        return Matcher(compiled.deep_copy(), self._tokens, self.vocab_size, self.eos, again)
 
-    def _compile(self, source: str) -> llguidance.LLMatcher:
+    def _compile(self, source: str) -> tuple[llguidance.LLMatcher, float]:
+        """The grammar, compiled, and the seconds that it took."""
         import llguidance
 
         with self._lock:
             tokens = self._tokens
         # Without the lock, so that `start` never waits for the compilation of another grammar.
         limits = llguidance.LLParserLimits(step_lexer_fuel=_FUEL, verbose_errors=False)
-        return llguidance.LLMatcher(tokens, source, log_level=0, limits=limits)
+
+        def compile() -> tuple[llguidance.LLMatcher, float]:
+            began = time.thread_time()
+            compiled = llguidance.LLMatcher(tokens, source, log_level=0, limits=limits)
+            return compiled, time.thread_time() - began
+
+        return on_large_stack(compile).result()
+
+
+def on_large_stack(function: Callable[[], _Result]) -> Future[_Result]:
+    """Calls a function on a thread of its own with a stack of `STACK` bytes, for which the end of
+    the process does not wait."""
+    future: Future[_Result] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    with _stack_size:
+        before = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=call, name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return future
+
+
+_stack_size = threading.Lock()
 
 
 @functools.lru_cache(maxsize=4)
@@ -142,9 +199,9 @@ class Matcher:
         tokens: llguidance.LLTokenizer,
         vocab_size: int,
         eos: tuple[int, ...],
-        again: Callable[[], llguidance.LLMatcher],
+        again: Callable[[], llguidance.LLMatcher | None],
     ):
-        """See `Grammars.start`; `again`: begins anew, with another lexer."""
+        """See `Grammars.start`; `again`: begins anew with another lexer, unless that takes long."""
         self._again, self._text = again, list[int]()
         self._state, self._tokens, self._eos = state, tokens, frozenset(eos)
         self._words = -(-tokens.vocab_size // 32)
@@ -175,8 +232,11 @@ class Matcher:
         whether that was so and it can go on."""
         if not self._state.is_error():
             return False
-        self._state = self._again()
-        return self._state.consume_tokens(self._text) and not self._state.is_error()
+        state = self._again()
+        if state is None or not state.consume_tokens(self._text) or state.is_error():
+            return False
+        self._state = state
+        return True
 
     def _fail(self, why: str) -> None:
         why = one_line(self._state.get_error()) or why
@@ -221,11 +281,32 @@ class Matcher:
         """Writes which tokens may follow a state, int32 [words]."""
         state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         mask &= self._exists
+        # Where the name of a special token must follow, llguidance allows the token alone.
+        [words] = np.nonzero(mask)
+        if len(words) == 1 and (name := self._name(allowed := _only(mask, words[0]))):
+            if state.compute_ff_bytes().startswith(name):
+                first = self._tokens.greedy_tokenize(name.decode())[0]
+                mask[allowed // 32] = 0
+                mask.view(np.uint32)[first // 32] = 1 << first % 32
 
     def certain(self, state: llguidance.LLMatcher) -> list[int]:
         """Tokens that a tokenizer makes of the characters that must follow, if any must."""
-        tokens = state.compute_ff_tokens()
-        return tokens or self._tokens.tokenize_bytes(state.compute_ff_bytes())
+        tokens, forced = state.compute_ff_tokens(), state.compute_ff_bytes()
+        tokens = tokens or self._tokens.tokenize_bytes(forced)
+        if b"\xff" not in forced and any(map(self._tokens.is_special_token, tokens)):
+            return self._tokens.greedy_tokenize(forced.decode(errors="ignore"))
+        return tokens
+
+    def _name(self, token: int) -> bytes:
+        """The name of a special token; empty for another one, and for none, -1."""
+        special = token >= 0 and self._tokens.is_special_token(token)
+        return self._tokens.decode_bytes([token]) if special else b""
+
+
+def _only(mask: np.ndarray, word: int) -> int:
+    """The token of a mask whose other words are empty; -1 if it has several."""
+    bits = int(mask.view(np.uint32)[word])
+    return -1 if bits & (bits - 1) else 32 * int(word) + bits.bit_length() - 1
 
 
 class _Tree:
@@ -244,6 +325,7 @@ class _Tree:
         self._states: list[llguidance.LLMatcher | None] = [matcher._state]
         self._children: dict[tuple[int, int], int] = {}
         self._fill(0, matcher._state)
+        self._end = time.thread_time() + _GROWING
 
     def _fill(self, place: int, state: llguidance.LLMatcher) -> bool:
         """Fills the mask of a place; returns False if the grammar became too complex."""
@@ -252,11 +334,13 @@ class _Tree:
 
     def add(self, parent: int, token: int) -> int | None:
         """Adds a child, unless it is there already; returns its place, None if the grammar does not
-        allow it or there is no room."""
+        allow it or there is no room or time."""
         if (parent, token) in self._children:
             return self._children[parent, token]
         state, place, depth = self._states[parent], len(self._states), int(self.tree[2, parent])
         if state is None or place == self.tree.shape[1] or depth == self._max_depth:
+            return None
+        if time.thread_time() > self._end:
             return None
         if not self.masks[parent, token // 32] >> (token % 32) & 1:
             return None

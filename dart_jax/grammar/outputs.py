@@ -5,31 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.grammar.gbnf import is_lark, lark_of
+from dart_jax.grammar.schemas import prepared
 
-# Some models would write spaces for ever; these are enough for an indentation.
-_JSON: Any = {"whitespace_pattern": r"[ \n\r\t]{1,40}"}
-
-# Keywords by which an object may need properties that `properties` does not name; those that
-# describe it elsewhere; and all that describe one.
-_OF_MORE = {"additionalProperties", "patternProperties", "minProperties"}
-_ELSEWHERE = {"allOf", "anyOf", "oneOf", "$ref"}
-_OF_OBJECTS = {"properties", "required", *_OF_MORE, *_ELSEWHERE}
-
-# Keywords that have schemas: by name; one or a list.
-_NAMED_PARTS = {"properties", "patternProperties", "$defs", "definitions"}
-_PARTS = {"additionalProperties", "items", "prefixItems", "allOf", "anyOf", "oneOf"}
-
-# Larger integers are rounded by llguidance.
-_EXACT = 2**53
+# Between two tokens of JSON: nothing, a blank, or a line break or two and an indentation. Some
+# models would write blanks for ever.
+_SPACED = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
+_COMPACT = {"whitespace_flexible": False}
 
 
 @dataclasses.dataclass(frozen=True)
 class StructuredOutputs:
-    """The structure that a text must have, with vLLM's names; exactly one of these is given.
+    """The structure that a text must have, with vLLM's names; exactly one kind is given.
 
     Attributes:
       json: a JSON schema, as a mapping or as JSON.
@@ -37,9 +28,10 @@ class StructuredOutputs:
       regex: a regular expression that the whole text matches, in the syntax of Rust's `regex`.
       choice: the text is one of these.
       grammar: a context-free grammar, in llama.cpp's GBNF or llguidance's Lark.
+      disable_any_whitespace: JSON has no blanks and line breaks between its parts.
 
     Raises:
-      UserError: none or several are given, or one has the wrong type.
+      UserError: no kind or several are given, or one has the wrong type.
     """
 
     json: Mapping[str, Any] | bool | str | None = None
@@ -47,6 +39,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    disable_any_whitespace: bool = False
 
     def __post_init__(self) -> None:
         if self.json is False:
@@ -57,7 +50,11 @@ class StructuredOutputs:
         [name] = self._given
         value = getattr(self, name)
         if not _KINDS[name](value):
-            raise UserError(f"structured outputs have a {name} of the wrong type: {value!r}")
+            raise UserError(f"structured outputs have a {name} of the wrong type: {value!r:.100}")
+        if type(self.disable_any_whitespace) is not bool:
+            raise UserError("disable_any_whitespace must be true or false")
+        if self.disable_any_whitespace and not name.startswith("json"):
+            raise UserError(f"disable_any_whitespace is for JSON, not for a {name}; leave it out")
 
     @classmethod
     def of(cls, value: StructuredOutputs | Mapping[str, Any]) -> StructuredOutputs:
@@ -65,11 +62,12 @@ class StructuredOutputs:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise UserError(f"structured outputs must be a mapping, got {value!r}")
-        unknown = [name for name in value if name not in _KINDS]
+            raise UserError(f"structured outputs must be a mapping, got {value!r:.100}")
+        known = (*_KINDS, "disable_any_whitespace")
+        unknown = [name for name in value if name not in known]
         if unknown:
             raise UserError(
-                f"structured outputs have no {unknown[0]}; they have {', '.join(_KINDS)}"
+                f"structured outputs have no {unknown[0]}; they have {', '.join(known)}"
             )
         return cls(**{name: one for name, one in value.items() if one is not None})
 
@@ -80,21 +78,27 @@ class StructuredOutputs:
         Raises:
           UserError: a schema is not JSON, or a grammar cannot be parsed.
         """
-        from llguidance import LLMatcher, grammar_from
+        from llguidance import LLMatcher
 
         try:
             if self.json_object:
-                return LLMatcher.grammar_from_json_schema({"type": "object"}, _JSON)
+                return LLMatcher.grammar_from_json_schema(self._json({"type": "object"}))
             if self.json is not None:
-                return LLMatcher.grammar_from_json_schema(_schema(self.json), _JSON)
+                return LLMatcher.grammar_from_json_schema(self._json(self.json))
             if self.choice is not None:
                 return LLMatcher.grammar_from_regex("|".join(map(re.escape, self.choice)))
             if self.regex is not None:
                 return LLMatcher.grammar_from_regex(self.regex)
             assert self.grammar is not None
-            return grammar_from("grammar", self.grammar)
-        except (RecursionError, TypeError, ValueError) as error:
+            lark = self.grammar if is_lark(self.grammar) else lark_of(self.grammar)
+            return LLMatcher.grammar_from_lark(lark)
+        except RecursionError:
+            raise UserError(f"{self.kind} is nested too deep; make it flatter") from None
+        except (TypeError, ValueError) as error:
             raise UserError(f"{self.kind} cannot be used: {one_line(error)}") from None
+
+    def _json(self, schema: Mapping[str, Any] | bool | str) -> str:
+        return json_grammar(schema, compact=self.disable_any_whitespace)
 
     @property
     def kind(self) -> str:
@@ -108,83 +112,39 @@ class StructuredOutputs:
 
 
 def one_line(error: object) -> str:
-    """A message in one line, without the state of llguidance."""
+    """A message in one line, without the state of llguidance and options that users do not have."""
+    if "coerce_one_of" in str(error):
+        return "it has a oneOf whose options may hold at once; use anyOf"
     message = str(error).partition("<")[0] if "<state>" in str(error) else str(error)
     message = message.replace("<non-verbose/>", "")
     lines = [line.strip() for line in message.splitlines() if line.strip(" ^|-")]
     return " ".join(lines)[:300]
 
 
-def json_grammar(schema: Mapping[str, Any] | bool | str) -> str:
+def json_grammar(schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> str:
     """A JSON schema for `%json` in a grammar in llguidance's Lark.
 
+    Args:
+      schema: a JSON schema, also as JSON.
+      compact: whether there is nothing between the tokens of JSON.
+
     Raises:
-      UserError: it is not JSON, or is no object.
+      UserError: it is no schema, allows no text, or has a keyword that is not supported.
     """
     try:
-        checked = json.loads(_schema(schema))
-    except (RecursionError, TypeError, ValueError) as error:
+        options = _COMPACT if compact else _SPACED
+        source = json.dumps({**prepared(schema), "x-guidance": options}, ensure_ascii=False)
+        source.encode()  # half a surrogate pair is no character
+        return source
+    except RecursionError:
+        raise UserError("the JSON schema is nested too deep; make it flatter") from None
+    except (TypeError, ValueError) as error:
         raise UserError(f"the JSON schema cannot be used: {one_line(error)}") from None
-    if not isinstance(checked, dict):
-        raise UserError("the JSON schema cannot be used: it must be an object")
-    return json.dumps({**checked, "x-guidance": _JSON})
 
 
 def literal(text: str) -> str:
     """A text that is not empty, in llguidance's Lark."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _schema(schema: Mapping[str, Any] | bool | str) -> str:
-    """A schema as JSON; raises UserError for integers that llguidance would round."""
-    schema = json.loads(schema) if isinstance(schema, str) else schema
-    if large := next((x for x in _numbers(schema) if abs(x) > _EXACT), None):
-        raise UserError(f"the JSON schema has {large}, a number above 2**53; lower it")
-    return json.dumps({} if schema is True else _closed(schema))
-
-
-def _closed(schema: Any) -> Any:
-    """A schema whose objects have no other properties than those named, unless it says more of
-    them: few clients mean that they may, but some models would add some for ever. One that
-    describes an object in several places stays as it is."""
-    schema = json.loads(json.dumps(schema))
-    every = list(_schemas(schema))
-    for each in every:
-        places = len(each.keys() & _OF_OBJECTS) + len(each.get("allOf", ())) - ("allOf" in each)
-        if places > 1 and each.keys() & _ELSEWHERE:
-            return schema
-    for each in every:
-        properties = each.get("properties")
-        if not isinstance(properties, dict) or each.keys() & _OF_MORE:
-            continue
-        if properties.keys() >= set(each.get("required", ())):
-            each["additionalProperties"] = False
-    return schema
-
-
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all in it."""
-    if isinstance(schema, list):
-        for each in schema:
-            yield from _schemas(each)
-    elif isinstance(schema, dict):
-        yield schema
-        for name, value in schema.items():
-            if name in _NAMED_PARTS and isinstance(value, dict):
-                yield from _schemas(list(value.values()))
-            elif name in _PARTS:
-                yield from _schemas(value)
-
-
-def _numbers(schema: Any) -> Iterator[int]:
-    """All integers of a schema that say what its texts may be."""
-    if isinstance(schema, Mapping):
-        schema = [value for name, value in schema.items() if name not in ("default", "examples")]
-    if isinstance(schema, list | tuple):
-        for part in schema:
-            yield from _numbers(part)
-    elif type(schema) is int:
-        yield schema
 
 
 def _is_text(value: Any) -> bool:

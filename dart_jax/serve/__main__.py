@@ -19,18 +19,20 @@ import queue
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 from rich.console import Console
 
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
+from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.memory import parse_memory
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.interface import AnyEngine
+from dart_jax.serving.interface import AnyEngine, ServedModel
 
 if TYPE_CHECKING:
     from dart_jax.serve.process import Server
@@ -64,6 +66,12 @@ class ServeConfig(ModelChoice):
     stream_interval: float = 0.02
     """Seconds between events of a stream, at least, which then hold all tokens since the last one;
     its first and its last event do not wait."""
+    grammar_bytes: str = "64kB"
+    """Maximum size of the structure that a request asks for: of its schema, grammar or choices."""
+    grammar_depth: int = 200
+    """Longest chain of references in it, or parts within parts."""
+    grammar_seconds: float = 5.0
+    """Seconds of a core in which it must be compiled."""
     drain: float = 30.0
     """Seconds that running answers have to finish after SIGTERM or Ctrl-C."""
     log_requests: bool = True
@@ -79,6 +87,12 @@ class ServeConfig(ModelChoice):
         super().__post_init__()
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be in 0..65535, got {self.port}")
+        if self.grammar_depth < 1:
+            raise UserError(f"--grammar-depth must be at least 1, got {self.grammar_depth}")
+        if not 0 < self.grammar_seconds < float("inf"):
+            raise UserError(
+                f"--grammar-seconds must be a positive number, got {self.grammar_seconds}"
+            )
         for name in ("drain", "stream_interval"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
@@ -87,6 +101,13 @@ class ServeConfig(ModelChoice):
         if self.key is not None and not (self.key.isascii() and self.key.strip()):
             raise UserError("--api-key must be visible ASCII characters")
         parse_memory(self.max_body)
+        self.grammars  # noqa: B018
+
+    @property
+    def grammars(self) -> GrammarLimits:
+        """Limits of the structures that requests ask for."""
+        size = parse_memory(self.grammar_bytes)
+        return GrammarLimits(size, self.grammar_depth, self.grammar_seconds)
 
     @property
     def key(self) -> str | None:
@@ -115,7 +136,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
             raise UserError(f"the server needs {package}: pip install 'dart-jax[serve]'")
     from dart_jax.serve.connections import starting
     from dart_jax.serve.process import Server, address_of, open_socket
-    from dart_jax.serve.service import Limits, Service, sampling_defaults
+    from dart_jax.serve.service import Limits, Service
 
     listening = open_socket(config.host, config.port)
     with starting(listening), console.status("loading the model") as status:
@@ -134,10 +155,14 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
         "(--kv-memory), on a CPU taken as they are written"
     )
     origins = config.allowed_origins or (("*",) if config.key else ())
-    limits = Limits(parse_memory(config.max_body), config.stream_interval, config.key, origins)
-    defaults = {}
-    if config.generation_config == "auto":
-        defaults = sampling_defaults(engine.model.tokenizer.directory)
+    limits = Limits(
+        parse_memory(config.max_body),
+        config.stream_interval,
+        config.key,
+        origins,
+        config.grammars,
+    )
+    defaults = _defaults(config, engine.model)
     if defaults:
         values = ", ".join(f"{name} {value}" for name, value in defaults.items())
         console.print(f"by default, as its generation_config.json says: {values}")
@@ -155,7 +180,17 @@ def _engine(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
 
     model = config.load()
     _ = model.tokenizer.chat_template  # imports transformers, for which no request should wait
-    return Engine(model, config.serving, progress)
+    defaults: dict[str, Any] = {"temperature": 1.0} | _defaults(config, model)
+    return Engine(model, config.serving, progress, Sampling(**defaults))
+
+
+def _defaults(config: ServeConfig, model: ServedModel) -> dict[str, Any]:
+    """Options of `Sampling` that clients leave out."""
+    from dart_jax.serve.service import sampling_defaults
+
+    if config.generation_config == "none":
+        return {}
+    return sampling_defaults(model.tokenizer.directory)
 
 
 def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
@@ -180,8 +215,8 @@ def log_to_stderr(requests: bool) -> Iterator[None]:
     listener = logging.handlers.QueueListener(lines, writer)
     logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    if requests:
-        logging.getLogger("dart_jax.serve.log").setLevel(logging.INFO)
+    for name in ("dart_jax.serve.log", "dart_jax.serving") if requests else ():
+        logging.getLogger(name).setLevel(logging.INFO)
     listener.start()
     try:
         yield
@@ -200,7 +235,7 @@ def main(args: Sequence[str] | None = None) -> None:
             try:
                 server.run([listening])
             finally:
-                server.service.engine.close()
+                server.service.close()
 
 
 if __name__ == "__main__":

@@ -8,20 +8,23 @@ import logging
 import time
 import uuid
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dart_jax.serve.errors import ApiError, internal, json_response, to_json
-from dart_jax.serve.fields import GenerationFields
+from dart_jax.serve.fields import ChatFields, GenerationFields
 from dart_jax.serve.logprobs import chat_scores, completion_scores, id_of, prompt_scores
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
 from dart_jax.serve.tools.reader import CallPiece, Reading
 from dart_jax.serve.tools.request import Tools
+from dart_jax.text.thoughts import Thinking
 
 _logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -68,7 +71,7 @@ class Answer(Response):
         self._stream, self._options = fields.stream, fields.stream_options
         self._prompts = texts.texts[:: fields.n]  # a text of each
         self._scored, self._prompt_top = fields.top is not None, fields.prompt_logprobs
-        self._name = id_of if fields.return_tokens_as_token_ids else service.token_texts.text_of
+        self._by_id = fields.return_tokens_as_token_ids
         self._head = {
             "id": f"{self.prefix}{uuid.uuid4().hex}",
             "object": self.chunk_kind if fields.stream else self.kind,
@@ -96,7 +99,8 @@ class Answer(Response):
         """Sends it."""
         try:
             sending = self._send_events(send) if self._stream else self._whole(scope, receive, send)
-            await _unless_gone(receive, sending)
+            with contextlib.suppress(ClientDisconnect):
+                await unless_gone(receive, sending)
         finally:
             finishes = ", ".join(text.finish or "cancelled" for text in self._texts.texts)
             usage = self._usage
@@ -190,7 +194,8 @@ class CompletionAnswer(Answer):
     prefix = "cmpl-"
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        scores = completion_scores(news.scores, self._name) if self._scored else None
+        name = id_of if self._by_id else self._service.token_texts.text_of
+        scores = completion_scores(news.scores, name) if self._scored else None
         return {
             "index": index,
             "text": news.text,
@@ -210,35 +215,60 @@ class ChatAnswer(Answer):
     def __init__(
         self,
         service: Service,
-        fields: GenerationFields,
+        fields: ChatFields,
         texts: Texts,
         tools: Tools | None = None,
+        thinking: Thinking | None = None,
     ):
-        """See `Answer`; `tools`: that the texts may call."""
+        """See `Answer`; `tools`: that the texts may call; `thinking`: how they think."""
         super().__init__(service, fields, texts)
         self._readers = None if tools is None else [tools.reader() for _ in texts.texts]
+        self._thinking, self._shows_thoughts = thinking, fields.shows_thoughts
+        # Every space counts where a grammar says what follows.
+        self._exact = exact = texts.texts[0].request.grammar is not None
+        self._thoughts = thinking and [thinking.reader(exact=exact) for _ in texts.texts]
 
     def _all(self) -> dict[str, Any]:
         return super()._all() | self._prompt_scores(0)
 
-    def _read(self, index: int, news: News) -> Reading:
-        """Finds calls in the news of the `index`th text."""
+    def _read(self, index: int, news: News) -> tuple[str, Reading]:
+        """Finds thoughts, and calls after them, in the news of the `index`th text."""
+        thoughts, text, final = "", news.text, news.finish is not None
+        if self._thoughts is not None:
+            thoughts, text = self._thoughts[index].push(text, final=final)
+            thoughts = thoughts if self._shows_thoughts else ""
         if self._readers is None:
-            return Reading([news.text])
-        return self._readers[index].push(news.text, final=news.finish is not None)
+            return thoughts, Reading([text])
+        return thoughts, self._readers[index].push(text, final=final)
+
+    @property
+    def _thought_tokens(self) -> int:
+        if self._thinking is None:
+            return 0
+        return sum(self._thinking.count(text.token_ids) for text in self._texts.texts)
+
+    @property
+    def _usage(self) -> dict[str, Any]:
+        details = {"completion_tokens_details": {"reasoning_tokens": self._thought_tokens}}
+        return super()._usage | ({} if self._thinking is None else details)
 
     def _scores(self, news: News) -> dict[str, Any] | None:
-        texts = self._service.token_texts
-        return chat_scores(news.scores, texts, self._name) if self._scored else None
+        if not self._scored:
+            return None
+        first = news.first and not self._exact
+        texts, by_id = self._service.token_texts, self._by_id
+        return chat_scores(news.scores, texts, first=first, by_id=by_id)
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        reading, finish = self._read(index, news), news.finish
+        (thoughts, reading), finish = self._read(index, news), news.finish
         if finish == "stop" and self._readers is not None and self._readers[index].complete:
             finish = "tool_calls"
         rest = {"logprobs": self._scores(news), "finish_reason": finish}
         calls = [self._call(piece) for piece in reading.calls]
         if not self._stream:
             message = {"role": "assistant", "content": reading.content, "refusal": None}
+            if self._thinking is not None:
+                message["reasoning_content"] = thoughts or None
             if calls:
                 message |= {"content": reading.content or None, "tool_calls": calls}
             return {"index": index, "message": message, **rest}
@@ -246,8 +276,10 @@ class ChatAnswer(Answer):
         # token by it.
         delta: dict[str, Any] = {"role": "assistant"} if news.first else {}
         # An answer of calls alone has no content: some clients show even an empty one.
-        if reading.content or (news.first and self._readers is None):
+        if reading.content or (news.first and self._readers is None and not thoughts):
             delta["content"] = reading.content
+        if thoughts:
+            delta["reasoning_content"] = thoughts
         if calls:
             delta["tool_calls"] = calls
         return {"index": index, "delta": delta, **rest}
@@ -271,18 +303,27 @@ def _body(content: bytes, more: bool = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 
-async def _unless_gone(receive: Receive, sending: Coroutine[Any, Any, None]) -> None:
-    """Runs `sending` until it is done or the client has gone."""
+async def unless_gone(receive: Receive, working: Coroutine[Any, Any, _Result]) -> _Result:
+    """Works until that is done or the client has gone.
+
+    Args:
+      receive: gives what the client still sends; the whole body has been received.
+      working: is cancelled if the client goes.
+
+    Raises:
+      ClientDisconnect: it has gone.
+    """
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    work, gone = asyncio.ensure_future(sending), asyncio.ensure_future(until_gone())
+    work, gone = asyncio.ensure_future(working), asyncio.ensure_future(until_gone())
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
     finally:
         for task in (work, gone):
             task.cancel()

@@ -23,7 +23,7 @@ import dart_jax
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids
 from dart_jax.serve import pages
-from dart_jax.serve.answer import ANSWER, ChatAnswer, CompletionAnswer
+from dart_jax.serve.answer import ANSWER, ChatAnswer, CompletionAnswer, unless_gone
 from dart_jax.serve.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
 from dart_jax.serve.fields import (
     ChatFields,
@@ -40,6 +40,7 @@ from dart_jax.serve.responses.request import chat_of
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import Texts
 from dart_jax.serve.tools.request import Tools
+from dart_jax.text.thoughts import Thinking
 
 _logger = logging.getLogger(__name__)
 _Fields = TypeVar("_Fields", bound=RequestFields)
@@ -105,6 +106,11 @@ class Routes:
         """Continues texts or tokens."""
         arrived = time.monotonic()
         fields = await self._fields(CompletionFields, request)
+        texts = await unless_gone(request.receive, self._continue(fields, arrived))
+        return CompletionAnswer(self._service, fields, texts)
+
+    async def _continue(self, fields: CompletionFields, arrived: float) -> Texts:
+        """Begins to continue prompts."""
         size = self._model.target.vocab_size
         prompts = [
             await encode(self._tokenizer, prompt, size, fields.add_special_tokens)
@@ -117,8 +123,7 @@ class Routes:
             for prompt, tokens in zip(fields.prompt, prompts, strict=True)
             if fields.echo
         ]
-        texts = await self._service.generate(fields, prompts, arrived, echoes=echoes)
-        return CompletionAnswer(self._service, fields, texts)
+        return await self._service.generate(fields, prompts, arrived, echoes=echoes)
 
     async def chat(self, request: Request) -> Response:
         """Answers a chat."""
@@ -126,24 +131,33 @@ class Routes:
         fields = await self._fields(ChatFields, request)
         if fields.top_logprobs is not None and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
-        texts, tools = await self._answer(fields, arrived)
-        return ChatAnswer(self._service, fields, texts, tools)
+        begun = await unless_gone(request.receive, self._answer(fields, arrived))
+        return ChatAnswer(self._service, fields, *begun)
 
     async def responses(self, request: Request) -> Response:
         """Answers a chat in the form of OpenAI's Responses API; nothing is stored."""
         arrived = time.monotonic()
         asked = await self._fields(ResponseFields, request)
         fields = chat_of(asked)
-        texts, tools = await self._answer(fields, arrived)
-        return ResponseAnswer(self._service, asked, fields, texts, tools)
+        begun = await unless_gone(request.receive, self._answer(fields, arrived))
+        return ResponseAnswer(self._service, asked, fields, *begun)
 
-    async def _answer(self, fields: ChatFields, arrived: float) -> tuple[Texts, Tools | None]:
-        """Begins to answer a chat; returns also the tools that the answer may call."""
+    async def _answer(
+        self, fields: ChatFields, arrived: float
+    ) -> tuple[Texts, Tools | None, Thinking | None]:
+        """Begins to answer a chat; returns also the tools that the answer may call, and how it
+        thinks."""
         check_chat(self._tokenizer, fields)
         tools = Tools.of(fields, self._tokenizer)
         size = self._model.target.vocab_size
         prompt = await encode_chat(self._tokenizer, fields, size, tools)
-        return await self._service.generate(fields, [prompt], arrived, tools), tools
+        thinking = None
+        if fields.separates_thoughts:
+            offered = None if tools is None else tools.described
+            template = self._tokenizer.template_for(fields.template_options | {"tools": offered})
+            thinking = Thinking.of(self._tokenizer, template, prompt, fields.continued)
+        texts = await self._service.generate(fields, [prompt], arrived, tools, thinking)
+        return texts, tools, thinking
 
     async def tokenize(self, request: Request) -> Response:
         """Returns the tokens of a text or a chat."""

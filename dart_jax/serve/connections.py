@@ -1,4 +1,5 @@
-"""Connections: those that send nothing are closed, and those that come too early are answered."""
+"""Connections: those that send nothing are closed, those that come too early are answered, and so
+are those that say that they will send no more."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dart_jax.serve.errors import CLOSE, ApiError, unavailable
 
-# Seconds in which a request's headers must come, and between two parts of its body.
-_PATIENCE = 20.0
+# Seconds in which a request's headers must come, between two parts of its body, and for all of it.
+_PATIENCE, _MOST_BODY = 20.0, 120.0
+
+# Seconds from the end of what a client sends until it is tried whether it still reads, and between
+# looks at the outcome: one that has gone looks the same until something is sent to it.
+_TRIED, _LOOK = 0.5, 0.2
 
 # Bytes of a request's first line and headers.
 _MOST_HEAD = 65_536
@@ -40,6 +45,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None  # while a request is not complete
         self._place: Literal["start", "headers", "body"] = "start"
         self._head = 0  # bytes of the headers that have come
+        self._body_end = 0.0  # when the body must be there
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for the first request."""
@@ -50,6 +56,32 @@ class Connection(HttpToolsProtocol):
         """Waits for nothing any more."""
         self._received()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Goes on with an answer, unless the client turns out to have gone."""
+        if not self._answering:
+            return False
+        assert self.cycle is not None
+        self.cycle.keep_alive = False
+        self.loop.call_later(_TRIED, self._try)
+        return True
+
+    def _try(self) -> None:
+        """Sends what says nothing: to a client that has gone, that is an error."""
+        if self._answering and not self.transport.is_closing():
+            assert self.cycle is not None
+            if not self.cycle.response_started:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            elif self.cycle.chunked_encoding:  # a stream of events
+                self.transport.write(b"3\r\n:\n\n\r\n")
+            self.loop.call_later(_LOOK, self._look)
+
+    def _look(self) -> None:
+        if self._answering and not self.transport.is_closing():
+            connection = self.transport.get_extra_info("socket")
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+            self.loop.call_later(_LOOK, self._look)
 
     def data_received(self, data: bytes) -> None:
         """Reads on; refuses headers without an end."""
@@ -72,6 +104,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Waits for the body."""
         self._place = "body"
+        self._body_end = self.loop.time() + _MOST_BODY
         self._wait()
         super().on_headers_complete()
 
@@ -92,7 +125,10 @@ class Connection(HttpToolsProtocol):
 
     def _wait(self) -> None:
         self._received()
-        self._timer = self.loop.call_later(_PATIENCE, self._late)
+        seconds = _PATIENCE
+        if self._place == "body":
+            seconds = min(seconds, self._body_end - self.loop.time())
+        self._timer = self.loop.call_later(seconds, self._late)
 
     def _received(self) -> None:
         if self._timer is not None:
@@ -101,13 +137,18 @@ class Connection(HttpToolsProtocol):
 
     def _late(self) -> None:
         if self.flow.read_paused or self._answering:
-            self._wait()  # the client waits for the answer to an earlier request
+            # The client waits for the answer to an earlier request.
+            self._timer = self.loop.call_later(_PATIENCE, self._late)
             return
         if self._place == "start":
             self.transport.close()
             return
-        part = "rest of the body" if self._place == "body" else "headers"
-        self._refuse(408, f"the {part} did not come within {_PATIENCE:g} seconds")
+        part, seconds = "headers", _PATIENCE
+        if self._place == "body":
+            part = "rest of the body"
+            if self.loop.time() >= self._body_end:
+                part, seconds = "body", _MOST_BODY
+        self._refuse(408, f"the {part} did not come within {seconds:g} seconds")
 
     @property
     def _answering(self) -> bool:

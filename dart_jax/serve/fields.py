@@ -6,6 +6,7 @@ refused by name: it might change the answer.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -77,10 +78,14 @@ class RequestFields(_Fields):
         for name, value in fields.items() if isinstance(fields, dict) else ():
             if name in cls.model_fields or name in HARMLESS or value is None:
                 continue
-            if value not in NEUTRAL.get(name, ()):
+            if not any(_same(value, neutral) for neutral in NEUTRAL.get(name, ())):
                 message = f"{name} is not supported by this server; leave it out"
                 raise bad(message, name, "unsupported_parameter")
         return fields
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)  # 1 is 1.0, not true
 
 
 class StreamOptions(_Fields):
@@ -88,6 +93,21 @@ class StreamOptions(_Fields):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+# How much a model is to think before it answers.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Reasoning(_Fields):
+    """Options of thoughts, in responses and with OpenRouter. They are never summarised."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool = False
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class GenerationFields(RequestFields):
@@ -118,12 +138,12 @@ class GenerationFields(RequestFields):
     # The text's structure; see `structure.py`.
     response_format: dict[str, Any] = {"type": "text"}
     structured_outputs: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
     guided_json_object: bool = False
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    json_schema: dict[str, Any] | str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
     regex: str | None = None
     grammar: str | None = None
     ebnf: str | None = None
@@ -199,17 +219,44 @@ class Tool(_Fields):
     function: Function
 
 
-def _tool_choice(value: Any) -> Any:
-    """Returns a tool choice; raises ValueError if it is none."""
+@dataclasses.dataclass(frozen=True)
+class ToolChoice:
+    """Which tools a model may call.
+
+    Attributes:
+      mode: "none", "auto", "required", or "function", which is a call of the only one.
+      names: those of functions; None for all.
+    """
+
+    mode: str = "auto"
+    names: tuple[str, ...] | None = None
+
+
+def _tool_choice(value: Any) -> ToolChoice:
+    """Reads a tool choice; raises ValueError if it is none."""
     if value in ("none", "auto", "required"):
-        return value
-    if isinstance(value, dict) and value.get("type") == "function":
-        function = value.get("function")
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            return value
-    raise ValueError(
-        'must be none, auto, required or {"type": "function", "function": {"name": ...}}'
-    )
+        return ToolChoice(value)
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "function" and (name := _named(value)):
+        return ToolChoice("function", (name,))
+    if kind == "allowed_tools":
+        allowed = value.get("allowed_tools")
+        mode, tools = map((allowed if isinstance(allowed, dict) else {}).get, ("mode", "tools"))
+        names = [*map(_named, tools)] if isinstance(tools, list) else []
+        if mode not in ("auto", "required") or not names or not all(names):
+            raise ValueError(
+                "of the type allowed_tools must have a mode, auto or required, and tools, a list "
+                "of one or more functions by their names"
+            )
+        return ToolChoice(mode, tuple(map(str, names)))
+    raise ValueError("must be none, auto, required, or of the type function or allowed_tools")
+
+
+def _named(tool: Any) -> str | None:
+    """The name of a function that is not described."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if tool.get("type") == "function" and isinstance(name, str) else None
 
 
 class ChatFields(GenerationFields):
@@ -217,7 +264,7 @@ class ChatFields(GenerationFields):
 
     messages: list[dict[str, Any]]
     tools: list[Tool] = []
-    tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"
+    tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = ToolChoice()
     parallel_tool_calls: bool = True
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -225,6 +272,13 @@ class ChatFields(GenerationFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    # Thoughts: whether and how much a model thinks, and whether they are apart from the content.
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning = Reasoning()
+    enable_thinking: bool | None = None
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+    reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -236,6 +290,37 @@ class ChatFields(GenerationFields):
                 raise bad(message, "continue_final_message")
             return {**fields, "add_generation_prompt": False}
         return fields
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Arguments of the chat template. Templates leave those aside that they do not know, and
+        call the same by several names."""
+        effort = self.reasoning_effort or self.reasoning.effort
+        thinks = self.reasoning.enabled if self.enable_thinking is None else self.enable_thinking
+        if thinks is None and effort is not None:
+            thinks = effort != "none"
+        options: dict[str, Any] = {}
+        if effort is not None:
+            options["reasoning_effort"] = effort
+        if thinks is not None:
+            options |= {"enable_thinking": thinks, "thinking": thinks}
+        return options | self.chat_template_kwargs
+
+    @property
+    def continued(self) -> str | None:
+        """The beginning of the answer, if the messages have it."""
+        content = self.messages[-1].get("content") if self.continue_final_message else None
+        return content if isinstance(content, str) else None
+
+    @property
+    def separates_thoughts(self) -> bool:
+        """True if thoughts are not to be in the content."""
+        return self.separate_reasoning and self.reasoning_format != "none"
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """True if thoughts that are apart are part of the answer."""
+        return self.include_reasoning and not self.reasoning.exclude
 
     @property
     def most_tokens(self) -> int | None:
@@ -259,6 +344,11 @@ class TokenizeFields(RequestFields):
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
 
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """See `ChatFields`."""
+        return self.chat_template_kwargs
+
 
 class DetokenizeFields(RequestFields):
     """The body of /detokenize."""
@@ -281,36 +371,65 @@ class ResponseFields(GenerationFields):
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, Any] = {}
     chat_template_kwargs: dict[str, Any] = {}
+    reasoning: Reasoning = Reasoning()
 
 
-# Fields that never change an answer.
+# Fields that never change an answer, among them numbers of what is off by `NEUTRAL`.
 HARMLESS = frozenset(
     {
-        "cache_prompt", "cache_salt", "guided_decoding_backend", "metadata",
-        "prediction", "priority", "prompt_cache_key",
-        "prompt_cache_retention", "request_id", "return_progress", "safety_identifier",
-        "service_tier", "store", "timings_per_token", "user",
+        "cache_prompt", "cache_salt", "data_parallel_rank", "draft_model", "dry_allowed_length",
+        "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "extra_key",
+        "guided_decoding_backend", "keep_alive", "max_tool_calls", "metadata", "mirostat_eta",
+        "mirostat_tau", "n_cache_reuse", "prediction", "priority", "prompt_cache_key",
+        "prompt_cache_retention", "provider", "request_id", "return_progress", "rid",
+        "safety_identifier", "service_tier", "session_id", "smoothing_curve", "speculative.n_max",
+        "speculative.n_min", "speculative.p_min", "sse_ping_interval", "store",
+        "timings_per_token", "trace", "ttl", "user", "xtc_threshold",
     }
 )  # fmt: skip
 
 # Values with which other fields change nothing.
 NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "background": (False,),
-    "best_of": (1,),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
+    **dict.fromkeys([
+        "dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "min_keep", "mirostat",
+        "mirostat_mode", "n_discard", "n_indent", "n_keep", "n_probs", "no_repeat_ngram_size",
+        "penalty_alpha", "smoothing_factor", "top_a", "top_n_tokens", "xtc_probability",
+    ], (0,)),
+    **dict.fromkeys([
+        "best_of", "encoder_repetition_penalty", "guidance_scale", "length_penalty", "num_beams",
+        "repeat_penalty", "tfs", "tfs_z", "typ_p", "typical_p",
+    ], (1,)),
+    **dict.fromkeys(["adaptive_target", "id_slot", "repeat_last_n"], (-1,)),
+    **dict.fromkeys([
+        "add_special_tokens", "backend_sampling", "background", "echo", "flat_logprobs",
+        "grammar_lazy", "no_stop_trim", "post_sampling_probs", "raw",
+        "return_cached_tokens_details", "return_full_text", "return_hidden_states",
+        "return_routed_experts", "return_token_ids", "return_tokens", "use_beam_search", "verbose",
+        "watermark",
+    ], (False,)),
+    **dict.fromkeys([
+        "detokenize", "do_sample", "parse_tool_calls", "penalize_nl",
+        "spaces_between_special_tokens",
+    ], (True,)),
+    **dict.fromkeys([
+        "allowed_token_ids", "bad_words", "documents", "functions", "grammar_triggers",
+        "logits_processors", "lora", "models", "plugins", "preserved_tokens", "response_fields",
+        "samplers", "transforms",
+    ], ([],)),
+    **dict.fromkeys([
+        "custom_params", "kv_transfer_params", "media_io_kwargs", "mm_processor_kwargs", "options",
+        "session_params", "vllm_xargs",
+    ], ({},)),
+    **dict.fromkeys(["format", "negative_prompt", "suffix"], ("",)),
+    "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "spaces_between_special_tokens": (True,),
-    "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-}
+    "stop_regex": ("", []),
+    "t_max_predict_ms": (0, -1),
+    "top_n_sigma": (-1, 0),
+    "truncation_side": ("left",),
+    "usage": ({}, {"include": False}),
+    "verbosity": ("medium",),
+}  # fmt: skip
 
 _Kind = TypeVar("_Kind", bound=RequestFields)
 

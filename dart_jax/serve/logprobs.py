@@ -40,18 +40,17 @@ class TokenTexts:
         decoder = json.dumps(json.loads(tokenizer.backend.to_str()).get("decoder"))
         self._byte_level = '"ByteLevel"' in decoder
         self._added = tokenizer.backend.get_added_tokens_decoder()
-        # A token decoded by itself may lose its leading space; after this one it does not.
-        self._before = tokenizer.backend.encode("a", add_special_tokens=False).ids[-1:]
-        self._skipped = len(tokenizer.decode(self._before))
         self.bytes_of = functools.lru_cache(maxsize=100_000)(self._bytes_of)
 
     def text_of(self, token: int) -> str:
         """Returns a token as text; a part of a character as its bytes, as OpenAI's API has it."""
+        return _text(self.bytes_of(token))
+
+    def first_bytes_of(self, token: int) -> bytes:
+        """Returns the bytes of a token at the beginning of a text, where it may lose its space."""
         raw = self.bytes_of(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        begins = raw.startswith(b" ") and not self._tokenizer.decode([token]).startswith(" ")
+        return raw[1:] if begins else raw
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added:
@@ -63,8 +62,16 @@ class TokenTexts:
             return bytes(_BYTES[char] for char in name)
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return bytes([int(name[3:5], 16)])
-        text = self._tokenizer.decode([*self._before, token], skip_special_tokens=False)
-        return text[self._skipped :].encode("utf-8", "replace")
+        before, count = self._tokenizer.lead
+        text = self._tokenizer.decode([*before, token], skip_special_tokens=False)
+        return text[count:].encode("utf-8", "replace")
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _byte_characters() -> dict[str, int]:
@@ -124,17 +131,28 @@ def prompt_scores(scores: Sequence[Score], most: int, texts: TokenTexts) -> list
     return list(map(place, scores))
 
 
-def chat_scores(scores: Sequence[Score], texts: TokenTexts, name: Name) -> dict[str, Any]:
-    """Writes log-probabilities as /v1/chat/completions does."""
+def chat_scores(
+    scores: Sequence[Score], texts: TokenTexts, *, first: bool, by_id: bool
+) -> dict[str, Any]:
+    """Writes log-probabilities as /v1/chat/completions does.
 
-    def one(token: int, logprob: float | None) -> dict[str, Any]:
-        raw = list(texts.bytes_of(token))
-        return {"token": name(token), "logprob": _finite(logprob), "bytes": raw}
+    Args:
+      scores: of tokens.
+      texts: of these.
+      first: whether a text begins with the first of them, without a space.
+      by_id: name tokens by their ids.
+    """
 
-    content = [
-        one(score.token, score.logprob) | {"top_logprobs": [one(*each) for each in score.top]}
-        for score in scores
-    ]
+    def one(bytes_of: Callable[[int], bytes], token: int, logprob: float | None) -> dict[str, Any]:
+        raw = bytes_of(token)
+        name = id_of(token) if by_id else _text(raw)
+        return {"token": name, "logprob": _finite(logprob), "bytes": list(raw)}
+
+    content = []
+    for place, score in enumerate(scores):
+        bytes_of = texts.first_bytes_of if first and not place else texts.bytes_of
+        top = [one(bytes_of, *each) for each in score.top]
+        content.append(one(bytes_of, score.token, score.logprob) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 

@@ -38,7 +38,11 @@ _COUNTERS = {
     "drafts": ("spec_decode_num_drafts", "Draft trees verified."),
     "draft_tokens": ("spec_decode_num_draft_tokens", "Nodes of these trees."),
     "accepted_tokens": ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."),
-    "compilations": ("compilations", "Programs compiled while requests waited."),
+    "compilations": ("compilations", "Programs compiled for requests."),
+    "compilation_seconds": (
+        "compilation_seconds",
+        "Seconds in which requests waited for programs to be compiled.",
+    ),
 }
 
 # Key -> name, upper ends of buckets, or None for those of lengths, and help.
@@ -130,7 +134,9 @@ class _EngineCounts(Collector):
         gauge.add_metric([self._model_name], value)
         return gauge
 
-    def _counter(self, name: str, help: str, values: Mapping[str, int], label: str = "") -> Metric:
+    def _counter(
+        self, name: str, help: str, values: Mapping[str, float], label: str = ""
+    ) -> Metric:
         """Returns a counter for each value of a label, or without one."""
         labels = ["model_name", label] if label else ["model_name"]
         counter = CounterMetricFamily(f"{self._prefix}:{name}", help, labels=labels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from dart_jax.errors import UserError
 from dart_jax.generation.prompts import Prompt, encode_prompt
 from dart_jax.serve.errors import bad
 from dart_jax.serve.fields import ChatFields, TokenizeFields
-from dart_jax.serve.tools.request import Tools, with_tools
+from dart_jax.serve.tools.history import with_tools
+from dart_jax.serve.tools.request import Tools
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -33,7 +34,8 @@ async def encode(
     Raises:
       ApiError: as the UserError of `encode_prompt`.
     """
-    return await _encode("prompt", tokenizer, prompt, {}, vocab_size, add_special_tokens)
+    options = tokenizer, prompt, {}, vocab_size, add_special_tokens
+    return await _in_thread("prompt", encode_prompt, *options)
 
 
 class Echo(NamedTuple):
@@ -107,30 +109,50 @@ async def encode_chat(
     options: dict[str, Any] = {"add_generation_prompt": fields.add_generation_prompt}
     if isinstance(fields, ChatFields) and fields.continue_final_message:
         options["continue_final_message"] = True
-    options |= fields.chat_template_kwargs
+    options |= fields.template_options
     chat = [_only_text(message, place) for place, message in enumerate(fields.messages or ())]
-    has_calls = any(message.keys() & {"tool_calls", "tool_call_id"} for message in chat)
-    if tools is not None or has_calls:
-        chat, options["tools"] = with_tools(tokenizer, chat, options, tools)
-    return await _encode("messages", tokenizer, chat, options, vocab_size)
+    return await _in_thread("messages", _chat_tokens, tokenizer, chat, options, vocab_size, tools)
 
 
-async def _encode(param: str, *args: Any) -> np.ndarray:
-    """Calls `encode_prompt` on another thread, so that others are answered meanwhile."""
+def _chat_tokens(
+    tokenizer: Tokenizer,
+    chat: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    vocab_size: int,
+    tools: Tools | None,
+) -> np.ndarray:
+    """Returns the tokens of messages, written in the first way that the template takes."""
+    refusal: UserError | None = None
+    for messages, described in with_tools(tokenizer, chat, options, tools):
+        try:
+            return encode_prompt(tokenizer, messages, {**options, "tools": described}, vocab_size)
+        except UserError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+async def _in_thread(param: str, encoding: Callable[..., np.ndarray], *args: Any) -> np.ndarray:
+    """Returns tokens that are found on another thread, so that others are answered meanwhile."""
     try:
-        return (await asyncio.to_thread(encode_prompt, *args)).astype(np.int32)
+        return (await asyncio.to_thread(encoding, *args)).astype(np.int32)
     except UserError as error:
         raise bad(str(error), param) from None
 
 
 def _only_text(message: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """Returns a message whose content is one text instead of several parts."""
+    """Returns a message whose content is one text: of several parts, of what was refused, or of
+    nothing."""
     content = message.get("content")
+    if message.get("function_call"):
+        said = f"messages.{place}.function_call is of an earlier API; send it as one of tool_calls"
+        raise bad(said, "messages", "unsupported_parameter")
     if content is None and message.get("role") in ("assistant", "tool"):
-        return {**message, "content": ""}
+        return {**message, "content": message.get("refusal") or ""}
     if not isinstance(content, list):
         return message
-    return {**message, "content": joined(content, f"messages.{place}.content", ["text"])}
+    where = f"messages.{place}.content"
+    return {**message, "content": joined(content, where, ["text", "refusal"])}
 
 
 def joined(parts: Sequence[Any], where: str, kinds: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,11 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
+from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.grammar.outputs import StructuredOutputs
+from dart_jax.grammar.trials import Trials
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
-from dart_jax.serve.fields import SAMPLING, GenerationFields
+from dart_jax.serve.fields import SAMPLING, CompletionFields, GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
@@ -26,6 +27,7 @@ from dart_jax.serve.texts import TextOptions, Texts
 from dart_jax.serve.tools.request import Tools
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.interface import AnyEngine, QueueFull
+from dart_jax.text.thoughts import Thinking
 from dart_jax.weights.generation_file import FILE as GENERATION_FILE
 from dart_jax.weights.generation_file import read_options
 
@@ -56,12 +58,14 @@ class Limits:
       stream_interval: seconds between pieces of a stream, at least.
       api_key: the key that clients must send; None if everybody may ask.
       allowed_origins: origins whose web pages may ask; "*" for all, none for this machine's.
+      grammars: of the structures that texts may have.
     """
 
     max_body: int = 8_000_000
     stream_interval: float = 0.0
     api_key: str | None = None
     allowed_origins: tuple[str, ...] = ("*",)
+    grammars: GrammarLimits = GrammarLimits()
 
 
 class Service:
@@ -93,10 +97,13 @@ class Service:
         self.defaults = defaults or {}
         self.engine, self.names, self.root, self.limits = engine, tuple(names), root, limits
         self.model = engine.model
-        self.metrics = Metrics(engine, self.names[0], metrics_prefix)
+        # As the first page, they name no model to those without a key.
+        label = self.names[0] if limits.api_key is None else "model"
+        self.metrics = Metrics(engine, label, metrics_prefix)
         self.token_texts = TokenTexts(self.model.tokenizer)
         self.running: set[Texts] = set()
         self.draining = False
+        self._trials = Trials(self.model.grammars, limits.grammars)
 
     def check_accepting(self) -> None:
         """Raises ApiError if the server is shutting down."""
@@ -115,6 +122,7 @@ class Service:
         prompts: Sequence[np.ndarray],
         arrived: float,
         tools: Tools | None = None,
+        thinking: Thinking | None = None,
         echoes: Sequence[Echo] = (),
     ) -> Texts:
         """Begins to generate `n` texts for each prompt.
@@ -124,6 +132,7 @@ class Service:
           prompts: int32 [n], their tokens.
           arrived: when the client asked, in seconds of `time.monotonic`.
           tools: that the texts may call.
+          thinking: how they think, if they do.
           echoes: of all prompts, if the texts begin with them.
 
         Returns:
@@ -135,13 +144,17 @@ class Service:
           UserError: an option is out of range.
         """
         grammar = await self._grammar(fields, tools)
-        requests, stop = self._requests(fields, prompts, grammar)
-        special = tools is not None and tools.special
+        requests, stop = self._requests(fields, prompts, grammar, thinking)
+        shown = set() if tools is None else set(tools.marks.values())
+        if thinking is not None:
+            shown |= {id for id in (thinking.begin, thinking.end) if id is not None}
         options = TextOptions(
             stop,
-            fields.skip_special_tokens and not special,
+            fields.skip_special_tokens,
+            shown,
             fields.include_stop_str_in_output,
             fields.min_tokens,
+            continues=isinstance(fields, CompletionFields) or grammar is not None,
         )
         try:
             repeated = [echo for echo in echoes for _ in range(fields.n)]
@@ -154,14 +167,19 @@ class Service:
         self.running.add(texts)
         return texts
 
+    def close(self) -> None:
+        """Ends what still runs."""
+        self._trials.close()
+        self.engine.close()
+
     def forget(self, texts: Texts) -> None:
         """Ends an answer: cancels what still runs of it."""
         self.running.discard(texts)
         texts.close()
 
     async def _grammar(self, fields: GenerationFields, tools: Tools | None) -> str | None:
-        """Compiles the grammar that a request's texts must follow, on another thread; returns it as
-        `Grammars.check` does, None for no grammar."""
+        """Compiles the grammar that a request's texts must follow, while others are answered;
+        returns it as `Grammars.check` does, None for no grammar."""
         asked = structure_of(fields)
         if asked is None and tools is None:
             return None
@@ -172,12 +190,16 @@ class Service:
                 checked = tools.outputs(checked)
             if checked is None:
                 return None
-            return await asyncio.to_thread(self.model.grammars.check, checked)
+            return await self._trials.check(checked)
         except UserError as error:
             raise bad(f"{name}: {error}", name) from None
 
     def _requests(
-        self, fields: GenerationFields, prompts: Sequence[np.ndarray], grammar: str | None
+        self,
+        fields: GenerationFields,
+        prompts: Sequence[np.ndarray],
+        grammar: str | None,
+        thinking: Thinking | None,
     ) -> tuple[list[Request], list[str]]:
         """Returns the engine's requests, and the strings that end a text."""
         most = self.engine.config.slots + self.engine.config.queue
@@ -207,6 +229,7 @@ class Service:
             "seed": seed,
             "stop_ids": tuple(dict.fromkeys((*eos, *ids))),
             "grammar": grammar,
+            "thoughts": None if thinking is None else thinking.marks,
             "min_new_tokens": fields.min_tokens,
             "logprobs": fields.top,
             "prompt_logprobs": fields.prompt_top,

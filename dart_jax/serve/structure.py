@@ -23,6 +23,9 @@ _KINDS = {
 }
 _FORMATS = ("text", "json_object", "json_schema")
 
+# Options of vLLM's `structured_outputs` -> values with which they change nothing here.
+_NEUTRAL = {"disable_additional_properties": (False,), "disable_fallback": (False, True)}
+
 
 def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
     """Returns the name of the field that asks for a structure, and what it asks for as fields of
@@ -34,13 +37,13 @@ def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
     asked: dict[str, Any] = {
         name: {kind: value}
         for name, kind in _KINDS.items()
-        if (value := getattr(fields, name)) not in (None, False)
+        if (value := getattr(fields, name)) is not None and (value is not False or kind == "json")
     }
     if fields.structured_outputs is not None:
         asked["structured_outputs"] = {
             name: value
             for name, value in fields.structured_outputs.items()
-            if not (name.startswith("disable_") and value is False)  # vLLM's, as it is here
+            if value not in _NEUTRAL.get(name, ())
         }
     if (of_format := _of_format(fields.response_format)) is not None:
         asked["response_format"] = of_format
@@ -56,14 +59,17 @@ def _of_format(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
     """The structure of a `response_format`; llama.cpp has the schema beside the type."""
     name, kind = "response_format", response_format.get("type")
     if kind not in _FORMATS:
-        raise bad(f"{name}.type must be one of {', '.join(_FORMATS)}, got {kind!r}", name)
+        raise bad(f"{name}.type must be one of {', '.join(_FORMATS)}, got {kind!r:.50}", name)
     if kind == "text":
         return None
     schema = response_format.get("schema")
-    if kind == "json_schema":
-        described = response_format.get("json_schema")
-        if isinstance(described, Mapping):
-            schema = described.get("schema", schema)
-        if schema is None:
-            raise bad(f"{name}.json_schema.schema is missing", name)
-    return {"json": schema} if schema else {"json_object": True}
+    if kind == "json_object":
+        # Any object is what this type says already.
+        anything = schema is None or schema is True or schema == {}
+        return {"json_object": True} if anything else {"json": schema}
+    described = response_format.get("json_schema")
+    if isinstance(described, Mapping):
+        schema = described.get("schema", schema)
+    if schema is None:
+        raise bad(f"{name}.json_schema.schema is missing", name)
+    return {"json": schema}

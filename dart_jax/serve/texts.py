@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,8 +43,10 @@ class TextOptions(NamedTuple):
 
     stop: Sequence[str] = ()
     skip_special_tokens: bool = True
+    shown: Collection[int] = ()
     include_stop: bool = False
     min_tokens: int = 0
+    continues: bool = False
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -90,6 +92,11 @@ class Text:
     def tokens(self) -> int:
         """Number of new tokens so far."""
         return len(self._text.tokens)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new tokens so far."""
+        return self._text.tokens
 
     @property
     def finish(self) -> Finish | None:

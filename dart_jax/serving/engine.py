@@ -7,19 +7,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 
 import jax
+import numpy as np
 
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
+from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import OnUpdate, Request
+from dart_jax.engine.rows import mode_of
 from dart_jax.engine.scheduler import Sequence
 from dart_jax.engine.statistics import Statistics
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.interface import QueueFull
-from dart_jax.serving.setup import FIRST_PROGRAMS, compile_programs, runner_of
+from dart_jax.serving.setup import compile_programs, runner_of
 
 _logger = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class Engine:
         model: DartModel,
         config: ServingConfig = ServingConfig(),
         progress: Callable[[str], None] = lambda _: None,
+        defaults: Sampling = Sampling(1.0),
     ):
         """Compiles the programs, and starts the thread.
 
@@ -78,6 +81,7 @@ class Engine:
           model: the model.
           config: the options.
           progress: is told how far the compilation is.
+          defaults: how requests sample that say nothing of it: such a text can be written first.
 
         Raises:
           UserError: the options do not fit the model.
@@ -85,11 +89,14 @@ class Engine:
         self.model, self.config = model, config
         self._runner = runner_of(model, config, self._forget)
         self.max_length = self._runner.batch.shapes.max_length
-        self._warm_up = compile_programs(self._runner, config)
+        mode = mode_of(Request(np.zeros(1, np.int32), 1, defaults))
+        self._warm_up = compile_programs(self._runner, config, mode)
         self._warm = False  # whether everything is compiled that the options name
-        for message in islice(self._warm_up, None if config.compile_first else FIRST_PROGRAMS):
-            progress(message)
-        self._compiled, self._compiled_idle = CompileTime(), 0
+        for done in self._warm_up:
+            progress(str(done))
+            if done.enough and not config.compile_first:
+                break
+        self._compiled, self._compiled_idle, self._waited = CompileTime(), 0, 0.0
         self._compiles_at = 0.0  # in seconds of `time.monotonic`, unless requests come before
         self._kept_until = 0  # programs compiled for requests when they were last dropped
         self._changed = threading.Condition()
@@ -125,10 +132,8 @@ class Engine:
             if not self._accepting:
                 raise EngineClosed("the server is shutting down; try again later")
             if len(self._accepted) >= self.config.slots + self.config.queue:
-                raise QueueFull(
-                    f"{self.config.queue} requests are waiting; try again in a moment",
-                    self._runner.counters.seconds_per_request(),
-                )
+                each = self._runner.counters.seconds_per_request() or 1 / self.config.slots
+                raise QueueFull(self.config.queue, each)
             self._accepted[sequence] = None
             self._inbox.append(sequence)
             self._changed.notify_all()
@@ -170,17 +175,29 @@ class Engine:
             with measure_compilation() as self._compiled:
                 while self._take_news():
                     if self._runner.busy:
+                        before = self._compiled.seconds
                         self._runner.turn(self._clock)
+                        self._waited += self._compiled.seconds - before
                         self._compiles_at = time.monotonic() + _QUIET_SECONDS
                     else:
-                        before = self._compiled.programs
-                        self._warm = next(self._warm_up, None) is None
-                        self._compiled_idle += self._compiled.programs - before
+                        self._compile_next()
                     self._drop_programs()
                     self._statistics = self._snapshot()
         except BaseException as error:
             _logger.exception("the engine failed")
             self._fail(error)
+
+    def _compile_next(self) -> None:
+        """Compiles a program, for which requests that come meanwhile wait."""
+        before = self._compiled.programs
+        self._warm = next(self._warm_up, None) is None
+        self._compiled_idle += self._compiled.programs - before
+        if self._warm and self._compiled_idle:
+            _logger.info("all programs are compiled")
+        with self._changed:
+            came = [sequence.arrived for sequence in self._inbox]
+        if came:
+            self._waited += time.monotonic() - min(came)
 
     def _clock(self) -> float:
         """Seconds, of which those are not counted in which programs were compiled."""
@@ -258,5 +275,6 @@ class Engine:
         return self._runner.statistics(
             accepted=len(self._inbox),
             compilations=self._compiled_for_requests,
+            compilation_seconds=self._waited,
             failed=self._failed,
         )

@@ -17,12 +17,14 @@ class QueueFull(UserError):
     """No request can be accepted now.
 
     Attributes:
-      retry_after: seconds after which there may be room.
+      retry_after: seconds after which those that wait now should have been served, so that there
+        is room for all that try again.
     """
 
-    def __init__(self, message: str, retry_after: float):
-        super().__init__(message)
-        self.retry_after = retry_after
+    def __init__(self, queue: int, seconds_per_request: float):
+        """`queue` requests are waiting."""
+        super().__init__(f"{queue} requests are waiting; try again in a moment")
+        self.retry_after = max(queue, 1) * seconds_per_request
 
 
 class AnyTicket(Protocol):

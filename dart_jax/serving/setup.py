@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -37,10 +38,6 @@ _MOST_MEMORY_ELSEWHERE = 8 * 10**9
 # weights up to some hundred rows.
 _MOST_ROWS = {"cpu": 80}
 _MOST_ROWS_ELSEWHERE = 400
-
-# Programs without which no text can be written: a short and a long chunk of a prompt are read, with
-# one program where only rows that are used take time, and bursts decode one greedy or sampled text.
-FIRST_PROGRAMS = 4
 
 # A burst: on an accelerator a call from the host takes as long as half a step, on a CPU as long as
 # several of a small model; but requests arrive, and streamed texts are read, meanwhile.
@@ -159,9 +156,33 @@ def _count_pages(models: Models, config: ServingConfig, shapes: Shapes) -> int:
     return count
 
 
-def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
-    """Runs the programs that requests may run, one at a time, the most important ones first: those
-    of a single text (see `FIRST_PROGRAMS`). No request may run during a part; between two they may.
+class Compiled(NamedTuple):
+    """Progress of a compilation.
+
+    Attributes:
+      done: programs that have been compiled.
+      count: of all.
+      enough: whether a single text can be written without others.
+    """
+
+    done: int
+    count: int
+    enough: bool
+
+    def __str__(self) -> str:
+        return f"compiled {self.done} of {self.count} programs"
+
+
+def compile_programs(
+    runner: Runner, config: ServingConfig, mode: SamplingMode
+) -> Iterator[Compiled]:
+    """Runs the programs that requests may run, one at a time, the most important ones first. No
+    request may run during a part; between two they may.
+
+    Args:
+      runner: has the programs.
+      config: the options.
+      mode: how requests sample that say nothing of it.
 
     Yields:
       After every part, what has been done.
@@ -186,8 +207,10 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
         partial(burst, "greedy", rows, width, size),
         partial(read, shapes.chunks[-1], 0, drafts),
     ]
-    works += [partial(burst, mode, rows, width, size) for mode in config.modes[1:2]]
+    works += [partial(burst, mode, rows, width, size)] * (mode in config.modes[1:])
+    works += [partial(batch.compile_beginning, mode)]
     works += [partial(batch.copy, 0, 0)] * config.prefix_cache
+    enough = len(works)
     works += [partial(read, *read_, drafts) for read_ in shapes.reads]
     for mode in config.modes:
         works.append(partial(batch.compile_beginning, mode))
@@ -203,4 +226,4 @@ def compile_programs(runner: Runner, config: ServingConfig) -> Iterator[str]:
         works.append(partial(batch.compile, program, shapes.rows[0], shapes.widths[0]))
     for done, work in enumerate(works, 1):
         work()
-        yield f"compiled {done} of {len(works)} programs"
+        yield Compiled(done, len(works), done >= enough)

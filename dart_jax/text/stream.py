@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
@@ -16,7 +16,8 @@ _REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Decodes one sequence token by token; the concatenated pieces equal `decode` of all ids.
+    """Decodes one sequence token by token; the concatenated pieces equal `decode` of all ids, or
+    what `decode` of a prompt with them adds to that of the prompt.
 
     A piece is returned as soon as no later token can change it. Incomplete characters are therefore
     held back, as are runs of byte tokens (`<0xE2>`): if a run is not valid UTF-8, each of its
@@ -35,8 +36,10 @@ class TextStream:
         stop_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
+        continues: bool = False,
     ):
         """Starts an empty text.
 
@@ -45,9 +48,11 @@ class TextStream:
           stop: strings that end the text; they may begin within a token. The name of a special
             token ends it at that token.
           stop_ids: tokens that end the text and are not part of it.
-          skip_special_tokens: leave them out.
+          skip_special_tokens: leave them out, except those `shown`.
+          shown: ids of special tokens that are part of the text.
           include_stop: what ends the text belongs to it.
           min_tokens: tokens in which stop strings are not looked for.
+          continues: the text goes on with another one, and keeps the space before its first word.
 
         Raises:
           UserError: a stop string is empty, not valid Unicode, or has the name of a special token
@@ -55,10 +60,11 @@ class TextStream:
         """
         self.stopped = False
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped.difference(shown)
         self._include_stop, self._unstopped = include_stop, min_tokens
-        self._context: list[int] = []  # the last ids that are not skipped
-        self._returned = 0  # characters of their text that were returned
+        # The last ids that are not skipped, and characters of their text that were returned.
+        self._context, self._returned = tokenizer.lead if continues else ([], 0)
         self._run: list[int] = []  # byte tokens after the context
         self._stops: list[str] = []
         self._held = ""  # the longest end of the text that may begin a stop string
@@ -138,7 +144,7 @@ class TextStream:
         return new
 
     def _text_of(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=bool(self._skipped))
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def _until_stop(self, new: str) -> str:
         """Adds text; returns what comes before the first completed stop string, or before what may

@@ -12,18 +12,17 @@ import numpy as np
 import tokenizers
 
 from dart_jax.errors import UserError, warn
+from dart_jax.text.chat_template import ChatTemplate
 from dart_jax.text.fingerprint import vocabulary_size
 from dart_jax.text.tokenizer_files import (
     FILE,
     line,
+    place,
     processor_template,
     read_backend,
     read_directory,
     wrap,
 )
-
-# A text that no template contains.
-_PROBE = "\ue000\ue001"
 
 
 class Tokenizer:
@@ -44,7 +43,7 @@ class Tokenizer:
         self.backend = backend
         self.directory = directory
         self._wrapped: Any | None = None  # as far as it was needed to load the tokenizer
-        self._reads_parts: dict[str, bool] = {}  # by template; see `for_template`
+        self._templates: dict[str, ChatTemplate] = {}  # by their source
         self._processors = False  # whether `chat_template` belongs to a processor
 
     @classmethod
@@ -99,6 +98,13 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(id for id, token in added.items() if token.special)
 
+    @cached_property
+    def lead(self) -> tuple[list[int], int]:
+        """Ids of a text without meaning, and its characters: what is decoded after it keeps the
+        space before its first word, which decoders of SentencePiece's kind take from a text."""
+        ids = self.backend.encode("a", add_special_tokens=False).ids[-1:]
+        return ids, len(self.decode(ids))
+
     def get_vocab(self) -> dict[str, int]:
         """Returns every token and its id, added tokens included."""
         return self.backend.get_vocab()
@@ -149,14 +155,18 @@ class Tokenizer:
         """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
         _check_messages(messages)
         if not self.chat_template:
-            where = self.directory or f"a {FILE} by itself"
+            where = place(self.directory) if self.directory else f"a {FILE} by itself"
             raise UserError(
                 f"no chat template in {where}; pass plain text, or put a chat_template.jinja there"
             )
         options = {"add_generation_prompt": True} | template_kwargs
         options["chat_template"] = self.template_for(options)
+        template = self.template(options["chat_template"])
+        chat = [template.without_thoughts(message) for message in messages]
+        if options.get("continue_final_message"):
+            chat[-1] = dict(messages[-1])  # it may end among them
         try:
-            return self._render(self.for_template(messages, options["chat_template"]), options)
+            return self._render(template.messages(chat), options)
         except Exception as error:  # a template may raise anything
             raise UserError(f"the chat template refuses the messages: {line(error)}") from error
 
@@ -177,21 +187,20 @@ class Tokenizer:
         except ValueError as error:
             raise UserError(line(error)) from None
 
+    def template(self, source: str) -> ChatTemplate:
+        """What the chat template of this source takes; see `template_for`."""
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return self._render(messages, {"chat_template": source})
+
+        return self._templates.setdefault(source, ChatTemplate(source, render))
+
     def for_template(
         self, messages: Sequence[Mapping[str, Any]], template: str
     ) -> list[dict[str, Any]]:
-        """The messages as a chat template, given by its source, reads them.
-
-        Templates of some vision-language models read contents only as lists of parts, and would
-        leave out a text.
-        """
-        copies = list(map(dict, messages))
-        if template not in self._reads_parts:
-            self._reads_parts[template] = self._shows_only_parts(template)
-        for message in copies if self._reads_parts[template] else ():
-            if isinstance(message.get("content"), str):
-                message["content"] = [{"type": "text", "text": message["content"]}]
-        return copies
+        """The messages as a chat template, given by its source, takes them, with all that the
+        assistant thought."""
+        return self.template(template).messages(messages)
 
     def adds_to_chat(self, text: str) -> bool:
         """Tells whether the tokenizer adds special tokens around a chat, rendered to `text`.
@@ -209,18 +218,6 @@ class Tokenizer:
     def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         options = {**options, "tokenize": False}
         return str(self.wrapped.apply_chat_template(messages, **options))
-
-    def _shows_only_parts(self, template: str) -> bool:
-        """Tells whether a chat template shows a list of parts, but no text."""
-
-        def shown(content: Any) -> bool:
-            messages = [{"role": "user", "content": content}]
-            try:
-                return _PROBE in self._render(messages, {"chat_template": template})
-            except Exception:  # a template may raise anything
-                return False
-
-        return not shown(_PROBE) and shown([{"type": "text", "text": _PROBE}])
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decodes ids. Bytes that are not UTF-8 become U+FFFD; ids without a token are skipped.
@@ -240,8 +237,8 @@ def _check_messages(messages: Any) -> None:
             raise UserError(f"{shape}; message {number} is {_kind(message)}")
         if not isinstance(message.get("role"), str):
             raise UserError(f"{shape}; message {number} has no role")
-        content = message.get("content")
-        if not isinstance(content, str | list) and "tool_calls" not in message:
+        content, silent = message.get("content"), message["role"] in ("assistant", "tool")
+        if not (isinstance(content, str | list) or (content is None and silent)):
             raise UserError(f"{shape}; message {number} has no text as its content")
 
 

@@ -28,6 +28,11 @@ _OWN_CLASS = ("qwen2", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_te
 _CHANGES = ("split_special_tokens", "fix_mistral_regex", "fast_tokenizer_files")
 
 
+def place(directory: Path) -> Path:
+    """Where a user puts files for a tokenizer: for a GGUF file's, beside that file."""
+    return Path(_read(directory / "tokenizer_config.json").get("gguf_directory", directory))
+
+
 def read_backend(path: Path) -> tokenizers.Tokenizer:
     """Reads a `tokenizer.json`; raises UserError if it is damaged."""
     try:

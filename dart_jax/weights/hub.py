@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def resolve(
     elif not place.exists():
         place = _downloaded(name, revision, token, patterns)
     if place.is_file():
-        if place.suffix != gguf.SUFFIX:
+        if not gguf.is_named(place.name):
             raise UserError(f"{name} is a file; pass the directory that contains it")
         from dart_jax.weights.gguf.directory import target_directory  # which needs JAX
 
@@ -97,7 +98,7 @@ def _downloaded(
       Their directory; or the GGUF file that is named.
     """
     repository, file = _repository(name, "directory")
-    if file and not file.endswith(gguf.SUFFIX):
+    if file and not gguf.is_named(file):
         raise _missing(name, "directory")
     import huggingface_hub
 
@@ -113,11 +114,14 @@ def _downloaded(
 
     with _one_line(f"directory {name}", repository):
         if file:
-            paths = [
-                huggingface_hub.hf_hub_download(repository, part, revision=revision, token=token)
-                for part in gguf.parts(file)
-            ]
-            return Path(paths[0])
+            get = functools.partial(
+                huggingface_hub.hf_hub_download, repository, revision=revision, token=token
+            )
+            paths = [Path(get(part)) for part in gguf.parts(file)]
+            for beside in gguf.BESIDE:
+                with contextlib.suppress(huggingface_hub.errors.EntryNotFoundError):
+                    get(file[: file.rfind("/") + 1] + beside)
+            return paths[0]
         first = [pattern for pattern in patterns if ".bin" not in pattern]
         directory = download(first)
         weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}

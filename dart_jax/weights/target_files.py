@@ -12,6 +12,7 @@ import numpy as np
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
+from dart_jax.weights.gguf.config import NOTES
 from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
 from dart_jax.weights.tensor_files import ADAPTER, TensorFiles, open_tensors, read_json
 
@@ -31,7 +32,7 @@ def read_target_config(directory: Path) -> TargetConfig:
       UserError: it is missing, not supported, or a drafter's or an adapter's.
 
     Warns:
-      InputWarning: a GGUF file has fields that nothing reads.
+      InputWarning: a GGUF file has fields that nothing reads, or lacks one.
     """
     if (directory / ADAPTER).is_file():
         raise UserError(
@@ -52,8 +53,8 @@ def read_target_config(directory: Path) -> TargetConfig:
                     "(weights_dtype='int8' rounds it when it is loaded), or remove the field if "
                     "the files hold floats"
                 )
-    if names := json.get("gguf_fields_not_used"):
-        warn(f"the GGUF file has fields that are not used: {', '.join(names)}")
+    for note in json.get(NOTES) or ():
+        warn(note)
     return TargetConfig.from_json(json)
 
 

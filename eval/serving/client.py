@@ -21,14 +21,49 @@ _QUIET = 10.0
 
 
 @dataclasses.dataclass
+class Choice:
+    """One text of an answer.
+
+    Attributes:
+      text: its characters; of a chat, those beside its calls.
+      calls: the functions that it calls, each with its arguments in a line.
+      finish: why it ended, as the server says; empty if it did not end.
+      scores: what the server reports of each token.
+      prompt_scores: the same of the prompt.
+    """
+
+    text: str = ""
+    calls: str = ""
+    finish: str = ""
+    scores: list[Any] = dataclasses.field(default_factory=list)
+    prompt_scores: list[Any] = dataclasses.field(default_factory=list)
+
+    def add(self, content: dict[str, Any]) -> bool:
+        """Adds a piece of it, or the whole; returns whether there is text in it."""
+        message = content.get("delta") or content.get("message") or content
+        text, calls = message.get("text") or message.get("content") or "", message.get("tool_calls")
+        self.text += text
+        for function in (call["function"] for call in calls or ()):
+            self.calls += f"\n{function['name']} " if "name" in function else ""
+            self.calls += function.get("arguments", "")
+        self.finish = content.get("finish_reason") or self.finish
+        scores = content.get("logprobs") or {}
+        if "tokens" in scores:  # of /v1/completions
+            names = "tokens", "token_logprobs", "top_logprobs", "text_offset"
+            self.scores += zip(*(scores[name] for name in names), strict=True)
+        self.scores += scores.get("content") or []
+        self.prompt_scores += content.get("prompt_logprobs") or []
+        return bool(text or calls)
+
+
+@dataclasses.dataclass
 class Answer:
     """The outcome of a request.
 
     Attributes:
       status: HTTP's; 0 without a response.
-      text: its text, or the body of a request that was refused.
-      finish: why the text ended, as the server says; None if it did not end.
-      tokens: new tokens, as the server counts them.
+      choices: its texts, by their numbers.
+      usage: numbers of tokens, as the server counts them.
       start: `time.perf_counter` when it was sent, in seconds.
       times: the same of every chunk with text.
       end: the same of its last chunk, or of its failure.
@@ -37,14 +72,23 @@ class Answer:
     """
 
     status: int = 0
-    text: str = ""
-    finish: str | None = None
-    tokens: int = 0
+    choices: dict[int, Choice] = dataclasses.field(default_factory=dict)
+    usage: dict[str, int] = dataclasses.field(default_factory=dict)
     start: float = 0.0
     times: list[float] = dataclasses.field(default_factory=list)
     end: float = 0.0
     error: str = ""
     cancelled: bool = False
+
+    @property
+    def text(self) -> str:
+        """All texts, one after the other."""
+        return "".join(self.choices[index].text for index in sorted(self.choices))
+
+    @property
+    def tokens(self) -> int:
+        """Number of new tokens."""
+        return self.usage.get("completion_tokens", 0)
 
     @property
     def first(self) -> float | None:
@@ -58,19 +102,26 @@ class Answer:
             return None
         return (self.end - self.times[0]) / (self.tokens - 1)
 
+    @property
+    def complete(self) -> bool:
+        """True if every text ended, and the server told the numbers of tokens."""
+        ends = [choice.finish for choice in self.choices.values()]
+        return bool(self.usage and ends) and all(ends)
+
     def add(self, content: dict[str, Any]) -> None:
-        """Adds a chunk, or a whole response, which comes now; raises ValueError, LookupError or
-        TypeError if it is an error or not one of the API's."""
+        """Adds a chunk, or a whole response, which comes now; raises ValueError, LookupError,
+        AttributeError or TypeError if it is an error or not one of the API's."""
         if "error" in content:
             raise ValueError(f"within the answer: {json.dumps(content['error'])[:200]}")
-        for choice in content["choices"]:
+        # In chats those of the prompt are beside the texts.
+        beside = {"prompt_logprobs": content.get("prompt_logprobs")}
+        for piece in content["choices"]:
             self.end = time.perf_counter()
-            self.finish = choice.get("finish_reason") or self.finish
-            if choice["text"]:
-                self.text += choice["text"]
+            if self.choices.setdefault(piece.get("index", 0), Choice()).add(beside | piece):
                 self.times.append(self.end)
-        if usage := content.get("usage"):
-            self.tokens = usage["completion_tokens"]
+        # Without the details: what was cached depends on what was asked before.
+        usage = (content.get("usage") or {}).items()
+        self.usage |= {name: count for name, count in usage if name.endswith("_tokens")}
 
 
 class Client:
@@ -84,7 +135,8 @@ class Client:
         self._timeout = timeout
         self._http = httpx.AsyncClient(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=None,
             limits=httpx.Limits(),  # as many connections as there are clients
             trust_env=False,
@@ -116,33 +168,55 @@ class Client:
         """Returns the answer to a request; whatever goes wrong is in the answer.
 
         Args:
-          body: the request.
+          body: the request; a chat if it has messages.
           stream: take the answer in chunks.
           patience: seconds after which to hang up; None for never.
         """
-        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-        body = {"model": self.model} | body | options
+        if stream:
+            options = {"include_usage": True} | body.get("stream_options", {})
+            body = body | {"stream": True, "stream_options": options}
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        content = json.dumps({"model": self.model} | body)
+        return await self.send(path, content, stream=stream, patience=patience)
+
+    async def send(
+        self, path: str, content: str, *, stream: bool = False, patience: float | None = None
+    ) -> Answer:
+        """Returns the answer to a body as it is written; see `ask`."""
         answer = Answer(start=time.perf_counter())
         try:
             async with (
                 asyncio.timeout(self._timeout if patience is None else patience),
-                self._http.stream("POST", "/v1/completions", json=body) as response,
+                self._http.stream("POST", path, content=content.encode()) as response,
             ):
                 answer.status = response.status_code
                 if answer.status == 200:
-                    async for content in _contents(response, stream):
-                        answer.add(content)
-                    if answer.finish is None or not answer.tokens:
+                    async for part in _contents(response, stream):
+                        answer.add(part)
+                    if not answer.complete:
                         answer.error = "the answer ended without a finish_reason or usage"
                 else:
-                    answer.text = (await response.aread()).decode("utf-8", "replace")
-                    answer.error = f"status {answer.status}: {' '.join(answer.text.split())[:200]}"
+                    text = (await response.aread()).decode("utf-8", "replace")
+                    answer.error = f"status {answer.status}: {' '.join(text.split())[:600]}"
         except TimeoutError:
             answer.cancelled = patience is not None
             answer.error = "" if answer.cancelled else f"no end after {self._timeout:g} s"
-        except (httpx.HTTPError, OSError, ValueError, LookupError, TypeError) as error:
+        except (
+            httpx.HTTPError, OSError, ValueError, LookupError, AttributeError, TypeError
+        ) as error:  # fmt: skip
             answer.error = f"{type(error).__name__}: {error}"
         answer.end = answer.end or time.perf_counter()
+        return answer
+
+    async def health(self) -> Answer:
+        """Returns the outcome of asking the server whether it is alive, without texts."""
+        answer = Answer(start=time.perf_counter())
+        try:
+            answer.status = (await self._http.get("/health", timeout=self._timeout)).status_code
+            answer.error = "" if answer.status == 200 else f"status {answer.status}"
+        except httpx.HTTPError as error:
+            answer.error = repr(error)
+        answer.end = time.perf_counter()
         return answer
 
     async def metrics(self) -> dict[str, float]:

@@ -29,6 +29,10 @@ _CAPTION = (
 )
 
 
+# Requests in a round.
+_REQUESTS = 32
+
+
 class Round(NamedTuple):
     """One measurement of a server, of its complete answers.
 
@@ -164,7 +168,7 @@ async def compare(
     for clients in config.clients:
         load = Load(clients, {name: [] for name in names})
         for turn in range(-1, config.rounds):
-            count = 2 * clients if turn < 0 else max(config.requests, 2 * clients)
+            count = 2 * clients if turn < 0 else max(config.requests or _REQUESTS, 2 * clients)
             bodies = [request(number) for number in itertools.islice(numbers, count)]
             for name in names if turn % 2 else reversed(names):
                 kind = f"round {turn + 1} of {config.rounds}" if turn >= 0 else "warm-up"

@@ -1,8 +1,7 @@
-"""The requests: bodies of /v1/completions, which depend on the options and their number alone."""
+"""The requests of a comparison, which depend on the options and their number alone."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +19,6 @@ Body = dict[str, Any]
 
 # Functions of each of the demo's groups, and questions of a benchmark.
 _PER_GROUP, _QUESTIONS = 256, 512
-# Longest prompt and answer of a soak.
-_PROMPT, _ANSWER = 384, 128
-# Strings that occur in library code, early or late, and one that does not.
-_STOPS = ("\n\n", "return", "self", "):\n", "    if ", "\x00 never")
 
 
 def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable[[int], Body]:
@@ -49,36 +44,6 @@ def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable
         }
 
     return request
-
-
-def soak_requests(tokenizer: Tokenizer, count: int, seed: int) -> list[Body]:
-    """Returns `count` requests of random lengths: greedy and sampled, with stop strings and
-    without, some of which go on after the end of the text.
-
-    Raises:
-      UserError: there are no library sources to cut prompts from.
-    """
-    text = library_tokens(tokenizer)
-    rng = np.random.default_rng(seed)
-
-    def length(most: int) -> int:
-        # Logarithms are uniform: short ones are as frequent as long ones.
-        return round(math.exp(rng.uniform(0, math.log(most))))
-
-    def body(number: int) -> Body:
-        size = length(_PROMPT)
-        start = int(rng.integers(len(text) - size))
-        fields: Body = {
-            "prompt": text[start : start + size].tolist(),
-            "max_tokens": length(_ANSWER),
-            "temperature": 0.0 if number % 2 else 0.8,
-            "seed": number,
-        }
-        if number % 3 == 1:
-            fields["stop"] = rng.choice(_STOPS, rng.integers(1, 3), replace=False).tolist()
-        return fields | ({"ignore_eos": True} if number % 5 == 0 else {})
-
-    return [body(number) for number in range(count)]
 
 
 def library_tokens(tokenizer: Tokenizer) -> np.ndarray:

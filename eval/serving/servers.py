@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -10,10 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from dart_jax.errors import UserError
 from eval.serving.client import Client
 from eval.serving.config import ServingBenchConfig
+
+# Seconds between samples of the memory.
+_SAMPLE = 0.5
 
 
 @contextlib.asynccontextmanager
@@ -68,6 +73,27 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int
             lines = log.read().strip().splitlines() or ["no output"]
             raise UserError(f"the server did not start: {lines[-1].removeprefix('error: ')}")
         yield address[0], process.pid
+
+
+async def sample(pids: Sequence[int], memory: list[int]) -> None:
+    """Appends the `memory_of` processes again and again, as far as Linux tells it."""
+    while count := memory_of(pids):
+        memory.append(count)
+        await asyncio.sleep(_SAMPLE)
+
+
+def memory_of(pids: Sequence[int]) -> int:
+    """Returns the bytes that processes and their children have in memory, of what they share each
+    its part; 0 if Linux does not tell."""
+    total, left = 0, [*pids]
+    while left:
+        process = Path(f"/proc/{left.pop()}")
+        with contextlib.suppress(OSError):  # it has ended
+            found = re.search(r"^Pss: +(\d+) kB", (process / "smaps_rollup").read_text(), re.M)
+            total += 1024 * int(found[1]) if found else 0
+            for children in process.glob("task/*/children"):
+                left += map(int, children.read_text().split())
+    return total
 
 
 @contextlib.contextmanager

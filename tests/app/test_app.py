@@ -81,7 +81,8 @@ def test_escaped_text_is_one_text_node(text):
 
 def completion_of(*pieces, seconds=0.5, **changes):
     count = sum(map(len, pieces))
-    fields = {"drafted": np.zeros(count, bool), "steps": 2, "finish": "length"} | changes
+    drafted = np.array([bool(piece.drafted) for piece in pieces for _ in piece], bool)
+    fields = {"drafted": drafted, "finish": "length"} | changes
     return Completion(
         "".join(pieces), np.zeros(count, np.int32), prompt_tokens=1, seconds={"device": seconds},
         pieces=pieces, **fields,
@@ -158,21 +159,21 @@ def test_an_entry_is_escaped_and_coloured_by_origin(chat):
     ) in html
     text = Tags(html).text
     assert text.startswith("p<a<bc\na<bc" if chat else "p<a<bc")
-    assert "4 tokens · 8 tokens/s · tau 1.50 · cut at the maximum length" in text
+    assert "4 tokens · 8 tokens/s · tau 3.00 · cut at the maximum length" in text
     assert "Drafted and accepted, or the target's own." in text
 
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_where_nothing_was_drafted_there_are_no_colours(chat):
-    html = answer.entry("p", completion_of(Piece("a", 0)), chat=chat, drafts=False)
+    html = answer.entry("p", completion_of(Piece("ab", 0)), chat=chat, drafts=False)
     assert "nothing drafted" in html
     assert not set(Tags(html).attributes) & {("class", kind) for kind in ("drafted", "own")}
 
 
 def test_statistics():
-    completion = completion_of(Piece("abcdefghi", 1), finish=None, drafted=np.ones(9, bool))
+    completion = completion_of(Piece("ab", 0), Piece("cdefghi", 1), finish=None)
     assert answer.statistics(completion, drafts=True) == "9 tokens · 18 tokens/s · tau 4.00"
-    nothing = completion_of(finish=None, steps=0)
+    nothing = completion_of(finish=None)
     assert answer.statistics(nothing, drafts=False) == "no tokens yet"
 
 
@@ -380,7 +381,7 @@ def test_without_a_drafter(model, visits):
 def lane(speeds, tau=2):
     """Answers of 4 tokens with these speeds."""
     drafted = np.array([False, tau > 1, False, False])
-    return [completion_of("abcd", seconds=4 / speed, drafted=drafted) for speed in speeds]
+    return [completion_of(Piece("abcd", 0), seconds=4 / speed, drafted=drafted) for speed in speeds]
 
 
 @pytest.mark.parametrize(

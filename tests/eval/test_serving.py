@@ -17,14 +17,16 @@ from serve_process import wait_until
 from stub_server import Faults, StubServer
 
 from dart_jax.errors import UserError
+from dart_jax.serve.fields import CompletionFields
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from eval.serving import client as clients
-from eval.serving.client import Answer, Client
+from eval.serving.client import Answer, Choice, Client
 from eval.serving.comparison import Load, Round
 from eval.serving.config import ServingBenchConfig
+from eval.serving.mixed import mixed_requests
 from eval.serving.program import main, run
-from eval.serving.requests import bench_requests, soak_requests
+from eval.serving.requests import bench_requests
 from eval.serving.servers import start
 from eval.serving.soak import Visit, fault, growth
 
@@ -56,13 +58,18 @@ def test_questions_of_a_file(tokenizer, tmp_path):
     assert texts == ["def one():", "def two():", "def one():"]
 
 
-def test_the_pool_of_a_soak_has_every_kind(tokenizer):
-    pool = soak_requests(tokenizer, 120, 3)
-    assert pool == soak_requests(tokenizer, 120, 3) != soak_requests(tokenizer, 120, 4)
-    for field in ("stop", "ignore_eos", "temperature"):
-        assert {bool(each.get(field)) for each in pool} == {True, False}
-    sizes = [len(each["prompt"]) for each in pool]
-    assert min(sizes) < 5
+def test_the_requests_of_a_soak(tokenizer):
+    """None of the demo's is a chat; `tests/serve/test_mixed_requests.py` asks some."""
+    pool = mixed_requests(tokenizer, 400, 3, 512)
+    assert pool == mixed_requests(tokenizer, 400, 3, 512) != mixed_requests(tokenizer, 400, 4, 512)
+    fields = set(CompletionFields.model_fields) - {"model", "stream", "add_special_tokens"}
+    kinds = {"guided_json_object", "guided_regex", "guided_grammar"}  # as other fields
+    assert {name for each in pool for name in each} == fields - kinds
+    for body in pool:
+        CompletionFields.model_validate_json(json.dumps(body))
+    assert any(len(each) == 4 for each in pool)  # without any option
+    sizes = [len(each["prompt"]) for each in pool if isinstance(each["prompt"][0], int)]
+    assert min(sizes) < 3
     assert max(sizes) > 200
 
 
@@ -130,7 +137,8 @@ def test_streams_in_pieces_of_any_size():
     for cuts in ([], [len(whole) // 2], range(len(HEAD), len(whole), 7)):
         places = [0, *cuts, len(whole)]
         answer = talk([whole[a:b] for a, b in itertools.pairwise(places)])
-        assert (answer.text, answer.finish, answer.tokens) == ("é\u2028bc\x85", "length", 7)
+        assert answer.choices == {0: Choice("é\u2028bc\x85", finish="length")}
+        assert answer.tokens == 7
         assert not answer.error
 
 
@@ -210,7 +218,7 @@ def test_what_users_wait_for(tmp_path, capsys):
     assert 0 < delays["gaps alone, median"] <= delays["gaps alone, longest"]
     assert min(delays.values()) > 0
     assert "gaps beside, longest" in capsys.readouterr().out
-    with pytest.raises(UserError, match="leave one out"):
+    with pytest.raises(UserError, match="leave all but one out"):
         ServingBenchConfig(delays=True, soak=1.0)
 
 
@@ -266,7 +274,7 @@ def test_a_stop_leaves_no_server_behind(tmp_path):
     ("broken", "message"),
     [
         (None, r"faults +\| +0 "),
-        ("mixes", r"request \d+, \w+: '.*', alone '"),
+        ("mixes", r"request \d+, \w+: text '.*', alone '"),
         ("leaks", r"num_requests_running is \d+ in the end\nkv_cache_usage_perc"),
         ("fails", r"request \d+, \w+: status 500"),
     ],
@@ -275,13 +283,16 @@ def test_a_soak_finds_every_fault(broken, message, capsys, monkeypatch, tmp_path
     monkeypatch.setattr(clients, "_QUIET", 0.5)
     path = tmp_path / "report.json"
     with StubServer(Faults(**({broken: True} if broken else {})), step=0.001) as server:
-        words = ["--model", "demo", "--url", server.url, "--clients", "8", "--json", str(path)]
+        words = ["--model", "demo", "--url", server.url, "--clients", "1", "8", "--soak", "1"]
         with pytest.raises(SystemExit) if broken else contextlib.nullcontext():
-            main([*words, "--soak", "0.03"])
+            main([*words, "--requests", "150", "--json", str(path)])
     assert re.search(message, capsys.readouterr().out)
     report = json.loads(path.read_text())
     assert bool(report["faults"]) == bool(broken)
-    assert set(report["requests"]) == {"streamed", "whole", "cancelled"}
+    assert set(report["requests"]) == {"streamed", "whole", "cancelled", "twin"}
+    assert sum(report["requests"].values()) >= 150
+    assert report["options"]["logit_bias"] > 10
+    assert bool(report["wrong"]) == (broken in ("mixes", "fails"))
 
 
 @pytest.mark.long
@@ -292,23 +303,70 @@ def test_the_demos_server_passes_a_soak(capsys):
     assert re.search(r"memory, MB +\| +[\d,]+ to [\d,]+ \|\n\| faults +\| +0 ", printed)
 
 
+SCORES = [["t", -1.25, {"t": -1.25}, 0], ["ext", -0.5, {"an": -0.25, "ext": -0.5}, 1]]
+
+
 @pytest.mark.parametrize(
-    ("fields", "right"),
+    ("fields", "of_choice", "right"),
     [
-        ({}, True),
-        ({"text": "tExt"}, False),
-        ({"finish": "stop"}, False),
-        ({"tokens": 4}, False),
-        ({"cancelled": True, "text": "te", "finish": None, "tokens": 0}, True),
-        ({"cancelled": True, "text": "ta", "finish": None, "tokens": 0}, False),
-        ({"error": "status 429: full", "status": 429}, True),
-        ({"error": "no end after 300 s"}, False),
+        ({}, {}, True),
+        ({}, {"text": "tExt"}, False),
+        ({}, {"calls": "\nf {}"}, False),
+        ({}, {"finish": "stop"}, False),
+        ({}, {"scores": [["t", -1.250001, {"t": -1.25}, 0], SCORES[1]]}, True),
+        ({}, {"scores": [["t", -1.26, {"t": -1.25}, 0], SCORES[1]]}, False),
+        ({}, {"scores": [SCORES[0], ["ext", -0.5, {"ext": -0.5, "an": -0.25}, 1]]}, False),
+        ({}, {"scores": [SCORES[0], [*SCORES[1][:3], 2]]}, False),
+        ({}, {"scores": SCORES[:1]}, False),
+        ({}, {"prompt_scores": [None]}, False),
+        ({"usage": {"completion_tokens": 4}}, {}, False),
+        ({"cancelled": True, "usage": {}}, {"text": "te", "finish": ""}, True),
+        ({"cancelled": True}, {"text": "te", "finish": "", "scores": SCORES[:1]}, True),
+        ({"cancelled": True}, {"text": "te", "finish": "", "scores": SCORES[1:]}, False),
+        ({"cancelled": True}, {"text": "ta", "finish": ""}, False),
+        ({"cancelled": True}, {"text": "te"}, False),
+        ({"error": "status 429: full", "status": 429}, {}, True),
+        ({"error": "no end after 300 s"}, {}, False),
     ],
 )
-def test_the_right_answer_is_that_of_the_request_alone(fields, right):
-    alone = {"status": 200, "text": "text", "finish": "length", "tokens": 3}
-    faults = fault(Visit("streamed", 0, Answer(**alone | fields)), {0: Answer(**alone)})
+def test_the_right_answer_is_that_of_the_request_alone(fields, of_choice, right):
+    usage = {"prompt_tokens": 2, "completion_tokens": 3}
+    choice = {"text": "text", "finish": "length", "scores": SCORES}
+    alone = {"status": 200, "usage": usage, "choices": {0: Choice(**choice)}}
+    answer = Answer(**alone | {"choices": {0: Choice(**choice | of_choice)}} | fields)
+    faults = fault(Visit("streamed", 0, answer), {0: Answer(**alone)})
     assert (faults == []) is right
+
+
+def test_a_text_that_is_missing():
+    alone = Answer(200, {0: Choice("a", finish="stop"), 1: Choice("b", finish="stop")})
+    answer = Answer(200, {0: Choice("a", finish="stop")})
+    assert fault(Visit("whole", 0, answer), {0: alone}) == [
+        "request 0, whole: texts [0], alone [0, 1]"
+    ]
+
+
+def test_the_same_answer_in_pieces_and_whole():
+    """A chat with a call, log-probabilities, and scores of the prompt beside the texts."""
+    scores = [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": -2.0}]
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    choice = {"index": 0, "finish_reason": "tool_calls", "logprobs": {"content": scores}}
+    message = {"content": "ab", "tool_calls": [{"id": "1", "function": function}]}
+    whole, pieces = Answer(), Answer()
+    whole.add({"choices": [choice | {"message": message}], "usage": {"total_tokens": 3}})
+    first, second = ({"index": 0, "logprobs": {"content": [score]}} for score in scores)
+    for piece in (
+        first | {"delta": {"role": "assistant", "content": "a"}},
+        second | {"delta": {"content": "b"}},
+        {"delta": {"tool_calls": [{"index": 0, "function": function | {"arguments": ""}}]}},
+        {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1}'}}]}},
+        {"delta": {}, "finish_reason": "tool_calls"},
+    ):
+        pieces.add({"choices": [piece], "usage": None})
+    assert whole.choices == pieces.choices
+    assert whole.choices[0].calls == '\nf {"a": 1}'
+    whole.add({"choices": [choice | {"message": message}], "prompt_logprobs": [None]})
+    assert whole.choices[0].prompt_scores == [None]
 
 
 def test_memory_that_grows_is_found():

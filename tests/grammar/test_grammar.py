@@ -164,11 +164,11 @@ def test_kinds(outputs, good, bad):
         ({"json": {"items": [{"const": 2**53 + 1}]}}, "a number above 2**53"),
         ({"regex": "a(?=b)"}, "look-around"),
         ({"regex": "("}, "unclosed group"),
-        ({"grammar": "root ::= nope"}, "Rule 'nope' not found"),
+        ({"grammar": "root ::= nope"}, "there is no rule 'nope'"),
         ({"grammar": "start: start"}, "the grammar cannot be used: it allows no text"),
         ({"regex": "[a&&b]"}, "the regex cannot be used"),
         ({"json": {"$ref": "#"}}, "the JSON schema cannot be used"),
-        ({"json": "[" * 100_000}, "the JSON schema cannot be used"),
+        ({"json": "[" * 100_000}, "the JSON schema is nested too deep"),
         ({"grammar": "start: nope"}, "the grammar cannot be used"),
     ],
 )

@@ -503,7 +503,7 @@ def test_log_probabilities_of_chats(client, model):
         ({"messages": []}, "messages", "messages must not be empty"),
         ({"messages": ["hi"]}, "messages.0", "messages.0 should be an object"),
         ({"messages": [{"content": "hi"}]}, "messages", "message 0 has no role"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "there is no role tool"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "there is no role robot"),
         (
             {"messages": [{"role": "user", "content": [PICTURE]}]},
             "messages",

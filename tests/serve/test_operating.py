@@ -169,11 +169,29 @@ async def _app(scope, receive, send):
     """Reads a body, and answers slowly."""
     while (await receive()).get("more_body"):
         pass
+    if scope["path"] == "/whole":
+        await _whole(receive, send)
+        return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(4):
         await asyncio.sleep(0.2)
         await send({"type": "http.response.body", "body": b"part", "more_body": True})
     await send({"type": "http.response.body", "body": b""})
+
+
+_gone = threading.Event()
+
+
+async def _whole(receive, send):
+    """Answers at once after a while, unless the client goes."""
+    _gone.clear()
+    gone = asyncio.ensure_future(receive())
+    await asyncio.wait([gone], timeout=1.5)
+    if gone.done():
+        _gone.set()
+    headers = [(b"content-length", b"5")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"whole"})
 
 
 @pytest.fixture
@@ -277,6 +295,47 @@ def test_slow_bodies_and_answers_are_not_cut(connect):
                 received += part
             assert received.count(b"part") == 4
             time.sleep(0.7)
+
+
+def test_bodies_that_drip(connect, monkeypatch):
+    """Each part comes in time, all of them do not."""
+    monkeypatch.setattr(connections, "_MOST_BODY", 1.0)
+    with connect() as connection:
+        connection.sendall(HEAD + b"Content-Length: 99\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(8):
+                time.sleep(0.2)
+                connection.sendall(b"x")
+        status, _, body = answer_of(connection)
+    assert status == 408
+    assert json.loads(body)["error"]["message"] == "the body did not come within 1 seconds"
+
+
+@pytest.mark.parametrize("path", [b"/whole", b"/"])
+def test_a_client_that_sends_no_more_gets_its_answer(connect, path):
+    with connect() as connection:
+        connection.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: test\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while part := connection.recv(1 << 16):
+            received += part
+    if path == b"/whole":
+        head, _, rest = received.partition(b"\r\n\r\n")
+        assert head == b"HTTP/1.1 100 Continue"
+        assert rest.startswith(b"HTTP/1.1 200 OK")
+        assert rest.endswith(b"whole")
+        assert not _gone.is_set()
+    else:
+        assert received.count(b"part") == 4
+        assert b"\r\n:\n\n\r\n" in received  # a comment among events
+        assert received.endswith(b"0\r\n\r\n")
+
+
+def test_a_client_that_goes_is_found(connect):
+    with connect() as connection:
+        connection.sendall(b"POST /whole HTTP/1.1\r\nHost: test\r\n\r\n")
+        time.sleep(0.1)
+    assert _gone.wait(5)
 
 
 def test_answers_before_the_server_is_there():

@@ -175,7 +175,7 @@ def test_parsed_texts(client):
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"text": {"verbosity": "low"}}, "text"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
         ({"extra_body": {"n": 2}}, "n"),
         ({"extra_body": {"prompt_logprobs": 2}}, "prompt_logprobs"),
         ({"input": []}, "input"),

@@ -2,32 +2,58 @@
 
 import itertools
 import json
+import string
 
+import chat_templates
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers_made import byte_level
 
-from dart_jax.serve.tools.formats import _BY_TEMPLATE, HERMES, LLAMA, format_of
+from dart_jax.serve.tools.formats import (
+    _BY_TEMPLATE,
+    GLM,
+    HERMES,
+    LLAMA,
+    QWEN_XML,
+    XmlFormat,
+    format_of,
+)
+from dart_jax.serve.tools.parameters import Parameters
 from dart_jax.serve.tools.reader import ToolCallReader
+from dart_jax.serve.tools.xml_reader import XmlCallReader
+from dart_jax.text.tokenizer import Tokenizer
 
-NAMES = ("get_weather", "f.g-h")
-FORMATS = [*dict.fromkeys(_BY_TEMPLATE.values())]
+NAMES = ("get_weather", "f.g-h", "f")
+FORMATS = [*dict.fromkeys(filter(None, _BY_TEMPLATE.values()))]
+MISTRAL, MISTRAL_LIST = _BY_TEMPLATE["[ARGS]"], _BY_TEMPLATE["[TOOL_CALLS]"]
+MARKS = [mark for format in FORMATS for mark in format.marks]
 
+texts = st.text() | st.sampled_from(MARKS).map(lambda mark: f"\n{mark}\n")
 arguments = st.dictionaries(
-    st.text(max_size=5),
+    st.text(st.sampled_from(string.ascii_letters + "_.ž")).filter(bool),
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
+        st.none() | st.booleans() | st.integers() | texts,
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
         max_leaves=4,
     ),
     max_size=3,
 )
 calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=3)
+places = st.lists(st.integers(0, 1000), max_size=8)
 
 
-def read(format, pieces, **options):
+def reader_of(format, schemas=None, **options):
+    """A reader for tools whose parameters have these schemas."""
+    if not isinstance(format, XmlFormat):
+        return ToolCallReader(format, NAMES, **options)
+    parameters = Parameters({"properties": schemas or {}, "additionalProperties": True})
+    return XmlCallReader(format, dict.fromkeys(NAMES, parameters), **options)
+
+
+def read(format, pieces, schemas=None, **options):
     """The text and the calls of an answer that comes in pieces."""
-    reader = ToolCallReader(format, NAMES, **options)
+    reader = reader_of(format, schemas, **options)
     content, found = "", []
     for number, piece in enumerate([*pieces, ""]):
         reading = reader.push(piece, final=number == len(pieces))
@@ -41,6 +67,8 @@ def read(format, pieces, **options):
                 found.append([part.name, ""])
             found[part.index][1] += part.arguments
     assert reader.count >= len(found)
+    if isinstance(format, XmlFormat) and reader.complete:
+        assert all(isinstance(json.loads(rest), dict) for _, rest in found)
     return content, [tuple(call) for call in found]
 
 
@@ -50,23 +78,67 @@ def cut(text, places):
     return [text[begin:end] for begin, end in itertools.pairwise(places)]
 
 
-places = st.lists(st.integers(0, 1000), max_size=8)
+def title(format):
+    return next(mark for mark, one in _BY_TEMPLATE.items() if one == format)
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.begin + each.arguments)
+@pytest.mark.parametrize("format", FORMATS, ids=title)
 @given(calls, places)
 def test_written_calls_are_read(format, written, places):
+    if isinstance(format, XmlFormat):  # no text may have the marks that end it
+        values = [value for _, each in written for value in each.values()]
+        assume(not any(mark in x for mark in format.ends for x in values if isinstance(x, str)))
+        one = {name: value for _, each in written for name, value in each.items()}
+        written = [(name, {key: one[key] for key in each}) for name, each in written]
+        schemas = {key: {"enum": [value]} for key, value in one.items()}
+    else:
+        schemas = None
     text = format.write(written)
-    content, found = read(format, cut(text, places))
+    content, found = read(format, cut(text, places), schemas)
     assert content == ""
     assert [(name, json.loads(rest)) for name, rest in found] == written
-    assert read(format, cut(text, places), parallel=False)[1] == found[:1]
+    assert read(format, cut(text, places), schemas, parallel=False)[1] == found[:1]
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.begin + each.arguments)
+@pytest.mark.parametrize("format", FORMATS, ids=title)
 @given(st.text(st.sampled_from('ab {}[]"<>/\n,:') | st.characters()), places)
 def test_other_text_stays_as_it_is(format, text, places):
     assert read(format, cut(text, places)) == (text, [])
+
+
+COMMON = [
+    *' \n<>[]{},;"\\', "text ", "f", "nobody", "null", "3", "é", '["a', '"]', "{}", '{"x": 1}',
+    '{"name": "f", "arguments": {', '{"name": "f", "arguments": ', '"name": ', '"arguments": ',
+    '{"name": "f", "parameters": {"s": "}"}}', '{"arguments": {"x": 1}, "name": "f"}',
+    "[ARGS]", "[CALL_ID]", "f[ARGS]{", "f[CALL_ID]12[ARGS]{", "<|python_tag|>",
+]  # fmt: skip
+SCHEMAS = {"s": {"type": "string"}, "n": {"type": "integer"}, "a": {"type": "array"}, "x": {}}
+
+
+def fragments(format):
+    """Pieces of calls and of what looks like calls."""
+    pieces = [*COMMON, *format.marks, format.begin + format.space]
+    pieces += [format.head("f"), format.head("nobody"), format.write([("f", {"s": "v"})])]
+    if isinstance(format, XmlFormat):
+        pieces += [format.body({"s": "v"}), format.body({"n": 3, "a": [format.value_end]})]
+        pieces += [format.key_begin + name + format.opening for name in SCHEMAS]
+    return st.lists(st.sampled_from(pieces), max_size=14).map("".join)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=title)
+@given(st.data(), places, st.booleans(), st.booleans())
+def test_pieces_are_read_as_the_whole(format, data, places, parallel, must):
+    """And nothing is lost if there is no call."""
+    text = data.draw(fragments(format))
+    if data.draw(st.booleans()):
+        text = format.write([("f", {"s": text, "n": 1}), ("nobody", {})]) + text
+    text = text[: data.draw(st.integers(0, len(text)))] if data.draw(st.booleans()) else text
+    options = {"parallel": parallel, "must": must}
+    whole = read(format, [text], SCHEMAS, **options)
+    assert read(format, list(text), SCHEMAS, **options) == whole
+    assert read(format, cut(text, places), SCHEMAS, **options) == whole
+    if not whole[1]:
+        assert whole[0] == ("" if must else text)
 
 
 STRANGE = [
@@ -82,6 +154,8 @@ STRANGE = [
     ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": 1}', '<tool_call>{"name": "f", "arguments": 1}', []),
     ("<tool_call>", "<tool_call>", []),
+    ("<tool_call></tool_call> a", "<tool_call></tool_call> a", []),
+    ("<tool_call>\n<tool_call> a", "<tool_call>\n<tool_call> a", []),
     ("a < b <tool", "a < b <tool", []),
 ]  # fmt: skip
 
@@ -92,6 +166,116 @@ def test_what_models_write(text, content, found):
         assert read(HERMES, pieces) == (content, found)
 
 
+OF_MISTRAL = [
+    (MISTRAL, '[TOOL_CALLS]f[CALL_ID]1a[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
+    (MISTRAL, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{}", "", [("f", "{}"), ("f", "{}")]),
+    # Only a mark, or a list, begins a further call.
+    (MISTRAL, "[TOOL_CALLS]f[ARGS]{} g{}", "g{}", [("f", "{}")]),
+    (
+        MISTRAL_LIST,
+        '[TOOL_CALLS][{"name": "f", "arguments": {}}] {"name": "f", "arguments": {}}',
+        '{"name": "f", "arguments": {}}',
+        [("f", "{}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "content", "found"), OF_MISTRAL)
+def test_where_nothing_ends_a_call(format, text, content, found):
+    for pieces in ([text], list(text)):
+        assert read(format, pieces) == (content, found)
+
+
+BARE = "<function=f><parameter=s>v</parameter></function>"
+IN_XML = [
+    # As the families' models write them, with line breaks or without.
+    (
+        QWEN_XML,
+        "Hi.\n<tool_call>\n<function=f>\n<parameter=s>\n1\n</parameter>\n<parameter=n>\n2\n"
+        "</parameter>\n</function>\n</tool_call>",
+        "Hi.",
+        [("f", '{"s": "1", "n": 2}')],
+    ),
+    (QWEN_XML, f"<tool_call>{BARE}</tool_call>", "", [("f", '{"s": "v"}')]),
+    (GLM, "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "",
+     [("f", '{"s": "1"}')]),
+    (GLM, "<tool_call>f<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>", "",
+     [("f", '{"n": 1}')]),
+    (GLM, "<tool_call>f</tool_call>\n<tool_call>f\n</tool_call>", "", [("f", "{}"), ("f", "{}")]),
+    # Several lines and spaces are kept.
+    (QWEN_XML, BARE.replace("v", "\n\n a \n\n"), "", [("f", '{"s": "\\n a \\n"}')]),
+    (GLM, "<tool_call>f<arg_key> s </arg_key><arg_value>\na </arg_value></tool_call>", "",
+     [("f", '{"s": "\\na "}')]),
+    # The first mark is missing, which only tools may do.
+    (QWEN_XML, f"Hi. {BARE}</tool_call> Bye.", "Hi. Bye.", [("f", '{"s": "v"}')]),
+    (QWEN_XML, BARE + BARE, "", [("f", '{"s": "v"}')] * 2),
+    (QWEN_XML, "a <function=nobody></function>", "a <function=nobody></function>", []),
+    (QWEN_XML, "<tool_call><function=nobody></function></tool_call>", "", [("nobody", "{}")]),
+    # So is the last one of a value, or of a call.
+    (QWEN_XML, "<function=f><parameter=s>\nv\n</function>", "", [("f", '{"s": "v"}')]),
+    (QWEN_XML, "<function=f><parameter=s>v<parameter=n>1</function>", "",
+     [("f", '{"s": "v", "n": 1}')]),
+    (QWEN_XML, f"<tool_call>{BARE[:-11]}\n<tool_call>{BARE}", "", [("f", '{"s": "v"}')] * 2),
+    (GLM, "<tool_call>f<arg_key>s</arg_key><arg_value>v</tool_call>.", ".", [("f", '{"s": "v"}')]),
+    # What is no part of a call.
+    (GLM, "<tool_call>f<arg_key>s</arg_key></arg_key>?<arg_value>v</arg_value></tool_call>", "",
+     [("f", '{"s": "v"}')]),
+    (GLM, "<tool_call>f<arg_key>n</arg_key><arg_key>s</arg_key><arg_value>v</tool_call>", "",
+     [("f", '{"s": "v"}')]),
+    (QWEN_XML, BARE.replace("</f", "<parameter=s>w</parameter>?</f"), "", [("f", '{"s": "v"}')]),
+    # No calls.
+    (QWEN_XML, "<tool_call>\n</tool_call>", "<tool_call>\n</tool_call>", []),
+    (QWEN_XML, '<tool_call>{"name": "f"}', '<tool_call>{"name": "f"}', []),
+    (QWEN_XML, "<function=f", "<function=f", []),
+    (GLM, "A <tool_call> is none.", "A <tool_call> is none.", []),
+    # Cut off.
+    (QWEN_XML, "<tool_call><function=f>", "", [("f", "{")]),
+    (QWEN_XML, "<function=f><parameter=s>\nab\n</para", "", [("f", '{"s": "ab')]),
+    (QWEN_XML, "<function=f><parameter=s>a</parameter><parameter=n>1", "", [("f", '{"s": "a"')]),
+    # JSON may have marks in its strings.
+    (QWEN_XML, BARE.replace("=s>v", '=a>["</parameter>"]'), "", [("f", '{"a": ["</parameter>"]}')]),
+    (QWEN_XML, BARE.replace("=s>v", '=a>["'), "", [("f", '{"a": "[\\""}')]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "text", "content", "found"), IN_XML)
+def test_calls_in_xml(format, text, content, found):
+    for pieces in ([text], list(text)):
+        assert read(format, pieces, SCHEMAS) == (content, found)
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"type": "string"}, {"1": "1", "null": "null", '"a"': '"a"', "[": "[", "": ""}),
+        ({"type": "integer"}, {"1": 1, " -2\n": -2, "1.5": "1.5", "x": "x", "true": "true"}),
+        ({"type": "number"}, {"1": 1, "1.5": 1.5, "NaN": "NaN", "1 2": "1 2", "null": "null"}),
+        ({"type": "boolean"}, {"true": True, "False": False, "1": "1", "yes": "yes"}),
+        ({"type": "null"}, {"null": None, "None": None, "0": "0"}),
+        ({"type": "array"}, {"[1, 2]": [1, 2], "[1": "[1", "{}": "{}", "['a']": "['a']"}),
+        ({"type": "object"}, {'{"a": [1]}': {"a": [1]}, "[]": "[]", "{'a': 1}": "{'a': 1}"}),
+        ({"type": ["string", "null"]}, {"null": None, "1": "1", '"a"': '"a"'}),
+        ({"type": "string", "nullable": True}, {"null": None, "a": "a"}),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, {"[1]": [1], "1": "1"}),
+        ({"allOf": [{"type": ["string", "integer"]}, {"type": "integer"}]}, {"1": 1}),
+        ({"enum": ["1", True]}, {"1": "1", "true": True, "false": "false"}),
+        ({"const": 5}, {"5": 5}),
+        ({"$ref": "#/properties/other"}, {"1": 1}),
+        ({"$ref": "#/properties/value"}, {"1": 1}),
+        ({"type": "float"}, {"1.5": 1.5}),
+        ({}, {"1": 1, "[1]": [1], "null": None, "a": "a", '"a"': '"a"'}),
+        (True, {"1": 1}),
+    ],
+)
+def test_values_have_their_types(schema, values):
+    schemas = {"value": schema, "other": {"type": "integer"}}
+    for text, value in values.items():
+        written = QWEN_XML.write([("f", {"value": text})])
+        [(_, found)] = read(QWEN_XML, [written], schemas)[1]
+        found = json.loads(found)["value"]
+        assert (found, type(found)) == (value, type(value))
+
+
 def test_text_after_a_call_follows_it():
     reader = ToolCallReader(HERMES, NAMES)
     reader.push('<tool_call>{"name": "f", "arguments": {"c": 1')
@@ -99,10 +283,19 @@ def test_text_after_a_call_follows_it():
     assert (call.arguments, text) == ("}", "Done.")
 
 
-def test_an_answer_that_must_be_a_call_has_no_text():
-    reader = ToolCallReader(HERMES, NAMES, must=True)
-    assert not reader.push('<tool_call>{"name": ', final=True).parts
+def test_long_texts_are_passed_on_while_they_are_written():
+    reader = reader_of(QWEN_XML, SCHEMAS)
+    reader.push("<function=f>\n<parameter=s>\n")
+    [piece] = reader.push('first "line"\nsecond').calls
+    assert piece.arguments == 'first \\"line\\"\\nsecond'
     assert not reader.complete
+
+
+def test_an_answer_that_must_be_a_call_has_no_text():
+    for format, text in ((HERMES, '<tool_call>{"name": '), (GLM, "<tool_call>f\n<arg_k")):
+        reader = reader_of(format, must=True)
+        assert not reader.push(text, final=True).parts
+        assert not reader.complete
 
 
 UNMARKED = [
@@ -127,3 +320,17 @@ def test_the_chat_template_tells_the_format():
         assert format_of(mark) is None
     assert format_of("{% if tools %}<tool_call><function={{ name }}>") is None
     assert format_of("{% if tools %}") is None
+
+
+@pytest.mark.parametrize(
+    ("template", "format"), [(chat_templates.QWEN3_CODER, QWEN_XML), (chat_templates.GLM45, GLM)]
+)
+def test_templates_write_calls_as_models_do(template, format, tmp_path):
+    assert format_of(template) == format
+    calls = [("f", {"s": "a\nb", "n": 1, "a": [{"x": "ž"}]}), ("get_weather", {})]
+    functions = [{"function": {"name": name, "arguments": each}} for name, each in calls]
+    message = {"role": "assistant", "content": "", "tool_calls": functions}
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    text = Tokenizer.load(tmp_path).render_chat([{"role": "user", "content": "x"}, message])
+    assert format.write(calls) in text

@@ -330,7 +330,7 @@ def test_a_full_queue(model):
     waiting = engine.submit(request, Answer())
     with pytest.raises(QueueFull, match="1 requests are waiting") as full:
         engine.submit(request, Answer())
-    assert full.value.retry_after >= 1
+    assert full.value.retry_after > 0
     waiting.cancel()
     answers.append(Answer())
     engine.submit(request, answers[1])

@@ -76,7 +76,7 @@ def write(
         types that only llama.cpp can write, matrices have random blocks.
       tokenizer: its metadata; tokens without meaning if it is None.
       shards: into how many tensors' files it is split; 0 for one file.
-      extra: more metadata.
+      extra: more metadata; None leaves out a field.
       tensors: more tensors, by their names in the file.
 
     Returns:
@@ -96,7 +96,10 @@ def write(
     writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1)))
     metadata = tokenizer or no_meaning(config["vocab_size"])
     for name, value in {**metadata, **(extra or {})}.items():
-        _add(writer, name.format(arch=arch), value)
+        if value is None:
+            writer.kv_data[0].pop(name.format(arch=arch), None)
+        else:
+            _add(writer, name.format(arch=arch), value)
     stored = _converted(load_file(directory / "model.safetensors"), config, arch)
     for name, tensor in {**stored, **(tensors or {})}.items():
         pattern = next((p for p in kinds or () if tensor.ndim > 1 and re.search(p, name)), None)
@@ -129,13 +132,13 @@ def tiny_gguf(directory: Path, name: str, **options: Any) -> Path:
 
 def no_meaning(size: int) -> dict[str, Any]:
     """A tokenizer of so many tokens."""
-    tokens = [f"t{n}" for n in range(size)]
+    tokens = ["a", "b", "ab", *(f"t{n}" for n in range(3, size))]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [1] * size,
-        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": 1,
     }
 

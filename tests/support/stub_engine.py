@@ -8,6 +8,7 @@ from tokenizers_made import byte_level
 
 from dart_jax.engine.request import Update
 from dart_jax.engine.statistics import Statistics
+from dart_jax.grammar.matching import Grammars
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.text.tokenizer import Tokenizer
@@ -34,7 +35,10 @@ class StubEngine:
     def __init__(self):
         tokenizer = Tokenizer(byte_level())
         target = SimpleNamespace(vocab_size=tokenizer.vocab_size)
-        self.model = SimpleNamespace(tokenizer=tokenizer, target=target, eos=(0,))
+        grammars = Grammars(tokenizer, target.vocab_size, (0,))
+        self.model = SimpleNamespace(
+            tokenizer=tokenizer, target=target, eos=(0,), grammars=grammars
+        )
         self.config, self.max_length = ServingConfig(slots=2, queue=2), 100
         self.accepted, self.refuse, self.counts = [], None, Statistics()
 

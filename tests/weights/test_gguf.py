@@ -1,6 +1,11 @@
 """GGUF files as targets: what was converted comes back, in every architecture."""
 
 import dataclasses
+import json
+import re
+import shlex
+import subprocess
+import sys
 
 import gguf
 import jax
@@ -22,7 +27,10 @@ from dart_jax.models.rope import Rope
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_target, save_target
-from dart_jax.weights.generation_file import load_eos
+from dart_jax.weights.generation_file import load_eos, read_options
+from dart_jax.weights.gguf import file as gguf_file
+from dart_jax.weights.gguf.config import _UNUSED, _specified, hf_config
+from dart_jax.weights.gguf.names import rope_factors
 from dart_jax.weights.gguf.tokenizer import _SPLITS
 from dart_jax.weights.target_files import open_target
 
@@ -357,6 +365,346 @@ def test_spaces_of_gemma(tmp_path):
     assert tokenizer.decode([7, 5, 8]) == "a   b"
 
 
+# Older files, and careless ones: what is read of them is what is read of well-formed ones.
+
+
+def contents(path):
+    """All that is read of a file but its tensors, which the names of these tell."""
+    texts = {one.name: json.loads(one.read_text()) for one in resolved(path).glob("*.json")}
+    del texts["tokenizer_config.json"]["gguf_directory"]
+    texts["gguf.index.json"] = {*texts["gguf.index.json"]["tensors"]}
+    return texts
+
+
+LINEAR = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+# What is not as in LLAMA; the metadata of the file; that of the one which says the same.
+CARELESS = {
+    "an older name": ({}, {"llama.rope.scale_linear": 4.0}, LINEAR),
+    "both names": ({}, LINEAR | {"llama.rope.scale_linear": 4.0}, LINEAR),
+    "a scale of 1": ({}, {"llama.rope.scale_linear": 1.0}, {}),
+    "a scale of 0": ({}, LINEAR | {"llama.rope.scale_linear": 0.0}, LINEAR),
+    "an older name, Qwen 3": (
+        {"model_type": "qwen3"},
+        {"qwen3.rope.scale_linear": 2.0},
+        {"qwen3.rope.scaling.factor": 2.0},
+    ),
+    "no counts": (
+        {"model_type": "qwen3", "num_key_value_heads": 4, "head_dim": 16},
+        dict.fromkeys(
+            (
+                "qwen3.attention.head_count_kv",
+                "qwen3.attention.key_length",
+                "qwen3.attention.value_length",
+                "qwen3.rope.dimension_count",
+                "qwen3.feed_forward_length",
+            )
+        ),
+        {},
+    ),
+    "a value per layer": (
+        {},
+        {
+            "llama.attention.head_count": [4, 4, 4],
+            "llama.attention.head_count_kv": [2, 2, 2],
+            "llama.feed_forward_length": [64, 64, 64],
+            "llama.rope.freq_base": [1e4, 1e4, 1e4],
+        },
+        {},
+    ),
+    "capitals": ({}, {"general.architecture": "LLaMA", "LLaMA.rope.scale_linear": 4.0}, LINEAR),
+    "values that say nothing": (
+        {},
+        {
+            "llama.attention.clamp_kqv": 0.0,
+            "llama.attention.scale": 8**-0.5,
+            "llama.attention.sliding_window": 64,
+            "llama.expert_count": 0,
+            "llama.expert_used_count": 0,
+            "llama.logit_scale": 1.0,
+            "llama.rope.freq_base_swa": 1e4,
+            "llama.rope.scaling.attn_factor": 1.0,
+            "llama.rope.scaling.type": "none",
+            "llama.use_parallel_residual": False,
+        },
+        {},
+    ),
+    "other names of Gemma 3": (
+        MODELS["Gemma 3"][0],
+        {
+            "gemma3.rope.freq_base": None,
+            "gemma3.rope.global.freq_base": 1e6,
+            "gemma3.rope.local.freq_base": 2e4,
+        },
+        {"gemma3.rope.freq_base_swa": 2e4},
+    ),
+    "no rule of splitting, Qwen 2": (
+        {"model_type": "qwen2", "attention_bias": True},
+        {"tokenizer.ggml.pre": None},
+        {"tokenizer.ggml.pre": "qwen2"},
+    ),
+    "a rule that is none, Qwen 3": (
+        {"model_type": "qwen3"},
+        {"tokenizer.ggml.pre": "default"},
+        {"tokenizer.ggml.pre": "qwen2"},
+    ),
+    "no rule of splitting, Llama 3": (
+        {},
+        {"tokenizer.ggml.pre": "", "tokenizer.ggml.tokens": ["a", "b", "ab", "<|begin_of_text|>"]},
+        {
+            "tokenizer.ggml.pre": "llama-bpe",
+            "tokenizer.ggml.tokens": ["a", "b", "ab", "<|begin_of_text|>"],
+        },
+    ),
+    "ids of other types": (
+        {},
+        {"tokenizer.ggml.eos_token_id": ["2", "t7"], "tokenizer.ggml.eos_token_ids": [9, 999]},
+        {"tokenizer.ggml.eos_token_id": [2, 7, 9]},
+    ),
+    "a template by name alone": (
+        {},
+        {"tokenizer.chat_template.default": "x", "tokenizer.chat_template.rag": "y"},
+        {"tokenizer.chat_template": "x", "tokenizer.chat_template.rag": "y"},
+    ),
+    "a template with any name": (
+        {},
+        {"tokenizer.chat_template.chatml": "x"},
+        {"tokenizer.chat_template": "x"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CARELESS)
+def test_older_and_careless_metadata(name, tmp_path):
+    changes, careless, proper = CARELESS[name]
+    tokens = proper.get("tokenizer.ggml.tokens")
+    types = {"tokenizer.ggml.token_type": [1] * len(tokens)} if tokens else {}
+    save(tmp_path / "hf", dataclasses.replace(LLAMA, **changes))
+    one = write(tmp_path / "one.gguf", tmp_path / "hf", extra=careless | types)
+    other = write(tmp_path / "other.gguf", tmp_path / "hf", extra=proper | types)
+    assert contents(one) == contents(other)
+    assert not json.loads((resolved(one) / "config.json").read_text())["gguf_notes"]
+
+
+def test_the_older_name_of_linear_scaling_counts(tmp_path):
+    save(tmp_path / "hf", LLAMA)
+    extra = {"llama.rope.scale_linear": 4.0}
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    config, _ = open_target(resolved(path))
+    assert config.rope == Rope(1e4, "linear", (("factor", 4.0),))
+
+
+def test_a_window_of_llamas_architecture(tmp_path):
+    """Mistral's, whose files have the same architecture."""
+    save(tmp_path / "hf", LLAMA)
+    extra = {"llama.attention.sliding_window": 10}
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    config, _ = open_target(resolved(path))
+    assert config == dataclasses.replace(LLAMA, model_type="mistral", sliding_window=10)
+
+
+# What changes nothing alone, as it belongs to what these files do not have.
+ALONE = re.compile(
+    r"rope\.scaling\.(original_context_length|yarn_(attn_factor|beta_fast|beta_slow))$"
+    r"|attention\.(sliding_window_pattern|causal)$"
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_field_of_the_specification_is_passed_over(name, tmp_path):
+    """Each is used or refused; none that could change the text is only warned about."""
+    changes, extra = MODELS[name]
+    save(tmp_path / "hf", dataclasses.replace(LLAMA, **changes))
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra, tensors=FACTORS.get(name))
+    files = gguf_file.read(path)
+    architecture, factors = files.metadata["general.architecture"], rope_factors(files)
+    plain = hf_config(files, factors)
+    fields = {*_specified(), "rope.scale_linear", "rope.of_the_future"} - {*_UNUSED}
+    assert len(fields) > 80
+    for field in fields:
+        for value in (7, 0.375):
+            metadata = {**files.metadata, f"{architecture}.{field}": value}
+            try:
+                config = hf_config(files._replace(metadata=metadata), factors)
+            except UserError:
+                continue
+            assert "gguf_notes" not in config
+            same = files.metadata.get(f"{architecture}.{field}") == value
+            assert config != plain or same or ALONE.match(field), field
+
+
+def test_the_cure_of_a_field_that_is_not_supported(tmp_path):
+    save(tmp_path / "hf", LLAMA)
+    extra = {"llama.attention.clamp_kqv": 8.0}
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    with pytest.raises(UserError, match=r"has llama\.attention\.clamp_kqv = 8\.0, which") as info:
+        resolved(path)
+    program, *options, _ = shlex.split(str(info.value).rpartition(": ")[2])
+    module = f"gguf.scripts.{program.replace('-', '_')}"
+    new = tmp_path / "new.gguf"
+    subprocess.run([sys.executable, "-m", module, *options, new], check=True, capture_output=True)
+    write(tmp_path / "other.gguf", tmp_path / "hf")
+    assert contents(new) == contents(tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize("names", ["M.GGUF", "M.Gguf", "M-00001-of-00002.GGUF"])
+def test_names_in_capitals(names, tmp_path):
+    expected = save(tmp_path / "hf", LLAMA)
+    split = "-of-" in names
+    write(tmp_path / "m.gguf", tmp_path / "hf", shards=20 if split else 0)
+    for path in tmp_path.glob("*.gguf"):
+        path.rename(tmp_path / (path.stem.replace("m", "M") + names[names.index(".") :]))
+    _, params = load_target(resolved(tmp_path / names))
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_a_rule_of_splitting_that_nobody_knows(tmp_path):
+    """GPT-2's is used, as by transformers, and every reader is told; the cure works."""
+    original = byte_level()
+    metadata = metadata_of(original, "gpt-2")
+    theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    fields = {"tokenizer_type": "gpt2", "tokens": metadata["tokenizer.ggml.tokens"]}
+    fields |= {name: metadata[f"tokenizer.ggml.{name}"] for name in ("merges", "token_type")}
+    judge, _ = theirs.convert_gguf_tokenizer("llama", fields)
+    del metadata["tokenizer.ggml.pre"]
+    directory = converted(tmp_path, metadata)
+    tokenizer = Tokenizer.load(directory)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == judge.encode(text).ids
+    for _ in range(2):
+        with pytest.warns(InputWarning, match=r"does not say by which rule .* tokenizer\.json"):
+            load_target(directory)
+    original.save(str(tmp_path / "tokenizer.json"))
+    directory = resolved(tmp_path / "m.gguf")
+    assert Tokenizer.load(directory).encode(TEXTS[0]) == original.encode(TEXTS[0]).ids
+    load_target(directory)
+
+
+def test_tokens_without_types(tmp_path):
+    """Those that are named, and those that look like control tokens, are."""
+    original = byte_level()
+    metadata, vocab = metadata_of(original, "gpt-2"), original.get_vocab()
+    metadata["tokenizer.ggml.eos_token_id"] = vocab["</s>"]
+    proper = Tokenizer.load(converted(tmp_path, metadata))
+    for types in (None, [1] * len(vocab)):
+        metadata["tokenizer.ggml.token_type"] = types
+        metadata = {name: value for name, value in metadata.items() if value is not None}
+        tokenizer = Tokenizer.load(converted(tmp_path, metadata))
+        for text in (*TEXTS, "<|im_start|>user\nx<|im_end|></s>"):
+            assert tokenizer.encode(text) == proper.encode(text)
+        assert tokenizer.special_ids == proper.special_ids
+
+
+def test_what_ends_a_turn_is_a_control_token(tmp_path):
+    """As in llama.cpp, even where the file has it as text."""
+    metadata = metadata_of(byte_level(), "gpt-2")
+    id = metadata["tokenizer.ggml.tokens"].index("<|im_end|>")
+    metadata["tokenizer.ggml.token_type"][id] = 1
+    directory = converted(tmp_path, metadata)
+    assert Tokenizer.load(directory).encode("<|im_end|>") == [id]
+    assert load_eos(directory) == (id,)
+
+
+@pytest.mark.parametrize("changes", [{"scores": None}, {"scores": -1000.0}, {"token_type": None}])
+def test_sentencepiece_without_scores_types_or_names(changes, tmp_path):
+    """Tokens are in the order of their merges, and the usual ones have their usual names."""
+    original = byte_fallback()
+    metadata, vocab = metadata_of(original), original.get_vocab()
+    metadata["tokenizer.ggml.eos_token_id"] = vocab["</s>"]
+    proper = contents_of(converted(tmp_path, metadata))
+    for field, value in changes.items():
+        whole = None if value is None else [value] * len(vocab)
+        metadata[f"tokenizer.ggml.{field}"] = whole
+    for name in ("bos", "eos"):
+        metadata[f"tokenizer.ggml.{name}_token_id"] = None
+    metadata = {name: value for name, value in metadata.items() if value is not None}
+    directory = converted(tmp_path, metadata)
+    assert contents_of(directory) == proper
+
+
+def contents_of(directory):
+    """What a tokenizer of SentencePiece makes of texts, and what ends them."""
+    tokenizer = Tokenizer.load(directory)
+    return [tokenizer.encode(text) for text in (*TEXTS, "x</s>")], load_eos(directory)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [
+        ("merges", None, r"without merges \(tokenizer\.ggml\.merges\)"),
+        ("precompiled_charsmap", [1, 2], r"the option precompiled_charsmap"),
+        ("remove_extra_whitespaces", True, r"the option remove_extra_whitespaces"),
+    ],
+)
+def test_a_tokenizer_of_which_a_part_would_be_lost(field, value, match, tmp_path):
+    refused(tmp_path, f"{match}.*; put the", extra={f"tokenizer.ggml.{field}": value})
+
+
+def test_how_the_authors_sample(tmp_path):
+    """As `generation_config.json` has it."""
+    save(tmp_path / "hf", LLAMA)
+    fields = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0, "penalty_repeat": 1.05}
+    extra = {f"general.sampling.{name}": value for name, value in fields.items()}
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    options = read_options(resolved(path))
+    sampling = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0, "do_sample": True}
+    assert options == {"eos_token_id": [1], "repetition_penalty": 1.05, **sampling}
+    extra["general.sampling.mirostat"] = 2
+    path = write(tmp_path / "m2.gguf", tmp_path / "hf", extra=extra)
+    with pytest.warns(InputWarning, match=r"recommends general\.sampling\.mirostat = 2"):
+        load_target(resolved(path))
+
+
+# What lies beside a file.
+
+
+@pytest.mark.parametrize("own", [None, "of the file", "{% broken"])
+def test_a_chat_template_beside_the_file(own, tmp_path):
+    """It wins, whatever the file has, and a change of it counts."""
+    save(tmp_path / "hf", LLAMA)
+    extra = {"tokenizer.chat_template": own} if own else {}
+    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    own_first = Tokenizer.load(resolved(path)).chat_template
+    assert own_first == own
+    other = json.dumps({"chat_template": "in the config", "tokenizer_class": "NoSuchTokenizer"})
+    (tmp_path / "tokenizer_config.json").write_text(other)
+    assert Tokenizer.load(resolved(path)).chat_template == "in the config"
+    for text in ("beside: {{ messages[0].content }}", "{{ messages[0].content }} \u2014 later"):
+        (tmp_path / "chat_template.jinja").write_text(text, encoding="utf-8")
+        tokenizer = Tokenizer.load(resolved(path))
+        message = [{"role": "user", "content": "x"}]
+        assert tokenizer.render_chat(message) == text.replace("{{ messages[0].content }}", "x")
+
+
+def test_the_place_of_files_beside_is_written_down(tmp_path):
+    """For those who tell a user where to put one."""
+    directory = resolved(write_plain(tmp_path))
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    assert config["gguf_directory"] == str(tmp_path)
+
+
+def write_plain(tmp_path):
+    save(tmp_path / "hf", LLAMA)
+    return write(tmp_path / "m.gguf", tmp_path / "hf")
+
+
+def test_a_tokenizer_beside_the_file(tmp_path):
+    """It wins, with its config; another model's is refused."""
+    original = byte_level()
+    metadata = metadata_of(original, "gpt-2")
+    metadata["tokenizer.chat_template"] = "of the file"
+    converted(tmp_path, metadata)
+    original.add_special_tokens(["<|more|>"])
+    original.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|more|>"}))
+    tokenizer = Tokenizer.load(resolved(tmp_path / "m.gguf"))
+    assert tokenizer.encode("<|more|>") == [original.token_to_id("<|more|>")]
+    assert tokenizer.wrapped.eos_token == "<|more|>"
+    assert tokenizer.chat_template == "of the file"
+    byte_fallback().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"tokenizer\.json is another model's .* m\.gguf; move"):
+        resolved(tmp_path / "m.gguf")
+
+
 def refused(tmp_path, match, **options):
     save(tmp_path / "hf", LLAMA)
     path = write(tmp_path / "m.gguf", tmp_path / "hf", **options)
@@ -368,9 +716,10 @@ def refused(tmp_path, match, **options):
 def test_an_unknown_rule_of_splitting(tmp_path):
     """Refused by name; the cure in the message works, and the file's chat template stays."""
     match = r"splits text by the rule 'bloom' .*put the model's tokenizer\.json"
-    extra = {"tokenizer.ggml.pre": "bloom", "tokenizer.chat_template": "{{ messages[0].content }}"}
-    path = refused(tmp_path, match, extra=extra)
     original = byte_level()
+    metadata = metadata_of(original, "bloom")
+    metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
+    path = refused(tmp_path, match, tokenizer=metadata)
     original.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.load(resolved(path))
     assert tokenizer.encode(TEXTS[0]) == original.encode(TEXTS[0]).ids
@@ -399,8 +748,27 @@ def test_an_unknown_rule_of_splitting(tmp_path):
         ),
         ({"extra": {"tokenizer.ggml.token_type": [1, 1]}}, r"has a damaged one"),
         ({"extra": {"llama.attention.causal": False}}, r"attention is not causal"),
+        (
+            {"extra": LINEAR | {"llama.rope.scale_linear": 2.0}},
+            r"rope\.scale_linear = 2\.0, which contradicts its rope\.scaling\.type or factor",
+        ),
+        (
+            {"extra": {"llama.rope.scale_linear": 2.0, "llama.rope.scaling.type": "yarn"}},
+            r"rope\.scale_linear = 2\.0, which contradicts its rope\.scaling\.type or factor",
+        ),
+        (
+            {"extra": {"llama.attention.head_count_kv": [2, 1, 2]}},
+            r"attention\.head_count_kv differs from layer to layer",
+        ),
+        (
+            {"tensors": {"rope_factors_long.weight": np.ones(4, np.float32)}},
+            r"lacks rope_factors_long or rope_factors_short",
+        ),
     ],
-    ids=["architecture", "adapter", "tensor", "two RoPEs", "tokenizer", "attention"],
+    ids=[
+        *("architecture", "adapter", "tensor", "two RoPEs", "tokenizer", "attention"),
+        *("two scales", "two kinds", "layers", "half of the divisors"),
+    ],
 )
 def test_refused_by_name(tmp_path, options, match):
     refused(tmp_path, match, **options)

@@ -172,6 +172,19 @@ def test_a_gguf_file_is_downloaded_alone(server, tmp_path):
         hub.resolve("some/model-GGUF", patterns=hub.TARGET)
 
 
+def test_what_lies_beside_a_gguf_file_comes_with_it(server, tmp_path, monkeypatch):
+    """From its own folder, as where the repository is cloned; also by a name in capitals."""
+    content = tiny_gguf(tmp_path, "model").read_bytes()
+    files = {"Q8/model.GGUF": content, "Q8/chat_template.jinja": b"beside"}
+    server.repositories["some/model-GGUF"] = files | {"chat_template.jinja": b"elsewhere"}
+    name = "some/model-GGUF/Q8/model.GGUF"
+    directory = hub.resolve(name, patterns=hub.TARGET)
+    assert (directory / "chat_template.jinja").read_text() == "beside"
+    assert sorted(server.fetched) == sorted(files)
+    cached = without_network(monkeypatch, hub.resolve, name, patterns=hub.TARGET)
+    assert cached == [directory] * 2
+
+
 def test_ngram_files(server, monkeypatch):
     server.repositories["some/ngrams"] = {"small.trie": b"1", "full.trie": b"2", "old/a.dng": b"3"}
     for name, content in (("small.trie", b"1"), ("old/a.dng", b"3")):

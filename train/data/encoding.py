@@ -23,6 +23,7 @@ from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
 from dart_jax.data.records import refuse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.text.tokenizer_files import place
 from train.data.examples import Example
 
 LossOn = Literal["assistant", "all"]
@@ -121,9 +122,11 @@ class Encoder:
 
     def _need_template(self) -> None:
         if not self.tokenizer.chat_template:
+            directory = self.tokenizer.directory
             raise UserError(
-                f"there are chats in the data, but no chat template in "
-                f"{self.tokenizer.directory or 'the tokenizer'}; add a chat_template.jinja there"
+                "there are chats in the data, but no chat template in "
+                f"{place(directory) if directory else 'the tokenizer'}; add a chat_template.jinja "
+                "there"
             )
 
     def _plan(self, example: Example) -> _Plan | Encoded:

@@ -14,6 +14,7 @@ from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
 from dart_jax.serve.tools.reader import CallPiece
 from dart_jax.serve.tools.request import Tools
+from dart_jax.text.thoughts import Thinking
 
 # Name and fields of an event.
 _Event = tuple[str, dict[str, Any]]
@@ -32,10 +33,12 @@ class ResponseAnswer(ChatAnswer):
         fields: ChatFields,
         texts: Texts,
         tools: Tools | None,
+        thinking: Thinking | None,
     ):
         """See `ChatAnswer`; `asked`: the client's fields, of which `fields` were made."""
-        super().__init__(service, fields, texts, tools)
+        super().__init__(service, fields, texts, tools, thinking)
         self._asked = asked
+        self._scored_tokens = 0
         self._finish: Finish | None = None
         self._output, self._number = _Output(), 0
 
@@ -64,13 +67,13 @@ class ResponseAnswer(ChatAnswer):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": asked.reasoning.effort, "summary": asked.reasoning.summary},
             "store": False,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self._thought_tokens},
                 "total_tokens": usage["total_tokens"],
             }
             if finish is not None
@@ -79,10 +82,12 @@ class ResponseAnswer(ChatAnswer):
 
     def _take(self, index: int, news: News) -> list[_Event]:
         """Adds news to the output; returns what happened to it."""
-        reading, scores = self._read(index, news), self._scores(news)
+        (thoughts, reading), scores = self._read(index, news), self._scores(news)
         logprobs = [] if scores is None else scores["content"]
-        events: list[_Event] = []
-        self._output.logprobs += logprobs
+        # Thoughts have none.
+        self._output.logprobs += logprobs[max(self._thought_tokens - self._scored_tokens, 0) :]
+        self._scored_tokens += len(logprobs)
+        events = self._output.add_thoughts(thoughts)
         for part in reading.parts:
             if isinstance(part, str):
                 events += self._output.add_text(part)
@@ -141,23 +146,35 @@ class _Output:
 
     def add_text(self, text: str) -> list[_Event]:
         """Adds text to the message that is open, or to a new one."""
+        return self._add("message", text)
+
+    def add_thoughts(self, text: str) -> list[_Event]:
+        """Adds thoughts, likewise."""
+        return self._add("reasoning", text)
+
+    def _add(self, kind: str, text: str) -> list[_Event]:
         if not text:
             return []
         events: list[_Event] = []
-        if not (self._open and self.items[-1]["type"] == "message"):
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            events = self._begin("message", "msg_", role="assistant", content=[])
+        if not (self._open and self.items[-1]["type"] == kind):
+            if kind == "message":
+                part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+                events = self._begin(kind, "msg_", role="assistant", content=[])
+            else:
+                part = {"type": "reasoning_text", "text": ""}
+                events = self._begin(kind, "rs_", summary=[], content=[])
             self.items[-1]["content"].append(part)
             events.append(("response.content_part.added", self._place() | {"part": dict(part)}))
         return [*events, self._delta(text)]
 
     def _delta(self, text: str) -> _Event:
-        part, logprobs = self.items[-1]["content"][0], self.logprobs
+        [part] = self.items[-1]["content"]
         part["text"] += text
-        part["logprobs"] += logprobs
-        self.logprobs = []
-        place = self._place() | {"delta": text, "logprobs": logprobs}
-        return "response.output_text.delta", place
+        place = self._place() | {"delta": text}
+        if "logprobs" in part:
+            part["logprobs"] += self.logprobs
+            place["logprobs"], self.logprobs = self.logprobs, []
+        return f"response.{part['type']}.delta", place
 
     def add_call(self, piece: CallPiece) -> list[_Event]:
         """Adds a piece of a call to the one that is open, or begins it."""
@@ -175,13 +192,13 @@ class _Output:
             return []
         item, place, events = self.items[-1], self._place(), list[_Event]()
         self._open, item["status"] = False, status
-        if item["type"] == "message":
-            if self.logprobs:  # of tokens that have no text
-                events.append(self._delta(""))
+        if "content" in item:
             [part] = item["content"]
-            done = {name: part[name] for name in ("text", "logprobs")}
+            if self.logprobs and "logprobs" in part:  # of tokens that have no text
+                events.append(self._delta(""))
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
             events += [
-                ("response.output_text.done", place | done),
+                (f"response.{part['type']}.done", place | done),
                 ("response.content_part.done", place | {"part": part}),
             ]
         else:
@@ -203,4 +220,4 @@ class _Output:
     def _place(self) -> dict[str, Any]:
         item = self.items[-1]
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        return place | {"content_index": 0} if item["type"] == "message" else place
+        return place | {"content_index": 0} if "content" in item else place

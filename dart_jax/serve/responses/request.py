@@ -13,7 +13,9 @@ from dart_jax.serve.prompts import joined
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
-_TEXTS = ("input_text", "output_text", "text", "refusal")
+_TEXTS = (
+    "input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"
+)  # fmt: skip
 
 # Fields that responses do not have, or have by another name.
 _OF_CHATS = {"max_tokens", "prompt_logprobs", "response_format", "stream_options"}
@@ -53,16 +55,26 @@ def chat_of(fields: ResponseFields) -> ChatFields:
         raise bad(f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
     values["tools"] = [_nested(tool) for tool in fields.tools]
     choice = fields.tool_choice
-    values["tool_choice"] = choice if isinstance(choice, str) else _nested(choice)
+    values["tool_choice"] = choice if isinstance(choice, str) else _nested_choice(choice)
     if (format := _format(fields.text)) is not None:
         values["response_format"] = format
     return checked(ChatFields, values)
 
 
-def _nested(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool, or the choice of one, as chats have it."""
-    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-    return {"type": tool.get("type"), "function": function}
+def _nested(tool: Mapping[str, Any], key: str = "function") -> dict[str, Any]:
+    """A tool, or the choice of one, as chats have it: all but the type under a key."""
+    content = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    return {"type": tool.get("type"), key: content}
+
+
+def _nested_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The choice of tools as chats have it."""
+    if choice.get("type") != "allowed_tools":
+        return _nested(choice)
+    tools = choice.get("tools")
+    if isinstance(tools, list):
+        tools = [_nested(tool) if isinstance(tool, Mapping) else tool for tool in tools]
+    return _nested({**choice, "tools": tools}, "allowed_tools")
 
 
 def _format(text: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -95,31 +107,48 @@ def _messages(fields: ResponseFields) -> list[dict[str, Any]]:
 
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
     """Adds an item to the messages."""
-    kind, last = item.get("type") or "message", messages[-1] if messages else {}
+    kind = item.get("type") or "message"
     if kind == "message":
-        role, content = item.get("role"), _content(item.get("content"), where)
+        role, content = item.get("role"), item.get("content")
         if not isinstance(role, str):
             raise bad(f"{where}.role is missing", "input")
-        role = "system" if role == "developer" else role
-        if role == last.get("role") == "system":  # templates accept one
-            last["content"] = f"{last['content']}\n\n{content}"
+        if role == "assistant":
+            _answer(messages, text=True)["content"] += _content(content or "", where)
         else:
-            messages.append({"role": role, "content": content})
+            messages.append({"role": role, "content": _content(content, where)})
     elif kind == "function_call":
         function = {name: item.get(name) for name in ("name", "arguments")}
+        if not isinstance(function["name"], str):
+            raise bad(f"{where}.name is missing", "input")
         call = {"id": item.get("call_id"), "type": "function", "function": function}
-        if last.get("role") == "assistant":
-            last.setdefault("tool_calls", []).append(call)
-        else:
-            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        _answer(messages).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        content = _content(item.get("output"), where)
+        content = _content(item.get("output") or "", where)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    elif kind == "reasoning":
+        if thoughts := _content(item.get("content") or item.get("summary") or "", where):
+            said = _answer(messages, text=True)
+            before = said.get("reasoning_content")
+            said["reasoning_content"] = f"{before}\n{thoughts}" if before else thoughts
     elif kind == "item_reference":
         message = f"{where} refers to an item, but none are stored here; send the items themselves"
         raise bad(f"{message}, as clients do with store=false", "input")
-    elif kind != "reasoning":  # of another model, and no part of what it said
+    else:
         raise bad(f"{where} is a {kind!r:.50}, which this server does not support", "input")
+
+
+def _answer(messages: list[dict[str, Any]], *, text: bool = False) -> dict[str, Any]:
+    """The answer of which an item is a part: the last message, or a new one.
+
+    Args:
+      messages: so far.
+      text: whether the item is a text, which no other text precedes directly.
+    """
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or (text and last["content"] and "tool_calls" not in last):
+        last = {"role": "assistant", "content": ""}
+        messages.append(last)
+    return last
 
 
 def _content(content: Any, where: str) -> str:

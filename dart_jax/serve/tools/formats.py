@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class ToolFormat:
-    """Text by which a model calls tools.
+    """Text by which a model calls tools, with their arguments as JSON.
 
     Attributes:
       begin: marks a call, or several in a list; empty where an answer that begins with a brace is
@@ -28,6 +28,16 @@ class ToolFormat:
     listed: bool = False
     arguments: str = "arguments"
     between: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Marks that may be tokens."""
+        return tuple(filter(None, (self.begin, self.end)))
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Marks with which a call may begin after any text."""
+        return tuple(filter(None, (self.begin,)))
 
     @property
     def pieces(self) -> tuple[str, str, str]:
@@ -48,36 +58,128 @@ class ToolFormat:
         """The text after the arguments."""
         return "}" if self.arguments else ""
 
+    def body(self, arguments: Any) -> str:
+        """The text of the arguments."""
+        return json.dumps(arguments, ensure_ascii=False)
+
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Writes calls, each a name and arguments."""
         before, between, after = self.pieces
-        texts = [
-            self.head(name) + json.dumps(arguments, ensure_ascii=False) + self.tail
-            for name, arguments in calls
-        ]
+        texts = [self.head(name) + self.body(arguments) + self.tail for name, arguments in calls]
         return before + between.join(texts) + after
+
+
+@dataclasses.dataclass(frozen=True)
+class XmlFormat(ToolFormat):
+    """Text by which a model calls tools, with a pair of marks around each argument.
+
+    Strings are written as they are, other values as JSON.
+
+    Attributes:
+      name_begin, name_end: around the name of the tool; both may be empty.
+      key_begin, key_end: around the name of a parameter.
+      value_begin, value_end: around its value; the first may be empty.
+      value_space: between them and the value; no part of it.
+      close: ends the arguments; may be empty.
+      line: between marks.
+    """
+
+    name_begin: str = ""
+    name_end: str = ""
+    key_begin: str = ""
+    key_end: str = ""
+    value_begin: str = ""
+    value_end: str = ""
+    value_space: str = ""
+    close: str = ""
+    line: str = "\n"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """See `ToolFormat`."""
+        own = (self.key_begin, self.key_end, self.value_begin, self.value_end, self.close)
+        return tuple(mark for mark in (*super().marks, *own) if len(mark) > 1)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """See `ToolFormat`; some models leave out the first mark."""
+        return tuple(filter(None, (self.begin, self.name_begin)))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Marks that end a value; some models leave out its own."""
+        return tuple(filter(None, (self.value_end, self.key_begin, self.close, self.end)))
+
+    def head(self, name: str) -> str:
+        """See `ToolFormat`."""
+        return self.name_begin + name + self.name_end + self.line
+
+    @property
+    def opening(self) -> str:
+        """The text between the name of a parameter and its value."""
+        between = self.line + self.value_begin if self.value_begin else ""
+        return self.key_end + between + self.value_space
+
+    @property
+    def tail(self) -> str:
+        """See `ToolFormat`."""
+        return self.close
+
+    def body(self, arguments: Mapping[str, Any]) -> str:
+        """See `ToolFormat`."""
+        text, after = "", self.value_space + self.value_end + self.line
+        for name, value in arguments.items():
+            value = value if isinstance(value, str) else super().body(value)
+            text += self.key_begin + name + self.opening + value + after
+        return text
 
 
 # That of Hermes, Qwen and SmolLM; also for models whose chat template knows no tools.
 HERMES = ToolFormat("<tool_call>", "</tool_call>", "\n", between="\n")
 LLAMA = ToolFormat(arguments="parameters", between="; ")
+QWEN_XML = XmlFormat(
+    "<tool_call>",
+    "</tool_call>",
+    "\n",
+    between="\n",
+    name_begin="<function=",
+    name_end=">",
+    key_begin="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+    value_space="\n",
+    close="</function>",
+)
+GLM = XmlFormat(
+    "<tool_call>",
+    "</tool_call>",
+    between="\n",
+    key_begin="<arg_key>",
+    key_end="</arg_key>",
+    value_begin="<arg_value>",
+    value_end="</arg_value>",
+)
 
 # Text in a chat template -> the format that the model was trained for, the first that is found.
-_BY_TEMPLATE: Mapping[str, ToolFormat] = {
+_BY_TEMPLATE: Mapping[str, ToolFormat | None] = {
     "[ARGS]": ToolFormat("[TOOL_CALLS]", arguments=""),
     "[TOOL_CALLS]": ToolFormat("[TOOL_CALLS]", listed=True),
     "<|tool_call|>": ToolFormat("<|tool_call|>", "<|/tool_call|>", listed=True),
+    "<seed:tool_call>": dataclasses.replace(
+        QWEN_XML, begin="<seed:tool_call>", end="</seed:tool_call>", value_space=""
+    ),
+    "<parameter=": QWEN_XML,
+    "</arg_key><arg_value>": dataclasses.replace(GLM, between="", line=""),
+    "<arg_key>": GLM,
+    "<function=": None,  # with arguments that are none of these
     "<tool_call>": HERMES,
     "<|python_tag|>": LLAMA,
 }
-
-# Marks in templates of formats that look like one of those, but are not JSON.
-_OTHERS = ("<function=", "<arg_key>")
 
 
 def format_of(template: str) -> ToolFormat | None:
     """Returns the format that a chat template, given by its source, teaches; None if it teaches
     none that is known."""
-    if "tools" not in template or any(mark in template for mark in _OTHERS):
+    if "tools" not in template:
         return None
     return next((format for mark, format in _BY_TEMPLATE.items() if mark in template), None)

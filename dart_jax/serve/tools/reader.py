@@ -16,7 +16,7 @@ from dart_jax.serve.tools.formats import ToolFormat
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 # The same where the name precedes the object.
 _BARE_HEAD = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
-_BARE_BEGINNING = re.compile(r"[\w.-]*(?:\[[\w\]]*)?\s*")
+_BARE_BEGINNING = re.compile(r"[\w.-]*(?:\[[\w\[\]]*)?\s*")
 
 # Characters around calls.
 _BETWEEN = " \r\n\t,;[]"
@@ -71,7 +71,7 @@ class Reading:
         return [part for part in self.parts if isinstance(part, CallPiece)]
 
 
-class ToolCallReader:
+class CallReader:
     """Reads one answer: what comes out in pieces is, joined, the same as of the whole text.
 
     Arguments are passed on while they are written. What looks like a call and is none is text.
@@ -103,8 +103,8 @@ class ToolCallReader:
         self._final = False  # whether nothing follows
         self._marked = ""  # what marked the calls that are read, in case that they are none
         self._after_call = False  # whether no text has followed the last one
-        self._nesting = _Nesting()
-        self._read: Callable[[], bool] = self._text if format.begin else self._start
+        self._open = False  # whether the last one still goes on
+        self._read: Callable[[], bool] = self._text
         self._reading = Reading()
 
     def push(self, text: str, *, final: bool = False) -> Reading:
@@ -115,46 +115,29 @@ class ToolCallReader:
             pass
         if final:
             self._add_text(self._marked)  # nothing follows it
+            self._marked = ""
         return self._reading
 
     @property
     def complete(self) -> bool:
         """True if there are calls, and none of them is cut off."""
-        return self.count > 0 and self._read not in (self._arguments, self._closing)
+        return self.count > 0 and not self._open
 
     # Each of these reads a part of `_rest`; False if it needs more of it.
 
-    def _start(self) -> bool:
-        """Decides by the first character whether an answer is a call."""
-        begins = self._rest.lstrip()
-        if not self._final and _PYTHON_TAG.startswith(begins):
-            return False
-        marked = begins.startswith(_PYTHON_TAG)
-        if not marked and not begins.startswith("{"):
-            return self._go_on(self._plain)
-        self._marked = self._take(len(self._rest) - len(begins) + marked * len(_PYTHON_TAG))
-        return self._go_on(self._call)
-
-    def _plain(self) -> bool:
-        self._add_text(self._take(len(self._rest)))
-        return True
-
     def _text(self) -> bool:
         """Reads text up to a mark. Spaces before the mark, or after a call, belong to neither."""
-        begin = self._format.begin
-        at = self._rest.find(begin)
-        if at >= 0:
+        at, mark = self._next(self._format.begins)
+        if mark:
             text = self._rest[:at].rstrip()
             self._add_text(self._take(len(text)))
-            self._marked = self._take(at - len(text) + len(begin))
+            self._marked = self._take(at - len(text) + len(mark))
             return self._go_on(self._call)
         if self._final:
             text = self._take(len(self._rest))
             self._add_text(text if text.strip() or not self._after_call else "")
             return True
-        held = next(n for n in range(len(begin), -1, -1) if self._rest.endswith(begin[:n]))
-        sure = self._rest[: len(self._rest) - held].rstrip()
-        self._add_text(self._take(len(sure)))
+        self._add_text(self._take(len(self._rest[:at].rstrip())))
         return False
 
     def _call(self) -> bool:
@@ -167,14 +150,106 @@ class ToolCallReader:
                 return False
             rest = rest[1:]
         if mark := next(filter(rest.startswith, marks), None):
-            self._skip(rest)
-            self._take(len(mark))
-            return self._go_on(self._text if mark == format.end else self._call)
+            if mark == format.end and self._marked:
+                return self._no_call(rest)
+            read = self._take(len(self._rest) - len(rest) + len(mark))
+            if mark == format.end:
+                return self._go_on(self._text)
+            self._marked += read
+            return True
         if not rest or any(mark.startswith(rest) for mark in marks):
             if not self._final:
                 return False
-            if self.count:  # cut off between calls
+            if not self._marked:  # cut off between calls
                 return bool(self._take(len(self._rest)))
+        skipped = self._rest[: len(self._rest) - len(rest)]
+        goes_on = format.listed and "," in skipped and "]" not in skipped
+        if format.begin and not format.end and not self._marked and not goes_on:
+            return self._no_call(rest)
+        return self._head(rest)
+
+    def _head(self, rest: str) -> bool:
+        """Reads the beginning of a call, with which `rest` begins, unless it is none."""
+        raise NotImplementedError
+
+    def _no_call(self, rest: str) -> bool:
+        """Goes on with text; so is what was taken for the mark of a call."""
+        if not self._marked:
+            self._skip(rest)
+        self._add_text(self._marked)
+        self._marked = ""
+        return self._go_on(self._text)
+
+    def _begin(self, name: str) -> None:
+        self.count += 1
+        self._after_call = self._open = True
+        self._marked = ""
+        if self.count == 1 or self._parallel:
+            self._reading.parts.append(CallPiece(self.count - 1, new_id(), name))
+
+    def _end(self) -> bool:
+        self._open = False
+        return self._go_on(self._call)
+
+    def _add_text(self, text: str) -> None:
+        if text and not self._must:
+            self._after_call = False
+            self._reading.parts.append(text)
+
+    def _add(self, arguments: str) -> None:
+        if not arguments or (self.count > 1 and not self._parallel):
+            return
+        parts = self._reading.parts
+        if not (parts and isinstance(parts[-1], CallPiece)):
+            parts.append(CallPiece(self.count - 1))
+        assert isinstance(parts[-1], CallPiece)
+        parts[-1].arguments += arguments
+
+    def _next(self, marks: Collection[str], begin: int = 0) -> tuple[int, str]:
+        """The place of the first mark from `begin` on, and the mark; if there is none, the place
+        where one may begin, and nothing."""
+        rest = self._rest
+        places = [(rest.find(mark, begin), mark) for mark in marks]
+        if found := [(at, mark) for at, mark in places if at >= 0]:
+            return min(found)
+        held = (n for mark in marks for n in range(len(mark)) if rest.endswith(mark[:n]))
+        return max(begin, len(rest) - max(held, default=0)), ""
+
+    def _go_on(self, read: Callable[[], bool]) -> bool:
+        self._read = read
+        return True
+
+    def _take(self, count: int) -> str:
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
+
+    def _skip(self, rest: str) -> None:
+        """Takes what comes before the rest."""
+        self._take(len(self._rest) - len(rest))
+
+
+class ToolCallReader(CallReader):
+    """Reads an answer whose calls have their arguments as JSON; see `CallReader`."""
+
+    def __init__(self, format: ToolFormat, names: Collection[str], **options: bool):
+        """See `CallReader`."""
+        super().__init__(format, names, **options)
+        self._nesting = _Nesting()
+        self._read = self._text if format.begin else self._start
+
+    def _start(self) -> bool:
+        """Decides by the first character whether an answer is a call."""
+        begins = self._rest.lstrip()
+        if not self._final and _PYTHON_TAG.startswith(begins):
+            return False
+        marked = begins.startswith(_PYTHON_TAG)
+        if not marked and not begins.startswith("{"):
+            return self._go_on(self._text)
+        self._marked = self._take(len(self._rest) - len(begins) + marked * len(_PYTHON_TAG))
+        return self._go_on(self._call)
+
+    def _head(self, rest: str) -> bool:
+        format = self._format
         pattern = _HEAD if format.arguments else _BARE_HEAD
         if (head := pattern.match(rest)) and (format.begin or head[1] in self._names):
             self._skip(rest)
@@ -201,7 +276,7 @@ class ToolCallReader:
         self._take(end)
         self._begin(name)
         self._add(arguments)
-        return self._go_on(self._call)
+        return self._end()
 
     def _arguments(self) -> bool:
         """Reads arguments: an object."""
@@ -210,54 +285,13 @@ class ToolCallReader:
         if end is None:
             return False
         self._nesting = _Nesting(depth=1)
-        return self._go_on(self._closing if self._format.arguments else self._call)
+        return self._go_on(self._closing) if self._format.arguments else self._end()
 
     def _closing(self) -> bool:
         """Skips what follows the arguments in the object of a call."""
         end = self._nesting.end(self._rest)
         self._take(len(self._rest) if end is None else end)
-        return end is not None and self._go_on(self._call)
-
-    def _no_call(self, rest: str) -> bool:
-        """Goes on with text; so is what was taken for the mark of a call."""
-        if not self._marked:
-            self._skip(rest)
-        self._add_text(self._marked)
-        self._marked = ""
-        return self._go_on(self._text if self._format.begin else self._plain)
-
-    def _begin(self, name: str) -> None:
-        self.count += 1
-        self._after_call = True
-        self._marked = ""
-        if self.count == 1 or self._parallel:
-            self._reading.parts.append(CallPiece(self.count - 1, new_id(), name))
-
-    def _add_text(self, text: str) -> None:
-        if text and not self._must:
-            self._after_call = False
-            self._reading.parts.append(text)
-
-    def _add(self, arguments: str) -> None:
-        if self.count > 1 and not self._parallel:
-            return
-        parts = self._reading.parts
-        if not (parts and isinstance(parts[-1], CallPiece)):
-            parts.append(CallPiece(self.count - 1))
-        assert isinstance(parts[-1], CallPiece)
-        parts[-1].arguments += arguments
-
-    def _go_on(self, read: Callable[[], bool]) -> bool:
-        self._read = read
-        return True
-
-    def _take(self, count: int) -> str:
-        taken, self._rest = self._rest[:count], self._rest[count:]
-        return taken
-
-    def _skip(self, rest: str) -> None:
-        """Takes what comes before the rest."""
-        self._take(len(self._rest) - len(rest))
+        return end is not None and self._end()
 
 
 @dataclasses.dataclass

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs, json_grammar, literal
 from dart_jax.serve.errors import bad
 from dart_jax.serve.fields import ChatFields, Function
-from dart_jax.serve.tools.formats import HERMES, ToolFormat, format_of
-from dart_jax.serve.tools.reader import ToolCallReader
+from dart_jax.serve.tools.formats import HERMES, ToolFormat, XmlFormat, format_of
+from dart_jax.serve.tools.parameters import Parameters
+from dart_jax.serve.tools.reader import CallReader, ToolCallReader
+from dart_jax.serve.tools.xml_grammar import XmlArguments, in_lark, without
+from dart_jax.serve.tools.xml_reader import XmlCallReader
 from dart_jax.text.tokenizer import Tokenizer
-
-_PROMPT = """You can call functions. Each line between <tools> and </tools> describes one:
-<tools>
-{}
-</tools>
-To call one, write its name and its arguments as JSON:
-<tool_call>
-{{"name": ..., "arguments": {{...}}}}
-</tool_call>"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,40 +53,43 @@ class Tools:
         names = [function.name for function in functions]
         if len(set(names)) < len(names):
             raise bad("tools have two functions of the same name; rename one", "tools")
-        named = None if isinstance(choice, str) else choice["function"]["name"]
-        if named is not None and named not in names:
-            message = f"tool_choice asks for {named!r:.100}, which is not among the tools"
-            raise bad(message, "tool_choice")
-        if choice == "required" and not names:
+        for name in choice.names or ():
+            if name not in names:
+                message = f"tool_choice asks for {name!r:.100}, which is not among the tools"
+                raise bad(message, "tool_choice")
+        if choice.mode == "required" and not names:
             raise bad("tool_choice is required, but there are no tools; pass some", "tool_choice")
-        if not names or choice == "none":
+        if not names or choice.mode == "none":
             return None
         for each in functions:
             kind = (each.parameters or {}).get("type", "object")
             if "object" not in (kind if isinstance(kind, list) else [kind]):
                 message = f"the parameters of {each.name} must be an object's, not a {kind!r:.50}"
                 raise bad(message, "tools")
-        if named is not None:
-            functions = tuple(each for each in functions if each.name == named)
+        if choice.names is not None:
+            functions = tuple(each for each in functions if each.name in choice.names)
         described = [tool.model_dump(exclude_unset=True) for tool in fields.tools]
-        options = {**fields.chat_template_kwargs, "tools": described}
+        options = {**fields.template_options, "tools": described}
         format = format_of(tokenizer.template_for(options)) or HERMES
-        ids = {mark: tokenizer.backend.token_to_id(mark) for mark in (format.begin, format.end)}
-        ids = {mark: id for mark, id in ids.items() if id is not None}
+        tokens = tokenizer.backend.get_added_tokens_decoder()
+        ids = {each.content: id for id, each in tokens.items() if each.content in format.marks}
         return cls(
             functions,
             described,
             format,
-            choice != "auto",
-            fields.parallel_tool_calls and named is None,
+            choice.mode != "auto",
+            fields.parallel_tool_calls and choice.mode != "function",
             ids,
             not tokenizer.special_ids.isdisjoint(ids.values()),
         )
 
-    def reader(self) -> ToolCallReader:
+    def reader(self) -> CallReader:
         """Returns a reader of an answer."""
-        names = {function.name for function in self.functions}
-        return ToolCallReader(self.format, names, parallel=self.parallel, must=self.must)
+        options = {"parallel": self.parallel, "must": self.must}
+        if isinstance(self.format, XmlFormat):
+            tools = {each.name: Parameters(each.parameters) for each in self.functions}
+            return XmlCallReader(self.format, tools, **options)
+        return ToolCallReader(self.format, {each.name for each in self.functions}, **options)
 
     def outputs(self, answer: StructuredOutputs | None) -> StructuredOutputs | None:
         """Returns the structure of a text that calls tools, or is an answer.
@@ -102,7 +98,7 @@ class Tools:
           answer: the structure of one that calls none; None if that may be any text.
 
         Returns:
-          None if the text may be anything, as where no tool is strict.
+          None if the text may be anything, as where all tools may be called and none is strict.
 
         Raises:
           UserError: a schema cannot be used, or the structure is not JSON.
@@ -120,14 +116,19 @@ class Tools:
 
     def _grammar(self, schema: Mapping[str, Any] | bool | str | None) -> str | None:
         """The same in llguidance's Lark."""
-        if not self.must and schema is None and not any(each.strict for each in self.functions):
+        held = len(self.functions) < len(self.described) or any(x.strict for x in self.functions)
+        if not self.must and schema is None and not held:
             return None
         calls = " | ".join(f"call_{n}" for n in range(len(self.functions)))
         rules = [f"call: {calls}"]
         for n, function in enumerate(self.functions):
             head, tail = self._lark(self.format.head(function.name)), self._lark(self.format.tail)
-            arguments = json_grammar(self._schema(function))
-            rules.append(f"call_{n}: {head} %json {arguments} {tail}")
+            schema_of = self._schema(function)
+            if isinstance(self.format, XmlFormat):
+                arguments = XmlArguments(self.format, self.marks, n, schema_of)
+                rules += [f"call_{n}: {head} {arguments.body} {tail}", *arguments.rules]
+            else:
+                rules.append(f"call_{n}: {head} %json {json_grammar(schema_of)} {tail}")
         before, between, after = map(self._lark, self.format.pieces)
         more = f"({between} call)*" if self.parallel else ""
         rules.append(f"calls: {before} call {more} {after}")
@@ -159,94 +160,8 @@ class Tools:
         else:
             mark = f"mark[lazy]: TEXT {literal(begin)}"
         group = f"group: mark {self._lark(rest)} call {others} {self._lark(last)}"
-        return [f"start: group{more} TEXT", group, mark, r"TEXT: /(.|\n)*/"]
+        text = f"TEXT: {without(self.format.begins)}"
+        return [f"start: group{more} TEXT", group, mark, text]
 
     def _lark(self, text: str) -> str:
-        """A text in Lark, in which marks are tokens."""
-        for mark, id in self.marks.items():
-            before, found, after = text.partition(mark)
-            if found:
-                return f"{self._lark(before)} <[{id}]> {self._lark(after)}"
-        return literal(text) if text else ""
-
-
-def with_tools(
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    options: Mapping[str, Any],
-    tools: Tools | None,
-) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
-    """Returns messages in which the chat template finds calls and their results, and the tools that
-    it reads. Where it knows no tools, all of this becomes text.
-
-    Args:
-      tokenizer: has the template.
-      messages: each content is a text or null.
-      options: of the template.
-      tools: that the answer may call.
-
-    Raises:
-      ApiError: a call is none.
-      UserError: there is no such template.
-    """
-    described = None if tools is None else tools.described
-    native = format_of(tokenizer.template_for({**options, "tools": described})) is not None
-    result: list[Mapping[str, Any]] = []
-    for place, message in enumerate(messages):
-        calls = _calls(message.get("tool_calls"), place)
-        if native:
-            if calls:
-                message = {**message, "tool_calls": calls}
-            result.append(message)
-        else:
-            _add_as_text(result, message, calls)
-    if native:
-        return result, described
-    if described is not None:
-        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in described)
-        text, first = _PROMPT.format(lines), result[0] if result else {}
-        if first.get("role") == "system":
-            result[0] = {**first, "content": f"{first.get('content')}\n\n{text}"}
-        else:
-            result.insert(0, {"role": "system", "content": text})
-    return result, None
-
-
-def _calls(calls: Any, place: int) -> list[dict[str, Any]]:
-    """The calls of a message, with their arguments as objects."""
-    if not isinstance(calls, list | None):
-        raise bad(f"messages.{place}.tool_calls must be a list", "messages")
-    result = []
-    for call in calls or []:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise bad(f"messages.{place}.tool_calls has one without a function's name", "messages")
-        arguments = function.get("arguments") or "{}"
-        try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-            json.dumps(arguments)  # as it is done later
-        except (RecursionError, ValueError):
-            arguments = None
-        if not isinstance(arguments, Mapping):
-            message = f"messages.{place}.tool_calls has arguments that are no JSON object"
-            raise bad(message, "messages")
-        result.append({**call, "function": {**function, "arguments": arguments}})
-    return result
-
-
-def _add_as_text(
-    result: list[Mapping[str, Any]], message: Mapping[str, Any], calls: list[dict[str, Any]]
-) -> None:
-    """Adds a message without calls and results, which become text."""
-    content = message.get("content")
-    if calls:
-        pairs = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-        content = "\n".join(filter(None, (content, HERMES.write(pairs))))
-    message = {key: value for key, value in message.items() if key != "tool_calls"}
-    if message.get("role") != "tool":
-        result.append({**message, "content": content})
-        return
-    content = f"<tool_response>\n{content}\n</tool_response>"
-    if result and result[-1].get("tool_results"):  # templates want roles to alternate
-        content = f"{result.pop()['content']}\n{content}"
-    result.append({"role": "user", "content": content, "tool_results": True})
+        return in_lark(text, self.marks)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
@@ -10,13 +12,34 @@ from dart_jax.weights.gguf.file import GgufFiles
 
 # Fields that say what others or the tensors say, too, or nothing about the computation here.
 _UNUSED = (
+    "attention.layer_norm_epsilon",
+    "classifier.output_labels",
+    "decoder_start_token_id",
     "expert_feed_forward_length",
+    "expert_shared_count",
     "expert_shared_feed_forward_length",
+    "pooling_type",
     "rope.dimension_sections",
     "rope.scaling.finetuned",
     "tensor_data_layout",
     "vocab_size",
 )
+# Fields of which a 1 changes nothing, as little as a 0 in any.
+_FACTORS = (
+    "attention.output_scale",
+    "embedding_scale",
+    "expert_gating_func",  # softmax
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_weights_scale",
+    "interleave_moe_layer_step",
+    "logit_scale",
+    "moe_every_n_layers",
+    "residual_scale",
+    "rope.scaling.alpha",
+)
+# Fields that have a value per layer where that matters.
+_PATTERNS = ("attention.sliding_window_pattern",)
 
 
 class Fields:
@@ -31,20 +54,22 @@ class Fields:
         """The value of a field; of a list with the same value for all layers, that value."""
         self.asked.add(name)
         value = self.files.metadata.get(f"{self.architecture}.{name}", default)
-        if isinstance(value, list) and name.startswith(("attention.head_count", "feed_forward")):
+        if isinstance(value, list) and name not in _PATTERNS:
             if len(set(value)) > 1:
                 raise UserError(
                     f"{self.files.paths[0]}: {name} differs from layer to layer, which is not "
                     "supported"
                 )
-            value = value[0]
+            value = value[0] if value else default
         return value
 
     def need(self, name: str) -> Any:
-        """The value of a field that every model has."""
-        value = self(name)
+        """The value of a field that every model has, a number."""
+        value, key = self(name), f"{self.architecture}.{name}"
         if value is None:
-            raise UserError(f"{self.files.paths[0]} lacks {self.architecture}.{name}")
+            raise UserError(f"{self.files.paths[0]} lacks {key}")
+        if not isinstance(value, int | float) or not value > 0:
+            raise UserError(f"{self.files.paths[0]} has {key} = {value!r:.60}, no positive number")
         return value
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
@@ -52,12 +77,58 @@ class Fields:
         stored = self.files.tensors.get(tensor)
         return None if stored is None else stored.shape
 
+    def fixed(self, name: str, *values: Any) -> None:
+        """Refuses a field that has none of the values with which it changes nothing."""
+        value = self(name)
+        if value is not None and not any(_same(value, one) for one in values):
+            raise self.refusal(name)
+
+    def refusal(self, name: str, why: str = "is not supported and changes the text") -> UserError:
+        """Makes the error that a field cannot be used."""
+        key, path = f"{self.architecture}.{name}", self.files.paths[0]
+        return UserError(
+            f"{path} has {key} = {self.files.metadata[key]!r:.60}, which {why}; pass the model's "
+            "unquantised checkpoint or, if the field is a mistake, a copy without it: "
+            f"gguf-new-metadata --force --remove-metadata {key} {shlex.quote(str(path))} NEW.gguf"
+        )
+
     def rest(self) -> list[str]:
-        """The fields that nobody asked for."""
-        names = self.files.metadata
-        prefix = f"{self.architecture}."
-        own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-        return [name for name in own if name not in self.asked and name not in _UNUSED]
+        """The fields that nobody asked for and nobody knows.
+
+        Raises:
+          UserError: the specification has one, and its value is not one that changes nothing.
+        """
+        prefix, known = f"{self.architecture}.", {*_specified()}
+        own = [name for name in self.files.metadata if name.startswith(prefix)]
+        unknown = []
+        for name in (name.removeprefix(prefix) for name in own):
+            if name in self.asked or name in _UNUSED:
+                continue
+            if name in known or name.startswith("rope."):
+                self.fixed(name, 0, "", *[1][: name in _FACTORS])
+            else:
+                unknown.append(name)
+        return unknown
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Tells whether two values are equal, up to rounding to float32."""
+    if isinstance(value, float) and isinstance(other, float | int):
+        return math.isclose(value, other, rel_tol=1e-6)
+    return value == other
+
+
+def _specified() -> Iterator[str]:
+    """The fields of architectures that the installed package knows."""
+    import gguf
+
+    groups: list[Any] = [gguf.Keys]
+    while groups:
+        for name, value in vars(groups.pop()).items():
+            if isinstance(value, type) and not name.startswith("_"):
+                groups.append(value)
+            elif isinstance(value, str) and value.startswith("{arch}."):
+                yield value.removeprefix("{arch}.")
 
 
 def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str, Any]:
@@ -80,34 +151,57 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
             f"{files.paths[0]} holds a model of architecture {of.architecture!r}; supported in "
             f"GGUF files are {', '.join(_ARCHITECTURES)}"
         )
-    if of("attention.causal", True) is False:
+    if not of("attention.causal", True):
         raise UserError(f"{files.paths[0]} holds a model whose attention is not causal")
-    width, heads = of.need("embedding_length"), of.need("attention.head_count")
-    head = of("attention.key_length", width // heads)
-    if of("attention.value_length", head) != head:
-        raise UserError(f"{files.paths[0]}: keys and values of different lengths are not supported")
+    width, heads, head = of.need("embedding_length"), of.need("attention.head_count"), _head(of)
+    length, down = of.need("context_length"), of.shape("blk.0.ffn_down.weight")
     embedding = of.shape("token_embd.weight")
     if embedding is None:
         raise UserError(f"{files.paths[0]} lacks token_embd.weight; is it one part of a model?")
     config = {
         "vocab_size": embedding[0],
         "hidden_size": width,
-        "intermediate_size": of("feed_forward_length"),
+        "intermediate_size": of("feed_forward_length", down and down[-1]),
         "num_hidden_layers": of.need("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": of("attention.head_count_kv", heads),
         "head_dim": head,
         "rms_norm_eps": of.need("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": of.need("context_length"),
+        "max_position_embeddings": length,
         "tie_word_embeddings": of.shape("output.weight") is None,
-        "rope_theta": of("rope.freq_base", 10000.0),
+        "rope_theta": of("rope.freq_base", of("rope.global.freq_base", 10000.0)),
     }
     config |= _rope_scaling(of, config, factors) | _ARCHITECTURES[of.architecture](of)
     rotated = of("rope.dimension_count", head)
     if rotated != head:
         config["partial_rotary_factor"] = rotated / head
-    config["gguf_fields_not_used"] = of.rest() or None  # whoever reads the config names them
+    # What all layers share here, in fields that may say that some have another.
+    of.fixed("attention.key_length_swa", head)
+    of.fixed("attention.value_length_swa", head)
+    scale = config.get("query_pre_attn_scalar", head) ** -0.5
+    of.fixed("attention.scale", 0, config.get("attention_multiplier", scale))
+    of.fixed("embedding_length_out", width)
+    of.fixed("rope.dimension_count_swa", rotated)
+    of.fixed("rope.freq_base_swa", config.get("rope_local_base_freq", config["rope_theta"]))
+    if not config.get("sliding_window"):
+        of("attention.sliding_window_pattern")
+        if (of("attention.sliding_window") or length) < length:
+            raise of.refusal("attention.sliding_window")
+    if names := of.rest():
+        config[NOTES] = [f"{files.paths[0]} has fields that are not used: {', '.join(names)}"]
     return {name: value for name, value in config.items() if value is not None}
+
+
+def _head(of: Fields) -> int:
+    """The size of a head: what is said, or what the tensors have."""
+    heads, queries = of.need("attention.head_count"), of.shape("blk.0.attn_q.weight")
+    size = queries[0] if queries else of.need("embedding_length")
+    head = of("attention.key_length", size // heads)
+    if of("attention.value_length", head) != head:
+        raise UserError(
+            f"{of.files.paths[0]}: keys and values of different lengths are not supported"
+        )
+    return head
 
 
 def _rope_scaling(
@@ -117,55 +211,77 @@ def _rope_scaling(
     length = config["max_position_embeddings"]
     original = of("rope.scaling.original_context_length")
     attention = of("rope.scaling.attn_factor")
-    factor = of("rope.scaling.factor")
-    kind = of("rope.scaling.type", "none" if factor is None else "linear")
-    if "rope_freqs.weight" in factors and kind != "none":
+    factor = _factor(of)
+    kind = str(of("rope.scaling.type", "none" if factor is None else "linear")).lower()
+    long, short = (factors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
+    if kind == "linear" and factor in (None, 0, 1):
+        kind = "none"
+    of.fixed("rope.scaling.yarn_ext_factor", *((1, -1) if kind == "yarn" else (0, 1, -1)))
+    of.fixed("rope.scaling.yarn_log_multiplier", 0)
+    yarn = [of(f"rope.scaling.yarn_{name}") for name in ("attn_factor", "beta_fast", "beta_slow")]
+    if kind != "yarn" and long is None:
+        of.fixed("rope.scaling.attn_factor", 1)
+    if factors and kind not in ("none", "longrope"):
+        names = ", ".join(name.removesuffix(".weight") for name in factors)
         raise UserError(
-            f"{of.files.paths[0]} holds divisors of frequencies (rope_freqs) beside RoPE scaling "
+            f"{of.files.paths[0]} holds divisors of frequencies ({names}) beside RoPE scaling "
             f"{kind!r}, which is not supported"
         )
     if "rope_freqs.weight" in factors:  # Llama 3's
         both = dict.fromkeys(("short_factor", "long_factor"), factors["rope_freqs.weight"])
         scaling = {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
         return {"rope_scaling": scaling, "original_max_position_embeddings": length}
-    if "rope_factors_short.weight" in factors:
-        scaling = {
-            "rope_type": "longrope",
-            "short_factor": factors["rope_factors_short.weight"],
-            "long_factor": factors["rope_factors_long.weight"],
-        }
+    if long and short:
+        of.fixed("rope.scaling.factor", 0, 1)
+        scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
         if attention is not None:
             scaling["attention_factor"] = attention
         return {"rope_scaling": scaling, "original_max_position_embeddings": original or length}
-    if kind == "none" or (kind == "linear" and factor in (None, 0, 1)):
+    if long or short or kind == "longrope":
+        raise UserError(f"{of.files.paths[0]} lacks rope_factors_long or rope_factors_short")
+    if kind == "none":
         return {}
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
-    if kind == "longrope":
-        raise UserError(f"{of.files.paths[0]} lacks rope_factors_long and rope_factors_short")
     if kind != "yarn":
         raise UserError(f"{of.files.paths[0]}: RoPE scaling {kind!r} is not supported")
+    if attention is not None and factor:  # a factor on YaRN's own, as in llama.cpp
+        attention *= 1 + 0.1 * math.log(max(factor, 1))
     scaling = {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": original,
-        "attention_factor": of("rope.scaling.yarn_attn_factor", attention),
-        "beta_fast": of("rope.scaling.yarn_beta_fast"),
-        "beta_slow": of("rope.scaling.yarn_beta_slow"),
+        "attention_factor": attention if yarn[0] is None else yarn[0],
+        "beta_fast": yarn[1],
+        "beta_slow": yarn[2],
     }
     return {"rope_scaling": {name: value for name, value in scaling.items() if value is not None}}
 
 
+def _factor(of: Fields) -> float | None:
+    """The factor of RoPE's scaling, which older files have under the name of a linear one."""
+    factor, old = of("rope.scaling.factor"), of("rope.scale_linear")
+    if old in (None, 0, 1):
+        return factor
+    if factor not in (None, old) or str(of("rope.scaling.type", "linear")).lower() != "linear":
+        raise of.refusal("rope.scale_linear", "contradicts its rope.scaling.type or factor")
+    return old
+
+
 def _llama(of: Fields) -> dict[str, Any]:
     """Llama, and what is computed like it: Mistral, and Mixtral's experts."""
-    experts = of("expert_count")
-    if not experts:
-        return {"model_type": "llama", **_biases(of)}
-    return {
-        "model_type": "mixtral",
-        "num_local_experts": experts,
-        "num_experts_per_tok": of.need("expert_used_count"),
-    }
+    experts, window = of("expert_count"), of("attention.sliding_window")
+    if experts:
+        of.fixed("expert_weights_norm", True)
+        return {
+            "model_type": "mixtral",
+            "num_local_experts": experts,
+            "num_experts_per_tok": of.need("expert_used_count"),
+            "sliding_window": window or None,
+        }
+    if (window or math.inf) < of.need("context_length"):
+        return {"model_type": "mistral", "sliding_window": window}
+    return {"model_type": "llama", **_biases(of)}
 
 
 def _biases(of: Fields) -> dict[str, Any]:
@@ -184,10 +300,10 @@ def _seed(of: Fields) -> dict[str, Any]:
 def _granite(of: Fields) -> dict[str, Any]:
     return {
         "model_type": "granite",
-        "attention_multiplier": of.need("attention.scale"),
-        "embedding_multiplier": of("embedding_scale", 1.0),
-        "residual_multiplier": of("residual_scale", 1.0),
-        "logits_scaling": of("logit_scale", 1.0),
+        "attention_multiplier": of("attention.scale") or _head(of) ** -0.5,
+        "embedding_multiplier": of("embedding_scale") or 1.0,
+        "residual_multiplier": of("residual_scale") or 1.0,
+        "logits_scaling": of("logit_scale") or 1.0,
         **_biases(of),
     }
 
@@ -199,6 +315,7 @@ def _gemma2(of: Fields) -> dict[str, Any]:
         "attn_logit_softcapping": of("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": of("final_logit_softcapping", 30.0),
         "query_pre_attn_scalar": _query_scalar(of, largest=46),
+        **_pattern(of, of("attention.sliding_window_pattern", 2)),
     }
 
 
@@ -207,7 +324,7 @@ def _gemma3(of: Fields) -> dict[str, Any]:
     return {
         "model_type": "gemma3_text",
         "sliding_window": of.need("attention.sliding_window"),
-        "rope_local_base_freq": of("rope.freq_base_swa", 10000.0),
+        "rope_local_base_freq": of("rope.freq_base_swa", of("rope.local.freq_base", 10000.0)),
         "final_logit_softcapping": of("final_logit_softcapping"),
         "query_pre_attn_scalar": _query_scalar(of, largest=62),
         **_pattern(of, pattern),
@@ -218,7 +335,7 @@ def _query_scalar(of: Fields, largest: int) -> float:
     """The square of the divisor of Gemma's scores, which files do not hold: in the largest model of
     a generation, which its layers tell apart, it is not the head's size."""
     width, heads = of.need("embedding_length"), of.need("attention.head_count")
-    return width // heads if of("block_count") == largest else of.need("attention.key_length")
+    return width // heads if of("block_count") == largest else _head(of)
 
 
 def _olmo(of: Fields) -> dict[str, Any]:
@@ -234,9 +351,11 @@ def _olmo(of: Fields) -> dict[str, Any]:
     }
 
 
-def _pattern(of: Fields, pattern: int | list[bool]) -> dict[str, Any]:
+def _pattern(of: Fields, pattern: Any) -> dict[str, Any]:
     """Kinds of layers: a sliding window in all but every n-th, or in those marked."""
-    layers = range(of.need("block_count"))
+    if not pattern or not isinstance(pattern, int | list):
+        raise of.refusal("attention.sliding_window_pattern")
+    layers = range(int(of.need("block_count")))
     windowed = [bool((i + 1) % pattern) for i in layers] if isinstance(pattern, int) else pattern
     kinds = {True: "sliding_attention", False: "full_attention"}
     return {"layer_types": [kinds[bool(windowed[i % len(windowed)])] for i in layers]}
@@ -261,6 +380,8 @@ def _qwen_moe(of: Fields, model_type: str, *, renormalized: bool) -> dict[str, A
     return config
 
 
+# Of a model's config: what whoever reads it is told.
+NOTES = "gguf_notes"
 # `general.architecture` -> the fields that its models have besides those of all.
 _ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "gemma": lambda _: {"model_type": "gemma"},

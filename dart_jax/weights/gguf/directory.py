@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from dart_jax.errors import UserError
 from dart_jax.files import make_once, user_cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.weights.gguf import file
-from dart_jax.weights.gguf.config import hf_config
+from dart_jax.weights.gguf.config import NOTES, hf_config
+from dart_jax.weights.gguf.generation import generation_config, sampling_notes
 from dart_jax.weights.gguf.names import rope_factors, sources
 from dart_jax.weights.gguf.tensors import INDEX, to_json
-from dart_jax.weights.gguf.tokenizer import backend, stop_ids, tokenizer_config
+from dart_jax.weights.gguf.tokenizer import backend, check_vocabulary, notes, tokenizer_config
+from dart_jax.weights.tensor_files import read_json
 
-_FORMAT = 2  # of these directories; another number makes them anew
-_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
-_BESIDE = (_TOKENIZER, _CONFIG, "special_tokens_map.json", "chat_template.jinja")
+_FORMAT = 3  # of these directories; another number makes them anew
 
 
 def target_directory(path: Path) -> Path:
@@ -33,8 +34,9 @@ def target_directory(path: Path) -> Path:
     Raises:
       UserError: the file is damaged or not supported, or the cache cannot be written.
     """
+    path = path.absolute()
     paths = [path.with_name(name).resolve() for name in file.parts(path.name)]
-    beside = [path.with_name(name) for name in _BESIDE]
+    beside = [path.with_name(name) for name in file.BESIDE]
     identity = [str(_FORMAT)]
     for one in (*paths, *beside):
         stat = one.stat() if one.exists() else None
@@ -45,7 +47,7 @@ def target_directory(path: Path) -> Path:
         content = _content(path)
         work.mkdir()
         for name, text in content.items():
-            (work / name).write_text(text)
+            (work / name).write_text(text, encoding="utf-8")
 
     return make_once(user_cache() / "gguf" / digest, write)
 
@@ -55,17 +57,34 @@ def _content(path: Path) -> dict[str, str]:
     files = file.read(path)
     config = hf_config(files, rope_factors(files))
     tensors = sources(files, TargetConfig.from_json(config))
-    texts = {_CONFIG: json.dumps(tokenizer_config(files.metadata))}
-    try:
-        texts[_TOKENIZER] = backend(path, files.metadata).to_str()
-    except UserError:
-        beside = [path.with_name(name) for name in _BESIDE]
-        if not beside[0].is_file():
-            raise
-        texts |= {one.name: one.read_text() for one in beside if one.is_file()}
+    texts, told = _tokenizer(path, files.metadata)
+    told = [*config.get(NOTES, ()), *told, *sampling_notes(files.metadata)]
     index = {"files": [str(one.resolve()) for one in files.paths], "tensors": to_json(tensors)}
     return texts | {
-        "config.json": json.dumps(config),
-        "generation_config.json": json.dumps({"eos_token_id": stop_ids(files.metadata) or None}),
+        "config.json": json.dumps(config | {NOTES: told}),
+        "generation_config.json": json.dumps(generation_config(files.metadata)),
         INDEX: json.dumps(index),
     }
+
+
+def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The tokenizer's files, by name, and notes about them. What lies beside the GGUF file takes
+    the place of what it holds: a tokenizer with its config, and a chat template by itself."""
+    beside = {name: path.with_name(name) for name in file.BESIDE}
+    beside = {name: one for name, one in beside.items() if one.is_file()}
+    config = tokenizer_config(metadata)
+    config["gguf_directory"] = str(path.parent)  # where a user would put a chat template
+    others = read_json(beside[file.TOKENIZER_CONFIG]) if file.TOKENIZER_CONFIG in beside else {}
+    texts, told = {}, list[str]()
+    if file.TOKENIZER in beside:
+        check_vocabulary(path, beside[file.TOKENIZER], metadata)
+        config |= others
+        texts = {name: one.read_text(encoding="utf-8") for name, one in beside.items()}
+    else:
+        texts[file.TOKENIZER] = backend(path, metadata).to_str()
+        told = notes(path, metadata)
+        if others.get("chat_template"):
+            config["chat_template"] = others["chat_template"]
+        if file.TEMPLATE in beside:
+            texts[file.TEMPLATE] = beside[file.TEMPLATE].read_text(encoding="utf-8")
+    return texts | {file.TOKENIZER_CONFIG: json.dumps(config)}, told

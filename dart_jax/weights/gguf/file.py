@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 
 from dart_jax.errors import UserError
 
-SUFFIX = ".gguf"
+_SUFFIX = ".gguf"
 # One of the files that `gguf-split` writes.
-_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf$")
+_SPLIT = re.compile(r"(.+-)(\d{5})(-of-(\d{5})\.gguf)", re.IGNORECASE)
+# Files of the Hugging Face layout that take the place of what a GGUF file beside them holds.
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+BESIDE = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", TEMPLATE)
 
 
 class Stored(NamedTuple):
@@ -44,13 +48,18 @@ class GgufFiles(NamedTuple):
     tensors: Mapping[str, Stored]
 
 
+def is_named(name: str) -> bool:
+    """Tells whether a file's name is that of a GGUF file, in capitals or not."""
+    return name.lower().endswith(_SUFFIX)
+
+
 def parts(name: str) -> list[str]:
     """Returns the names of a model's files: several if the name is of one that was split."""
-    match = _SPLIT.match(name)
+    match = _SPLIT.fullmatch(name)
     if match is None:
         return [name]
-    stem, _, count = match.groups()
-    return [f"{stem}-{n:05}-of-{count}{SUFFIX}" for n in range(1, int(count) + 1)]
+    stem, _, end, count = match.groups()
+    return [f"{stem}{n:05}{end}" for n in range(1, int(count) + 1)]
 
 
 def read(path: Path) -> GgufFiles:
@@ -71,12 +80,27 @@ def read(path: Path) -> GgufFiles:
     for number, part in enumerate(paths):
         reader = _open(part)
         if not metadata:
-            metadata = {name: field.contents() for name, field in reader.fields.items()}
+            metadata = _metadata(reader.fields)
         for tensor in reader.tensors:
             shape = tuple(int(size) for size in reversed(tensor.shape))
             offset, kind = int(tensor.data_offset), tensor.tensor_type.name
             tensors[tensor.name] = Stored(number, offset, kind, shape)
     return GgufFiles(paths, metadata, tensors)
+
+
+def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of fields; the architecture, in its own name and in theirs, is in small letters,
+    as in the specification."""
+    metadata = {name: field.contents() for name, field in fields.items()}
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        return metadata
+    metadata["general.architecture"] = name = name.strip().lower()
+    own = len(name) + 1
+    return {
+        key[:own].lower() + key[own:] if key[:own].lower() == f"{name}." else key: value
+        for key, value in metadata.items()
+    }
 
 
 def _open(path: Path) -> Any:

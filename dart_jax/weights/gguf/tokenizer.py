@@ -6,6 +6,8 @@ are merged. The rules are those of the models' own tokenizers.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,11 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from dart_jax.errors import UserError
+from dart_jax.text.tokenizer_files import read_backend
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
+# Values of tokenizer.ggml.token_type.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # SentencePiece's tokens of bytes
 _SPACE = "\u2581"  # what SentencePiece writes for a space
 # Architectures whose merges are in the order of the tokens, not of their scores.
 _IN_ORDER = ("gemma", "gemma2", "gemma3")
@@ -37,8 +42,12 @@ _SEED = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_REST}"
 # Texts of tokens that end a turn or a message: files may name only one of those they have.
 _ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
-    *("<EOT>", "<|end_of_text|>"),
+    *("<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>", "<\uff5cend▁of▁sentence\uff5c>"),
 )
+# Control tokens by their looks, in files that do not say which tokens are.
+_CONTROL_LOOKS = re.compile(r"<[|\uff5c].+[|\uff5c]>|</?s>|<(pad|bos|eos)>|<(start|end)_of_\w+>")
+# Named tokens of SentencePiece by their texts, in files that do not name them.
+_USUAL = {"bos": ("<s>", "<bos>"), "eos": ("</s>", "<eos>"), "unknown": ("<unk>",)}
 # Tokens of Phi-3 that do not take the spaces behind them.
 _KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 # tokenizer.ggml.pre -> the expression; None: that of GPT-2, which byte-level tokenizers have.
@@ -53,6 +62,10 @@ _SPLITS: dict[str, str | None] = {
 }
 # Those that split off each digit first, and then are like GPT-2's.
 _DIGITS = ("smollm", "starcoder", "refact", "command-r")
+# Architectures whose models all split by Qwen 2's rule, and a token that only Llama 3 has: what
+# tells the rule in files that do not name it.
+_QWEN = ("qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe")
+_LLAMA3_TOKEN = "<|begin_of_text|>"
 # Those that take a word that is a token as it is, without merging.
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 
@@ -67,8 +80,11 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     tokens = _tokens(metadata)
     if not tokens or kind not in ("gpt2", "llama"):
         raise _refusal(path, f"has a tokenizer of the kind {kind!r}" if tokens else "has none")
-    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    for name in ("precompiled_charsmap", "remove_extra_whitespaces", "add_sep_token"):
+        if metadata.get(f"tokenizer.ggml.{name}"):
+            raise _refusal(path, f"has a tokenizer with the option {name}")
     try:
+        types = _types(metadata, tokens)
         unknown = next((t for t, n in zip(tokens, types, strict=True) if n == _UNKNOWN), None)
         if kind == "gpt2":
             tokenizer = _byte_level(path, metadata, tokens)
@@ -98,6 +114,19 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def check_vocabulary(path: Path, beside: Path, metadata: Mapping[str, Any]) -> None:
+    """Raises UserError if the tokenizer in the file `beside` is damaged or another model's: if
+    fewer than half of the tokens are those of the GGUF file `path`, which may spell some in
+    another way."""
+    tokens, vocab = _tokens(metadata), read_backend(beside).get_vocab()
+    same = sum(vocab.get(token) == id for id, token in enumerate(tokens))
+    if same < len(tokens) / 2:
+        raise UserError(
+            f"{beside} is another model's tokenizer: {same} of {len(tokens)} tokens are those of "
+            f"{path.name}; move one of them into a directory of its own"
+        )
+
+
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `tokenizer_config.json`: the named tokens and the chat templates."""
     tokens = _tokens(metadata)
@@ -106,32 +135,96 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         id = _named_id(metadata, field)
         if id is not None:
             config[f"{name}_token"] = tokens[id]
-    template = metadata.get("tokenizer.chat_template")
-    names = metadata.get("tokenizer.chat_templates") or []
-    if names:
-        others = {name: metadata.get(f"tokenizer.chat_template.{name}") for name in names}
-        all_templates = {"default": template, **others}
+    first = "tokenizer.chat_template"
+    templates = {
+        name[len(first) + 1 :] or "default": text
+        for name, text in metadata.items()
+        if (name == first or name.startswith(f"{first}.")) and isinstance(text, str) and text
+    }
+    if len(templates) == 1:
+        [config["chat_template"]] = templates.values()
+    elif templates:
         config["chat_template"] = [
-            {"name": name, "template": text} for name, text in all_templates.items() if text
+            {"name": name, "template": text} for name, text in templates.items()
         ]
-    elif template:
-        config["chat_template"] = template
     return config
+
+
+def split_rule(metadata: Mapping[str, Any]) -> tuple[str, bool]:
+    """Returns the rule by which text is split, and whether it is the model's for certain: files
+    from before May 2024 name none, and some later ones name the "default"."""
+    rule = metadata.get("tokenizer.ggml.pre")
+    if rule not in (None, "", "default"):
+        return rule, True
+    if metadata["general.architecture"] in _QWEN:
+        return "qwen2", True
+    if metadata["general.architecture"] == "llama" and _LLAMA3_TOKEN in _tokens(metadata):
+        return "llama-bpe", True
+    return "gpt-2", False
+
+
+def notes(path: Path, metadata: Mapping[str, Any]) -> list[str]:
+    """Returns what whoever reads the tokenizer that `backend` made should know."""
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or split_rule(metadata)[1]:
+        return []
+    return [
+        f"{path} does not say by which rule text is split (tokenizer.ggml.pre), and GPT-2's is "
+        "used, as by transformers; put the model's tokenizer.json beside the file if it has another"
+    ]
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
     """The ids that end a text, a turn or a message: those that are named, and those whose texts are
     known to, as in llama.cpp."""
     tokens = _tokens(metadata)
-    ids = [_named_id(metadata, name) for name in ("eos", "eot", "eom")]
+    ids = [id for name in ("eos", "eot", "eom") for id in _named_ids(metadata, name)]
     texts = [id for id, token in enumerate(tokens) if token in _ENDS]
-    return list(dict.fromkeys(id for id in (*ids, *texts) if id is not None))
+    return list(dict.fromkeys((*ids, *texts)))
 
 
 def _named_id(metadata: Mapping[str, Any], name: str) -> int | None:
     """The id of a named token; None if there is none, or no such token."""
-    id = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return id if id is not None and 0 <= id < len(_tokens(metadata)) else None
+    return next(iter(_named_ids(metadata, name)), None)
+
+
+def _named_ids(metadata: Mapping[str, Any], name: str) -> list[int]:
+    """The ids of the tokens that have a name: mostly one. Files may hold them as numbers of any
+    type, as texts, or as lists."""
+    tokens, ids = _tokens(metadata), []
+    for field in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{name}_token_ids"):
+        value: Any = metadata.get(field)
+        for one in value if isinstance(value, list) else [value]:
+            with contextlib.suppress(TypeError, ValueError):
+                id = tokens.index(one) if isinstance(one, str) and one in tokens else int(one)
+                ids += [id] * (0 <= id < len(tokens))
+    if not ids and metadata.get("tokenizer.ggml.model") == "llama":
+        ids = [tokens.index(text) for text in _USUAL.get(name, ()) if text in tokens][:1]
+    return ids
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Reads a yes or no."""
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    return value.lower() in ("true", "1") if isinstance(value, str) else bool(value)
+
+
+def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
+    """The kinds of tokens. Those that end a turn are control tokens, whatever the file says, as in
+    llama.cpp. If it says of no token that it is anything but normal, so are those that look it, and
+    others that no merge makes are text that is one token."""
+    types = list(metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
+    silent = set(types) == {_NORMAL} and len(types) == len(tokens)
+    merged = _merged(metadata, tokens) if silent else set(tokens)
+    for id, token in enumerate(tokens[: len(types)]):
+        if token in _ENDS or (silent and _CONTROL_LOOKS.fullmatch(token)):
+            types[id] = _CONTROL
+        elif len(token) > 1 and token not in merged and not _BYTE.fullmatch(token):
+            types[id] = _USER_DEFINED
+    if silent:
+        for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
+            for id in _named_ids(metadata, name):
+                types[id] = _UNKNOWN if name == "unknown" else _CONTROL
+    return types
 
 
 def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
@@ -139,14 +232,25 @@ def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
     return metadata.get("tokenizer.ggml.tokens") or []
 
 
+def _merged(metadata: Mapping[str, Any], tokens: Sequence[str]) -> set[str]:
+    """The tokens that others make when they are merged."""
+    if merges := metadata.get("tokenizer.ggml.merges"):
+        return {merge.replace(" ", "", 1) for merge in merges}
+    vocab = {*tokens}
+    cuts = ((token, n) for token in vocab for n in range(1, len(token)))
+    return {token for token, n in cuts if token[:n] in vocab and token[n:] in vocab}
+
+
 def _byte_level(
     path: Path, metadata: Mapping[str, Any], tokens: Sequence[str]
 ) -> tokenizers.Tokenizer:
     """GPT-2's kind: merges of bytes, within parts into which text is split first."""
-    rule = metadata.get("tokenizer.ggml.pre")
+    rule, _ = split_rule(metadata)
     if rule not in _SPLITS and rule not in _DIGITS:
         raise _refusal(path, f"splits text by the rule {rule!r} (tokenizer.ggml.pre)")
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges") or ()]
+    if not merges:
+        raise _refusal(path, "has a tokenizer without merges (tokenizer.ggml.merges)")
     vocab = {token: id for id, token in enumerate(tokens)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rule in _WHOLE_WORDS))
     split = _SPLITS.get(rule)
@@ -175,10 +279,10 @@ def _sentencepiece(
 ) -> tokenizers.Tokenizer:
     """SentencePiece's BPE: two neighbours are merged whose union is the best token."""
     vocab = {token: id for id, token in enumerate(tokens)}
-    if metadata["general.architecture"] in _IN_ORDER:
-        rank: Mapping[str, float] = vocab
-    else:
-        scores = metadata["tokenizer.ggml.scores"]
+    scores = metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
+    rank: Mapping[str, float] = vocab
+    # Converters without SentencePiece's own file wrote the same score for all.
+    if metadata["general.architecture"] not in _IN_ORDER and len(set(scores)) > 1:
         rank = {token: -score for token, score in zip(tokens, scores, strict=True)}
     merges = metadata.get("tokenizer.ggml.merges")
     pairs = _merges(vocab, rank) if merges is None else [tuple(m.split(" ")) for m in merges]
@@ -187,7 +291,7 @@ def _sentencepiece(
     )
     spaces = normalizers.Replace(" ", _SPACE)
     ends: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if _flag(metadata, "add_space_prefix", True):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
         ends.append(decoders.Strip(" ", 1, 0))
     else:
@@ -210,12 +314,12 @@ def _add_ends(
     tokenizer: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str]
 ) -> None:
     """Adds the tokens that texts begin and end with."""
-    kind, rule = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
+    kind, (rule, _) = metadata["tokenizer.ggml.model"], split_rule(metadata)
     begins = kind == "llama" or rule in _WHOLE_WORDS  # if the file does not say
     parts, special = ["$A"], []
     for name, default in (("bos", begins), ("eos", False)):
         id = _named_id(metadata, name)
-        if id is not None and metadata.get(f"tokenizer.ggml.add_{name}_token", default):
+        if id is not None and _flag(metadata, f"add_{name}_token", default):
             parts = [tokens[id], *parts] if name == "bos" else [*parts, tokens[id]]
             special.append((tokens[id], id))
     if special:

@@ -1,0 +1,312 @@
+"""The grammar of arguments that stand between marks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dart_jax.errors import UserError
+from dart_jax.grammar.outputs import json_grammar, literal
+from dart_jax.serve.tools.formats import XmlFormat
+from dart_jax.serve.tools.parameters import Parameters
+
+_ANY, _NOTHING = "/(?s:.*)/", "(/a/ & /b/)"
+
+# Beside texts: what is read as JSON of a kind, and what the kind has, where that is known without
+# its schema.
+_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+_READ = {
+    "null": "null|None",
+    "true": "true|True",
+    "false": "false|False",
+    "integer": _NUMBER,
+    "number": _NUMBER,
+    "array": r"\[(?s:.*)",
+    "object": r"\{(?s:.*)",
+}
+_WRITTEN = {
+    "null": "null",
+    "true": "true",
+    "false": "false",
+    "integer": "-?(0|[1-9][0-9]{0,14})",
+    "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
+}
+_LIMITS = (
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum",
+    "$ref",
+)  # fmt: skip
+
+# Texts of formats, if not all of them.
+_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-][01][0-9]:[0-5][0-9])"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HOST = r"[a-zA-Z0-9]{1,63}([-.][a-zA-Z0-9]{1,30}){0,6}"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": "P([0-9]{1,4}W|([0-9]{1,4}D)?T[0-9]{1,4}[HMS]|[0-9]{1,4}[YMD])",
+    "email": rf"[a-zA-Z0-9_+-]{{1,30}}(\.[a-zA-Z0-9_+-]{{1,30}})?@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "ipv6": "([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}",
+    "uri": rf"[a-z]{{1,12}}://{_HOST}(:[0-9]{{1,4}})?(/[a-zA-Z0-9._~/?&=+-]*)?",
+    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+}
+
+# Keywords to which all arguments together cannot be held.
+_NOT_OF_ARGUMENTS = (
+    "allOf", "anyOf", "const", "enum", "maxProperties", "minProperties", "oneOf",
+    "patternProperties",
+)  # fmt: skip
+
+# At most: references to each other; characters of the values of a function, of which each has the
+# definitions that it uses; texts of which exactly one may hold.
+_DEEPEST, _LONGEST, _MOST_OPTIONS = 64, 1_000_000, 32
+
+_TERM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_REFERENCE = re.compile(r'"\$ref": ("(?:[^"\\]|\\.)*")')
+
+
+def in_lark(text: str, marks: Mapping[str, int]) -> str:
+    """Writes a text in llguidance's Lark; `marks`: those that are tokens -> their ids."""
+    for mark, id in marks.items():
+        before, found, after = text.partition(mark)
+        if found:
+            return f"{in_lark(before, marks)} <[{id}]> {in_lark(after, marks)}"
+    return literal(text) if text else ""
+
+
+def without(texts: tuple[str, ...]) -> str:
+    """Writes any text that has none of these in it, for a terminal."""
+    return f"{_ANY} & ~/(?s:.*)({_slashed('|'.join(map(re.escape, texts)))})(?s:.*)/"
+
+
+class XmlArguments:
+    """Writes the arguments of a function's calls in llguidance's Lark, in the order of the schema.
+
+    Attributes:
+      body: what stands between the head and the tail of a call.
+      rules: those that it refers to.
+    """
+
+    def __init__(
+        self, format: XmlFormat, marks: Mapping[str, int], number: int, schema: Mapping[str, Any]
+    ):
+        """Writes them.
+
+        Args:
+          format: of calls.
+          marks: those of the format that are tokens -> their ids.
+          number: of the function; its rules have it in their names.
+          schema: of the arguments.
+
+        Raises:
+          UserError: the schema asks for what calls in this format cannot be held to.
+        """
+        self._format, self._marks, self._number = format, marks, number
+        self._parameters = Parameters(_prepared(schema))
+        self._terminals: dict[str, str] = {}  # references -> what they allow of texts
+        self._free, self._length = f"FREE_{number}", 0
+        self.rules = [f"{self._free}: {without(format.ends)}"]
+        schema = self._parameters.schema
+        for keyword in _NOT_OF_ARGUMENTS:
+            if keyword in schema:
+                raise _cannot(f"{keyword} of all parameters; leave it out")
+        others = self._parameters.others
+        required = schema.get("required")
+        required = [*filter(_is_text, required)] if isinstance(required, list) else []
+        self._named = {**self._parameters.properties}
+        self._named |= {name: others for name in required if name not in self._named}
+        body = []
+        for place, (name, value) in enumerate(self._named.items()):
+            if self._parameters.kinds(value):
+                rule = self._parameter(f"{number}_{place}", name, value)
+                body.append(rule if name in required else f"{rule}?")
+            elif name in required:
+                raise _cannot(f"the parameter {name!r:.50}, which can have no value; leave it out")
+        if others is not False:
+            rule = self._parameter(f"{number}_{len(self._named)}", None, others)
+            body.append(f"{rule}*")
+        self.body = " ".join(body)
+
+    def _parameter(self, rule: str, name: str | None, schema: Any) -> str:
+        """Adds the rules of a parameter, or of all that have no name here; returns their name."""
+        format = self._format
+        opening, line = format.opening.removeprefix(format.key_end), self._lark(format.line)
+        if name is None:
+            names = r"/[^<>\s]([^<>\n]{0,62}[^<>\s])?/"
+            names += "".join(f" & ~{literal(each)}" for each in self._named)
+            key = self._terminal(f"n_{rule}", names, format.key_begin, after=format.key_end)
+        else:
+            marks = (format.key_begin, format.key_end, *format.ends)
+            if not name or name.strip() != name or any(map(name.__contains__, (*marks, "\n"))):
+                raise _cannot(f"a parameter with the name {name!r:.50}; give it another one")
+            key = self._lark(format.key_begin + name + format.key_end)
+        values = " | ".join(self._values(rule, schema))
+        self.rules.append(f"p_{rule}: {key} {self._lark(opening)} ({values}) {line}")
+        self._length += len(values)
+        if self._length > _LONGEST:
+            raise _cannot("so large definitions for so many parameters; leave some out")
+        return f"p_{rule}"
+
+    def _values(self, rule: str, schema: Any) -> Iterator[str]:
+        """Adds rules of a value and the mark that ends it; returns what refers to them.
+
+        A lexeme is as long as it can be. So texts have a terminal together with what ends them, and
+        JSON stands beside it only if its first character tells it from all texts there.
+        """
+        format, kinds = self._format, self._parameters.kinds(schema)
+        apart = kinds
+        if "string" in kinds:
+            kinds, apart = kinds - {"string"}, kinds & {"array", "object"}
+            if any(f'"{keyword}"' in json.dumps(schema) for keyword in _LIMITS):
+                apart |= kinds & {"integer", "number"}
+            texts = [f"{self._texts(schema)} & {self._free}"]
+            for read in dict.fromkeys(_READ[kind] for kind in sorted(kinds)):
+                read = "-?[0-9](?s:.*)" if read == _NUMBER and "integer" in apart else read
+                texts[0] += rf" & ~/[ \t\n\r]*({read})[ \t\n\r]*/"
+            texts += [f"/{_WRITTEN[kind]}/" for kind in sorted(kinds - apart)]
+            terminal = " | ".join(texts)
+            yield self._terminal(f"v_{rule}", terminal, "", format.value_space, format.value_end)
+            schema = {**schema} if isinstance(schema, Mapping) else {}
+            schema["type"] = sorted(apart)
+        if apart:
+            after = self._lark(format.value_space + format.value_end)
+            yield f"%json {json_grammar(self._alone(schema))} {after}"
+
+    def _texts(self, schema: Any, depth: int = 0) -> str:
+        """The texts that a schema allows, for a terminal; `depth`: references to it."""
+        if depth > _DEEPEST:
+            raise _cannot("definitions that refer to each other so often; make them flatter")
+        if not isinstance(schema, Mapping):
+            return _ANY
+        parts = []
+        for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+            if isinstance(values, list):
+                parts.append(_any_of([literal(each) for each in filter(_is_text, values)]))
+        if isinstance(pattern := schema.get("pattern"), str):
+            parts.append(_search(pattern))
+        if schema.get("format") in _FORMATS:
+            parts.append(f"/{_slashed(_FORMATS[schema['format']])}/")
+        if limits := {"minLength", "maxLength"} & schema.keys():
+            if any(type(schema[keyword]) is not int for keyword in limits):
+                raise _cannot("a length that is no integer; give one")
+            least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+            parts.append(f"/(?s:.){{{least},{most}}}/")
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if isinstance(schemas := schema.get(keyword), list):
+                allowed = [
+                    self._texts(each, depth)
+                    for each in schemas
+                    if "string" in self._parameters.kinds(each)
+                ]
+                if keyword == "allOf":
+                    parts += allowed
+                elif keyword == "oneOf" and not all(map(_is_finite, schemas)):
+                    if len(allowed) > _MOST_OPTIONS:
+                        raise _cannot("oneOf with so many texts; use anyOf")
+                    parts.append(_one_of(allowed))
+                else:
+                    parts.append(_any_of(allowed))
+        if isinstance(reference := schema.get("$ref"), str):
+            if reference not in self._terminals:
+                self._terminals[reference] = name = f"T_{self._number}_{len(self._terminals)}"
+                if (target := self._parameters.target(reference)) is None:
+                    raise _cannot(f"the reference {reference!r:.50}; use one to $defs")
+                self.rules.append(f"{name}: {self._texts(target, depth + 1)}")
+            parts.append(self._terminals[reference])
+        return f"({' & '.join(parts)})" if parts else _ANY
+
+    def _terminal(
+        self, name: str, expression: str, before: str = "", space: str = "", after: str = ""
+    ) -> str:
+        """Adds a lexeme with marks around it, unless they are tokens; returns what refers to it and
+        them."""
+        begin, end = ("" if mark in self._marks else mark for mark in (before, after))
+        around = [literal(text) if text else "" for text in (begin, space + end)]
+        # Lazy, llguidance sees that it ends with its mark; otherwise it may fail at a token there.
+        head = f"{name}[lazy]" if end else (name := name.upper())
+        self.rules.append(f"{head}: {around[0]} ({expression}) {around[1]}")
+        first, last = (self._lark(mark) if mark in self._marks else "" for mark in (before, after))
+        return f"{first} {name} {last}"
+
+    def _alone(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """A schema with the definitions that it uses."""
+        definitions: dict[str, dict[str, Any]] = {"$defs": {}, "definitions": {}}
+        waiting = [schema]
+        while waiting:
+            for found in _REFERENCE.findall(json.dumps(waiting.pop())):
+                _, kind, name, *_ = [*json.loads(found).split("/"), "", ""]
+                if kind not in definitions:
+                    raise _cannot(f"the reference {json.loads(found)!r:.50}; use one to $defs")
+                if name not in definitions[kind]:
+                    definitions[kind][name] = self._parameters.target(f"#/{kind}/{name}")
+                    waiting.append(definitions[kind][name])
+        result = {**schema}
+        for kind, found in definitions.items():
+            if found:
+                names = (name.replace("~1", "/").replace("~0", "~") for name in found)
+                result[kind] = dict(zip(names, found.values(), strict=True))
+        return result
+
+    def _lark(self, text: str) -> str:
+        return in_lark(text, self._marks)
+
+
+def _prepared(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema without keywords that say nothing."""
+    prepared = json.loads(json_grammar(schema))
+    del prepared["x-guidance"]
+    return prepared
+
+
+def _cannot(what: str) -> UserError:
+    return UserError(f"a call in this model's format cannot be held to {what}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_finite(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and bool(schema.keys() & {"const", "enum"})
+
+
+def _any_of(texts: list[str]) -> str:
+    return f"({' | '.join(texts)})" if texts else _NOTHING
+
+
+def _one_of(texts: list[str]) -> str:
+    return _any_of(
+        [
+            " & ".join([each, *(f"~{other}" for m, other in enumerate(texts) if m != n)])
+            for n, each in enumerate(texts)
+        ]
+    )
+
+
+def _search(pattern: str) -> str:
+    """A regular expression that may match anywhere in a text, as one of the whole text."""
+    branches, depth = [[""]], 0
+    for term in _TERM.findall(pattern):
+        depth += (term == "(") - (term == ")")
+        if term == "|" and not depth:
+            branches.append([""])
+        else:
+            branches[-1].append(term)
+    texts = []
+    for branch in branches:
+        begin, end = branch[1:2] == ["^"], branch[-1] == "$"
+        text = "".join(branch[1 + begin : len(branch) - end])
+        texts.append(f"{'' if begin else '(?s:.*)'}(?:{text}){'' if end else '(?s:.*)'}")
+    return f"/{_slashed('|'.join(texts))}/"
+
+
+def _slashed(pattern: str) -> str:
+    """A regular expression between slashes in llguidance's Lark."""
+    from llguidance import regex_to_lark
+
+    return regex_to_lark(pattern, "dw")

@@ -1,0 +1,247 @@
+"""What a chat template takes, and messages as it takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, reduce
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+Message = dict[str, Any]
+
+# Marks around what a model thinks before it answers.
+THINK, END_OF_THINK = "<think>", "</think>"
+
+# Fields of a message that may hold it.
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+# Texts that no template contains. JSON and Python write them as they are.
+_ONE, _TWO, _THREE, _FOUR, _FIVE = (f"q{n}probe" for n in range(5))
+
+_INSTRUCTIONS = ("system", "developer")
+
+_ID = "123456789"  # of the length that Mistral's templates want
+
+_USER: Message = {"role": "user", "content": "a"}
+_ANSWER: Message = {"role": "assistant", "content": "b"}
+_RESULT: Message = {"role": "tool", "tool_call_id": _ID, "content": _FOUR}
+
+
+class CallStyle(NamedTuple):
+    """How a template reads a message with calls of tools.
+
+    Attributes:
+      objects: whether arguments are objects, rather than texts of JSON.
+      empty: the content of a message that has no text.
+    """
+
+    objects: bool
+    empty: str | None
+
+
+class ChatTemplate:
+    """A chat template, given by its source.
+
+    What it takes is found by rendering short chats, when somebody asks for the first time: it
+    leaves out everything else, or raises an error.
+    """
+
+    def __init__(self, source: str, render: Callable[[list[Message]], str]):
+        """`render` writes messages with this template, and may raise anything."""
+        self._source, self._render = source, render
+
+    def messages(self, messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+        """The messages of a chat, each with a `role`, as the template takes them.
+
+        Fields that say nothing are left out. Instructions for which there is no role are part of
+        the user's next turn. Where it reads contents only as lists of parts, as templates of some
+        vision-language models, texts are such lists.
+        """
+        result = self._with_known_roles(list(map(_saying, messages)))
+        for message in result if self._only_parts else ():
+            message["content"] = _parts(message.get("content", ""))
+        return result
+
+    def without_thoughts(self, message: Mapping[str, Any]) -> Message:
+        """A message of the history, as models that think take it.
+
+        What the assistant thought, at the beginning of its content or in a field of its own, is
+        left out, unless the template reads this field, and decides which turns show it.
+        """
+        message = dict(message)
+        thinks = THINK in self._source or END_OF_THINK in self._source
+        if message["role"] != "assistant" or not thinks:
+            return message
+        fields = [message.pop(name, None) for name in _THOUGHTS]
+        thoughts = next((field for field in fields if field), None)
+        content = message.get("content")
+        if isinstance(content, str) and content.lstrip().startswith(THINK):
+            inner, _, content = content.partition(END_OF_THINK)
+            thoughts = thoughts or inner.lstrip().removeprefix(THINK)
+            message["content"] = content.lstrip("\n")
+        if isinstance(thoughts, str) and "reasoning_content" in self._source:
+            message["reasoning_content"] = thoughts.strip("\n")
+        return message
+
+    @cached_property
+    def calls(self) -> CallStyle | None:
+        """How it reads calls; None if it does not show them."""
+        styles = [CallStyle(objects, empty) for objects in (True, False) for empty in (None, "")]
+        shown: dict[CallStyle, int] = {}
+        for style in styles:
+            text = self._text([_USER, _calling(style, _ONE), _RESULT])
+            if all(probe in text for probe in (_ONE, _TWO, _THREE)):
+                # Python's way to write an object, JSON in JSON, and no content.
+                shown[style] = sum(sign in text for sign in (f"'{_TWO}'", f'\\"{_TWO}', "None"))
+        return min(shown, key=lambda style: shown[style], default=None)
+
+    @cached_property
+    def several_calls(self) -> bool:
+        """Whether a message may have several calls."""
+        style = self.calls
+        return style is not None and self._shows(
+            [_USER, _calling(style, _ONE, _FIVE), _RESULT, _RESULT], _ONE, _FIVE
+        )
+
+    @cached_property
+    def text_beside_calls(self) -> bool:
+        """Whether a message may have both a text and calls."""
+        style = self.calls
+        return style is not None and self._shows(
+            [_USER, _calling(style, _ONE) | {"content": _FIVE}, _RESULT], _ONE, _FIVE
+        )
+
+    @cached_property
+    def results(self) -> bool:
+        """Whether it shows what tools return."""
+        return self._shows([_USER, _ANSWER, _RESULT], _FOUR)
+
+    @cached_property
+    def _only_parts(self) -> bool:
+        """Whether it shows a list of parts, but no text."""
+
+        def shown(content: Any) -> bool:
+            return _ONE in self._try([{"role": "user", "content": content}])
+
+        return not shown(_ONE) and shown(_parts(_ONE))
+
+    @cached_property
+    def _developer(self) -> bool:
+        """Whether it knows the role of developers; many templates show any role."""
+        return "developer" in self._source and self._shows(
+            [{"role": "developer", "content": _ONE}, _USER], _ONE
+        )
+
+    @cached_property
+    def _system(self) -> bool:
+        """Whether a chat may begin with a system message."""
+        return self._shows([_system(_ONE), _USER], _ONE)
+
+    @cached_property
+    def _only_system(self) -> bool:
+        """Whether it may have nothing else."""
+        return self._shows([_system(_ONE)], _ONE)
+
+    @cached_property
+    def _systems(self) -> bool:
+        """Whether it may have several, anywhere."""
+        chat = [_system(_ONE), _system(_TWO), _USER, _ANSWER, _system(_THREE), _USER]
+        return self._shows(chat, _ONE, _TWO, _THREE)
+
+    def _with_known_roles(self, messages: list[Message]) -> list[Message]:
+        """Messages without roles that the template lacks, at the places where it lacks them."""
+        for message in messages:
+            if message["role"] == "developer" and not self._developer:
+                message["role"] = "system"
+        instructs = [message["role"] in _INSTRUCTIONS for message in messages]
+        if not any(instructs):
+            return messages
+        asked = any(message["role"] == "user" for message in messages)
+        begins = self._system if asked else self._only_system
+        if begins and (not any(instructs[1:]) or self._systems):
+            return messages
+        result: list[Message] = []
+        if begins and instructs[0]:
+            first = list(takewhile(lambda each: each["role"] in _INSTRUCTIONS, messages))
+            content = reduce(_joined, (message.get("content") for message in first))
+            result, messages = [first[0] | {"content": content}], messages[len(first) :]
+        waiting = None  # instructions for the user's next turn
+        for message in messages:
+            content = message.get("content")
+            if message["role"] in _INSTRUCTIONS:
+                waiting = _joined(waiting, content)
+                continue
+            if waiting and message["role"] == "user":
+                message["content"] = _joined(waiting, content)
+            elif waiting:
+                _add_to_user(result, waiting)
+            waiting = None
+            result.append(message)
+        if waiting:
+            _add_to_user(result, waiting)
+        return result
+
+    def _shows(self, messages: list[Message], *probes: str) -> bool:
+        text = self._text(messages)
+        return all(probe in text for probe in probes)
+
+    def _text(self, messages: list[Message]) -> str:
+        """The text of some messages; empty if the template refuses them."""
+        if self._only_parts:
+            messages = [each | {"content": _parts(each["content"])} for each in messages]
+        return self._try(messages)
+
+    def _try(self, messages: list[Message]) -> str:
+        try:
+            return self._render(messages)
+        except Exception:  # a template may raise anything
+            return ""
+
+
+def _system(content: str) -> Message:
+    return {"role": "system", "content": content}
+
+
+def _calling(style: CallStyle, *names: str) -> Message:
+    arguments: Any = {_TWO: _THREE}
+    if not style.objects:
+        arguments = json.dumps(arguments)
+    functions = [{"name": name, "arguments": arguments} for name in names]
+    calls = [{"id": _ID, "type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": style.empty, "tool_calls": calls}
+
+
+def _saying(message: Mapping[str, Any]) -> Message:
+    """A copy of a message without fields that say nothing: templates ask whether they are there."""
+    copy = {
+        name: value
+        for name, value in message.items()
+        if name == "content" or not (value is None or value == [] or value == {})
+    }
+    silent = copy["role"] in ("assistant", "tool") and "tool_calls" not in copy
+    if silent and copy.get("content") is None:
+        copy["content"] = ""
+    return copy
+
+
+def _add_to_user(messages: list[Message], content: Any) -> None:
+    """Adds to the user's last turn, or makes one."""
+    if messages and messages[-1]["role"] == "user":
+        messages[-1]["content"] = _joined(messages[-1].get("content"), content)
+    else:
+        messages.append({"role": "user", "content": content})
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Both contents, with a blank line between them."""
+    if not first or not second:
+        return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_parts(first), *_parts("\n\n"), *_parts(second)]
+
+
+def _parts(content: Any) -> Any:
+    """A text as a list of parts; other contents as they are."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -1,0 +1,217 @@
+"""The requests of a soak: all options of completions and chats, mixed at random."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dart_jax.engine.request import MOST_LOGPROBS
+from dart_jax.text.tokenizer import Tokenizer
+from eval.serving.requests import Body, library_tokens
+
+_T = TypeVar("_T")
+
+# Longest prompt and answer, and what templates and tools add to a prompt, in tokens.
+_PROMPT, _ANSWER, _ADDED = 1200, 200, 40
+# Beginnings that prompts share.
+_SHARED = 8
+# Strings that occur in library code, early or late, and one that does not.
+_STOPS = ("\n\n", "return", "self", "):\n", "    if ", "\x00 never")
+# Characters of several tokens.
+_RARE = "naïve 漢字 🙂 "
+
+# Options that go with all others: how many of the requests with many options have each, and with
+# which values.
+_OPTIONS: dict[str, tuple[float, Callable[[_Draw], Any]]] = {
+    "top_p": (0.5, lambda draw: draw.between(0.2, 1.0)),
+    "top_k": (0.5, lambda draw: draw.one_of([-1, 1, 5, 50])),
+    "min_p": (0.4, lambda draw: draw.between(0.0, 0.3)),
+    "repetition_penalty": (0.3, lambda draw: draw.between(0.8, 1.6)),
+    "presence_penalty": (0.3, lambda draw: draw.between(-2.0, 2.0)),
+    "frequency_penalty": (0.3, lambda draw: draw.between(-2.0, 2.0)),
+    "logit_bias": (0.4, lambda draw: draw.bias()),
+    "stop": (0.4, lambda draw: [draw.one_of(_STOPS) for _ in range(draw.length(3))]),
+    "stop_token_ids": (0.2, lambda draw: draw.ids(3)),
+    "include_stop_str_in_output": (0.4, lambda draw: True),
+    "skip_special_tokens": (0.3, lambda draw: False),
+    "ignore_eos": (0.6, lambda draw: True),
+    "n": (0.3, lambda draw: draw.one_of([2, 3, 7])),
+    "prompt_logprobs": (0.2, lambda draw: draw.one_of([0, 1, 5, MOST_LOGPROBS])),
+    "return_tokens_as_token_ids": (0.3, lambda draw: True),
+    "truncate_prompt_tokens": (0.2, lambda draw: draw.one_of([-1, 1, 30, 200])),
+    "stream_options": (0.3, lambda draw: {"continuous_usage_stats": True}),
+}
+
+
+def mixed_requests(tokenizer: Tokenizer, count: int, seed: int, max_length: int) -> list[Body]:
+    """Returns `count` requests, greedy and sampled, with no option, some, or many at once:
+    completions, and chats if there is a template for them.
+
+    Args:
+      tokenizer: the server's.
+      count: how many.
+      seed: of their choice.
+      max_length: of a prompt and its answer, in tokens, as the server allows it.
+
+    Raises:
+      UserError: there are no library sources to cut prompts from.
+    """
+    draw = _Draw(tokenizer, seed, max_length)
+    return [draw.request() for _ in range(count)]
+
+
+class _Draw:
+    """Draws requests and their parts."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, max_length: int):
+        self._tokenizer, self._library = tokenizer, library_tokens(tokenizer)
+        self._rng = np.random.default_rng(seed)
+        self._answer = min(_ANSWER, max_length // 3)
+        self._prompt = min(_PROMPT, max_length - self._answer - _ADDED)
+        self._shared = [self._place(self._prompt) for _ in range(_SHARED)]
+
+    def request(self) -> Body:
+        """The next request."""
+        share = self.one_of([0.0, 0.3, 1.0])
+        fields: Body = {
+            "max_tokens": self.length(self._answer),
+            "temperature": self.one_of([0.0, 0.0, 0.3, 1.0]),
+            "seed": int(self._rng.integers(2**32)),
+        }
+        fields |= {
+            name: value(self)
+            for name, (often, value) in _OPTIONS.items()
+            if self.chance(share * often)
+        }
+        chats = bool(self._tokenizer.chat_template) and self.chance(0.4)
+        fields |= self._chat(share) if chats else self._completion(share)
+        if self.chance(0.2):
+            fields |= self._structure(json_only="tools" in fields)
+        elif "tools" not in fields and self.chance(0.3 * share):
+            fields["min_tokens"] = int(self._rng.integers(fields["max_tokens"] + 1))
+        return fields
+
+    def _completion(self, share: float) -> Body:
+        sizes = [self.length(self._prompt) for _ in range(self.one_of([1, 1, 1, 3]))]
+        prompts = [self._words(size) for size in sizes]
+        if self.chance(0.5):
+            prompts = [self._text(prompt) for prompt in prompts]
+        fields: Body = {"prompt": prompts if len(prompts) > 1 else prompts[0]}
+        if self.chance(0.4 * share):
+            fields["logprobs"] = self.one_of([0, 1, 5, MOST_LOGPROBS])
+        if self.chance(0.3 * share):
+            fields |= {"echo": True, "truncate_prompt_tokens": None}
+            fields |= {"max_tokens": 0} if self.chance(0.3) else {}
+        return fields
+
+    def _chat(self, share: float) -> Body:
+        turns = self.one_of([1, 1, 3])
+        sizes = [self.length(self._prompt // (2 * turns)) for _ in range(turns)]
+        fields: Body = {
+            "messages": [
+                {"role": ("user", "assistant")[turn % 2], "content": self._text(self._words(size))}
+                for turn, size in enumerate(sizes)
+            ]
+        }
+        if self.chance(0.4 * share):
+            fields |= {"logprobs": True, "top_logprobs": self.one_of([0, 1, 5, MOST_LOGPROBS])}
+        if self.chance(0.3):
+            fields |= self._tools()
+        return fields
+
+    def _tools(self) -> Body:
+        functions = [
+            {"name": name, "parameters": self._schema(), "strict": self.chance(0.5)}
+            for name in ("f", "g")[: self.one_of([1, 2])]
+        ]
+        return {
+            "tools": [{"type": "function", "function": each} for each in functions],
+            "tool_choice": self.one_of(
+                ["auto", "required", {"type": "function", "function": {"name": "f"}}]
+            ),
+            "parallel_tool_calls": self.chance(0.5),
+        }
+
+    def _structure(self, *, json_only: bool) -> Body:
+        schema = self._schema()
+        described = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+        of_json: list[Body] = [
+            {"response_format": {"type": "json_object"}},
+            {"response_format": described},
+            {"json_schema": json.dumps(schema)},
+            {"guided_json": schema},
+        ]
+        choice = [self._text(self.ids(size)) for size in (1, 2, 5)]
+        return self.one_of(
+            of_json
+            if json_only
+            else [
+                *of_json,
+                {"regex": f"[a-c]{{2,{self.length(60)}}}(one|two)\\d+"},
+                {"structured_outputs": {"choice": choice}},
+                {"guided_choice": choice},
+                {"grammar": 'root ::= "a" root "b" | [c-z]+ "\\n"'},
+                {"ebnf": 'start: item ("," item)*\nitem: /[0-9]{1,4}/ | "(" start ")"'},
+            ]
+        )
+
+    def _schema(self) -> dict[str, Any]:
+        kinds: list[dict[str, Any]] = [
+            {"type": "integer", "minimum": 0, "maximum": self.length(10_000)},
+            {"type": "string", "maxLength": self.length(40)},
+            {"enum": ["one", 2, None, self._text(self.ids(2))]},
+            {"type": "array", "items": {"type": "boolean"}, "maxItems": self.length(20)},
+        ]
+        names = [f"name_{number}" for number in range(self.length(4))]
+        return {
+            "type": "object",
+            "properties": {name: self.one_of(kinds) for name in names},
+            "required": names[: int(self._rng.integers(len(names) + 1))],
+            "additionalProperties": False,
+        }
+
+    def _words(self, size: int) -> list[int]:
+        """Library code, int [size], half of which begins as other prompts."""
+        if not self.chance(0.5):
+            return self._cut(self._place(size), size)
+        own = self.length(size)
+        return self._cut(self.one_of(self._shared), size - own) + self._cut(self._place(own), own)
+
+    def _place(self, size: int) -> int:
+        return int(self._rng.integers(len(self._library) - size))
+
+    def _cut(self, place: int, size: int) -> list[int]:
+        return self._library[place : place + size].tolist()
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return _RARE * self.chance(0.1) + self._tokenizer.decode(tokens)
+
+    def bias(self) -> dict[str, float]:
+        """Biases of one token or of many."""
+        strongest = self.one_of([2.0, 100.0])
+        ids = self.ids(self.length(300))
+        return {str(token): self.between(-strongest, strongest) for token in ids}
+
+    def ids(self, count: int) -> list[int]:
+        """So many tokens of library code."""
+        return [int(token) for token in self._rng.choice(self._library, count)]
+
+    def length(self, most: int) -> int:
+        """A number from 1 to `most`, of which short ones are as frequent as long ones."""
+        return round(math.exp(self._rng.uniform(0, math.log(most))))
+
+    def between(self, low: float, high: float) -> float:
+        """A number from a range."""
+        return float(self._rng.uniform(low, high))
+
+    def one_of(self, values: Sequence[_T]) -> _T:
+        """One of several values."""
+        return values[int(self._rng.integers(len(values)))]
+
+    def chance(self, share: float) -> bool:
+        """True in this share of cases."""
+        return bool(self._rng.random() < share)

@@ -1,0 +1,148 @@
+"""GBNF: every feature, and random grammars, allow the texts that a literal reading allows."""
+
+import random
+
+import pytest
+from grammar_texts import GRAMMARS, follows, judge
+from literal_gbnf import LiteralGbnf
+
+from dart_jax.errors import UserError
+from dart_jax.grammar.gbnf import is_lark, lark_of
+from dart_jax.grammar.outputs import StructuredOutputs
+
+JSON = r"""
+root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]{1,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        # Escapes.
+        (r'root ::= "caf\u00e9"', ["café", "cafe"]),
+        (r'root ::= "\xe9" "t" "\xE9"', ["été"]),
+        (r'root ::= "\U0001D11E" [\U0001D11E-\U0001D11F]?', ["𝄞", "𝄞𝄟", "𝄞a"]),
+        (r'root ::= "\"/\\.*+?()[]{}|^$" "\t\r\n" "//x"', ['"/\\.*+?()[]{}|^$\t\r\n//x']),
+        (r'root ::= "\x00\x7f" [\x00-\x1f\x7f]', ["\x00\x7f\x01", "\x00\x7fa"]),
+        ('root ::= "é\nb"', ["é\nb", "é b"]),
+        # Sets.
+        (r"root ::= [\u00e0-\u00ffz]+", ["éàz", "a"]),
+        (r"root ::= [a-zA-Z0-9_\-]+ [\]\[^] [a^]?", ["a-b]", "x[", "x^^", "x^a", "x]b"]),
+        (r"root ::= [^a-c\n]+", ["d", "\n", "é", "abc", "\t𝄞"]),
+        (r"root ::= [a-] [-z] [^^-]", ["a-x", "--x", "-z^", "bzx"]),
+        (r"root ::= [/\\]+ .{2}", ["/\\\n\n", "/é𝄞", "//a"]),
+        # Repetition.
+        ('root ::= "a"{2} "b"{1,} "c"{0,2} "d"{ 1 , 2 }', ["aabd", "aabbccdd", "abd", "aabcccd"]),
+        ('root ::= "ab" * "b" +', ["b", "ababb", "abab", "a"]),
+        ('root ::= ("a"*)* "b"? ("c" | "d"?)+', ["b", "aab", "", "cdc", "e"]),
+        ('root ::= "a"{0} ("b" | x{2,3}){2}\nx ::= [xy]', ["bb", "bxyx", "xxyy", "b"]),
+        # Rules, comments and lines.
+        ("# one\nroot ::= a-b a_b A-B # two\n\na-b ::= [1]\na_b ::= [2]\nA-B ::= [3]", ["123"]),
+        ('Root ::= "x"\nroot ::= Root root2 rOOt\nroot2 ::= "y"\nrOOt ::= "z"', ["xyz", "xxz"]),
+        ('root ::= (\n "a" # (\n | "b"\n\n)+ |\n "c"', ["ab", "c", ""]),
+        ("root ::= start\nstart ::= R0 r0 L0\nR0 ::= [1]\nr0 ::= [2]\nL0 ::= [3]", ["123"]),
+        ('root ::= "a" b\r\n\r\nb ::= "b"\r\n', ["ab"]),
+        # Nothing.
+        ('root ::= | "a"', ["", "a", "b"]),
+        ('root ::= "a" ( | "b") ("c" | ) ""', ["a", "abc", "ac", "ca"]),
+        # What comes next decides how much a part takes.
+        ('root ::= "(" root ")" | [a-z]* "z"', ["abz", "(abzz)", "(ab)"]),
+        ('root ::= "if" x | "i" y | "[" root "]"\nx ::= "x"\ny ::= "fy"', ["ifx", "ify", "[ify]"]),
+        ('root ::= "aa" "b" | "a" "ab" "c" | "(" root ")"', ["aab", "aabc", "(aabc)"]),
+        ('root ::= a\na ::= b c?\nb ::= "b"+\nc ::= "bc" a?', ["bbc", "bbbcb", "bc", "b"]),
+        (JSON, ['{"a": [1,2.5e3,true,{"x":null}], "b":""}', '{"a" : 1}', "[1]", '{"a":1.}']),
+    ],
+)
+def test_features(grammar, texts):
+    literal, follows = LiteralGbnf(grammar), judge(grammar=grammar)
+    for text in texts:
+        assert follows(text) == literal.matches(text), text
+
+
+_LEAVES = ('"a"', '"ab"', '"b"', '"ba"', "[ab]", "[^a]", '"c"', "[a-c]", '"abc"', '""', ".")
+
+
+def _expression(draw, depth, names):
+    kind = draw.random()
+    if depth == 0 or kind < 0.35:
+        return draw.choice([*_LEAVES, *names])
+    parts = [_expression(draw, depth - 1, names) for _ in range(draw.randint(1, 3))]
+    if kind < 0.55:
+        return " ".join(parts)
+    times = draw.choice(["*", "+", "?", "{2}", "{1,2}", "{0,2}", "{2,}"]) if kind > 0.75 else ""
+    return f"({' | '.join(parts)}){times}"
+
+
+def test_random_grammars():
+    """Rules refer to later ones, or to any after a character, so that none is left recursive."""
+    draw, matched, recursive = random.Random(0), 0, 0
+    for _ in range(60):
+        rules, names = [], ["root", "x", "y", "z"]
+        for n, name in enumerate(names):
+            alternatives = [_expression(draw, 2, names[n + 1 :]) for _ in range(2)]
+            if draw.random() < 0.9:
+                alternatives.append(f'"{draw.choice("abc(")}" {_expression(draw, 1, names)}')
+            rules.append(f"{name} ::= {' | '.join(alternatives)}")
+        grammar = "\n".join(rules)
+        literal, follows = LiteralGbnf(grammar), judge(grammar=grammar)
+        recursive += "\nL1:" in lark_of(grammar)
+        for _ in range(20):
+            text = "".join(draw.choice("abcab(") for _ in range(draw.randint(0, 6)))
+            matches = literal.matches(text)
+            matched += matches
+            assert follows(text) == matches, (grammar, text)
+    assert matched > 100
+    assert recursive > 5
+
+
+def test_json_is_read_in_few_lexemes():
+    """Those of single characters are a hundred times slower."""
+    lines = [line for line in lark_of(JSON).splitlines() if line.startswith("L")]
+    assert 8 <= len(lines) <= 12
+
+
+def test_tokens():
+    lark = lark_of('root ::= "a" <[5]> <think> !<[7]>')
+    assert all(token in lark for token in ("<[5]>", "<think>", "<[^7]>"))
+
+
+def test_lark_is_told_from_gbnf():
+    assert is_lark('%llguidance {}\nstart: "a"')
+    assert is_lark('start : "a"')
+    assert not is_lark('start ::= "a"\nroot ::= start')
+    assert follows("aa", grammar='start ::= "a"\nroot ::= start start')
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        ("root ::= nope", "there is no rule 'nope'"),
+        ('start ::= "a"', "there is no rule 'root'"),
+        ('"a"', "there must be a rule, in line 1"),
+        ('root ::= "a', "this is no part of a rule, in line 1"),
+        ('root ::= "a"\nx ::= ("b"', "there is no ')'"),
+        ('root ::= "a")', "there is no '('"),
+        ("root ::= *", "there is nothing to repeat"),
+        ('root ::= "a"{3,2}', "fewer than the least"),
+        ('root ::= "a"{}', "no number of times"),
+        (r'root ::= "\q"', r"\q is no character"),
+        (r'root ::= "\ud800"', "is no character"),
+        (r'root ::= "\U00110000"', "is no character"),
+        ("root ::= [z-a]", "a range goes backwards"),
+        (r"root ::= [^\x00-\U0010ffff]", "no character is allowed"),
+        ("root ::= !<think>", "a token that may not come must be a number"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "the grammar is nested too deep"),
+        ("root ::= root", "it allows no text"),
+    ],
+)
+def test_what_is_wrong(grammar, message):
+    with pytest.raises(UserError) as caught:
+        GRAMMARS.check(StructuredOutputs(grammar=grammar))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,134 @@
+"""Trials of grammars in processes apart: what passes, what does not, and what is left of them."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers_made import byte_level
+
+from dart_jax.errors import UserError
+from dart_jax.grammar.limits import GrammarLimits
+from dart_jax.grammar.matching import Grammars
+from dart_jax.grammar.outputs import StructuredOutputs
+from dart_jax.grammar.trials import Trials
+from dart_jax.text.tokenizer import Tokenizer
+
+BACKEND = byte_level()
+TOKENIZER = Tokenizer(BACKEND)
+EOS = BACKEND.token_to_id("<|im_end|>")
+LIMITS = GrammarLimits(source_bytes=10**8, depth=10**6, seconds=1.0)
+# It takes a minute.
+SLOW = StructuredOutputs(choice=["a" * 6_000_000])
+
+
+def chain(length):
+    """A schema of references, which breaks the stack of a compiler if it is long."""
+    parts = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(length)}
+    return {"$defs": parts | {f"d{length}": {"type": "boolean"}}, "$ref": "#/$defs/d0"}
+
+
+def run(work, limits=LIMITS):
+    """What some work with trials returns; they are ended then."""
+
+    async def all_of_it():
+        trials = Trials(Grammars(TOKENIZER, TOKENIZER.vocab_size, (EOS,)), limits)
+        try:
+            return await work(trials)
+        finally:
+            trials.close()
+
+    return asyncio.run(all_of_it())
+
+
+def processes():
+    """Ids of the processes of trials."""
+    found = set()
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"dart_jax.grammar.trials" in each.read_bytes():
+                found.add(each.parent.name)
+        except OSError:  # it has ended
+            pass
+    return found
+
+
+def test_what_passes_and_what_is_remembered():
+    outputs = StructuredOutputs(json=chain(5))
+
+    async def work(trials):
+        first = await trials.check(outputs)
+        began = time.monotonic()
+        again = [await trials.check(outputs) for _ in range(100)]
+        assert time.monotonic() - began < 0.5
+        return {first, *again}, await asyncio.gather(
+            *(trials.check(StructuredOutputs(regex=f"a{n}")) for n in range(5))
+        )
+
+    [source], others = run(work)
+    grammars = Grammars(TOKENIZER, TOKENIZER.vocab_size, (EOS,))
+    assert source == grammars.check(outputs)
+    assert others == [grammars.check(StructuredOutputs(regex=f"a{n}")) for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (StructuredOutputs(regex="("), "the regex cannot be used"),
+        (StructuredOutputs(regex="a(?=b)"), "look-around"),
+        (StructuredOutputs(json=chain(150_000)), "--grammar-seconds|too large or too deep"),
+        (SLOW, "the choice takes longer than 1 s to compile, the most of --grammar-seconds"),
+    ],
+)
+def test_what_does_not_pass(outputs, message):
+    """And that the next one does."""
+
+    async def work(trials):
+        with pytest.raises(UserError, match=message) as caught:
+            await trials.check(outputs)
+        assert "\n" not in str(caught.value)
+        return await trials.check(StructuredOutputs(regex="a"))
+
+    assert run(work)
+
+
+def test_limits_are_found_without_a_trial():
+    async def work(trials):
+        for outputs in (StructuredOutputs(json=chain(3000)), StructuredOutputs(choice=["a" * 99])):
+            with pytest.raises(UserError, match="--grammar-(bytes|depth)"):
+                await trials.check(outputs)
+
+    before = processes()
+    run(work, GrammarLimits(source_bytes=90, depth=200, seconds=1.0))
+    run(work, GrammarLimits(source_bytes=90, depth=10**6, seconds=1.0))
+    assert processes() == before
+
+
+def test_a_trial_ends_when_nobody_waits_for_it():
+    async def work(trials):
+        await trials.check(StructuredOutputs(regex="a"))
+        [process] = processes() - before
+        tasks = [asyncio.create_task(trials.check(SLOW)) for _ in range(3)]
+        while len(processes() - before) < 3:  # two at a time
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        end = time.monotonic() + 5
+        while processes() - before != {process} and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        assert processes() - before == {process}
+
+    before = processes()
+    run(work, GrammarLimits(source_bytes=10**8, depth=10**6, seconds=60.0))
+    assert processes() == before
+
+
+def test_the_process_starts_again():
+    async def work(trials):
+        first = await trials.check(StructuredOutputs(regex="a"))
+        trials._process._process.kill()
+        trials._process._process.wait()
+        return first, await trials.check(StructuredOutputs(regex="ab"))
+
+    assert len({*run(work)}) == 2

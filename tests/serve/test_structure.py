@@ -1,0 +1,92 @@
+"""The structure that a request asks for, and values of fields that change nothing."""
+
+import pytest
+
+from dart_jax.errors import UserError
+from dart_jax.grammar.outputs import StructuredOutputs
+from dart_jax.serve.errors import ApiError
+from dart_jax.serve.fields import HARMLESS, NEUTRAL, ChatFields, CompletionFields
+from dart_jax.serve.structure import structure_of
+
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+COMPLETION = {"prompt": "a"}
+
+
+def asked(**fields):
+    return structure_of(ChatFields.model_validate(CHAT | fields))
+
+
+@pytest.mark.parametrize(
+    ("response_format", "structure"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_object", "schema": {}}, {"json_object": True}),
+        ({"type": "json_object", "schema": True}, {"json_object": True}),
+        ({"type": "json_object", "schema": {"const": 1}}, {"json": {"const": 1}}),
+        ({"type": "json_schema", "schema": {}}, {"json": {}}),
+        ({"type": "json_schema", "json_schema": {"schema": True}}, {"json": True}),
+        ({"type": "json_schema", "json_schema": {"schema": {"const": 1}}}, {"json": {"const": 1}}),
+    ],
+)
+def test_formats(response_format, structure):
+    """Any schema is any JSON value, and `json_object` any object."""
+    found = asked(response_format=response_format)
+    assert found == (None if structure is None else ("response_format", structure))
+    if found is not None:
+        StructuredOutputs.of(found[1])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object", "schema": False}},
+        {"response_format": {"type": "json_schema", "schema": False}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
+        {"structured_outputs": {"json": False}},
+        {"guided_json": "false"},
+        {"json_schema": "false"},
+    ],
+)
+def test_the_schema_false_is_refused(fields):
+    with pytest.raises(UserError, match="schema false allows no text"):
+        _ = StructuredOutputs.of(asked(**fields)[1]).source
+
+
+def test_options_of_structured_outputs():
+    neutral = {"disable_fallback": True, "disable_additional_properties": False}
+    compact = {"json": {"const": 1}, "disable_any_whitespace": True}
+    name, structure = asked(structured_outputs=compact | neutral)
+    assert (name, structure) == ("structured_outputs", compact)
+    assert StructuredOutputs.of(structure).disable_any_whitespace
+    for wrong in ({"disable_additional_properties": True}, {"whitespace_pattern": " "}):
+        with pytest.raises(UserError, match=f"have no {next(iter(wrong))}"):
+            StructuredOutputs.of(asked(structured_outputs={"json_object": True} | wrong)[1])
+
+
+@pytest.mark.parametrize("kind", [ChatFields, CompletionFields])
+def test_neutral_and_harmless_fields_are_accepted(kind):
+    required = CHAT if kind is ChatFields else COMPLETION
+    for name, values in NEUTRAL.items():
+        for value in values if name not in kind.model_fields else ():
+            kind.model_validate(required | {name: value})
+    for name in HARMLESS:
+        kind.model_validate(required | {name: 5})
+    assert not HARMLESS & NEUTRAL.keys()
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_other_values_are_refused_by_name(name):
+    if name in ChatFields.model_fields:
+        return
+    for value in ("other", 2, 0.5, ["x"], {"x": 1}):
+        with pytest.raises(ApiError, match=f"{name} is not supported by this server"):
+            ChatFields.model_validate(CHAT | {name: value})
+
+
+def test_truth_is_no_number():
+    """Neither is 1 true: those who send such a value mean something else."""
+    for name, value in (("repeat_penalty", True), ("mirostat", False), ("detokenize", 1)):
+        with pytest.raises(ApiError, match=f"{name} is not supported by this server"):
+            ChatFields.model_validate(CHAT | {name: value})
+    ChatFields.model_validate(CHAT | {"repeat_penalty": 1.0, "mirostat": 0.0})

@@ -1,0 +1,414 @@
+"""Chat templates with the structure and the checks of those of the supported families."""
+
+from __future__ import annotations
+
+_ALTERNATE = """{%- for message in chat -%}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception('roles must alternate') }}
+{%- endif -%}
+{%- endfor -%}"""
+_FIRST_SYSTEM = """{%- set chat = messages -%}
+{%- if messages[0].role == 'system' -%}
+{%- set system, chat = messages[0].content, messages[1:] -%}
+{%- endif -%}"""
+
+CHATML = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+SMOLLM2 = """{% for message in messages %}
+{%- if loop.first and message.role != 'system' %}<|im_start|>system
+You are small.<|im_end|>
+{% endif %}<|im_start|>{{ message.role + '\n' + message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+# Results in turns of the user; arguments as objects, or as texts.
+_QWEN_TURNS = """{%- elif message.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
+{{ '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""
+_QWEN_CALLS = """{%- for call in message.tool_calls or [] -%}
+{%- set call = call.function or call -%}
+{{ '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+{{- call.arguments if call.arguments is string else call.arguments | tojson }}
+{{- '}\n</tool_call>' -}}
+{%- endfor -%}{{ '<|im_end|>\n' }}"""
+_QWEN_TOOLS = """{%- if tools -%}
+{{ '<|im_start|>system\n' }}
+{{- messages[0].content + '\n\n' if messages[0].role == 'system' else '' }}{{ '<tools>' }}
+{%- for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}{{ '\n</tools>' }}
+{{- '\n<tool_call>{...}</tool_call><|im_end|>\n' -}}
+{%- elif messages[0].role == 'system' -%}
+{{ '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif -%}"""
+
+QWEN25 = (
+    _QWEN_TOOLS
+    + """{%- for message in messages -%}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first)
+   or (message.role == 'assistant' and not message.tool_calls) -%}
+{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- elif message.role == 'assistant' -%}
+{{ '<|im_start|>assistant' + ('\n' + message.content if message.content else '') }}"""
+    + _QWEN_CALLS
+    + _QWEN_TURNS
+)
+
+# Thoughts are shown after the user's last question.
+QWEN3 = (
+    _QWEN_TOOLS
+    + """{%- set ns = namespace(last=-1) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first) -%}
+{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- elif message.role == 'assistant' -%}
+{%- set content, thoughts = message.content or '', '' -%}
+{%- if message.reasoning_content is string -%}
+{%- set thoughts = message.reasoning_content -%}
+{%- elif '</think>' in content -%}
+{%- set thoughts = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') -%}
+{%- set content = content.split('</think>')[-1].lstrip('\n') -%}
+{%- endif -%}
+{{ '<|im_start|>assistant\n' }}
+{%- if loop.index0 > ns.last and (loop.last or thoughts) -%}
+{{ '<think>\n' + thoughts.strip('\n') + '\n</think>\n\n' }}
+{%- endif -%}
+{{ content.lstrip('\n') }}"""
+    + _QWEN_CALLS
+    + _QWEN_TURNS
+)
+
+# Calls with a pair of marks around each argument.
+QWEN3_CODER = (
+    """{%- if tools -%}{{ '<|im_start|>system\n' + tools | tojson }}
+{{- '<tool_call><function=f><parameter=p></parameter></function><|im_end|>\n' }}{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role in ('user', 'system') -%}
+{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- elif message.role == 'assistant' -%}
+{{ '<|im_start|>assistant' }}
+{%- if message.content is string and message.content | trim -%}
+{{ '\n' + message.content | trim }}
+{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{{ '\n<tool_call>\n<function=' + call.function.name + '>\n' }}
+{%- for name, value in call.function.arguments | items -%}
+{{ '<parameter=' + name + '>\n' + (value if value is string else value | tojson) }}
+{{- '\n</parameter>\n' -}}
+{%- endfor -%}{{ '</function>\n</tool_call>' }}
+{%- endfor -%}{{ '<|im_end|>\n' }}"""
+    + _QWEN_TURNS
+)
+
+GLM45 = """[gMASK]<sop>
+{%- if tools %}<|system|>{{ tools | tojson }}<tool_call>f<arg_key>..</arg_key>{% endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+{{ '<|assistant|>\n<think></think>' }}{{ '\n' + message.content if message.content else '' }}
+{%- for call in message.tool_calls or [] -%}
+{{ '\n<tool_call>' + call.function.name }}
+{%- for name, value in call.function.arguments.items() -%}
+{{ '\n<arg_key>' + name + '</arg_key>\n<arg_value>' }}
+{{- value if value is string else value | tojson }}{{ '</arg_value>' }}
+{%- endfor -%}{{ '\n</tool_call>' }}
+{%- endfor -%}
+{%- elif message.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|observation|>' }}{% endif -%}
+{{ '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+{%- else -%}
+{{ '<|' + message.role + '|>\n' + message.content }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}"""
+
+# Calls are nothing but text, and only the first system message is read.
+SMOLLM3 = (
+    _FIRST_SYSTEM
+    + """{{ '<|im_start|>system\n' + (system or '') + (tools | tojson if tools else '') }}
+{{- '<tool_call>' if tools else '' }}{{ '<|im_end|>\n' }}
+{%- for message in chat -%}
+{%- set content = message.content if message.content is string else '' -%}
+{%- if message.role == 'assistant' -%}
+{{ '<|im_start|>assistant\n' + '<think>\n\n</think>\n' + content.lstrip('\n') + '<|im_end|>\n' }}
+{%- elif message.role in ('user', 'tool') -%}
+{{ '<|im_start|>user\n' + content + '<|im_end|>\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n\n</think>\n' }}{% endif -%}"""
+)
+
+HERMES = """{%- if tools -%}{{ '<|im_start|>system\nTools: ' + tools | tojson }}
+{{- ' Write <tool_call>.<|im_end|>\n' }}{% endif -%}
+{%- for message in messages -%}
+{%- if message.role in ('user', 'system') or (message.role == 'assistant'
+   and message.tool_calls is not defined) -%}
+{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- elif message.role == 'assistant' -%}
+{{ '<|im_start|>assistant\n' }}
+{%- for call in message.tool_calls -%}
+{{ '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson + '}\n</tool_call>' -}}
+{%- endfor -%}
+{{ '<|im_end|>\n' }}
+{%- elif message.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>tool\n' }}{% endif -%}
+{{ '<tool_response>\n' + message.content + '\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>' }}{% endif -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""
+
+LLAMA2 = (
+    _FIRST_SYSTEM
+    + _ALTERNATE
+    + """{%- for message in chat -%}
+{%- set content = message.content -%}
+{%- if loop.first and system -%}
+{%- set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + content -%}
+{%- endif -%}
+{%- if message.role == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
+{%- elif message.role == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif -%}
+{%- endfor -%}"""
+)
+
+LLAMA3 = """{%- for message in messages -%}
+{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim }}
+{{- '<|eot_id|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif -%}"""
+
+LLAMA31 = (
+    """{%- set begin = '<|start_header_id|>' -%}{%- set end = '<|end_header_id|>\n\n' -%}"""
+    + _FIRST_SYSTEM
+    + """{{ begin + 'system' + end + (system or '') | trim + '<|eot_id|>' }}
+{%- if tools -%}
+{%- if not chat -%}{{ raise_exception('there is no first message of the user') }}{%- endif -%}
+{{ begin + 'user' + end + tools | tojson + '\n' + chat[0].content | trim + '<|eot_id|>' }}
+{%- set chat = chat[1:] -%}
+{%- endif -%}
+{%- for message in chat -%}
+{%- if not (message.role in ('ipython', 'tool') or 'tool_calls' in message) -%}
+{{ begin + message.role + end + message.content | trim + '<|eot_id|>' }}
+{%- elif 'tool_calls' in message -%}
+{%- if message.tool_calls | length != 1 -%}
+{{ raise_exception('one call at a time') }}
+{%- endif -%}
+{%- set call = message.tool_calls[0].function -%}
+{{ begin + 'assistant' + end + '{"name": "' + call.name + '", "parameters": ' }}
+{{- call.arguments | tojson + '}' + ('<|python_tag|>' if builtin_tools else '') + '<|eot_id|>' -}}
+{%- else -%}
+{{ begin + 'ipython' + end }}
+{{- message.content | tojson if message.content is iterable else message.content }}
+{{- '<|eot_id|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ begin + 'assistant' + end }}{% endif -%}"""
+)
+
+_MISTRAL_CHECK = """{%- set ns = namespace(index=0) -%}
+{%- for message in chat -%}
+{%- if not (message.role == 'tool' or (message.tool_calls is defined
+   and message.tool_calls is not none)) -%}
+{%- if (message.role == 'user') != (ns.index % 2 == 0) -%}
+{{ raise_exception('roles must alternate') }}
+{%- endif -%}
+{%- set ns.index = ns.index + 1 -%}
+{%- endif -%}
+{%- endfor -%}"""
+_MISTRAL_TURNS = """{%- elif message.tool_calls is defined and message.tool_calls is not none -%}
+{{ '[TOOL_CALLS] [' }}
+{%- for call in message.tool_calls -%}
+{%- if call.id is not defined or call.id | length != 9 -%}
+{{ raise_exception('ids have nine characters') }}
+{%- endif -%}
+{{ (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' + (', ' if not loop.last else '') }}
+{%- endfor -%}
+{{ ']' + eos_token }}
+{%- elif message.role == 'assistant' -%}
+{{ ' ' + message.content | trim + eos_token }}
+{%- elif message.role == 'tool' -%}
+{%- if message.tool_call_id is not defined or message.tool_call_id | length != 9 -%}
+{{ raise_exception('ids have nine characters') }}
+{%- endif -%}
+{{ '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' }}
+{{- message.tool_call_id + '"}[/TOOL_RESULTS]' -}}
+{%- else -%}
+{{ raise_exception('there are users and assistants') }}
+{%- endif -%}
+{%- endfor -%}"""
+
+# The system message is a part of the last turn.
+MISTRAL3 = (
+    _FIRST_SYSTEM
+    + _MISTRAL_CHECK
+    + """{{ bos_token }}{%- for message in chat -%}
+{%- if message.role == 'user' -%}
+{%- if tools and message == (chat | selectattr('role', 'equalto', 'user') | list)[-1] -%}
+{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}
+{%- endif -%}
+{{ '[INST] ' + (system + '\n\n' if loop.last and system is defined else '') + message.content }}
+{{- '[/INST]' -}}"""
+    + _MISTRAL_TURNS
+)
+
+MISTRAL7 = (
+    _FIRST_SYSTEM
+    + _MISTRAL_CHECK
+    + """{{ bos_token + '[SYSTEM_PROMPT]' + (system or 'Be good.') + '[/SYSTEM_PROMPT]' }}
+{{- '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' if tools else '' }}
+{%- for message in chat -%}
+{%- if message.role == 'user' -%}{{ '[INST]' + message.content + '[/INST]' }}"""
+    + _MISTRAL_TURNS
+)
+
+GEMMA2 = (
+    """{{ bos_token }}{%- if messages[0].role == 'system' -%}
+{{ raise_exception('there is no system role') }}
+{%- endif -%}{%- set chat = messages -%}"""
+    + _ALTERNATE
+    + """{%- for message in chat -%}
+{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) }}
+{{- '\n' + message.content | trim + '<end_of_turn>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif -%}"""
+)
+
+GEMMA3 = (
+    "{{ bos_token }}"
+    + _FIRST_SYSTEM
+    + _ALTERNATE
+    + """{%- for message in chat -%}
+{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
+{{- system + '\n\n' if loop.first and system else '' }}
+{%- if message.content is string -%}
+{{ message.content | trim }}
+{%- elif message.content is iterable -%}
+{%- for part in message.content if part.type == 'text' %}{{ part.text | trim }}{% endfor -%}
+{%- else -%}
+{{ raise_exception('this is no content') }}
+{%- endif -%}
+{{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif -%}"""
+)
+
+# The first version leaves out system messages.
+PHI3 = """{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}
+{{- '<|user|>\n' + message.content + '<|end|>\n<|assistant|>\n' }}
+{%- elif message.role == 'assistant' %}{{ message.content + '<|end|>\n' }}{% endif %}{% endfor %}"""
+
+PHI4 = """{% for message in messages %}{% if message.role in ('system', 'user', 'assistant') %}
+{{- '<|im_start|>' + message.role + '<|im_sep|>' + message.content + '<|im_end|>' }}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant<|im_sep|>{% endif %}"""
+
+PHI4_MINI = (
+    _FIRST_SYSTEM
+    + """{%- if system or tools -%}
+{{ '<|system|>' + (system or '') + ('<|tool|>' + tools | tojson + '<|/tool|>' if tools else '') }}
+{{- '<|tool_call|>' if tools else '' }}{{ '<|end|>' }}
+{%- endif -%}
+{%- for message in chat -%}
+{%- if message.role == 'tool' -%}
+{{ '<|tool_response|>' + message.content | tojson + '<|end|>' }}
+{%- else -%}
+{{ '<|' + message.role + '|>' + (message.content or '') }}
+{%- for call in message.tool_calls or [] -%}
+{{ '<|tool_call|>' + call.function | tojson + '<|/tool_call|>' }}
+{%- endfor -%}{{ '<|end|>' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif -%}"""
+)
+
+GRANITE = """{%- set begin = '<|start_of_role|>' -%}{%- set end = '<|end_of_role|>' -%}
+{%- if tools -%}
+{{ begin + 'available_tools' + end + tools | tojson + ' Write <|tool_call|>.<|end_of_text|>\n' }}
+{%- endif -%}
+{%- for message in messages -%}
+{{ begin + message['role'] + end + message['content'] + '<|end_of_text|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ begin + 'assistant' + end }}{% endif -%}"""
+
+GLM4 = """[gMASK]<sop>{% for message in messages %}<|{{ message.role }}|>
+{{ message.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+# All system messages are one, the last of them; arguments are texts.
+DEEPSEEK_R1 = """{%- set ns = namespace(tool=false, system='') -%}
+{%- for message in messages if message.role == 'system' -%}
+{%- set ns.system = message.content -%}
+{%- endfor -%}
+{{ bos_token + ns.system }}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}
+{%- set ns.tool = false -%}{{ '<|User|>' + message.content }}
+{%- elif message.role == 'assistant' -%}
+{{ ('<|outputs_end|>' if ns.tool else '<|Assistant|>') }}
+{%- for call in message.tool_calls or [] -%}
+{{ '<|call|>' + call.type + call.function.name + '\n```json\n' }}
+{{- call.function.arguments + '\n```' -}}
+{%- endfor -%}
+{%- if message.content is not none -%}
+{{ message.content.split('</think>')[-1] + eos_token }}
+{%- endif -%}
+{%- set ns.tool = false -%}
+{%- elif message.role == 'tool' -%}
+{%- set ns.tool = true -%}{{ '<|output|>' + message.content + '<|output_end|>' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not ns.tool %}{{ '<|Assistant|><think>\n' }}{% endif -%}"""
+
+# It knows developers, and only at the beginning.
+GPT_OSS = """{%- set chat = messages -%}
+{%- if messages[0].role in ('system', 'developer') -%}
+{{ '<|start|>developer<|message|>' + messages[0].content + '<|end|>' }}
+{%- set chat = messages[1:] -%}
+{%- endif -%}
+{%- for message in chat -%}
+{%- if message.role == 'user' %}{{ '<|start|>user<|message|>' + message.content + '<|end|>' }}
+{%- elif message.role == 'assistant' -%}
+{{ '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif -%}"""
+
+# Processors of vision-language models read nothing but parts.
+PARTS = """{% for message in messages %}<|im_start|>{{ message.role }}
+{% for part in message.content if part is mapping %}{{ part.text }}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+FAMILIES = {
+    "ChatML": CHATML,
+    "SmolLM2": SMOLLM2,
+    "SmolLM3": SMOLLM3,
+    "Qwen2.5": QWEN25,
+    "Qwen3": QWEN3,
+    "Qwen3-Coder": QWEN3_CODER,
+    "Hermes": HERMES,
+    "Llama 2": LLAMA2,
+    "Llama 3": LLAMA3,
+    "Llama 3.1": LLAMA31,
+    "Mistral v3": MISTRAL3,
+    "Mistral v7": MISTRAL7,
+    "Gemma 2": GEMMA2,
+    "Gemma 3": GEMMA3,
+    "Phi-3": PHI3,
+    "Phi-4": PHI4,
+    "Phi-4-mini": PHI4_MINI,
+    "Granite": GRANITE,
+    "GLM-4": GLM4,
+    "GLM-4.5": GLM45,
+    "DeepSeek-R1": DEEPSEEK_R1,
+    "gpt-oss": GPT_OSS,
+    "parts": PARTS,
+}

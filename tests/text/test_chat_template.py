@@ -1,0 +1,193 @@
+"""Chats through the templates of all families: instructions, roles, thoughts, and what
+transformers makes of the same messages."""
+
+import random
+
+import pytest
+import transformers
+from chat_templates import FAMILIES, PARTS
+from tokenizers_made import byte_level
+
+from dart_jax.errors import UserError
+from dart_jax.text.tokenizer import Tokenizer
+
+ONLY_FIRST = ("SmolLM3", "Llama 2", "Mistral v3", "Mistral v7", "Gemma 3", "Phi-4-mini")
+NO_SYSTEM = ("Gemma 2", "Phi-3")
+ALTERNATING = ("Llama 2", "Mistral v3", "Mistral v7", "Gemma 2", "Gemma 3")
+
+
+@pytest.fixture(scope="module")
+def wrapped(tmp_path_factory):
+    """A tokenizer of each family."""
+    base, made = tmp_path_factory.mktemp("families"), {}
+    for name, template in FAMILIES.items():
+        wrapped = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>"
+        )
+        wrapped.chat_template = template
+        wrapped.save_pretrained(base / name)
+        made[name] = Tokenizer.load(base / name)
+    return made
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def tokenizer(wrapped, family):
+    return wrapped[family]
+
+
+def system(text, role="system"):
+    return {"role": role, "content": text}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text, **fields):
+    return {"role": "assistant", "content": text, **fields}
+
+
+def placed(text, *parts):
+    """The places of texts, each of which is there once."""
+    assert [text.count(part) for part in parts] == [1] * len(parts), text
+    return [text.index(part) for part in parts]
+
+
+def test_chats_that_a_template_takes_are_those_of_transformers(tokenizer, family):
+    """With instructions where it has them."""
+    draw = random.Random(0)
+    words = ["Hello.", " a  b \n", "", "<think>", "d\n\ne</s>", "日本"]
+    for _ in range(20):
+        chat = [system("Be brief.")] if draw.random() < 0.5 and family not in NO_SYSTEM else []
+        for _ in range(draw.randrange(1, 4)):
+            chat += [user(draw.choice(words)), assistant(draw.choice(words[:3]))]
+        chat = chat[: len(chat) - draw.randrange(2)] if len(chat) > 2 else chat
+        theirs = [each | {"content": [{"type": "text", "text": each["content"]}]} for each in chat]
+        expected = tokenizer.wrapped.apply_chat_template(
+            theirs if FAMILIES[family] == PARTS else chat,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        before = [dict(each) for each in chat]
+        assert tokenizer.render_chat(chat) == expected
+        assert chat == before
+
+
+def test_fields_that_say_nothing_are_none(tokenizer):
+    nothing = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
+    nothing |= {"tool_calls": [], "reasoning_content": None}
+    chat = [user("How?"), assistant("So."), user("Why?")]
+    expected = tokenizer.render_chat(chat)
+    for fields in (nothing, {"tool_calls": None}):
+        assert tokenizer.render_chat([chat[0], chat[1] | fields, chat[2]]) == expected
+    chat[1]["content"] = ""
+    empty = tokenizer.render_chat(chat)
+    for fields in ({"role": "assistant"}, assistant(None), assistant(None) | nothing):
+        assert tokenizer.render_chat([chat[0], fields, chat[2]]) == empty
+
+
+def test_instructions_are_somewhere(tokenizer, family):
+    """Those that have no place precede the user's next turn, or are one."""
+    chats = [
+        [system("One."), user("A?"), assistant("B."), user("C?")],
+        [system("One."), system("Two.", "developer"), user("A?"), assistant("B."), user("C?")],
+        [system("One."), assistant("B."), user("C?")],
+        [user("A?"), assistant("B."), system("One."), user("C?")],
+        [user("A?"), system("One."), assistant("B."), user("C?"), system("Two.")],
+        [system("One."), user("A?"), assistant("B."), system("Two."), system("Three."), user("C?")],
+        [system("One.")],
+        [system("One."), system("Two.", "developer")],
+    ]
+    for chat in chats:
+        if chat[1:2] == [assistant("B.")] and family in ONLY_FIRST and family in ALTERNATING:
+            continue  # with the role of the system, this begins with an answer
+        text = tokenizer.render_chat(chat)
+        places = placed(text, *(message["content"] for message in chat))
+        if not family.startswith("Mistral"):  # they show instructions before the last question
+            assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", NO_SYSTEM)
+def test_a_template_without_system_messages(wrapped, name):
+    chat = [user("A?"), assistant("B."), user("C?")]
+    merged = [user("One.\n\nTwo.\n\nA?"), *chat[1:]]
+    instructed = [system("One."), system("Two.", "developer"), *chat]
+    render = wrapped[name].render_chat
+    assert render(instructed) == render(merged)
+    parts = [[{"type": "text", "text": text}] for text in ("One.", "A?")]
+    [message] = wrapped[name].template(FAMILIES[name]).messages([system(parts[0]), user(parts[1])])
+    assert message["content"] == [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]]
+    assert render([system(""), *chat]) == render(chat)
+    assert render([system("One.")]) == render([user("One.")])
+    late = [*chat, system("One.")]
+    assert render(late) == render([*chat[:2], user("C?\n\nOne.")])
+
+
+def test_developers_are_the_system_unless_the_template_knows_them(tokenizer):
+    chat = [user("A?")]
+    as_system = tokenizer.render_chat([system("One."), *chat])
+    assert tokenizer.render_chat([system("One.", "developer"), *chat]) == as_system
+    knows = "{% for m in messages %}{{ '!' if m.role == 'developer' }}{{ m.content }}{% endfor %}"
+    options = {"chat_template": knows}
+    assert tokenizer.render_chat([system("One.", "developer"), *chat], **options) == "!One.A?"
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_what_is_wrong_stays_refused(wrapped, name):
+    for chat in ([user("A?"), user("B?")], [assistant("A."), user("B?")]):
+        with pytest.raises(UserError, match=r"refuses the messages: roles must alternate$"):
+            wrapped[name].render_chat(chat)
+
+
+THOUGHTS = [
+    assistant("<think>\nHm.\n</think>\n\nSo."),
+    assistant("So.", reasoning_content="Hm."),
+    assistant("So.", reasoning="Hm."),
+    assistant("\n<think>Hm.</think>So.", reasoning_content="Hm."),
+]
+
+
+@pytest.mark.parametrize("name", ["SmolLM3", "Qwen3", "DeepSeek-R1"])
+def test_history_without_thoughts(wrapped, name):
+    """Of models that think: as if they had not, or as the template has it."""
+    render = wrapped[name].render_chat
+    plain, ask = assistant("So."), user("How?")
+    for thought in THOUGHTS:
+        assert render([ask, thought, ask]) == render([ask, plain, ask])
+    cut = render([ask, assistant("<think>\nHm"), ask])
+    assert cut == render([ask, assistant(""), ask])
+    # An answer may speak of the marks.
+    marks = "With <think> and </think>."
+    if name == "SmolLM3":
+        assert marks in render([ask, assistant(marks), ask])
+
+
+def test_thoughts_for_a_template_that_reads_them(wrapped):
+    """As transformers writes them, between calls: `reasoning_content` there, or in the content."""
+    function = {"name": "look", "arguments": {}}
+    calls = [{"id": "123456789", "type": "function", "function": function}]
+    results = [{"role": "tool", "tool_call_id": "123456789", "content": "20"}]
+    for thought in THOUGHTS:
+        chat = [user("How?"), thought | {"tool_calls": calls}, *results]
+        theirs = [chat[0], THOUGHTS[1] | {"tool_calls": calls}, *results]
+        expected = wrapped["Qwen3"].wrapped.apply_chat_template(
+            theirs, tokenize=False, add_generation_prompt=True
+        )
+        assert "<think>\nHm.\n</think>\n\nSo." in expected
+        assert wrapped["Qwen3"].render_chat(chat) == expected
+
+
+def test_thoughts_are_text_where_no_one_thinks(wrapped):
+    text = wrapped["ChatML"].render_chat([user("How?"), THOUGHTS[0], user("Why?")])
+    assert THOUGHTS[0]["content"] in text
+
+
+def test_a_thought_is_continued(wrapped):
+    chat = [user("How?"), assistant("<think>Hm")]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    assert wrapped["SmolLM3"].render_chat(chat, **options).endswith("<think>Hm")
