@@ -32,14 +32,23 @@ class GrammarLimits:
     depth: int = 200
     seconds: float = 5.0
 
-    def check(self, outputs: StructuredOutputs) -> None:
-        """Raises UserError beyond a limit that can be seen before it is compiled."""
-        size = source_size(outputs)
+    def check_size(self, kind: str, size: int) -> None:
+        """Raises UserError if the schemas or the grammar of a kind have too many bytes."""
         if size > self.source_bytes:
+            verb, it = ("have", "them") if kind.endswith("s") else ("has", "it")
             raise UserError(
-                f"{outputs.kind} has {size:,} bytes, more than the {self.source_bytes:,} of "
-                "--grammar-bytes; shorten it"
+                f"{kind} {verb} {size:,} bytes, more than the {self.source_bytes:,} of "
+                f"--grammar-bytes; shorten {it}"
             )
+
+    def check(self, outputs: StructuredOutputs, size: int | None = None) -> None:
+        """Raises UserError beyond a limit that can be seen before it is compiled.
+
+        Args:
+          outputs: the structure.
+          size: bytes of what the client wrote; None for those of `outputs`.
+        """
+        self.check_size(outputs.kind, source_size(outputs) if size is None else size)
         depth = reference_depth(outputs)
         if depth > self.depth:
             raise UserError(

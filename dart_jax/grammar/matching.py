@@ -281,13 +281,12 @@ class Matcher:
         """Writes which tokens may follow a state, int32 [words]."""
         state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         mask &= self._exists
-        # Where the name of a special token must follow, llguidance allows the token alone.
-        [words] = np.nonzero(mask)
-        if len(words) == 1 and (name := self._name(allowed := _only(mask, words[0]))):
-            if state.compute_ff_bytes().startswith(name):
-                first = self._tokens.greedy_tokenize(name.decode())[0]
-                mask[allowed // 32] = 0
-                mask.view(np.uint32)[first // 32] = 1 << first % 32
+        # Where the characters of a special token must follow, llguidance allows that token alone.
+        name = self._only_name(mask)
+        if name and state.compute_ff_bytes().startswith(name):
+            first = self._tokens.greedy_tokenize(name.decode())[0]
+            mask[:] = 0
+            mask.view(np.uint32)[first // 32] = 1 << first % 32
 
     def certain(self, state: llguidance.LLMatcher) -> list[int]:
         """Tokens that a tokenizer makes of the characters that must follow, if any must."""
@@ -297,16 +296,16 @@ class Matcher:
             return self._tokens.greedy_tokenize(forced.decode(errors="ignore"))
         return tokens
 
-    def _name(self, token: int) -> bytes:
-        """The name of a special token; empty for another one, and for none, -1."""
-        special = token >= 0 and self._tokens.is_special_token(token)
-        return self._tokens.decode_bytes([token]) if special else b""
-
-
-def _only(mask: np.ndarray, word: int) -> int:
-    """The token of a mask whose other words are empty; -1 if it has several."""
-    bits = int(mask.view(np.uint32)[word])
-    return -1 if bits & (bits - 1) else 32 * int(word) + bits.bit_length() - 1
+    def _only_name(self, mask: np.ndarray) -> bytes:
+        """The name of the special token that a mask allows alone; empty if it allows others."""
+        [words] = np.nonzero(mask)
+        if len(words) != 1:
+            return b""
+        bits = int(mask.view(np.uint32)[words[0]])
+        token = 32 * int(words[0]) + bits.bit_length() - 1
+        if bits & (bits - 1) or not self._tokens.is_special_token(token):
+            return b""
+        return self._tokens.decode_bytes([token])
 
 
 class _Tree:

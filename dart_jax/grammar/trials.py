@@ -55,13 +55,17 @@ class Trials:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._process: _Process | None = None
 
-    async def check(self, outputs: StructuredOutputs) -> str:
+    async def check(self, outputs: StructuredOutputs, size: int | None = None) -> str:
         """Returns the source of a grammar, which is compiled then, for `Grammars.start`.
+
+        Args:
+          outputs: what the grammar is of.
+          size: see `GrammarLimits.check`.
 
         Raises:
           UserError: the grammar is wrong, or beyond a limit.
         """
-        self._limits.check(outputs)
+        self._limits.check(outputs, size)
         try:
             key = json.dumps(dataclasses.asdict(outputs))
         except RecursionError:

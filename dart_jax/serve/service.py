@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
 from dart_jax.grammar.limits import GrammarLimits
+from dart_jax.grammar.matching import on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.grammar.trials import Trials
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
@@ -185,12 +187,16 @@ class Service:
             return None
         name, outputs = asked or ("tools", None)
         try:
-            checked = None if outputs is None else StructuredOutputs.of(outputs)
-            if tools is not None:
-                checked = tools.outputs(checked)
-            if checked is None:
+            answer = None if outputs is None else StructuredOutputs.of(outputs)
+            if tools is None:
+                return None if answer is None else await self._trials.check(answer)
+            if not tools.holds(answer):
                 return None
-            return await self._trials.check(checked)
+            size = tools.size(answer)
+            self.limits.grammars.check_size("the tools", size)
+            # Not among the threads that encode prompts.
+            both = await asyncio.wrap_future(on_large_stack(lambda: tools.outputs(answer)))
+            return await self._trials.check(both, size)
         except UserError as error:
             raise bad(f"{name}: {error}", name) from None
 

@@ -197,33 +197,32 @@ def compile_programs(
         starts, used = np.full(shapes.groups, start, np.int32), 1 if shapes.only_used else None
         batch.read_tokens(tokens, starts, pages, used, drafts=drafts)
 
-    def burst(mode: SamplingMode, rows: int, width: int, size: int, follows: bool = False) -> None:
-        batch.compile(batch.program(size, mode, follows=follows), rows, width)
+    def burst(mode: SamplingMode, rows: int, width: int, size: int, **others: bool) -> None:
+        batch.compile(batch.program(size, mode, **others), rows, width)
 
-    drafts, rows, width = shapes.most_nodes > 0, shapes.rows[0], shapes.widths[0]
-    size = runner.sizes.choose(rows, "greedy").size
+    drafts, one, narrow = shapes.most_nodes > 0, shapes.rows[0], shapes.widths[0]
+    size = runner.sizes.choose(one, "greedy").size
+    first: list[SamplingMode] = [each for each in config.modes if each in ("greedy", mode)]
     works = [
         partial(read, shapes.chunks[0], 0, drafts),
-        partial(burst, "greedy", rows, width, size),
         partial(read, shapes.chunks[-1], 0, drafts),
     ]
-    works += [partial(burst, mode, rows, width, size)] * (mode in config.modes[1:])
+    works += [partial(burst, each, one, narrow, size) for each in first]
     works += [partial(batch.compile_beginning, mode)]
     works += [partial(batch.copy, 0, 0)] * config.prefix_cache
     enough = len(works)
     works += [partial(read, *read_, drafts) for read_ in shapes.reads]
-    for mode in config.modes:
-        works.append(partial(batch.compile_beginning, mode))
-        for rows in shapes.rows:
-            for width in shapes.widths:
-                works += [partial(burst, mode, rows, width, size) for size in shapes.sizes[rows]]
-                if drafts and not shapes.fixed:
-                    works.append(partial(burst, mode, rows, width, 0, True))
+    works += [partial(burst, each, one, narrow, size, masked=True) for each in first]
+    for each in config.modes:
+        works.append(partial(batch.compile_beginning, each))
+        for rows, width in product(shapes.rows, shapes.widths):
+            works += [partial(burst, each, rows, width, nodes) for nodes in shapes.sizes[rows]]
+            if drafts and not shapes.fixed:
+                works.append(partial(burst, each, rows, width, 0, follows=True))
     works += [partial(read, *read_, False) for read_ in shapes.reads if drafts]
     # Under a grammar few texts run beside others.
-    for mode, size in product(config.modes, shapes.sizes[shapes.rows[0]]):
-        program = batch.program(size, mode, masked=True)
-        works.append(partial(batch.compile, program, shapes.rows[0], shapes.widths[0]))
+    for each, nodes in product(config.modes, shapes.sizes[one]):
+        works.append(partial(burst, each, one, narrow, nodes, masked=True))
     for done, work in enumerate(works, 1):
         work()
         yield Compiled(done, len(works), done >= enough)

@@ -1,4 +1,4 @@
-"""`python -m eval.serving`: compares a server drafted and plain, or tries it hard.
+"""`python -m eval.serving`: compares a server drafted and plain, or soaks it.
 
     program.py       command line
     config.py        options

@@ -30,7 +30,7 @@ _CLIENTS, _GONE = 4, 0.25
 # Seconds that others wait at most, and between their requests.
 _PATIENCE, _PAUSE = 2.0, 0.05
 # Bytes that may stay in memory, of grammars that are kept; the seconds that the rest may stay.
-_KEPT, _SETTLE = 2**28, 5.0
+_KEPT, _SETTLE = 2**29, 5.0
 
 _PLAIN = {"prompt": "def ", "max_tokens": 1, "temperature": 0}
 _MILD = {"prompt": "def ", "max_tokens": 4, "regex": "[ab]{4}"}

@@ -24,6 +24,8 @@ from eval.serving import client as clients
 from eval.serving.client import Answer, Choice, Client
 from eval.serving.comparison import Load, Round
 from eval.serving.config import ServingBenchConfig
+from eval.serving.grammars import Hostile
+from eval.serving.hostile import Siege, outcome_of
 from eval.serving.mixed import mixed_requests
 from eval.serving.program import main, run
 from eval.serving.requests import bench_requests
@@ -373,3 +375,49 @@ def test_memory_that_grows_is_found():
     flat = [100e6, 300e6, *[400e6] * 30]
     assert growth(flat) == growth([*flat, *[405e6] * 12]) == growth([]) == []
     assert growth(np.linspace(400e6, 480e6, 40).tolist())
+
+
+# Hostile grammars.
+
+
+def test_a_server_that_does_not_bear_what_is_deep(capsys, tmp_path):
+    path = tmp_path / "report.json"
+    with StubServer() as server:
+        words = ["--model", "demo", "--url", server.url, "--hostile", "200", "--json", str(path)]
+        with pytest.raises(SystemExit):
+            main(words)
+    assert re.search(r"schema, nested \w+, [\d,]+: status 500", capsys.readouterr().out)
+    report = json.loads(path.read_text())
+    assert len(report["grammars"]) == 200
+    assert all("schema, nested" in fault for fault in report["faults"])
+
+
+REFUSED = 'status 400: {"error": {"message": "%s"}}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (Answer(200), "used"),
+        (Answer(cancelled=True), "left"),
+        (Answer(400, error=REFUSED % "too deep"), "refused"),
+        (Answer(400, error=REFUSED % r"too\ndeep"), "failed"),
+        (Answer(400, error=REFUSED % ""), "failed"),
+        (Answer(400, error='status 400: {"error": {"message": "too long to'), "failed"),
+        (Answer(500, error="status 500"), "failed"),
+        (Answer(error="no end after 300 s"), "failed"),
+    ],
+)
+def test_what_came_of_a_grammar(answer, outcome):
+    assert outcome_of(answer) == outcome
+    grammar, quick = Hostile("deep", "", ""), Answer(200, end=0.1)
+    faults = Siege([(grammar, answer)], [quick], [quick]).faults(2)
+    assert faults == [f"deep: {answer.error}"] * (outcome == "failed")
+
+
+def test_others_wait_too_long():
+    answers = [Answer(200, end=2.5), Answer(error="gone"), Answer(error="gone")]
+    assert Siege([], answers, [Answer(200, end=1.0)]).faults(2) == [
+        "a plain request: gone, 2 times",
+        "a plain request took 2.5 s beside grammars",
+    ]

@@ -83,6 +83,17 @@ def test_a_completion(model, sampled):
     assert sampled.tokens_per_second == pytest.approx(40 / spent)
 
 
+def test_steps_end_where_the_text_does(model):
+    """Those that a stop string makes useless do not count, whatever the burst went on to do."""
+    text = model.generate(TEXT, max_new_tokens=40).text
+    for nodes in (0, 8):
+        stopped = model.generate(TEXT, max_new_tokens=40, stop=text[20:24], tree_nodes=nodes)
+        assert stopped.finish == "stop"
+        cut = model.generate(TEXT, max_new_tokens=len(stopped.tokens), tree_nodes=nodes)
+        assert (stopped.steps, stopped.tau) == (cut.steps, cut.tau)
+        assert nodes or stopped.tau == 1
+
+
 @native
 def test_keys_and_values_in_bfloat16(directory):
     """Drafts repeat plain decoding with the same rounded keys and values."""

@@ -95,7 +95,7 @@ def test_what_does_not_pass(outputs, message):
 def test_limits_are_found_without_a_trial():
     async def work(trials):
         for outputs in (StructuredOutputs(json=chain(3000)), StructuredOutputs(choice=["a" * 99])):
-            with pytest.raises(UserError, match="--grammar-(bytes|depth)"):
+            with pytest.raises(UserError, match=r"--grammar-(bytes|depth)"):
                 await trials.check(outputs)
 
     before = processes()

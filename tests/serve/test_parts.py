@@ -251,6 +251,19 @@ def test_the_bytes_of_tokens(make):
     assert texts.text_of(partial[-1]).startswith("bytes:\\x")
 
 
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_the_first_token_of_a_chat(make):
+    """Its score has the space only where the text has it."""
+    tokenizer = Tokenizer(make())
+    texts = TokenTexts(tokenizer)
+    for text in (" Hello, world!", "Hello"):
+        ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
+        scores = [Score(id, -1.0, ((id, -1.0),), 0) for id in ids]
+        content = chat_scores(scores, texts, first=True, by_id=False)["content"]
+        assert "".join(each["token"] for each in content) == tokenizer.decode(ids)
+        assert content[0]["top_logprobs"][0]["token"] == content[0]["token"]
+
+
 def test_forms_of_log_probabilities():
     tokenizer = Tokenizer(byte_level())
     texts = TokenTexts(tokenizer)
@@ -262,7 +275,7 @@ def test_forms_of_log_probabilities():
         "top_logprobs": [{"b": -0.1, "a": -0.5}, {"b": -9999.0}],
         "text_offset": [0, 1],
     }
-    first, second = chat_scores(scores, texts, texts.text_of)["content"]
+    first, second = chat_scores(scores, texts, first=True, by_id=False)["content"]
     assert (first["token"], first["bytes"]) == ("a", [97])
     assert [top["token"] for top in first["top_logprobs"]] == ["b", "a"]
     assert (second["logprob"], second["top_logprobs"]) == (-9999.0, [])

@@ -56,8 +56,7 @@ class Model:
 
     def tools(self, functions, *, all=(), must=True, parallel=True):
         described = [{"function": {"name": each.name}} for each in all or functions]
-        special = bool(self.marks)
-        return Tools(tuple(functions), described, self.format, must, parallel, self.marks, special)
+        return Tools(tuple(functions), described, self.format, must, parallel, self.marks)
 
     def write(self, tools, seed, words=()):
         """The tokens of a text, and whether it has ended; `words`: what it likes to write."""

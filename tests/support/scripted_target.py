@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def write_scripted_target(
     )
     # Layers that add nothing, and a head that knows what follows each token.
     zeros = jax.tree.map(jnp.zeros_like, init_params(config, 0))
-    follows = dict(zip(ids, ids[1:], strict=False))
+    follows = dict(itertools.pairwise(ids))
     head = jnp.zeros((size, width))
     for id in range(size):
         head = head.at[follows.get(id, ids[0]), id].set(4.0)

@@ -47,6 +47,7 @@ class StubServer:
         routes = [
             Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "stub"}]})),
             Route("/metrics", lambda request: PlainTextResponse(self._metrics())),
+            Route("/health", lambda request: PlainTextResponse("")),
             Route("/v1/completions", self._complete, methods=["POST"]),
         ]
         options: dict = {"port": 0, "ws": "none", "lifespan": "off", "log_config": None}
@@ -68,6 +69,8 @@ class StubServer:
             asked = await request.json()
         except ClientDisconnect:
             return JSONResponse({})  # nobody reads it
+        except RecursionError:
+            return JSONResponse({"error": {"message": "nested too deep"}}, 500)
         if self.faults.fails:
             return JSONResponse({"error": {"message": "broken"}}, 500)
         self.seen.append(asked)

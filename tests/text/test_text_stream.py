@@ -67,6 +67,19 @@ def test_pieces_joined_are_the_text(kind, data):
     assert output == whole
 
 
+@each_kind
+@given(data=st.data())
+def test_a_text_that_continues_another(kind, data):
+    """It is what it adds to that, also a space before its first word."""
+    coder, ids, prompt = tokenizer(kind), data.draw(ids_of(kind)), tokenizer(kind).encode("all")
+    shown = data.draw(st.sampled_from([(), sorted(coder.special_ids)[:1]]))
+    kept = [id for id in ids if id not in coder.special_ids or id in shown]
+    whole = coder.decode([*prompt, *kept], skip_special_tokens=False)
+    before = coder.decode(prompt, skip_special_tokens=False)
+    text = "".join(pieces(TextStream(coder, shown=shown, continues=True), ids))
+    assert before + text == whole
+
+
 def certain(kind, ids):
     """The text of ids, without what is only a part of a character."""
     coder, single = tokenizer(kind), byte_tokens(tokenizer(kind).backend)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.grammar.limits import source_size
 from dart_jax.grammar.outputs import StructuredOutputs, json_grammar, literal
 from dart_jax.serve.errors import bad
 from dart_jax.serve.fields import ChatFields, Function
@@ -29,7 +30,6 @@ class Tools:
       must: whether the answer has to call one, rather than to choose.
       parallel: whether it may have several calls.
       marks: marks of the format that are single tokens -> their ids.
-      special: whether one of them is a special token, which texts leave out otherwise.
     """
 
     functions: tuple[Function, ...]
@@ -38,7 +38,6 @@ class Tools:
     must: bool
     parallel: bool
     marks: Mapping[str, int]
-    special: bool
 
     @classmethod
     def of(cls, fields: ChatFields, tokenizer: Tokenizer) -> Tools | None:
@@ -80,7 +79,6 @@ class Tools:
             choice.mode != "auto",
             fields.parallel_tool_calls and choice.mode != "function",
             ids,
-            not tokenizer.special_ids.isdisjoint(ids.values()),
         )
 
     def reader(self) -> CallReader:
@@ -91,19 +89,28 @@ class Tools:
             return XmlCallReader(self.format, tools, **options)
         return ToolCallReader(self.format, {each.name for each in self.functions}, **options)
 
-    def outputs(self, answer: StructuredOutputs | None) -> StructuredOutputs | None:
-        """Returns the structure of a text that calls tools, or is an answer.
+    def holds(self, answer: StructuredOutputs | None) -> bool:
+        """Tells whether a text has a structure. It may be anything where all tools may be called
+        and none is strict.
 
         Args:
-          answer: the structure of one that calls none; None if that may be any text.
+          answer: the structure of a text that calls no tool; None if that may be anything.
+        """
+        some = len(self.functions) < len(self.described) or any(x.strict for x in self.functions)
+        return self.must or answer is not None or some
 
-        Returns:
-          None if the text may be anything, as where all tools may be called and none is strict.
+    def size(self, answer: StructuredOutputs | None) -> int:
+        """The size of all schemas that a text has to follow, in bytes; `answer` as in `holds`."""
+        schemas = [StructuredOutputs(json=self._schema(each)) for each in self.functions]
+        return sum(map(source_size, (*schemas, *([] if answer is None else [answer]))))
+
+    def outputs(self, answer: StructuredOutputs | None) -> StructuredOutputs:
+        """Returns the structure of a text that calls tools, or is an answer; see `holds`.
 
         Raises:
           UserError: a schema cannot be used, or the structure is not JSON.
         """
-        schema = None
+        other = None
         if answer is not None and not self.must:
             schema = {"type": "object"} if answer.json_object else answer.json
             if schema is None:
@@ -111,14 +118,11 @@ class Tools:
                     "beside tools there can be JSON only; use a JSON schema, or leave out one of "
                     "them"
                 )
-        source = self._grammar(schema)
-        return None if source is None else StructuredOutputs(grammar=source)
+            other = json_grammar(schema, compact=answer.disable_any_whitespace)
+        return StructuredOutputs(grammar=self._grammar(other))
 
-    def _grammar(self, schema: Mapping[str, Any] | bool | str | None) -> str | None:
-        """The same in llguidance's Lark."""
-        held = len(self.functions) < len(self.described) or any(x.strict for x in self.functions)
-        if not self.must and schema is None and not held:
-            return None
+    def _grammar(self, answer: str | None) -> str:
+        """The same in llguidance's Lark; `answer`: the JSON of a text that calls no tool."""
         calls = " | ".join(f"call_{n}" for n in range(len(self.functions)))
         rules = [f"call: {calls}"]
         for n, function in enumerate(self.functions):
@@ -134,8 +138,8 @@ class Tools:
         rules.append(f"calls: {before} call {more} {after}")
         if self.must:
             rules.append("start: calls")
-        elif schema is not None:
-            rules += ["start: calls | answer", f"answer: %json {json_grammar(schema)}"]
+        elif answer is not None:
+            rules += ["start: calls | answer", f"answer: %json {answer}"]
         else:
             rules += self._text_rules()
         return "\n".join(["%llguidance {}", *rules])

@@ -208,17 +208,22 @@ class XmlArguments:
                 elif keyword == "oneOf" and not all(map(_is_finite, schemas)):
                     if len(allowed) > _MOST_OPTIONS:
                         raise _cannot("oneOf with so many texts; use anyOf")
-                    parts.append(_one_of(allowed))
+                    parts.append(_one_of([*map(self._apart, allowed)]))
                 else:
                     parts.append(_any_of(allowed))
         if isinstance(reference := schema.get("$ref"), str):
             if reference not in self._terminals:
-                self._terminals[reference] = name = f"T_{self._number}_{len(self._terminals)}"
                 if (target := self._parameters.target(reference)) is None:
                     raise _cannot(f"the reference {reference!r:.50}; use one to $defs")
-                self.rules.append(f"{name}: {self._texts(target, depth + 1)}")
+                self._terminals[reference] = self._apart(self._texts(target, depth + 1))
             parts.append(self._terminals[reference])
         return f"({' & '.join(parts)})" if parts else _ANY
+
+    def _apart(self, expression: str) -> str:
+        """Adds a terminal that may be used several times; returns its name."""
+        name = f"T_{self._number}_{len(self.rules)}"
+        self.rules.append(f"{name}: {expression}")
+        return name
 
     def _terminal(
         self, name: str, expression: str, before: str = "", space: str = "", after: str = ""
