@@ -26,6 +26,13 @@ _KEPT = 64
 # expressions exceed; it does some 14,000 a millisecond, in which no other text goes on.
 _FUEL = 2_000_000
 
+# States of a lexer, at most, of 1 to 2 kB each. llguidance's default is 250,000, and as many
+# characters that must follow are looked at in every step.
+_STATES = 50_000
+
+# Seconds of a core for a tree of one text, in which no other goes on, and how often it may be more.
+_SLOW, _MOST_SLOW = 0.1, 1
+
 # Seconds of a core after which a tree gets no more nodes: the masks of some grammars take long.
 _GROWING = 0.02
 
@@ -39,7 +46,18 @@ _Result = TypeVar("_Result")
 
 
 class GrammarError(UserError):
-    """A text cannot go on under its grammar."""
+    """A text cannot go on under its grammar.
+
+    Attributes:
+      why: the reason, without what it is the reason of.
+    """
+
+    def __init__(self, why: str):
+        super().__init__(f"the text cannot go on under its grammar: {why}")
+        self.why = why
+
+
+_TOO_SLOW = GrammarError(f"it takes longer than {_SLOW:g} s to find what may follow")
 
 
 class Masked(NamedTuple):
@@ -114,10 +132,12 @@ class Grammars:
         source = outputs.source
         if error := self.load(source):
             raise UserError(f"{outputs.kind} cannot be used: {one_line(error)}")
-        matcher = self.start(source)
-        matcher.fit(np.zeros((3, 1), np.int32), 0, 0)
-        if matcher.error is not None:
-            raise UserError(f"{outputs.kind} cannot be used: it allows no text")
+        for _ in range(2):  # the first one also makes ready what all share
+            matcher = self.start(source)
+            matcher.fit(np.zeros((3, 1), np.int32), 0, 0)
+            error = matcher.error or (matcher.slow and _TOO_SLOW)
+        if error:
+            raise UserError(f"{outputs.kind} cannot be used: {error.why}")
         return source
 
     def load(self, source: str) -> str:
@@ -144,7 +164,9 @@ class Grammars:
         with self._lock:
             tokens = self._tokens
         # Without the lock, so that `start` never waits for the compilation of another grammar.
-        limits = llguidance.LLParserLimits(step_lexer_fuel=_FUEL, verbose_errors=False)
+        limits = llguidance.LLParserLimits(
+            step_lexer_fuel=_FUEL, max_lexer_states=_STATES, verbose_errors=False
+        )
 
         def compile() -> tuple[llguidance.LLMatcher, float]:
             began = time.thread_time()
@@ -160,10 +182,11 @@ def on_large_stack(function: Callable[[], _Result]) -> Future[_Result]:
     future: Future[_Result] = Future()
 
     def call() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
+        if future.set_running_or_notify_cancel():  # from now on it cannot be cancelled
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
 
     with _stack_size:
         before = threading.stack_size(STACK)
@@ -188,6 +211,7 @@ class Matcher:
 
     Attributes:
       error: why the text cannot go on; None while it can.
+      slow: trees that took too long.
       done: False, since the grammar holds up to the end.
     """
 
@@ -203,6 +227,7 @@ class Matcher:
     ):
         """See `Grammars.start`; `again`: begins anew with another lexer, unless that takes long."""
         self._again, self._text = again, list[int]()
+        self.slow = 0
         self._state, self._tokens, self._eos = state, tokens, frozenset(eos)
         self._words = -(-tokens.vocab_size // 32)
         self._kept = -(-vocab_size // 32)
@@ -239,8 +264,9 @@ class Matcher:
         return True
 
     def _fail(self, why: str) -> None:
-        why = one_line(self._state.get_error()) or why
-        self.error = GrammarError(f"the text cannot go on under its grammar: {why}")
+        reported = one_line(self._state.get_error())
+        no_more = not reported or reported.startswith("NoExtension")
+        self.error = GrammarError(why if no_more else reported)
 
     def allows(self, ids: np.ndarray) -> np.ndarray:
         """Tells which tokens may follow the text: bool, as `ids`."""
@@ -251,21 +277,30 @@ class Matcher:
     def fit(self, tree: np.ndarray, nodes: int, max_depth: int) -> Masked:
         """Leaves out nodes that the grammar does not allow, and fills free slots with tokens that
         it makes certain. Sets `error` if no token may follow the text, or the grammar became too
-        complex; then nothing may be drafted, and anything may follow.
+        complex or slow; then nothing may be drafted, and anything may follow.
 
         Args:
           tree: int32 [3, n], after the text so far, from the best node on.
           nodes: N, of the tree that fits.
           max_depth: of its nodes.
         """
+        if self.error is not None:
+            return self._anything(tree, nodes)
+        began = time.thread_time()
+        fitted = self._fit(tree, nodes, max_depth)
+        self.slow += time.thread_time() - began > _SLOW
+        if self.slow > _MOST_SLOW and self.error is None:
+            self.error = _TOO_SLOW
+        return fitted
+
+    def _fit(self, tree: np.ndarray, nodes: int, max_depth: int) -> Masked:
         growing = _Tree(self, tree[0, 0], nodes + 1, max_depth)
         if self._recover():
             growing = _Tree(self, tree[0, 0], nodes + 1, max_depth)
         masks = growing.masks[:, : self._kept].view(np.uint32)
         if not masks[0].any() or self._state.is_error():
-            self._fail("no token may follow")
-            growing.masks[:] = -1
-            return Masked(growing.tree, masks)
+            self._fail("it allows no text" if not self._text else "no token may follow")
+            return self._anything(tree, nodes)
         places = {0: 0}
         growing.follow(0)
         for node in range(1, tree.shape[1]):
@@ -276,6 +311,12 @@ class Matcher:
                     places[node] = place
                     growing.follow(place)
         return Masked(growing.tree, masks)
+
+    def _anything(self, tree: np.ndarray, nodes: int) -> Masked:
+        """The root of a tree, after which anything may follow."""
+        root = np.zeros((3, nodes + 1), np.int32)
+        root[0, 0] = tree[0, 0]
+        return Masked(root, np.full((nodes + 1, self._kept), 2**32 - 1, np.uint32))
 
     def fill(self, mask: np.ndarray, state: llguidance.LLMatcher) -> None:
         """Writes which tokens may follow a state, int32 [words]."""

@@ -191,11 +191,11 @@ def compile_programs(
     if not config.modes:
         return
 
-    def read(length: int, start: int, drafts: bool) -> None:
+    def read(length: int, start: int, drafts: bool, scored: bool = False) -> None:
         pages = np.full((shapes.groups, shapes.pages_each), -1, np.int32)
         tokens = np.zeros((shapes.groups, length + 1), np.int32)
         starts, used = np.full(shapes.groups, start, np.int32), 1 if shapes.only_used else None
-        batch.read_tokens(tokens, starts, pages, used, drafts=drafts)
+        batch.read_tokens(tokens, starts, pages, used, drafts=drafts, scored=scored)
 
     def burst(mode: SamplingMode, rows: int, width: int, size: int, **others: bool) -> None:
         batch.compile(batch.program(size, mode, **others), rows, width)
@@ -220,9 +220,11 @@ def compile_programs(
             if drafts and not shapes.fixed:
                 works.append(partial(burst, each, rows, width, 0, follows=True))
     works += [partial(read, *read_, False) for read_ in shapes.reads if drafts]
-    # Under a grammar few texts run beside others.
-    for each, nodes in product(config.modes, shapes.sizes[one]):
-        works.append(partial(burst, each, one, narrow, nodes, masked=True))
+    for each, rows, width in product(config.modes, shapes.rows, shapes.widths):
+        for nodes in shapes.sizes[rows]:
+            works.append(partial(burst, each, rows, width, nodes, masked=True))
+    for drafted, read_ in product({drafts, False}, shapes.reads):
+        works.append(partial(read, *read_, drafted, scored=True))
     for done, work in enumerate(works, 1):
         work()
         yield Compiled(done, len(works), done >= enough)
