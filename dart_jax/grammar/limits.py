@@ -41,14 +41,8 @@ class GrammarLimits:
                 f"--grammar-bytes; shorten {it}"
             )
 
-    def check(self, outputs: StructuredOutputs, size: int | None = None) -> None:
-        """Raises UserError beyond a limit that can be seen before it is compiled.
-
-        Args:
-          outputs: the structure.
-          size: bytes of what the client wrote; None for those of `outputs`.
-        """
-        self.check_size(outputs.kind, source_size(outputs) if size is None else size)
+    def check_depth(self, outputs: StructuredOutputs) -> None:
+        """Raises UserError if it is too deep; takes longer than `check_size`."""
         depth = reference_depth(outputs)
         if depth > self.depth:
             raise UserError(

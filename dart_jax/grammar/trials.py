@@ -20,12 +20,13 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
 
 from dart_jax.errors import UserError
-from dart_jax.grammar.limits import GrammarLimits
+from dart_jax.grammar.limits import GrammarLimits, source_size
 from dart_jax.grammar.matching import STACK, Grammars, on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.text.tokenizer import Tokenizer
@@ -60,20 +61,22 @@ class Trials:
 
         Args:
           outputs: what the grammar is of.
-          size: see `GrammarLimits.check`.
+          outputs: the structure.
+          size: bytes of what the client wrote; None for those of `outputs`.
 
         Raises:
           UserError: the grammar is wrong, or beyond a limit.
         """
-        self._limits.check(outputs, size)
+        self._limits.check_size(outputs.kind, source_size(outputs) if size is None else size)
         try:
             key = json.dumps(dataclasses.asdict(outputs))
         except RecursionError:
             raise UserError(f"{outputs.kind} is nested too deep; make it flatter") from None
         if key not in self._passed:
             async with self._places:
+                await _in_thread(lambda: self._limits.check_depth(outputs))
                 source = await self._try(outputs.kind, key)
-                await asyncio.wrap_future(on_large_stack(lambda: self._grammars.load(source)))
+                await _in_thread(lambda: self._grammars.load(source))
             self._passed[key] = source
         self._passed.move_to_end(key)
         while len(self._passed) > _KEPT:
@@ -117,6 +120,11 @@ class Trials:
             return {}
         finally:
             writer.close()
+
+
+async def _in_thread(function: Callable[[], object]) -> None:
+    """Calls a function while the event loop goes on."""
+    await asyncio.wrap_future(on_large_stack(function))
 
 
 class _Process:

@@ -12,6 +12,11 @@ from dart_jax.grammar.limits import GrammarLimits, _longest, reference_depth, so
 from dart_jax.grammar.outputs import StructuredOutputs
 
 
+def check(limits, outputs):
+    limits.check_size(outputs.kind, source_size(outputs))
+    limits.check_depth(outputs)
+
+
 def chain(length, last):
     links = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(length)}
     return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{length}": last}}
@@ -55,7 +60,7 @@ def test_usual_structures_are_within_the_limits():
     tree = {"properties": {"left": {"$ref": "#/$defs/node"}, "right": {"$ref": "#/$defs/node"}}}
     schema = {"$ref": "#/$defs/node", "$defs": {"node": tree}}
     for structure in ({"json": schema}, {"json": True}, {"json_object": True}, {"choice": ["a"]}):
-        GrammarLimits().check(StructuredOutputs.of(structure))
+        check(GrammarLimits(), StructuredOutputs.of(structure))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -81,9 +86,9 @@ def test_longest_path(seed):
 def test_messages_name_the_limit():
     limits = GrammarLimits(source_bytes=100, depth=5)
     with pytest.raises(UserError, match=r"the regex has 1,000 bytes, more than the 100 of --gramm"):
-        limits.check(StructuredOutputs(regex="é" * 500))
+        check(limits, StructuredOutputs(regex="é" * 500))
     with pytest.raises(UserError, match=r"is 6 levels deep, more than the 5 of --grammar-depth"):
-        limits.check(StructuredOutputs(grammar="root ::= a\na ::= (((([b]))))"))
+        check(limits, StructuredOutputs(grammar="root ::= a\na ::= (((([b]))))"))
     assert source_size(StructuredOutputs(json={"const": "é"})) == len('{"const": "é"}'.encode())
 
 
@@ -117,5 +122,5 @@ def test_hostile_structures_take_no_time(name):
         outputs = StructuredOutputs(grammar=HOSTILE_GRAMMARS[name])
     began = time.thread_time()
     with contextlib.suppress(UserError):
-        GrammarLimits(source_bytes=10**6).check(outputs)
+        check(GrammarLimits(source_bytes=10**6), outputs)
     assert time.thread_time() - began < 1  # 0.1 on an idle machine

@@ -49,7 +49,7 @@ def test_pages(served):
 
 def test_pages_of_a_server_with_a_key():
     with server("--served-model-name", "secret", "--api-key", "sesame", *QUICK) as running:
-        assert "secret" not in running.read("/")
+        assert "secret" not in running.read("/") + running.read("/metrics")
         running.read("/docs")
         good, bad = "Authorization: Bearer sesame", "Authorization: Bearer x"
         ask = {"prompt": "x", "max_tokens": 1}

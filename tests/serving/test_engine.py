@@ -16,6 +16,7 @@ from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
+from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DEMO
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine, EngineClosed
@@ -156,8 +157,8 @@ def test_texts_that_begin_alike_are_those_without_reuse(model, nodes):
 @pytest.mark.long
 def test_no_program_is_compiled_after_the_warm_up(model):
     options = {"tree_nodes": 2, "chunk": 32, "compile_first": True}
-    config = ServingConfig(slots=1, page=16, max_length=128, **options)
-    messages = []
+    config = ServingConfig(slots=2, page=16, max_length=128, **options)
+    messages, words = [], model.grammars.check(StructuredOutputs(regex="[a-z ]+"))
     engine = Engine(model, config, messages.append)
     assert re.fullmatch(r"compiled (\d+) of \1 programs", messages[-1])
     requests = [
@@ -167,13 +168,15 @@ def test_no_program_is_compiled_after_the_warm_up(model):
             Sampling(**options),
             seed=n,
             logprobs=n % 3 or None,
+            prompt_logprobs=1 if n % 4 == 1 else None,
             logit_bias={n: 1.0} if n == 2 else {},
+            grammar=words if n % 2 else None,
         )
         for n, options in enumerate(OPTIONS)
     ]
     for clients in (1, 2):
         closed_loop(engine, requests, clients)
-    assert engine.statistics().compilations == 0
+    assert engine.statistics().compilations == engine.statistics().compilation_seconds == 0
     engine.close()
 
 

@@ -18,7 +18,7 @@ _TEXTS = (
 )  # fmt: skip
 
 # Fields that responses do not have, or have by another name.
-_OF_CHATS = {"max_tokens", "prompt_logprobs", "response_format", "stream_options"}
+_OF_CHATS = {"max_tokens", "prompt_logprobs", "response_format"}
 
 # Fields that chats do not have, or have in another form.
 _OWN = {
