@@ -390,7 +390,8 @@ class Runner:
             return
         sequence.ended = True
         self.scheduler.end(sequence)
-        self.counters.end()
+        if sequence.begun is not None:
+            self.counters.end(time.monotonic() - sequence.begun)
         self._on_end(sequence)
 
     def statistics(self, accepted: int = 0, **others: Any) -> Statistics:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -83,7 +82,7 @@ class Counters:
         self._prompt_tokens = self._generation_tokens = 0
         self._drafts = self._draft_tokens = 0
         self._accepted: list[int] = []
-        self._ends: deque[float] = deque(maxlen=_REMEMBERED)
+        self._held: deque[float] = deque(maxlen=_REMEMBERED)
 
     def begin(self, prompt_tokens: int) -> None:
         """Counts a request that gets a slot."""
@@ -109,15 +108,14 @@ class Counters:
                 if depth:
                     self._accepted[depth - 1] += 1
 
-    def end(self) -> None:
-        """Counts the end of a request."""
-        self._ends.append(time.monotonic())
+    def end(self, seconds: float) -> None:
+        """Counts the end of a request, which had a slot for so many seconds."""
+        self._held.append(seconds)
 
-    def seconds_per_request(self) -> float | None:
-        """Seconds between the ends of requests, lately; None if it is not known."""
-        if len(self._ends) < 2:
-            return None
-        return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+    @property
+    def seconds_in_slot(self) -> float:
+        """Seconds for which requests had their slots lately, on average; 1 if it is not known."""
+        return sum(self._held) / len(self._held) if self._held else 1.0
 
     def statistics(self, **others: Any) -> Statistics:
         """A snapshot, with what others count."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -91,7 +92,8 @@ class Grammars:
         """
         self._tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
         self._lock = threading.Lock()
-        self._compiled = functools.lru_cache(maxsize=_KEPT)(self._compile)
+        # By source, each with the seconds that it took; the one used last comes last.
+        self._compiled: OrderedDict[str, tuple[llguidance.LLMatcher, float]] = OrderedDict()
 
     @property
     def origin(self) -> tuple[str, int, tuple[int, ...]]:
@@ -143,27 +145,43 @@ class Grammars:
     def load(self, source: str) -> str:
         """Compiles a grammar, unless that has been done, so that `start` need not; returns what is
         wrong with it, if anything is."""
-        return self._compiled(source)[0].get_error()
+        return self._get(source)[0].get_error()
+
+    def has(self, source: str) -> bool:
+        """Tells whether a grammar is compiled."""
+        return source in self._compiled
 
     def start(self, source: str) -> Matcher:
         """Begins a text under a grammar that was checked."""
-        compiled, seconds = self._compiled(source)
+        compiled, seconds = self._get(source)
 
         def again() -> llguidance.LLMatcher | None:
             if seconds > _AGAIN:
                 return None
-            self._compiled.cache_clear()
-            return self._compiled(source)[0].deep_copy()
+            with self._lock:
+                self._compiled.pop(source, None)
+            return self._get(source)[0].deep_copy()
 
         return Matcher(compiled.deep_copy(), self._tokens, self.vocab_size, self.eos, again)
 
+    def _get(self, source: str) -> tuple[llguidance.LLMatcher, float]:
+        """A grammar, compiled if it is not, and the seconds that this took."""
+        with self._lock:
+            found = self._compiled.get(source)
+        # Without the lock, so that nobody waits for the compilation of another grammar.
+        found = self._compile(source) if found is None else found
+        with self._lock:
+            self._compiled[source] = found
+            self._compiled.move_to_end(source)
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return found
+
     def _compile(self, source: str) -> tuple[llguidance.LLMatcher, float]:
-        """The grammar, compiled, and the seconds that it took."""
         import llguidance
 
         with self._lock:
             tokens = self._tokens
-        # Without the lock, so that `start` never waits for the compilation of another grammar.
         limits = llguidance.LLParserLimits(
             step_lexer_fuel=_FUEL, max_lexer_states=_STATES, verbose_errors=False
         )

@@ -8,6 +8,7 @@ that have no other meaning there. Nothing here calls itself, so that no schema i
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -42,7 +43,9 @@ _OF_OBJECTS = {"properties", "required", *_OF_MORE, *_ELSEWHERE}
 # Numbers of characters, items or properties.
 _LEAST = {"minLength", "minItems", "minProperties"}
 _MOST = {"maxLength", "maxItems", "maxProperties"}
-_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+# Bounds of numbers -> the sign of those that forbid little.
+_SIGNS = {"minimum": -1, "maximum": 1, "exclusiveMinimum": -1, "exclusiveMaximum": 1}
+_BOUNDS = {*_SIGNS, "multipleOf"}
 
 # Keywords that allow the same texts whatever they say.
 _NOTES = {
@@ -64,10 +67,15 @@ _SAYING = {
     *_LACKING, *_NAMED_PARTS, *_PARTS, *_OF_OBJECTS, *_LEAST, *_MOST, *_BOUNDS,
 }  # fmt: skip
 
-# Larger integers are rounded by llguidance; larger numbers of characters, items or properties are
-# no limit.
+# Larger integers are rounded by llguidance; larger numbers of characters, items or properties, and
+# bounds of numbers as far away as the ends of floats, are no limit.
 _EXACT = 2**53
 _NO_LIMIT = 2**31 - 1
+_ENDLESS = 1e300
+
+# How Pydantic began the pattern of decimals: what follows has a digit, and may be so long.
+_DECIMAL = "^(?!^[-+.]*$)[+-]?0*"
+_LENGTH = re.compile(r"\(\?=([^()$]*)\$\)")
 
 # Formats of names of properties, as regular expressions.
 _NAMES = {
@@ -205,6 +213,10 @@ def _clean(schema: Schema) -> None:
             says = value is not None and value != 0
         elif name in _MOST:
             says = value is not None and not (type(value) is int and value >= _NO_LIMIT)
+        elif name in _SIGNS and isinstance(value, int | float) and value * _SIGNS[name] > _EXACT:
+            # Types of 64 bits have such bounds; those of floats forbid nothing.
+            schema[name] = _EXACT * _SIGNS[name]
+            says = abs(value) < _ENDLESS
         elif name in _BOUNDS or name in ("const", "enum"):
             _check_numbers(value)
         if not says:
@@ -264,6 +276,10 @@ class _Rewriting:
             return
         self._one_of()
         self._names()
+        self._decimal()
+        if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
+            # A name as it is, or encoded as in a URI; llguidance takes only the latter.
+            schema["$ref"] = "#" + urllib.parse.quote(reference[1:], safe="/%!$&'()*+,;=:@?~")
         self._unevaluated()
         lacking = schema.keys() & _LACKING.keys()
         for name in [name for name in lacking if self._neutral(name, schema[name])]:
@@ -327,6 +343,18 @@ class _Rewriting:
         names = self._reached.meant(self._schema.pop("propertyNames"))
         if (rule := _rule_of_names(names)) is not None:
             self._schema["allOf"] = [*self._schema.get("allOf", []), rule]
+
+    def _decimal(self) -> None:
+        """Writes Pydantic's pattern of decimals without looking ahead: several that all match."""
+        schema, pattern = self._schema, self._schema.get("pattern")
+        if not isinstance(pattern, str) or not pattern.startswith(_DECIMAL):
+            return
+        digits = pattern.removeprefix(_DECIMAL)
+        lengths = _LENGTH.findall(digits)
+        digits = _LENGTH.sub("", digits).replace("$", "")
+        schema["pattern"] = f"^[+-]?0*{digits}$"
+        patterns = ["[0-9]", *(f"^[+-]?0*{length}$" for length in lengths)]
+        schema["allOf"] = [*schema.get("allOf", []), *({"pattern": each} for each in patterns)]
 
     def _unevaluated(self) -> None:
         """Closes an object or a list which no other schema describes."""

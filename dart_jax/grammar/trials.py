@@ -61,7 +61,6 @@ class Trials:
 
         Args:
           outputs: what the grammar is of.
-          outputs: the structure.
           size: bytes of what the client wrote; None for those of `outputs`.
 
         Raises:
@@ -72,16 +71,18 @@ class Trials:
             key = json.dumps(dataclasses.asdict(outputs))
         except RecursionError:
             raise UserError(f"{outputs.kind} is nested too deep; make it flatter") from None
-        if key not in self._passed:
+        source = self._passed.get(key)
+        if source is None:
             async with self._places:
                 await _in_thread(lambda: self._limits.check_depth(outputs))
                 source = await self._try(outputs.kind, key)
-                await _in_thread(lambda: self._grammars.load(source))
-            self._passed[key] = source
+        self._passed[key] = source
         self._passed.move_to_end(key)
         while len(self._passed) > _KEPT:
             self._passed.popitem(last=False)
-        return self._passed[key]
+        if not self._grammars.has(source):
+            await _in_thread(lambda: self._grammars.load(source))
+        return source
 
     def close(self) -> None:
         """Ends the process, and with it what it still tries."""
@@ -193,10 +194,11 @@ def main() -> None:
 
 def _try(grammars: Grammars, connection: socket.socket, seconds: float) -> None:
     """Tries the grammar that a connection sends; ends this process."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the last words of a compiler
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last words of a compiler
     job = connection.makefile("rb")
     outputs = StructuredOutputs(**json.loads(job.read(int.from_bytes(job.read(8)))))
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most = now + 2 * STACK + _MEMORY  # the second stack is the compiler's

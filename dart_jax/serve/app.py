@@ -129,7 +129,7 @@ class Routes:
         """Answers a chat."""
         arrived = time.monotonic()
         fields = await self._fields(ChatFields, request)
-        if fields.top_logprobs is not None and not fields.logprobs:
+        if fields.top_logprobs and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
         begun = await unless_gone(request.receive, self._answer(fields, arrived))
         return ChatAnswer(self._service, fields, *begun)

@@ -20,9 +20,9 @@ from dart_jax.serve.errors import CLOSE, ApiError, unavailable
 # Seconds in which a request's headers must come, between two parts of its body, and for all of it.
 _PATIENCE, _MOST_BODY = 20.0, 120.0
 
-# Seconds from the end of what a client sends until it is tried whether it still reads, and between
-# looks at the outcome: one that has gone looks the same until something is sent to it.
-_TRIED, _LOOK = 0.5, 0.2
+# Seconds after the end of what a client sends, again and again, at which it is tried whether it
+# still reads: one that has gone looks the same until something is sent to it.
+_TRIED = 0.5
 
 # Bytes of a request's first line and headers.
 _MOST_HEAD = 65_536
@@ -67,21 +67,20 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _try(self) -> None:
-        """Sends what says nothing: to a client that has gone, that is an error."""
-        if self._answering and not self.transport.is_closing():
-            assert self.cycle is not None
-            if not self.cycle.response_started:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            elif self.cycle.chunked_encoding:  # a stream of events
+        """Sends what says nothing: to a client that has gone, that is an error the next time."""
+        cycle = self.cycle
+        if cycle is None or not self._answering or self.transport.is_closing():
+            return
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        if cycle.response_started:
+            if cycle.chunked_encoding:  # a stream of events
                 self.transport.write(b"3\r\n:\n\n\r\n")
-            self.loop.call_later(_LOOK, self._look)
-
-    def _look(self) -> None:
-        if self._answering and not self.transport.is_closing():
-            connection = self.transport.get_extra_info("socket")
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self.transport.abort()
-            self.loop.call_later(_LOOK, self._look)
+        elif cycle.scope["http_version"] != "1.0":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(_TRIED, self._try)
 
     def data_received(self, data: bytes) -> None:
         """Reads on; refuses headers without an end."""

@@ -50,6 +50,10 @@ def _is_prompt(value: Any) -> bool:
 
 Strings = Annotated[list[str], BeforeValidator(_one_or_several), Field(max_length=MOST_STOPS)]
 Prompts = Annotated[list[Any], BeforeValidator(_prompts)]
+
+# What llama.cpp, Ollama and LM Studio write for no limit, and llama.cpp for no biases.
+_Unlimited = BeforeValidator(lambda value: None if value == -1 else value)
+_Unbiased = BeforeValidator(lambda value: {} if value == [] else value)
 # JSON writes all names of an object as strings.
 Id = Annotated[int, Field(strict=False)]
 
@@ -60,10 +64,14 @@ class _Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, fields: Any) -> Any:
-        """Leaves out what is null, which means the same as no field."""
+        """Leaves out what is null, which means the same as no field; 1.0 is 1, as in JSON."""
         if not isinstance(fields, dict):
             return fields
-        return {name: value for name, value in fields.items() if value is not None}
+        return {
+            name: int(value) if type(value) is float and value.is_integer() else value
+            for name, value in fields.items()
+            if value is not None
+        }
 
 
 class RequestFields(_Fields):
@@ -77,6 +85,8 @@ class RequestFields(_Fields):
         """Raises ApiError for a field that may change the answer."""
         for name, value in fields.items() if isinstance(fields, dict) else ():
             if name in cls.model_fields or name in HARMLESS or value is None:
+                continue
+            if name in _REACHES and not any(map(fields.get, _REACHES[name])):
                 continue
             if not any(_same(value, neutral) for neutral in NEUTRAL.get(name, ())):
                 message = f"{name} is not supported by this server; leave it out"
@@ -116,7 +126,7 @@ class GenerationFields(RequestFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(1, ge=1)
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: Annotated[int | None, Field(ge=0), _Unlimited] = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -124,7 +134,7 @@ class GenerationFields(RequestFields):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[Id, float] = {}
+    logit_bias: Annotated[dict[Id, float], _Unbiased] = {}
     seed: int | None = None
     stop: Strings = []
     stop_token_ids: list[int] = []
@@ -179,7 +189,7 @@ class CompletionFields(GenerationFields):
     """The body of /v1/completions."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(16, ge=0)
+    max_tokens: Annotated[int | None, Field(ge=0), _Unlimited] = 16
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
     add_special_tokens: bool = True
@@ -266,7 +276,8 @@ class ChatFields(GenerationFields):
     tools: list[Tool] = []
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = ToolChoice()
     parallel_tool_calls: bool = True
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Annotated[int | None, Field(ge=1), _Unlimited] = None
+    n_predict: Literal[-1] | None = None  # the default of chats
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     add_generation_prompt: bool = True
@@ -361,7 +372,7 @@ class ResponseFields(GenerationFields):
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: Annotated[int | None, Field(ge=1), _Unlimited] = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     include: list[str] = []
     tools: list[dict[str, Any]] = []
@@ -388,28 +399,36 @@ HARMLESS = frozenset(
     }
 )  # fmt: skip
 
+# Fields that say how far others reach -> those others, which are off if 0.
+_REACHES = {"repeat_last_n": ("presence_penalty", "frequency_penalty")}
+
 # Values with which other fields change nothing.
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys([
-        "dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "min_keep", "mirostat",
-        "mirostat_mode", "n_discard", "n_indent", "n_keep", "n_probs", "no_repeat_ngram_size",
-        "penalty_alpha", "smoothing_factor", "top_a", "top_n_tokens", "xtc_probability",
+        "dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "min_keep",
+        "min_length", "mirostat", "mirostat_mode", "n_discard", "n_indent", "n_keep", "n_probs",
+        "no_repeat_ngram_size", "penalty_alpha", "smoothing_factor", "top_a", "top_n_tokens",
+        "xtc_probability",
     ], (0,)),
     **dict.fromkeys([
         "best_of", "encoder_repetition_penalty", "guidance_scale", "length_penalty", "num_beams",
         "repeat_penalty", "tfs", "tfs_z", "typ_p", "typical_p",
     ], (1,)),
-    **dict.fromkeys(["adaptive_target", "id_slot", "repeat_last_n"], (-1,)),
     **dict.fromkeys([
-        "add_special_tokens", "backend_sampling", "background", "echo", "flat_logprobs",
-        "grammar_lazy", "no_stop_trim", "post_sampling_probs", "raw",
+        "adaptive_target", "id_slot", "reasoning_budget", "repeat_last_n", "thinking_budget",
+        "thinking_budget_tokens",
+    ], (-1,)),
+    **dict.fromkeys([
+        "add_special_tokens", "backend_sampling", "background", "ban_eos_token",
+        "dynamic_temperature", "early_stopping", "echo", "flat_logprobs", "grammar_lazy",
+        "no_stop_trim", "post_sampling_probs", "raw", "reasoning_in_content",
         "return_cached_tokens_details", "return_full_text", "return_hidden_states",
-        "return_routed_experts", "return_token_ids", "return_tokens", "use_beam_search", "verbose",
-        "watermark",
+        "return_routed_experts", "return_token_ids", "return_tokens", "temperature_last",
+        "use_beam_search", "verbose", "watermark",
     ], (False,)),
     **dict.fromkeys([
-        "detokenize", "do_sample", "parse_tool_calls", "penalize_nl",
-        "spaces_between_special_tokens",
+        "add_bos_token", "detokenize", "do_sample", "parse_tool_calls", "penalize_nl",
+        "spaces_between_special_tokens", "stream_reasoning",
     ], (True,)),
     **dict.fromkeys([
         "allowed_token_ids", "bad_words", "documents", "functions", "grammar_triggers",

@@ -149,9 +149,11 @@ def _only_text(message: Mapping[str, Any], place: int) -> Mapping[str, Any]:
         raise bad(said, "messages", "unsupported_parameter")
     if content is None and message.get("role") in ("assistant", "tool"):
         return {**message, "content": message.get("refusal") or ""}
+    where = f"messages.{place}.content"
+    if not isinstance(content, str | list | None):
+        raise bad(f"{where} must be a text or a list of parts", "messages")
     if not isinstance(content, list):
         return message
-    where = f"messages.{place}.content"
     return {**message, "content": joined(content, where, ["text", "refusal"])}
 
 

@@ -23,8 +23,15 @@ _KINDS = {
 }
 _FORMATS = ("text", "json_object", "json_schema")
 
-# Options of vLLM's `structured_outputs` -> values with which they change nothing here.
-_NEUTRAL = {"disable_additional_properties": (False,), "disable_fallback": (False, True)}
+# Kinds of structures and options of vLLM's -> values besides null that ask for nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(["json", "regex", "grammar"], ("",)),
+    "choice": ([],),
+    **dict.fromkeys(
+        ["json_object", "disable_additional_properties", "disable_any_whitespace"], (False,)
+    ),
+    "disable_fallback": (False, True),
+}
 
 
 def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
@@ -37,14 +44,11 @@ def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
     asked: dict[str, Any] = {
         name: {kind: value}
         for name, kind in _KINDS.items()
-        if (value := getattr(fields, name)) is not None and (value is not False or kind == "json")
+        if _asks(kind, value := getattr(fields, name))
     }
-    if fields.structured_outputs is not None:
-        asked["structured_outputs"] = {
-            name: value
-            for name, value in fields.structured_outputs.items()
-            if value not in _NEUTRAL.get(name, ())
-        }
+    of_vllm = fields.structured_outputs or {}
+    if options := {name: value for name, value in of_vllm.items() if _asks(name, value)}:
+        asked["structured_outputs"] = options
     if (of_format := _of_format(fields.response_format)) is not None:
         asked["response_format"] = of_format
     if not asked:
@@ -53,6 +57,10 @@ def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
     if len(asked) > 1:
         raise bad(f"{' and '.join(asked)} ask for a structure each; leave out all but one", name)
     return name, asked[name]
+
+
+def _asks(kind: str, value: Any) -> bool:
+    return value is not None and value not in _NEUTRAL.get(kind, ())
 
 
 def _of_format(response_format: Mapping[str, Any]) -> dict[str, Any] | None:

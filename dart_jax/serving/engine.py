@@ -132,8 +132,7 @@ class Engine:
             if not self._accepting:
                 raise EngineClosed("the server is shutting down; try again later")
             if len(self._accepted) >= self.config.slots + self.config.queue:
-                each = self._runner.counters.seconds_per_request() or 1 / self.config.slots
-                raise QueueFull(self.config.queue, each)
+                raise QueueFull(self.config, self._runner.counters.seconds_in_slot)
             self._accepted[sequence] = None
             self._inbox.append(sequence)
             self._changed.notify_all()

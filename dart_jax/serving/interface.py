@@ -21,10 +21,10 @@ class QueueFull(UserError):
         is room for all that try again.
     """
 
-    def __init__(self, queue: int, seconds_per_request: float):
-        """`queue` requests are waiting."""
-        super().__init__(f"{queue} requests are waiting; try again in a moment")
-        self.retry_after = max(queue, 1) * seconds_per_request
+    def __init__(self, config: ServingConfig, seconds: float = 1.0):
+        """All places in a queue are taken, and requests have their slots for so many seconds."""
+        super().__init__(f"{config.queue} requests are waiting; try again in a moment")
+        self.retry_after = max(config.queue / config.slots, 1) * seconds
 
 
 class AnyTicket(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, reduce
 from itertools import takewhile
@@ -44,44 +45,47 @@ class ChatTemplate:
     """A chat template, given by its source.
 
     What it takes is found by rendering short chats, when somebody asks for the first time: it
-    leaves out everything else, or raises an error.
+    leaves out everything else, or raises an error. Where instructions may be is found with each
+    chat, as it may depend on its options.
     """
 
-    def __init__(self, source: str, render: Callable[[list[Message]], str]):
-        """`render` writes messages with this template, and may raise anything."""
+    def __init__(self, source: str, render: Callable[[list[Message], Mapping[str, Any]], str]):
+        """`render` writes messages with this template and options, and may raise anything."""
         self._source, self._render = source, render
 
-    def messages(self, messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+    def messages(
+        self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[Message]:
         """The messages of a chat, each with a `role`, as the template takes them.
 
-        Fields that say nothing are left out. Instructions for which there is no role are part of
-        the user's next turn. Where it reads contents only as lists of parts, as templates of some
-        vision-language models, texts are such lists.
+        Fields that say nothing are left out. Instructions that it would not show with these options
+        are part of the user's next turn. Where it reads contents only as lists of parts, as
+        templates of some vision-language models, texts are such lists.
         """
-        result = self._with_known_roles(list(map(_saying, messages)))
-        for message in result if self._only_parts else ():
-            message["content"] = _parts(message.get("content", ""))
-        return result
+        chat = self._with_known_roles(list(map(_saying, messages)), options)
+        return self._with_parts(chat)
 
     def without_thoughts(self, message: Mapping[str, Any]) -> Message:
         """A message of the history, as models that think take it.
 
         What the assistant thought, at the beginning of its content or in a field of its own, is
-        left out, unless the template reads this field, and decides which turns show it.
+        left out, unless the template reads such a field, and decides which turns show it.
         """
         message = dict(message)
         thinks = THINK in self._source or END_OF_THINK in self._source
         if message["role"] != "assistant" or not thinks:
             return message
         fields = [message.pop(name, None) for name in _THOUGHTS]
-        thoughts = next((field for field in fields if field), None)
+        fields = [field for field in fields if isinstance(field, str)]
+        # With an empty field, the template looks for no thoughts in the content.
+        thoughts = next(filter(None, fields), "" if fields else None)
         content = message.get("content")
-        if isinstance(content, str) and content.lstrip().startswith(THINK):
+        if isinstance(content, str) and _thinks(content):
             inner, _, content = content.partition(END_OF_THINK)
             thoughts = thoughts or inner.lstrip().removeprefix(THINK)
             message["content"] = content.lstrip("\n")
-        if isinstance(thoughts, str) and "reasoning_content" in self._source:
-            message["reasoning_content"] = thoughts.strip("\n")
+        if thoughts is not None and self._thoughts is not None:
+            message[self._thoughts] = thoughts.strip("\n")
         return message
 
     @cached_property
@@ -127,60 +131,43 @@ class ChatTemplate:
         return not shown(_ONE) and shown(_parts(_ONE))
 
     @cached_property
-    def _developer(self) -> bool:
-        """Whether it knows the role of developers; many templates show any role."""
-        return "developer" in self._source and self._shows(
-            [{"role": "developer", "content": _ONE}, _USER], _ONE
+    def _thoughts(self) -> str | None:
+        """The field from which it takes what the assistant thought; None if there is none."""
+        return next(
+            (n for n in _THOUGHTS if re.search(rf"\.{n}\b|['\"]{n}['\"]", self._source)), None
         )
 
-    @cached_property
-    def _system(self) -> bool:
-        """Whether a chat may begin with a system message."""
-        return self._shows([_system(_ONE), _USER], _ONE)
-
-    @cached_property
-    def _only_system(self) -> bool:
-        """Whether it may have nothing else."""
-        return self._shows([_system(_ONE)], _ONE)
-
-    @cached_property
-    def _systems(self) -> bool:
-        """Whether it may have several, anywhere."""
-        chat = [_system(_ONE), _system(_TWO), _USER, _ANSWER, _system(_THREE), _USER]
-        return self._shows(chat, _ONE, _TWO, _THREE)
-
-    def _with_known_roles(self, messages: list[Message]) -> list[Message]:
+    def _with_known_roles(
+        self, messages: list[Message], options: Mapping[str, Any]
+    ) -> list[Message]:
         """Messages without roles that the template lacks, at the places where it lacks them."""
-        for message in messages:
-            if message["role"] == "developer" and not self._developer:
-                message["role"] = "system"
-        instructs = [message["role"] in _INSTRUCTIONS for message in messages]
-        if not any(instructs):
+        if not any(map(_instructs, messages)):
             return messages
-        asked = any(message["role"] == "user" for message in messages)
-        begins = self._system if asked else self._only_system
-        if begins and (not any(instructs[1:]) or self._systems):
+        system = [
+            each | {"role": "system"} if each["role"] == "developer" else each for each in messages
+        ]
+        # Many templates show any role.
+        chats = [messages, system] if "developer" in self._source else [system]
+        for chat in (*chats, *map(_first_together, chats)):
+            if self._instructed(chat, options):
+                return chat
+        return _moved(system)
+
+    def _instructed(self, messages: list[Message], options: Mapping[str, Any]) -> bool:
+        """Whether it shows all instructions of a chat."""
+        probes = {n: f"q{n}probe" for n, each in enumerate(messages) if _instructs(each)}
+        chat = list(messages)
+        for n, probe in probes.items():
+            listed = isinstance(chat[n].get("content"), list)
+            chat[n] = chat[n] | {"content": _parts(probe) if listed else probe}
+        text = self._try(self._with_parts(chat), options)
+        return all(probe in text for probe in probes.values())
+
+    def _with_parts(self, messages: list[Message]) -> list[Message]:
+        """The messages, with texts as lists of parts where it reads only these."""
+        if not self._only_parts:
             return messages
-        result: list[Message] = []
-        if begins and instructs[0]:
-            first = list(takewhile(lambda each: each["role"] in _INSTRUCTIONS, messages))
-            content = reduce(_joined, (message.get("content") for message in first))
-            result, messages = [first[0] | {"content": content}], messages[len(first) :]
-        waiting = None  # instructions for the user's next turn
-        for message in messages:
-            content = message.get("content")
-            if message["role"] in _INSTRUCTIONS:
-                waiting = _joined(waiting, content)
-                continue
-            if waiting and message["role"] == "user":
-                message["content"] = _joined(waiting, content)
-            elif waiting:
-                _add_to_user(result, waiting)
-            waiting = None
-            result.append(message)
-        if waiting:
-            _add_to_user(result, waiting)
-        return result
+        return [each | {"content": _parts(each.get("content", ""))} for each in messages]
 
     def _shows(self, messages: list[Message], *probes: str) -> bool:
         text = self._text(messages)
@@ -188,19 +175,22 @@ class ChatTemplate:
 
     def _text(self, messages: list[Message]) -> str:
         """The text of some messages; empty if the template refuses them."""
-        if self._only_parts:
-            messages = [each | {"content": _parts(each["content"])} for each in messages]
-        return self._try(messages)
+        return self._try(self._with_parts(messages))
 
-    def _try(self, messages: list[Message]) -> str:
+    def _try(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         try:
-            return self._render(messages)
+            return self._render(messages, options or {})
         except Exception:  # a template may raise anything
             return ""
 
 
-def _system(content: str) -> Message:
-    return {"role": "system", "content": content}
+def _instructs(message: Message) -> bool:
+    return message["role"] in _INSTRUCTIONS
+
+
+def _thinks(content: str) -> bool:
+    """Whether an answer begins with thoughts that end: else it may speak of the mark."""
+    return content.lstrip().startswith(THINK) and END_OF_THINK in content
 
 
 def _calling(style: CallStyle, *names: str) -> Message:
@@ -225,10 +215,38 @@ def _saying(message: Mapping[str, Any]) -> Message:
     return copy
 
 
+def _first_together(messages: list[Message]) -> list[Message]:
+    """The messages with instructions only at the beginning, as one, and in the user's turns."""
+    first = list(takewhile(_instructs, messages))
+    content = reduce(_joined, (message.get("content") for message in first), None)
+    begin = [message | {"content": content} for message in first[:1]]
+    return begin + _moved(messages[len(first) :])
+
+
+def _moved(messages: list[Message]) -> list[Message]:
+    """The messages with instructions as parts of the user's next turns."""
+    result: list[Message] = []
+    waiting = None  # instructions for the next turn
+    for message in messages:
+        content = message.get("content")
+        if _instructs(message):
+            waiting = _joined(waiting, content)
+            continue
+        if waiting and message["role"] == "user":
+            message = message | {"content": _joined(waiting, content)}
+        elif waiting:
+            _add_to_user(result, waiting)
+        waiting = None
+        result.append(message)
+    if waiting:
+        _add_to_user(result, waiting)
+    return result
+
+
 def _add_to_user(messages: list[Message], content: Any) -> None:
     """Adds to the user's last turn, or makes one."""
     if messages and messages[-1]["role"] == "user":
-        messages[-1]["content"] = _joined(messages[-1].get("content"), content)
+        messages[-1] = messages[-1] | {"content": _joined(messages[-1].get("content"), content)}
     else:
         messages.append({"role": "user", "content": content})
 

@@ -166,7 +166,7 @@ class Tokenizer:
         if options.get("continue_final_message"):
             chat[-1] = dict(messages[-1])  # it may end among them
         try:
-            return self._render(template.messages(chat), options)
+            return self._render(template.messages(chat, options), options)
         except Exception as error:  # a template may raise anything
             raise UserError(f"the chat template refuses the messages: {line(error)}") from error
 
@@ -190,17 +190,20 @@ class Tokenizer:
     def template(self, source: str) -> ChatTemplate:
         """What the chat template of this source takes; see `template_for`."""
 
-        def render(messages: list[dict[str, Any]]) -> str:
-            return self._render(messages, {"chat_template": source})
+        def render(messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
+            return self._render(messages, {**options, "chat_template": source})
 
         return self._templates.setdefault(source, ChatTemplate(source, render))
 
     def for_template(
-        self, messages: Sequence[Mapping[str, Any]], template: str
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template: str,
+        options: Mapping[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
-        """The messages as a chat template, given by its source, takes them, with all that the
-        assistant thought."""
-        return self.template(template).messages(messages)
+        """The messages as a chat template, given by its source, takes them with some options, with
+        all that the assistant thought."""
+        return self.template(template).messages(messages, options or {})
 
     def adds_to_chat(self, text: str) -> bool:
         """Tells whether the tokenizer adds special tokens around a chat, rendered to `text`.

@@ -118,9 +118,18 @@ def _downloaded(
                 huggingface_hub.hf_hub_download, repository, revision=revision, token=token
             )
             paths = [Path(get(part)) for part in gguf.parts(file)]
-            for beside in gguf.BESIDE:
-                with contextlib.suppress(huggingface_hub.errors.EntryNotFoundError):
-                    get(file[: file.rfind("/") + 1] + beside)
+            # Of the same commit, in which the cache knows what there is not.
+            folder, commit = file[: file.rfind("/") + 1], paths[0].parents[file.count("/")].name
+            for beside in (folder + name for name in gguf.BESIDE):
+                if huggingface_hub.try_to_load_from_cache(repository, beside, revision=commit):
+                    continue
+                try:
+                    get(beside, revision=commit)
+                except huggingface_hub.errors.LocalEntryNotFoundError:
+                    if not huggingface_hub.is_offline_mode():
+                        raise  # or what the file itself holds would be taken, as if it were alone
+                except huggingface_hub.errors.EntryNotFoundError:
+                    pass
             return paths[0]
         first = [pattern for pattern in patterns if ".bin" not in pattern]
         directory = download(first)

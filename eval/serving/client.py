@@ -197,7 +197,7 @@ class Client:
                         answer.error = "the answer ended without a finish_reason or usage"
                 else:
                     text = (await response.aread()).decode("utf-8", "replace")
-                    answer.error = f"status {answer.status}: {' '.join(text.split())[:600]}"
+                    answer.error = f"status {answer.status}: {' '.join(text.split())[:4000]}"
         except TimeoutError:
             answer.cancelled = patience is not None
             answer.error = "" if answer.cancelled else f"no end after {self._timeout:g} s"

@@ -140,6 +140,16 @@ REFERRED = {"oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}], "$defs": {"
             ['"x"'],
             ["1"],
         ),
+        ({"$ref": "#/$defs/A[ž<b>]", "$defs": {"A[ž<b>]": COLOURS}}, ['"red"'], ['"blue"']),
+        # Bounds that types of 64 bits have.
+        *(
+            ({"type": kind, "minimum": -end, "maximum": end}, [str(2**53), "-1"], ['"a"'])
+            for kind in ("integer", "number")
+            for end in (2**63 - 1, 2**64, 1e19, 3.4e38)
+        ),
+        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**64}, ["0", "17"], ["-1"]),
+        ({"type": "number", "minimum": -1.797e308, "maximum": 1.797e308}, ["1e200", "-2"], ["a"]),
+        ({"type": "number", "minimum": 0, "maximum": 1.797e308}, ["5.5"], ["-2"]),
         # Others.
         ({"const": None}, ["null"], ["1"]),
         ({"type": "array", "maxItems": 2**63 - 1, "minItems": 1.0}, ["[1]"], ["[]"]),
@@ -174,7 +184,10 @@ def test_honoured(schema, good, bad):
         ({"$ref": "https://example.org/a"}, "https://example.org/a"),
         ({"const": float("nan")}, "NaN is no number"),
         ({"const": "\ud800"}, "surrogates"),
-        ({"maximum": 2**63 - 1}, "a number above 2**53"),
+        ({"const": 2**63 - 1}, "a number above 2**53"),
+        ({"enum": [2**63 - 1]}, "a number above 2**53"),
+        ({"minimum": 2**63 - 1}, "a number above 2**53"),
+        ({"exclusiveMaximum": -(2**63)}, "a number above 2**53"),
         ({"not": {}}, "Unsatisfiable"),
         ("[]", "it must be an object"),
         ("false", "false allows no text"),
@@ -185,6 +198,29 @@ def test_refused_by_name(schema, message):
         GRAMMARS.check(StructuredOutputs(json=schema))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+LESS = r"(?:\d{0,1}|(?=[\d.]{1,4}0*$)\d{0,1}\.\d{0,2}0*$)"
+
+
+@pytest.mark.parametrize(
+    ("digits", "bad"),
+    [
+        (r"\d*\.?\d*$", []),
+        (LESS, ["0.123", "10.5"]),
+        (r"(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d*\.\d*0*$)", ["0.1234", "12.34", "1234"]),
+        (r"\d*\.?\d{0,2}0*$", ["0.123"]),
+    ],
+)
+def test_decimals(digits, bad):
+    """As Pydantic wrote them. What it left open at the end by mistake, is closed."""
+    pattern = rf"^(?!^[-+.]*$)[+-]?0*{digits}"
+    follows = judge(json={"anyOf": [{"type": "string", "pattern": pattern}, {"type": "null"}]})
+    for text in ("0", "7", "-1.5", "+00.25", ".5", "5.", "007.500"):
+        assert follows(f'"{text}"'), text
+        assert re.search(pattern, text)
+    for text in (*bad, "", "-", "+.", ".", "1e5", "1.2.3", "a"):
+        assert not follows(f'"{text}"'), text
 
 
 @pytest.mark.parametrize("options", [{"lenient": True}, {"whitespace_pattern": " *"}, 5])

@@ -13,7 +13,8 @@ from tokenizers_made import byte_level
 
 from dart_jax.serve.app import make_app
 from dart_jax.serve.errors import ApiError
-from dart_jax.serve.fields import ResponseFields
+from dart_jax.serve.fields import ChatFields, ResponseFields
+from dart_jax.serve.prompts import encode_chat
 from dart_jax.serve.responses.request import chat_of
 from dart_jax.serve.service import Limits, Service
 from dart_jax.serve.tools.formats import HERMES, XmlFormat, format_of
@@ -220,30 +221,32 @@ def test_results_of_any_kind(tokenizer):
 
 
 NATIVE = [
-    "Qwen2.5", "Qwen3", "Qwen3-Coder", "Hermes", "Llama 3.1", "Mistral v3", "Mistral v7",
-    "Phi-4-mini", "GLM-4.5",
+    "Qwen2.5", "Qwen3", "Qwen3-Coder", "Hermes", "Llama 3.1", "Llama 3.2", "Mistral v3",
+    "Mistral v7", "Phi-4-mini", "GLM-4.5",
 ]  # fmt: skip
+ONLY_HISTORY = ["DeepSeek-V3", "LFM2.5"]  # the format of new calls is not known
 
 
-@pytest.mark.parametrize("family", NATIVE)
+@pytest.mark.parametrize("family", NATIVE + ONLY_HISTORY)
 def test_calls_that_a_template_takes_are_those_of_transformers(tokenizers, family):
-    tokenizer = tokenizers[family]
+    tokenizer, tools = tokenizers[family], TOOLS if family in NATIVE else []
     arguments = {"city": 'Pa"ris', "n": [1, {"é": None}]}
-    function = {"name": "look", "arguments": json.dumps(arguments)}
+    text = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": "look", "arguments": text}
     call = {"id": "123456789", "type": "function", "function": function}
     result = {"role": "tool", "tool_call_id": "123456789", "content": "20"}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
     chat = [ASK, said, result, {"role": "assistant", "content": "So."}, AGAIN]
-    function["arguments"] = arguments
+    function["arguments"] = text if family.startswith("DeepSeek") else arguments
     expected = tokenizer.wrapped.apply_chat_template(
-        chat, tools=TOOLS, tokenize=False, add_generation_prompt=True
+        chat, tools=tools, tokenize=False, add_generation_prompt=True
     )
-    for sent in (json.dumps(arguments), arguments):
+    for sent in (text, arguments):
         function["arguments"] = sent
 
         async def run(server, kind, answer, parts):
             if kind == "text":
-                prompt, _ = await server.chat(*chat, tools=TOOLS)
+                prompt, _ = await server.chat(*chat, tools=tools)
                 assert prompt == tokenizer.decode(tokenizer.encode(expected), False)
 
         serve(tokenizer, run)
@@ -363,3 +366,32 @@ def test_calls_of_an_earlier_api(tokenizers):
         assert "send it as one of tool_calls" in error["message"]
 
     serve(tokenizers["ChatML"], run)
+
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        ({"role": "tool", "tool_call_id": {}, "content": "x"}, "tool_call_id must be a text"),
+        ({"role": "tool", "tool_call_id": ["0"], "content": "x"}, "tool_call_id must be a text"),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"id": []}]},
+            "tool_calls has one whose id is no text",
+        ),
+        *(
+            ({"role": role, "content": content}, "content must be a text or a list of parts")
+            for role in ("user", "assistant", "tool")
+            for content in (7, {})
+        ),
+    ],
+)
+def test_messages_that_are_none(tokenizers, message, fault):
+    async def run():
+        body = ChatFields(messages=[ASK, message])
+        with pytest.raises(ApiError) as caught:
+            await encode_chat(tokenizers["ChatML"], body, 1000)
+        assert (caught.value.status, str(caught.value)) == (400, f"messages.1.{fault}")
+
+    asyncio.run(run())

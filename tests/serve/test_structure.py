@@ -1,6 +1,9 @@
 """The structure that a request asks for, and values of fields that change nothing."""
 
+import json
+
 import pytest
+from pydantic import ValidationError
 
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs
@@ -64,6 +67,21 @@ def test_options_of_structured_outputs():
             StructuredOutputs.of(asked(structured_outputs={"json_object": True} | wrong)[1])
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: ""} for name in ("grammar", "ebnf", "regex", "guided_json", "json_schema")),
+        {"guided_choice": [], "guided_json_object": False, "guided_grammar": ""},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json": None, "regex": "", "choice": [], "json_object": False}},
+        {"structured_outputs": {"disable_any_whitespace": False, "whitespace_pattern": None}},
+    ],
+)
+def test_empty_fields_ask_for_nothing(fields):
+    assert asked(**fields) is None
+    assert asked(**fields, guided_regex="a") == ("guided_regex", {"regex": "a"})
+
+
 @pytest.mark.parametrize("kind", [ChatFields, CompletionFields])
 def test_neutral_and_harmless_fields_are_accepted(kind):
     required = CHAT if kind is ChatFields else COMPLETION
@@ -81,7 +99,44 @@ def test_other_values_are_refused_by_name(name):
         return
     for value in ("other", 2, 0.5, ["x"], {"x": 1}):
         with pytest.raises(ApiError, match=f"{name} is not supported by this server"):
-            ChatFields.model_validate(CHAT | {name: value})
+            ChatFields.model_validate(CHAT | {name: value, "presence_penalty": 0.5})
+
+
+@pytest.mark.parametrize("kind", [ChatFields, CompletionFields])
+def test_numbers(kind):
+    """1.0 is 1, and -1 no limit; an empty list of biases is none."""
+    required = CHAT if kind is ChatFields else COMPLETION
+    whole = {"max_tokens": 16, "top_k": 40, "seed": 1, "n": 2, "min_tokens": 3}
+    text = json.dumps(required | {name: float(value) for name, value in whole.items()})
+    found = kind.model_validate_json(text).model_dump(include=whole.keys())
+    assert found == whole
+    assert all(type(value) is int for value in found.values())
+    for endless in (-1, -1.0):
+        assert kind.model_validate(required | {"max_tokens": endless}).most_tokens is None
+    assert kind.model_validate(required | {"logit_bias": []}).logit_bias == {}
+    for wrong in ({"max_tokens": -2}, {"max_tokens": 1.5}, {"logit_bias": [1]}, {"n": True}):
+        with pytest.raises(ValidationError):
+            kind.model_validate(required | wrong)
+
+
+def test_no_limit_by_other_names():
+    """Completions have a limit by default, so that there it would change the text."""
+    fields = ChatFields.model_validate(CHAT | {"max_completion_tokens": -1, "n_predict": -1})
+    assert fields.most_tokens is None
+    with pytest.raises(ValidationError):
+        ChatFields.model_validate(CHAT | {"n_predict": 5})
+    with pytest.raises(ApiError, match="n_predict is not supported"):
+        CompletionFields.model_validate(COMPLETION | {"n_predict": -1})
+
+
+def test_reach_of_penalties():
+    """Without penalties it may be any."""
+    for off in ({}, {"presence_penalty": 0.0, "frequency_penalty": None, "repeat_penalty": 1}):
+        ChatFields.model_validate(CHAT | off | {"repeat_last_n": 64})
+    for name in ("presence_penalty", "frequency_penalty"):
+        ChatFields.model_validate(CHAT | {name: 0.5, "repeat_last_n": -1})
+        with pytest.raises(ApiError, match="repeat_last_n is not supported"):
+            ChatFields.model_validate(CHAT | {name: 0.5, "repeat_last_n": 64})
 
 
 def test_truth_is_no_number():

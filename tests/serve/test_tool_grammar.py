@@ -213,6 +213,31 @@ def test_values(model, schema, good, bad):
         assert ends == (value in good), value
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"required": ["v"], "properties": {}},
+        {"required": ["v"], "properties": {"w": {"type": "integer"}}},
+        {"required": ["v"], "properties": {"v": {"$ref": "#/$defs/A[b]"}}},
+        {"required": ["v"], "properties": {"v": {"$ref": "#/$defs/A%5Bb%5D"}}},
+        {"required": ["v"], "properties": {"v": {"$ref": "#/$defs/l[b]"}}},
+    ],
+)
+def test_names_of_parameters(model, parameters):
+    """One that must be there may be without a description."""
+    model = model(QWEN_XML, "none")
+    named = {"A[b]": {"type": ["string", "array"]}, "l[b]": {"type": "array", "items": {}}}
+    parameters = {"type": "object", "$defs": named, **parameters}
+    tools = model.tools([Function(name="f", parameters=parameters)])
+    source = model.grammars.check(tools.outputs(None))
+    for arguments in ({"v": "[1]"}, {}, {"v": "[1]", "x": "1"}):
+        matcher = model.grammars.start(source)
+        text = QWEN_XML.write([("f", arguments)])
+        matcher.advance(model.tokenizer.encode(text))
+        ends = matcher.error is None and model.end in allowed(matcher)
+        assert ends == (arguments == {"v": "[1]"}), arguments
+
+
 def test_order_and_presence(model):
     model = model(GLM, "some")
     properties = {name: {"type": "integer"} for name in "abc"}
@@ -234,6 +259,7 @@ def test_order_and_presence(model):
         ({"properties": {"a>b": {}}}, "the name 'a>b'"),
         ({"properties": {" a": {}}}, "the name ' a'"),
         ({"properties": {"a": False}, "required": ["a"]}, "the parameter 'a'"),
+        ({"required": ["a"], "additionalProperties": False}, "the parameter 'a'"),
         ({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, "anyOf"),
         ({"properties": {"a": {"not": {"const": "b"}}}}, "not"),
         ({"properties": {"a": {"type": "string", "maxLength": "x"}}}, "length"),

@@ -215,6 +215,12 @@ LLAMA31 = (
 {%- if add_generation_prompt %}{{ begin + 'assistant' + end }}{% endif -%}"""
 )
 
+# It knows no built-in tools, and not their mark.
+LLAMA32 = LLAMA31.replace(" + ('<|python_tag|>' if builtin_tools else '')", "").replace(
+    "tools | tojson",
+    """'{"name": ..., "parameters": dictionary of argument name and value}' + tools | tojson""",
+)
+
 _MISTRAL_CHECK = """{%- set ns = namespace(index=0) -%}
 {%- for message in chat -%}
 {%- if not (message.role == 'tool' or (message.tool_calls is defined
@@ -367,6 +373,67 @@ DEEPSEEK_R1 = """{%- set ns = namespace(tool=false, system='') -%}
 {%- endfor -%}
 {%- if add_generation_prompt and not ns.tool %}{{ '<|Assistant|><think>\n' }}{% endif -%}"""
 
+# All system messages are at the beginning; the first call of a chat has marks of its own.
+DEEPSEEK_V3 = """{%- set ns = namespace(begun=false, tool=false) -%}
+{{ bos_token + messages | selectattr('role', 'equalto', 'system') | map(attribute='content')
+   | join('\n\n') }}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}
+{%- set ns.tool = false -%}{{ '<|User|>' + message.content }}
+{%- elif message.role == 'assistant' and 'tool_calls' in message -%}
+{%- set ns.tool = false -%}
+{%- for call in message.tool_calls -%}
+{{ '\n' if ns.begun else '<|Assistant|>' + (message.content or '') + '<|calls_begin|>' }}
+{{- '<|call|>' + call.type + '<|sep|>' + call.function.name + '\n```json\n' }}
+{{- call.function.arguments + '\n```<|call_end|>' -}}
+{%- set ns.begun = true -%}
+{%- endfor -%}{{ '<|calls_end|>' + eos_token }}
+{%- elif message.role == 'assistant' -%}
+{{ ('<|outputs_end|>' if ns.tool else '<|Assistant|>') }}
+{{- (message.content if ns.tool else message.content.split('</think>')[-1]) + eos_token -}}
+{%- set ns.tool = false -%}
+{%- elif message.role == 'tool' -%}
+{%- set ns.tool = true -%}{{ '<|output|>' + message.content + '<|output_end|>' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not ns.tool %}{{ '<|Assistant|><think>\n' }}{% endif -%}"""
+
+# Thoughts are in `thinking`, and calls are those of Python.
+LFM25 = (
+    _FIRST_SYSTEM
+    + """{%- set about = 'List of tools: ' + tools | tojson if tools else '' -%}
+{%- if system or about -%}
+{{ '<|im_start|>system\n' + (system or '') + about + '<|im_end|>\n' }}
+{%- endif -%}
+{%- set ns = namespace(last=-1) -%}
+{%- for message in chat -%}
+{%- if message.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in chat -%}
+{%- set content = message.content or '' -%}
+{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' -%}
+{%- if loop.index0 <= ns.last -%}
+{%- set content = content.split('</think>')[-1] | trim if '</think>' in content else content -%}
+{%- elif message.thinking is defined -%}
+{{ '<think>' + message.thinking + '</think>' }}
+{%- endif -%}
+{%- endif -%}
+{{ content }}
+{%- if message.tool_calls is defined -%}
+{{ '<|tool_call_start|>[' }}
+{%- for call in message.tool_calls -%}
+{{ call.function.name + '(' }}
+{%- for name, value in call.function.arguments.items() -%}
+{{ name + '=' + value | tojson + (', ' if not loop.last else '') }}
+{%- endfor -%}{{ ')' + (', ' if not loop.last else '') }}
+{%- endfor -%}{{ ']<|tool_call_end|>' }}
+{%- endif -%}
+{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""
+)
+
 # It knows developers, and only at the beginning.
 GPT_OSS = """{%- set chat = messages -%}
 {%- if messages[0].role in ('system', 'developer') -%}
@@ -398,6 +465,7 @@ FAMILIES = {
     "Llama 2": LLAMA2,
     "Llama 3": LLAMA3,
     "Llama 3.1": LLAMA31,
+    "Llama 3.2": LLAMA32,
     "Mistral v3": MISTRAL3,
     "Mistral v7": MISTRAL7,
     "Gemma 2": GEMMA2,
@@ -409,6 +477,8 @@ FAMILIES = {
     "GLM-4": GLM4,
     "GLM-4.5": GLM45,
     "DeepSeek-R1": DEEPSEEK_R1,
+    "DeepSeek-V3": DEEPSEEK_V3,
+    "LFM2.5": LFM25,
     "gpt-oss": GPT_OSS,
     "parts": PARTS,
 }

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import gguf
 import jax
@@ -31,7 +32,7 @@ from dart_jax.weights.generation_file import load_eos, read_options
 from dart_jax.weights.gguf import file as gguf_file
 from dart_jax.weights.gguf.config import _UNUSED, _specified, hf_config
 from dart_jax.weights.gguf.names import rope_factors
-from dart_jax.weights.gguf.tokenizer import _SPLITS
+from dart_jax.weights.gguf.tokenizer import _SPLITS, backend
 from dart_jax.weights.target_files import open_target
 
 LLAMA = TargetConfig(
@@ -59,6 +60,18 @@ LONGROPE = Rope(
         ("attention_factor", 1.5),
     ),
     0.5,
+)
+YARN = Rope(
+    5e5,
+    "yarn",
+    (
+        ("factor", 8.0),
+        ("original_max_position_embeddings", 8),
+        ("beta_fast", 32.0),
+        ("beta_slow", 1.0),
+        ("attention_factor", 1.25),
+        ("truncate", True),
+    ),
 )
 GEMMA = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "num_hidden_layers": 6}
 SCALES = {
@@ -140,6 +153,24 @@ MODELS = {
             "rope": Rope(5e5),
         },
         {"{arch}.attention.sliding_window_pattern": [True, True, True, False]},
+    ),
+    "OLMo 3, YaRN": (
+        {
+            "model_type": "olmo3",
+            "num_hidden_layers": 4,
+            "sliding_window": 7,
+            "sliding_layers": (0, 1, 2),
+            "rope": YARN,
+            "sliding_rope": Rope(5e5),
+        },
+        {
+            "{arch}.rope.scaling.type": "yarn",
+            "{arch}.rope.scaling.factor": 8.0,
+            "{arch}.rope.scaling.original_context_length": 8,
+            "{arch}.rope.scaling.attn_factor": 1.25,  # the whole of it, not a factor on YaRN's own
+            "{arch}.rope.scaling.yarn_beta_fast": 32.0,
+            "{arch}.rope.scaling.yarn_beta_slow": 1.0,
+        },
     ),
 }
 FACTORS = {
@@ -348,7 +379,8 @@ def test_phi_3_takes_the_spaces_behind_its_tokens(tmp_path):
     assert tokenizer.encode("<s>\n a") != tokenizer.encode("<s>a")
 
 
-def test_spaces_of_gemma(tmp_path):
+@pytest.mark.parametrize("said", [True, False])
+def test_spaces_of_gemma(said, tmp_path):
     """Files hold tokens of spaces as text; nothing comes before a text but `<bos>`."""
     tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "  ", "   ", "▁", "a", "b", "▁a", "ab"]
     metadata = {
@@ -357,7 +389,7 @@ def test_spaces_of_gemma(tmp_path):
         "tokenizer.ggml.token_type": [3, 3, 3, 2, 4, 4, 1, 1, 1, 1, 1],
         "tokenizer.ggml.scores": [0.0] * len(tokens),
         "tokenizer.ggml.bos_token_id": 2,
-        "tokenizer.ggml.add_space_prefix": False,
+        **({"tokenizer.ggml.add_space_prefix": False} if said else {}),
     }
     changes, _ = MODELS["Gemma"]
     tokenizer = Tokenizer.load(converted(tmp_path, metadata, **changes))
@@ -423,8 +455,10 @@ CARELESS = {
             "llama.logit_scale": 1.0,
             "llama.rope.freq_base_swa": 1e4,
             "llama.rope.scaling.attn_factor": 1.0,
+            "llama.rope.mrope_section": [2, 1, 1],
             "llama.rope.scaling.type": "none",
-            "llama.use_parallel_residual": False,
+            "llama.use_parallel_residual": True,
+            "tokenizer.ggml.add_sep_token": True,
         },
         {},
     ),
@@ -460,6 +494,14 @@ CARELESS = {
         {"tokenizer.ggml.eos_token_id": ["2", "t7"], "tokenizer.ggml.eos_token_ids": [9, 999]},
         {"tokenizer.ggml.eos_token_id": [2, 7, 9]},
     ),
+    "an id as a text that is another's": (
+        {},
+        {
+            "tokenizer.ggml.eos_token_id": "1",
+            "tokenizer.ggml.tokens": ["a", "b", "ab", "1"],
+        },
+        {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.tokens": ["a", "b", "ab", "1"]},
+    ),
     "a template by name alone": (
         {},
         {"tokenizer.chat_template.default": "x", "tokenizer.chat_template.rag": "y"},
@@ -483,6 +525,23 @@ def test_older_and_careless_metadata(name, tmp_path):
     other = write(tmp_path / "other.gguf", tmp_path / "hf", extra=proper | types)
     assert contents(one) == contents(other)
     assert not json.loads((resolved(one) / "config.json").read_text())["gguf_notes"]
+
+
+def test_what_converters_of_gemma_3_left_out_or_made_up(tmp_path):
+    """Ollama's."""
+    save(tmp_path / "hf", dataclasses.replace(LLAMA, **MODELS["Gemma 3"][0]))
+    names = ("rope.freq_base", "attention.layer_norm_rms_epsilon")
+    extra = dict.fromkeys(f"gemma3.{name}" for name in names)
+    files = gguf_file.read(write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra))
+    config = hf_config(files, {})
+    assert (config["rope_theta"], config["rms_norm_eps"]) == (1e6, 1e-6)
+    extra = {"gemma3.block_count": 26, "gemma3.final_logit_softcapping": 30.0}
+    config = hf_config(files._replace(metadata=files.metadata | extra), {})
+    assert "final_logit_softcapping" not in config
+    assert "final_logit_softcapping = 30, which" in config["gguf_notes"][0]
+    extra["gemma3.final_logit_softcapping"] = 20.0
+    config = hf_config(files._replace(metadata=files.metadata | extra), {})
+    assert config["final_logit_softcapping"] == 20
 
 
 def test_the_older_name_of_linear_scaling_counts(tmp_path):
@@ -521,7 +580,7 @@ def test_no_field_of_the_specification_is_passed_over(name, tmp_path):
     fields = {*_specified(), "rope.scale_linear", "rope.of_the_future"} - {*_UNUSED}
     assert len(fields) > 80
     for field in fields:
-        for value in (7, 0.375):
+        for value in (7, 0.375, "text"):
             metadata = {**files.metadata, f"{architecture}.{field}": value}
             try:
                 config = hf_config(files._replace(metadata=metadata), factors)
@@ -594,14 +653,27 @@ def test_tokens_without_types(tmp_path):
         assert tokenizer.special_ids == proper.special_ids
 
 
-def test_what_ends_a_turn_is_a_control_token(tmp_path):
-    """As in llama.cpp, even where the file has it as text."""
+def test_what_begins_or_ends_a_turn_is_a_control_token(tmp_path):
+    """Even where the file has it as text, like no other token of its kind."""
     metadata = metadata_of(byte_level(), "gpt-2")
-    id = metadata["tokenizer.ggml.tokens"].index("<|im_end|>")
-    metadata["tokenizer.ggml.token_type"][id] = 1
+    texts = ("<|im_start|>", "<|im_end|>")
+    ids = [metadata["tokenizer.ggml.tokens"].index(text) for text in texts]
+    for id in ids:
+        metadata["tokenizer.ggml.token_type"][id] = 1
+    assert 3 in metadata["tokenizer.ggml.token_type"]
     directory = converted(tmp_path, metadata)
-    assert Tokenizer.load(directory).encode("<|im_end|>") == [id]
-    assert load_eos(directory) == (id,)
+    tokenizer = Tokenizer.load(directory)
+    assert tokenizer.encode("".join(texts)) == ids
+    assert {*ids} <= {*tokenizer.special_ids}
+    assert load_eos(directory)[-1] == ids[-1]
+
+
+def test_a_list_of_no_merges_is_as_good_as_none():
+    original = byte_fallback()
+    metadata = metadata_of(original) | {"general.architecture": "llama"}
+    empty = backend(Path("m.gguf"), metadata | {"tokenizer.ggml.merges": []})
+    for text in TEXTS:
+        assert empty.encode(text).ids == original.encode(text).ids
 
 
 @pytest.mark.parametrize("changes", [{"scores": None}, {"scores": -1000.0}, {"token_type": None}])
@@ -673,6 +745,17 @@ def test_a_chat_template_beside_the_file(own, tmp_path):
         tokenizer = Tokenizer.load(resolved(path))
         message = [{"role": "user", "content": "x"}]
         assert tokenizer.render_chat(message) == text.replace("{{ messages[0].content }}", "x")
+
+
+@pytest.mark.parametrize("with_tokenizer", [False, True])
+def test_a_chat_template_in_another_encoding(with_tokenizer, tmp_path):
+    metadata = metadata_of(byte_level(), "gpt-2")
+    converted(tmp_path, metadata)
+    if with_tokenizer:
+        byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("Grüße", encoding="latin-1")
+    with pytest.raises(UserError, match=r"chat_template\.jinja is not UTF-8 text \(byte 3\)"):
+        resolved(tmp_path / "m.gguf")
 
 
 def test_the_place_of_files_beside_is_written_down(tmp_path):
@@ -757,6 +840,10 @@ def test_an_unknown_rule_of_splitting(tmp_path):
             r"rope\.scale_linear = 2\.0, which contradicts its rope\.scaling\.type or factor",
         ),
         (
+            {"extra": {"llama.attention.sliding_window": "4096"}},
+            r"has llama\.attention\.sliding_window = '4096', no number",
+        ),
+        (
             {"extra": {"llama.attention.head_count_kv": [2, 1, 2]}},
             r"attention\.head_count_kv differs from layer to layer",
         ),
@@ -767,7 +854,7 @@ def test_an_unknown_rule_of_splitting(tmp_path):
     ],
     ids=[
         *("architecture", "adapter", "tensor", "two RoPEs", "tokenizer", "attention"),
-        *("two scales", "two kinds", "layers", "half of the divisors"),
+        *("two scales", "two kinds", "text", "layers", "half of the divisors"),
     ],
 )
 def test_refused_by_name(tmp_path, options, match):

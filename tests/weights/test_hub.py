@@ -185,6 +185,25 @@ def test_what_lies_beside_a_gguf_file_comes_with_it(server, tmp_path, monkeypatc
     assert cached == [directory] * 2
 
 
+def test_a_tokenizer_beside_a_gguf_file_that_cannot_be_asked_for(server, tmp_path, monkeypatch):
+    """Is not taken for one that is not there, but where the user wants no network."""
+    content = tiny_gguf(tmp_path, "model").read_bytes()
+    server.repositories["some/model-GGUF"] = {"model.gguf": content, "tokenizer.json": b"{}"}
+    answer = server.answer
+
+    def failing(method, path, authorization):
+        failed = path.endswith("/tokenizer.json")
+        return (403, {}, b"{}") if failed else answer(method, path, authorization)
+
+    monkeypatch.setattr(server, "answer", failing)
+    with pytest.raises(UserError, match=r"model-GGUF cannot be taken from the Hugging .*403"):
+        hub.resolve("some/model-GGUF/model.gguf", patterns=hub.TARGET)
+    connect(monkeypatch, server.address, offline=True)
+    assert "tokenizer.json" in os.listdir(
+        hub.resolve("some/model-GGUF/model.gguf", patterns=hub.TARGET)
+    )
+
+
 def test_ngram_files(server, monkeypatch):
     server.repositories["some/ngrams"] = {"small.trie": b"1", "full.trie": b"2", "old/a.dng": b"3"}
     for name, content in (("small.trie", b"1"), ("old/a.dng", b"3")):

@@ -92,7 +92,7 @@ class Cluster:
         if not self._accepting:
             raise EngineClosed("the server is shutting down; try again later")
         if len(self._running) >= self.config.slots + self.config.queue:
-            raise QueueFull(self.config.queue, 1 / self.config.slots)
+            raise QueueFull(self.config)
         ticket = Ticket()
         work = self._pass_on(ticket, request, on_update)
         ticket.future = asyncio.run_coroutine_threadsafe(work, self._loop)

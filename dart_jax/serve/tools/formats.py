@@ -174,6 +174,7 @@ _BY_TEMPLATE: Mapping[str, ToolFormat | None] = {
     "<function=": None,  # with arguments that are none of these
     "<tool_call>": HERMES,
     "<|python_tag|>": LLAMA,
+    '"parameters": dictionary of argument name': LLAMA,
 }
 
 

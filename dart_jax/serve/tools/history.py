@@ -34,8 +34,8 @@ def with_tools(
     """Yields the messages of a chat and the tools that its template reads, written in several ways.
     The first that the template takes is the best.
 
-    Calls and results become text where the template knows no tools, or does not show them, and
-    calls whose arguments are no JSON object always.
+    Calls and results become text where the template does not show them, or the answer may call
+    tools of which it knows nothing, and calls whose arguments are no JSON object always.
 
     Args:
       tokenizer: has the template.
@@ -44,7 +44,7 @@ def with_tools(
       tools: that the answer may call.
 
     Raises:
-      ApiError: a call is none.
+      ApiError: a call is none, or an id no text.
       UserError: there is no such template.
     """
     turns = _after_calls([_Turn.of(message, place) for place, message in enumerate(messages)])
@@ -52,6 +52,8 @@ def with_tools(
     source = tokenizer.template_for({**options, "tools": described})
     template, format = tokenizer.template(source), format_of(source)
     if format is None:
+        if described is None and template.calls is not None:
+            yield _as_calls(turns, HERMES, template), None
         yield _with_prompt(_as_text(turns, HERMES), described), None
         return
     if template.calls is not None:
@@ -79,11 +81,13 @@ class _Call(NamedTuple):
 
     @classmethod
     def of(cls, given: Any, place: int) -> _Call:
-        """Reads a call; raises ApiError if it is none."""
+        """Reads a call; raises ApiError if it is none, or its id no text."""
         function = given.get("function") if isinstance(given, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             message = f"messages.{place}.tool_calls has one without a function's name"
             raise bad(message, "messages")
+        if not isinstance(given.get("id"), str | None):
+            raise bad(f"messages.{place}.tool_calls has one whose id is no text", "messages")
         text = function.get("arguments") or "{}"
         if not isinstance(text, str):
             text = json.dumps(text, ensure_ascii=False)
@@ -104,10 +108,12 @@ class _Turn(NamedTuple):
 
     @classmethod
     def of(cls, message: Mapping[str, Any], place: int) -> _Turn:
-        """Reads a message; raises ApiError if a call is none."""
+        """Reads a message; raises ApiError if a call is none, or an id no text."""
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
             raise bad(f"messages.{place}.tool_calls must be a list", "messages")
+        if not isinstance(message.get("tool_call_id"), str | None):
+            raise bad(f"messages.{place}.tool_call_id must be a text", "messages")
         rest = {name: value for name, value in message.items() if name != "tool_calls"}
         return cls(rest, [_Call.of(call, place) for call in calls])
 
@@ -133,7 +139,7 @@ class _Turn(NamedTuple):
 
 def _after_calls(turns: Sequence[_Turn]) -> list[_Turn]:
     """The turns, with results that precede their calls after these."""
-    calls: dict[Any, int] = {}
+    calls: dict[str | None, int] = {}
     for place, turn in enumerate(turns):
         for call in turn.calls:
             calls.setdefault(call.given.get("id"), place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +61,7 @@ class Parameters:
         found: Any = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
-        for part in reference.split("/")[1:]:
+        for part in urllib.parse.unquote(reference).split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             found = found.get(part) if isinstance(found, Mapping) else None
         return found

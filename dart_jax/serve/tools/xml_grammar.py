@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -119,7 +120,9 @@ class XmlArguments:
         required = schema.get("required")
         required = [*filter(_is_text, required)] if isinstance(required, list) else []
         self._named = {**self._parameters.properties}
-        self._named |= {name: others for name in required if name not in self._named}
+        # What must be there may be, although it is not described.
+        unnamed = schema.get("additionalProperties", True)
+        self._named |= {name: unnamed for name in required if name not in self._named}
         body = []
         for place, (name, value) in enumerate(self._named.items()):
             if self._parameters.kinds(value):
@@ -253,7 +256,8 @@ class XmlArguments:
         result = {**schema}
         for kind, found in definitions.items():
             if found:
-                names = (name.replace("~1", "/").replace("~0", "~") for name in found)
+                names = map(urllib.parse.unquote, found)
+                names = (name.replace("~1", "/").replace("~0", "~") for name in names)
                 result[kind] = dict(zip(names, found.values(), strict=True))
         return result
 

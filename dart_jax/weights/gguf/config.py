@@ -20,8 +20,10 @@ _UNUSED = (
     "expert_shared_feed_forward_length",
     "pooling_type",
     "rope.dimension_sections",
+    "rope.mrope_section",  # the same, as Ollama names it
     "rope.scaling.finetuned",
     "tensor_data_layout",
+    "use_parallel_residual",  # of GPT-NeoX; early converters wrote it for all
     "vocab_size",
 )
 # Fields of which a 1 changes nothing, as little as a 0 in any.
@@ -38,6 +40,8 @@ _FACTORS = (
     "residual_scale",
     "rope.scaling.alpha",
 )
+# The one field that is a text.
+_TEXT = "rope.scaling.type"
 # Fields that have a value per layer where that matters.
 _PATTERNS = ("attention.sliding_window_pattern",)
 
@@ -51,7 +55,14 @@ class Fields:
         self.asked: set[str] = set()
 
     def __call__(self, name: str, default: Any = None) -> Any:
-        """The value of a field; of a list with the same value for all layers, that value."""
+        """The value of a field, no text; of a list with the same value for all layers, that."""
+        value = self.stored(name, default)
+        if isinstance(value, str) and name != _TEXT:
+            raise self.misfit(name, "no number")
+        return value
+
+    def stored(self, name: str, default: Any = None) -> Any:
+        """The same, of any type."""
         self.asked.add(name)
         value = self.files.metadata.get(f"{self.architecture}.{name}", default)
         if isinstance(value, list) and name not in _PATTERNS:
@@ -63,13 +74,13 @@ class Fields:
             value = value[0] if value else default
         return value
 
-    def need(self, name: str) -> Any:
+    def need(self, name: str, default: float | None = None) -> Any:
         """The value of a field that every model has, a number."""
-        value, key = self(name), f"{self.architecture}.{name}"
+        value = self(name, default)
         if value is None:
-            raise UserError(f"{self.files.paths[0]} lacks {key}")
+            raise UserError(f"{self.files.paths[0]} lacks {self.architecture}.{name}")
         if not isinstance(value, int | float) or not value > 0:
-            raise UserError(f"{self.files.paths[0]} has {key} = {value!r:.60}, no positive number")
+            raise self.misfit(name, "no positive number")
         return value
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
@@ -79,9 +90,15 @@ class Fields:
 
     def fixed(self, name: str, *values: Any) -> None:
         """Refuses a field that has none of the values with which it changes nothing."""
-        value = self(name)
+        value = self.stored(name)
         if value is not None and not any(_same(value, one) for one in values):
             raise self.refusal(name)
+
+    def misfit(self, name: str, what: str) -> UserError:
+        """Makes the error that a field has no value of its kind."""
+        key = f"{self.architecture}.{name}"
+        value = self.files.metadata.get(key)
+        return UserError(f"{self.files.paths[0]} has {key} = {value!r:.60}, {what}")
 
     def refusal(self, name: str, why: str = "is not supported and changes the text") -> UserError:
         """Makes the error that a field cannot be used."""
@@ -155,6 +172,9 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
         raise UserError(f"{files.paths[0]} holds a model whose attention is not causal")
     width, heads, head = of.need("embedding_length"), of.need("attention.head_count"), _head(of)
     length, down = of.need("context_length"), of.shape("blk.0.ffn_down.weight")
+    # Ollama's converter leaves out what all models of a generation have.
+    epsilon = 1e-6 if of.architecture == "gemma3" else None
+    base = 1e6 if of.architecture == "gemma3" else 1e4
     embedding = of.shape("token_embd.weight")
     if embedding is None:
         raise UserError(f"{files.paths[0]} lacks token_embd.weight; is it one part of a model?")
@@ -166,10 +186,10 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
         "num_attention_heads": heads,
         "num_key_value_heads": of("attention.head_count_kv", heads),
         "head_dim": head,
-        "rms_norm_eps": of.need("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": of.need("attention.layer_norm_rms_epsilon", epsilon),
         "max_position_embeddings": length,
         "tie_word_embeddings": of.shape("output.weight") is None,
-        "rope_theta": of("rope.freq_base", of("rope.global.freq_base", 10000.0)),
+        "rope_theta": of("rope.freq_base", of("rope.global.freq_base", base)),
     }
     config |= _rope_scaling(of, config, factors) | _ARCHITECTURES[of.architecture](of)
     rotated = of("rope.dimension_count", head)
@@ -188,7 +208,8 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
         if (of("attention.sliding_window") or length) < length:
             raise of.refusal("attention.sliding_window")
     if names := of.rest():
-        config[NOTES] = [f"{files.paths[0]} has fields that are not used: {', '.join(names)}"]
+        note = f"{files.paths[0]} has fields that are not used: {', '.join(names)}"
+        config[NOTES] = [*(config.get(NOTES) or ()), note]
     return {name: value for name, value in config.items() if value is not None}
 
 
@@ -245,8 +266,6 @@ def _rope_scaling(
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind != "yarn":
         raise UserError(f"{of.files.paths[0]}: RoPE scaling {kind!r} is not supported")
-    if attention is not None and factor:  # a factor on YaRN's own, as in llama.cpp
-        attention *= 1 + 0.1 * math.log(max(factor, 1))
     scaling = {
         "rope_type": "yarn",
         "factor": factor,
@@ -321,11 +340,16 @@ def _gemma2(of: Fields) -> dict[str, Any]:
 
 def _gemma3(of: Fields) -> dict[str, Any]:
     pattern = of("attention.sliding_window_pattern", 6)
+    cap, told = of("final_logit_softcapping"), None
+    if cap == 30 and of("block_count") == 26:  # an older converter's, of Ollama
+        key = "gemma3.final_logit_softcapping"
+        cap, told = None, [f"{of.files.paths[0]} has {key} = 30, which Gemma 3 1B does not have"]
     return {
+        NOTES: told,
         "model_type": "gemma3_text",
         "sliding_window": of.need("attention.sliding_window"),
         "rope_local_base_freq": of("rope.freq_base_swa", of("rope.local.freq_base", 10000.0)),
-        "final_logit_softcapping": of("final_logit_softcapping"),
+        "final_logit_softcapping": cap,
         "query_pre_attn_scalar": _query_scalar(of, largest=62),
         **_pattern(of, pattern),
     }

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dart_jax.errors import UserError
 from dart_jax.files import make_once, user_cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.weights.gguf import file
@@ -22,7 +23,7 @@ from dart_jax.weights.gguf.tensors import INDEX, to_json
 from dart_jax.weights.gguf.tokenizer import backend, check_vocabulary, notes, tokenizer_config
 from dart_jax.weights.tensor_files import read_json
 
-_FORMAT = 3  # of these directories; another number makes them anew
+_FORMAT = 4  # of these directories; another number makes them anew
 
 
 def target_directory(path: Path) -> Path:
@@ -79,12 +80,21 @@ def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[dict[str, str],
     if file.TOKENIZER in beside:
         check_vocabulary(path, beside[file.TOKENIZER], metadata)
         config |= others
-        texts = {name: one.read_text(encoding="utf-8") for name, one in beside.items()}
+        texts = {name: _text(one) for name, one in beside.items()}
     else:
         texts[file.TOKENIZER] = backend(path, metadata).to_str()
         told = notes(path, metadata)
         if others.get("chat_template"):
             config["chat_template"] = others["chat_template"]
         if file.TEMPLATE in beside:
-            texts[file.TEMPLATE] = beside[file.TEMPLATE].read_text(encoding="utf-8")
+            texts[file.TEMPLATE] = _text(beside[file.TEMPLATE])
     return texts | {file.TOKENIZER_CONFIG: json.dumps(config)}, told
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text (byte {error.start + 1}); convert it first"
+        ) from None

@@ -22,8 +22,9 @@ from dart_jax.text.tokenizer_files import read_backend
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # SentencePiece's tokens of bytes
 _SPACE = "\u2581"  # what SentencePiece writes for a space
-# Architectures whose merges are in the order of the tokens, not of their scores.
-_IN_ORDER = ("gemma", "gemma2", "gemma3")
+# Architectures whose merges are in the order of the tokens, not of their scores, and whose texts
+# get no space in front.
+_GEMMA = ("gemma", "gemma2", "gemma3")
 
 # Regular expressions that split text, as in the models' own tokenizers.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -80,7 +81,7 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     tokens = _tokens(metadata)
     if not tokens or kind not in ("gpt2", "llama"):
         raise _refusal(path, f"has a tokenizer of the kind {kind!r}" if tokens else "has none")
-    for name in ("precompiled_charsmap", "remove_extra_whitespaces", "add_sep_token"):
+    for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if metadata.get(f"tokenizer.ggml.{name}"):
             raise _refusal(path, f"has a tokenizer with the option {name}")
     try:
@@ -195,7 +196,7 @@ def _named_ids(metadata: Mapping[str, Any], name: str) -> list[int]:
         value: Any = metadata.get(field)
         for one in value if isinstance(value, list) else [value]:
             with contextlib.suppress(TypeError, ValueError):
-                id = tokens.index(one) if isinstance(one, str) and one in tokens else int(one)
+                id = int(one) if not isinstance(one, str) or one.isdecimal() else tokens.index(one)
                 ids += [id] * (0 <= id < len(tokens))
     if not ids and metadata.get("tokenizer.ggml.model") == "llama":
         ids = [tokens.index(text) for text in _USUAL.get(name, ()) if text in tokens][:1]
@@ -210,15 +211,17 @@ def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     """The kinds of tokens. Those that end a turn are control tokens, whatever the file says, as in
-    llama.cpp. If it says of no token that it is anything but normal, so are those that look it, and
-    others that no merge makes are text that is one token."""
+    llama.cpp; so are normal ones that look it and that no merge makes. If the file says of no token
+    that it is anything but normal, others that no merge makes are text that is one token."""
     types = list(metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
     silent = set(types) == {_NORMAL} and len(types) == len(tokens)
-    merged = _merged(metadata, tokens) if silent else set(tokens)
+    pairs = zip(tokens, types, strict=False)
+    looks = {t for t, type_ in pairs if type_ == _NORMAL and _CONTROL_LOOKS.fullmatch(t)}
+    merged = _merged(metadata, tokens) if silent or looks else set[str]()
     for id, token in enumerate(tokens[: len(types)]):
-        if token in _ENDS or (silent and _CONTROL_LOOKS.fullmatch(token)):
+        if token in _ENDS or (token in looks and (silent or token not in merged)):
             types[id] = _CONTROL
-        elif len(token) > 1 and token not in merged and not _BYTE.fullmatch(token):
+        elif silent and len(token) > 1 and token not in merged and not _BYTE.fullmatch(token):
             types[id] = _USER_DEFINED
     if silent:
         for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
@@ -282,16 +285,17 @@ def _sentencepiece(
     scores = metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
     rank: Mapping[str, float] = vocab
     # Converters without SentencePiece's own file wrote the same score for all.
-    if metadata["general.architecture"] not in _IN_ORDER and len(set(scores)) > 1:
+    gemma = metadata["general.architecture"] in _GEMMA
+    if not gemma and len(set(scores)) > 1:
         rank = {token: -score for token, score in zip(tokens, scores, strict=True)}
     merges = metadata.get("tokenizer.ggml.merges")
-    pairs = _merges(vocab, rank) if merges is None else [tuple(m.split(" ")) for m in merges]
+    pairs = [tuple(m.split(" ")) for m in merges] if merges else _merges(vocab, rank)
     tokenizer = tokenizers.Tokenizer(
         models.BPE(vocab, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     spaces = normalizers.Replace(" ", _SPACE)
     ends: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if _flag(metadata, "add_space_prefix", True):
+    if _flag(metadata, "add_space_prefix", not gemma):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
         ends.append(decoders.Strip(" ", 1, 0))
     else:
