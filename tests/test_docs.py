@@ -36,7 +36,8 @@ import dart_jax
 from dart_jax.__main__ import PROGRAMS as NAMED
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
-from dart_jax.serve.fields import HARMLESS, ChatFields, CompletionFields, ResponseFields
+from dart_jax.serve.body.fields import ChatFields, CompletionFields, ResponseFields
+from dart_jax.serve.body.neutral import HARMLESS
 from dart_jax.serve.service import Limits, Service
 from train.run import config_file
 

@@ -1,6 +1,6 @@
 """The HTTP server: OpenAI's API on top of the serving engine.
 
-`app.py` has the routes. An answer goes `fields.py` (what the client asks) -> `prompts.py` (its
+`app.py` has the routes. An answer goes `body/` (what the client asks) -> `prompts.py` (its
 tokens, with `tools`) -> `service.py` (the engine's requests) -> `texts.py` (the engine's updates
 as text) -> `answer.py` (events or one response). May import `dart_jax.serving`,
 `dart_jax.programs` and what they import. Start with `service.py`.

@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dart_jax.serve.body.fields import ChatFields, GenerationFields
 from dart_jax.serve.errors import ApiError, internal, json_response, to_json
-from dart_jax.serve.fields import ChatFields, GenerationFields
 from dart_jax.serve.logprobs import chat_scores, completion_scores, id_of, prompt_scores
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
@@ -224,9 +224,12 @@ class ChatAnswer(Answer):
         super().__init__(service, fields, texts)
         self._readers = None if tools is None else [tools.reader() for _ in texts.texts]
         self._thinking, self._shows_thoughts = thinking, fields.shows_thoughts
+        self._apart = fields.separates_thoughts
         # Every space counts where a grammar says what follows.
         self._exact = exact = texts.texts[0].request.grammar is not None
-        self._thoughts = thinking and [thinking.reader(exact=exact) for _ in texts.texts]
+        self._thoughts = thinking and [
+            thinking.reader(exact=exact, raw=not self._apart) for _ in texts.texts
+        ]
 
     def _all(self) -> dict[str, Any]:
         return super()._all() | self._prompt_scores(0)
@@ -236,10 +239,12 @@ class ChatAnswer(Answer):
         thoughts, text, final = "", news.text, news.finish is not None
         if self._thoughts is not None:
             thoughts, text = self._thoughts[index].push(text, final=final)
-            thoughts = thoughts if self._shows_thoughts else ""
-        if self._readers is None:
-            return thoughts, Reading([text])
-        return thoughts, self._readers[index].push(text, final=final)
+        reading = Reading([text])
+        if self._readers is not None:
+            reading = self._readers[index].push(text, final=final)
+        if not self._apart:
+            return "", Reading([thoughts, *reading.parts] if thoughts else reading.parts)
+        return thoughts if self._shows_thoughts else "", reading
 
     @property
     def _thought_tokens(self) -> int:
@@ -267,7 +272,7 @@ class ChatAnswer(Answer):
         calls = [self._call(piece) for piece in reading.calls]
         if not self._stream:
             message = {"role": "assistant", "content": reading.content, "refusal": None}
-            if self._thinking is not None:
+            if self._thinking is not None and self._apart:
                 message["reasoning_content"] = thoughts or None
             if calls:
                 message |= {"content": reading.content or None, "tool_calls": calls}

@@ -24,8 +24,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids
 from dart_jax.serve import pages
 from dart_jax.serve.answer import ANSWER, ChatAnswer, CompletionAnswer, unless_gone
-from dart_jax.serve.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
-from dart_jax.serve.fields import (
+from dart_jax.serve.body.fields import (
     ChatFields,
     CompletionFields,
     DetokenizeFields,
@@ -34,6 +33,7 @@ from dart_jax.serve.fields import (
     TokenizeFields,
     receive,
 )
+from dart_jax.serve.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
 from dart_jax.serve.prompts import check_chat, echo_of, encode, encode_chat
 from dart_jax.serve.responses.answer import ResponseAnswer
 from dart_jax.serve.responses.request import chat_of
@@ -151,11 +151,9 @@ class Routes:
         tools = Tools.of(fields, self._tokenizer)
         size = self._model.target.vocab_size
         prompt = await encode_chat(self._tokenizer, fields, size, tools)
-        thinking = None
-        if fields.separates_thoughts:
-            offered = None if tools is None else tools.described
-            template = self._tokenizer.template_for(fields.template_options | {"tools": offered})
-            thinking = Thinking.of(self._tokenizer, template, prompt, fields.continued)
+        offered = None if tools is None else tools.described
+        template = self._tokenizer.template_for(fields.template_options | {"tools": offered})
+        thinking = Thinking.of(self._tokenizer, template, prompt, fields.continued)
         texts = await self._service.generate(fields, [prompt], arrived, tools, thinking)
         return texts, tools, thinking
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import dart_jax
-from dart_jax.serve.fields import (
+from dart_jax.serve.body.fields import (
     ChatFields,
     CompletionFields,
     DetokenizeFields,

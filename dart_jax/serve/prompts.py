@@ -11,8 +11,8 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import Prompt, encode_prompt
+from dart_jax.serve.body.fields import ChatFields, TokenizeFields
 from dart_jax.serve.errors import bad
-from dart_jax.serve.fields import ChatFields, TokenizeFields
 from dart_jax.serve.tools.history import with_tools
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.stream import TextStream

@@ -19,12 +19,12 @@ from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.grammar.matching import on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.grammar.trials import Trials
+from dart_jax.serve.body.fields import SAMPLING, CompletionFields, GenerationFields
+from dart_jax.serve.body.structure import structure_of
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
-from dart_jax.serve.fields import SAMPLING, CompletionFields, GenerationFields
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
-from dart_jax.serve.structure import structure_of
 from dart_jax.serve.texts import TextOptions, Texts
 from dart_jax.serve.tools.request import Tools
 from dart_jax.serving.engine import EngineClosed

@@ -73,9 +73,9 @@ class Thinking:
             return None
         return ThoughtMarks(None if self.opened else self.begin, self.end)
 
-    def reader(self, *, exact: bool) -> ThoughtReader:
-        """Returns a reader of an answer; `exact`: the spaces of what follows the thoughts count."""
-        return ThoughtReader(self.opened, exact)
+    def reader(self, *, exact: bool, raw: bool) -> ThoughtReader:
+        """Returns a reader of an answer; see `ThoughtReader`."""
+        return ThoughtReader(self.opened, exact=exact, raw=raw)
 
     def count(self, tokens: list[int]) -> int:
         """Counts the thoughts among the tokens of an answer, with their marks."""
@@ -87,12 +87,17 @@ class Thinking:
 
 class ThoughtReader:
     """Parts the text of one answer: what comes out in pieces is, joined, the same as of the whole
-    text. Spaces around the thoughts belong to nothing.
-    """
+    text. Spaces around the thoughts, and the marks, belong to nothing."""
 
-    def __init__(self, opened: bool, exact: bool):
-        """See `Thinking`."""
-        self._opened, self._exact = opened, exact
+    def __init__(self, opened: bool, *, exact: bool = False, raw: bool = False):
+        """Begins an answer.
+
+        Args:
+          opened: whether the prompt has begun the thoughts.
+          exact: the spaces of what follows the thoughts belong to it.
+          raw: marks and spaces belong to the thoughts, so that nothing is left out.
+        """
+        self._opened, self._exact, self._raw = opened, exact or raw, raw
         self._begun = self._thinking = False
         self._held = ""  # may be a part of a mark, or the last spaces
         self._stripped = True  # whether spaces are left out until something else comes
@@ -109,11 +114,14 @@ class ThoughtReader:
             self._begun = True
             # Some models open what the prompt has opened.
             self._thinking = self._opened or begins.startswith(THINK)
-            self._stripped = self._thinking
-            text = begins.removeprefix(THINK) if self._thinking else text
+            self._stripped = self._thinking and not self._raw
+            text = begins.removeprefix(THINK) if self._stripped else text
         if not self._thinking:
             return "", self._strip(text)
         thoughts, found, rest = text.partition(END_OF_THINK)
+        if self._raw and (found or final):
+            self._thinking = not found
+            return thoughts + found, rest
         if found:
             thoughts = self._strip(thoughts).rstrip()
             self._thinking, self._stripped = False, not self._exact
@@ -122,7 +130,8 @@ class ThoughtReader:
             return self._strip(thoughts).rstrip(), ""
         places = range(len(END_OF_THINK) - 1, 0, -1)
         part = next((n for n in places if thoughts.endswith(END_OF_THINK[:n])), 0)
-        sure = thoughts[: len(thoughts) - part].rstrip()
+        sure = thoughts[: len(thoughts) - part]
+        sure = sure if self._raw else sure.rstrip()
         self._held = thoughts[len(sure) :]
         return self._strip(sure), ""
 

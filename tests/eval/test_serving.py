@@ -17,7 +17,7 @@ from serve_process import wait_until
 from stub_server import Faults, StubServer
 
 from dart_jax.errors import UserError
-from dart_jax.serve.fields import CompletionFields
+from dart_jax.serve.body.fields import CompletionFields
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from eval.serving import client as clients

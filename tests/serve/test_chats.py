@@ -12,8 +12,8 @@ from stub_engine import StubEngine
 from tokenizers_made import byte_level
 
 from dart_jax.serve.app import make_app
+from dart_jax.serve.body.fields import ChatFields, ResponseFields
 from dart_jax.serve.errors import ApiError
-from dart_jax.serve.fields import ChatFields, ResponseFields
 from dart_jax.serve.prompts import encode_chat
 from dart_jax.serve.responses.request import chat_of
 from dart_jax.serve.service import Limits, Service

@@ -223,7 +223,12 @@ def test_many_at_once(served, greedy):
         ({"best_of": 2}, 400, "best_of", "best_of is not supported"),
         ({"extra_body": {"guided_regex": "("}}, 400, "guided_regex", "unclosed group"),
         ({"extra_body": {"regex": "a", "grammar": "b"}}, 400, "regex", "leave out all but one"),
-        ({"extra_body": {"structured_outputs": {}}}, 400, "structured_outputs", "got nothing"),
+        (
+            {"extra_body": {"structured_outputs": {"disable_any_whitespace": True}}},
+            400,
+            "structured_outputs",
+            "got nothing",
+        ),
         ({"extra_body": {"structured_outputs": {"xml": 1}}}, 400, "structured_outputs", "no xml"),
         ({"extra_body": {"response_format": {"type": "xml"}}}, 400, "response_format", "'xml'"),
         (

@@ -77,9 +77,13 @@ def _tokens(answer):
 def test_thoughts_where_the_client_wants_them(served):
     together = "<think>\nIs it " + THOUGHT[6:] + "</think>\n\n" + ANSWER
     for extra in ({"separate_reasoning": False}, {"reasoning_format": "none"}):
-        message = chat(served, **extra).choices[0].message
-        assert message.content == together
-        assert not hasattr(message, "reasoning_content")
+        for tools in ({}, {"tools": TOOLS}):  # a call among thoughts is none
+            answer = chat(served, **extra, **tools)
+            message = answer.choices[0].message
+            assert message.content == together
+            assert not message.tool_calls
+            assert not hasattr(message, "reasoning_content")
+            assert answer.usage.completion_tokens_details.reasoning_tokens == 5
     for extra in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
         message = chat(served, **extra).choices[0].message
         assert (message.content, message.reasoning_content) == (ANSWER, None)
@@ -157,17 +161,20 @@ def _plain(item):
 FRAGMENTS = st.sampled_from(["<think>", "</think>", "<thi", "nk>", "</", " ", "\n", "a", "<", ""])
 
 
-@given(st.lists(FRAGMENTS, max_size=12), st.booleans(), st.booleans())
-def test_pieces_are_the_whole(fragments, opened, exact):
-    text = "".join(fragments)
-    whole = ThoughtReader(opened, exact).push(text, final=True)
-    reader, pieces = ThoughtReader(opened, exact), []
+@given(st.lists(FRAGMENTS, max_size=12), st.booleans(), st.booleans(), st.booleans())
+def test_pieces_are_the_whole(fragments, opened, exact, raw):
+    text, options = "".join(fragments), {"exact": exact, "raw": raw}
+    whole = ThoughtReader(opened, **options).push(text, final=True)
+    reader, pieces = ThoughtReader(opened, **options), []
     for fragment in fragments:
         for character in fragment:
             pieces.append(reader.push(character))
     pieces.append(reader.push("", final=True))
     assert tuple(map("".join, zip(*pieces, strict=True))) == whole
     thoughts, rest = whole
+    if raw:
+        assert thoughts + rest == text
+        return
     assert thoughts == thoughts.strip()
     thinks = opened or text.lstrip().startswith("<think>")
     if not thinks:

@@ -19,7 +19,7 @@ from tokenizers_made import byte_level
 from dart_jax.errors import UserError
 from dart_jax.grammar import schemas
 from dart_jax.grammar.matching import Grammars
-from dart_jax.serve.fields import Function
+from dart_jax.serve.body.fields import Function
 from dart_jax.serve.tools.formats import _BY_TEMPLATE, GLM, QWEN_XML, XmlFormat
 from dart_jax.serve.tools.request import Tools
 from dart_jax.serve.tools.xml_grammar import _FORMATS

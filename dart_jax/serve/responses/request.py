@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dart_jax.serve.body.fields import ChatFields, ResponseFields, checked
 from dart_jax.serve.errors import bad
-from dart_jax.serve.fields import ChatFields, ResponseFields, checked
 from dart_jax.serve.prompts import joined
 
 # What `include` may ask for: log-probabilities, and reasoning, of which there is none.

@@ -7,7 +7,7 @@ refused by name: it might change the answer.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -22,6 +22,7 @@ from starlette.requests import Request
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import MOST_LOGPROBS
+from dart_jax.serve.body.neutral import may_matter
 from dart_jax.serve.errors import CLOSE, ApiError, bad
 
 # Options of `Sampling`, which a model's `generation_config.json` may have, too.
@@ -83,19 +84,11 @@ class RequestFields(_Fields):
     @classmethod
     def _without_unknown(cls, fields: Any) -> Any:
         """Raises ApiError for a field that may change the answer."""
-        for name, value in fields.items() if isinstance(fields, dict) else ():
-            if name in cls.model_fields or name in HARMLESS or value is None:
-                continue
-            if name in _REACHES and not any(map(fields.get, _REACHES[name])):
-                continue
-            if not any(_same(value, neutral) for neutral in NEUTRAL.get(name, ())):
+        for name in fields if isinstance(fields, dict) else ():
+            if name not in cls.model_fields and may_matter(name, fields):
                 message = f"{name} is not supported by this server; leave it out"
                 raise bad(message, name, "unsupported_parameter")
         return fields
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)  # 1 is 1.0, not true
 
 
 class StreamOptions(_Fields):
@@ -269,7 +262,20 @@ def _named(tool: Any) -> str | None:
     return name if tool.get("type") == "function" and isinstance(name, str) else None
 
 
-class ChatFields(GenerationFields):
+class ThoughtFields(GenerationFields):
+    """The fields of those whose texts answer a chat: arguments of its template, and whether and how
+    much the model thinks before it answers."""
+
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning = Reasoning()
+    enable_thinking: bool | None = None
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+    reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
+
+
+class ChatFields(ThoughtFields):
     """The body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
@@ -282,14 +288,6 @@ class ChatFields(GenerationFields):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
-    # Thoughts: whether and how much a model thinks, and whether they are apart from the content.
-    reasoning_effort: Effort | None = None
-    reasoning: Reasoning = Reasoning()
-    enable_thinking: bool | None = None
-    include_reasoning: bool = True
-    separate_reasoning: bool = True
-    reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -320,8 +318,12 @@ class ChatFields(GenerationFields):
     @property
     def continued(self) -> str | None:
         """The beginning of the answer, if the messages have it."""
-        content = self.messages[-1].get("content") if self.continue_final_message else None
-        return content if isinstance(content, str) else None
+        if not self.continue_final_message or not self.messages:
+            return None
+        content = self.messages[-1].get("content") or ""
+        if isinstance(content, list):
+            content = "\n".join(str(part.get("text")) for part in content if type(part) is dict)
+        return str(content)
 
     @property
     def separates_thoughts(self) -> bool:
@@ -367,7 +369,7 @@ class DetokenizeFields(RequestFields):
     tokens: list[int]
 
 
-class ResponseFields(GenerationFields):
+class ResponseFields(ThoughtFields):
     """The body of /v1/responses; see `responses/request.py`."""
 
     input: str | list[dict[str, Any]]
@@ -381,74 +383,7 @@ class ResponseFields(GenerationFields):
     text: dict[str, Any] = {}
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, Any] = {}
-    chat_template_kwargs: dict[str, Any] = {}
-    reasoning: Reasoning = Reasoning()
 
-
-# Fields that never change an answer, among them numbers of what is off by `NEUTRAL`.
-HARMLESS = frozenset(
-    {
-        "cache_prompt", "cache_salt", "data_parallel_rank", "draft_model", "dry_allowed_length",
-        "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "extra_key",
-        "guided_decoding_backend", "keep_alive", "max_tool_calls", "metadata", "mirostat_eta",
-        "mirostat_tau", "n_cache_reuse", "prediction", "priority", "prompt_cache_key",
-        "prompt_cache_retention", "provider", "request_id", "return_progress", "rid",
-        "safety_identifier", "service_tier", "session_id", "smoothing_curve", "speculative.n_max",
-        "speculative.n_min", "speculative.p_min", "sse_ping_interval", "store",
-        "timings_per_token", "trace", "ttl", "user", "xtc_threshold",
-    }
-)  # fmt: skip
-
-# Fields that say how far others reach -> those others, which are off if 0.
-_REACHES = {"repeat_last_n": ("presence_penalty", "frequency_penalty")}
-
-# Values with which other fields change nothing.
-NEUTRAL: Mapping[str, Sequence[Any]] = {
-    **dict.fromkeys([
-        "dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff", "min_keep",
-        "min_length", "mirostat", "mirostat_mode", "n_discard", "n_indent", "n_keep", "n_probs",
-        "no_repeat_ngram_size", "penalty_alpha", "smoothing_factor", "top_a", "top_n_tokens",
-        "xtc_probability",
-    ], (0,)),
-    **dict.fromkeys([
-        "best_of", "encoder_repetition_penalty", "guidance_scale", "length_penalty", "num_beams",
-        "repeat_penalty", "tfs", "tfs_z", "typ_p", "typical_p",
-    ], (1,)),
-    **dict.fromkeys([
-        "adaptive_target", "id_slot", "reasoning_budget", "repeat_last_n", "thinking_budget",
-        "thinking_budget_tokens",
-    ], (-1,)),
-    **dict.fromkeys([
-        "add_special_tokens", "backend_sampling", "background", "ban_eos_token",
-        "dynamic_temperature", "early_stopping", "echo", "flat_logprobs", "grammar_lazy",
-        "no_stop_trim", "post_sampling_probs", "raw", "reasoning_in_content",
-        "return_cached_tokens_details", "return_full_text", "return_hidden_states",
-        "return_routed_experts", "return_token_ids", "return_tokens", "temperature_last",
-        "use_beam_search", "verbose", "watermark",
-    ], (False,)),
-    **dict.fromkeys([
-        "add_bos_token", "detokenize", "do_sample", "parse_tool_calls", "penalize_nl",
-        "spaces_between_special_tokens", "stream_reasoning",
-    ], (True,)),
-    **dict.fromkeys([
-        "allowed_token_ids", "bad_words", "documents", "functions", "grammar_triggers",
-        "logits_processors", "lora", "models", "plugins", "preserved_tokens", "response_fields",
-        "samplers", "transforms",
-    ], ([],)),
-    **dict.fromkeys([
-        "custom_params", "kv_transfer_params", "media_io_kwargs", "mm_processor_kwargs", "options",
-        "session_params", "vllm_xargs",
-    ], ({},)),
-    **dict.fromkeys(["format", "negative_prompt", "suffix"], ("",)),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "stop_regex": ("", []),
-    "t_max_predict_ms": (0, -1),
-    "top_n_sigma": (-1, 0),
-    "truncation_side": ("left",),
-    "usage": ({}, {"include": False}),
-    "verbosity": ("medium",),
-}  # fmt: skip
 
 _Kind = TypeVar("_Kind", bound=RequestFields)
 

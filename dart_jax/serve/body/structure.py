@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dart_jax.serve.body.fields import GenerationFields
 from dart_jax.serve.errors import bad
-from dart_jax.serve.fields import GenerationFields
 
 # Fields of a request -> the kind of structure that they give.
 _KINDS = {
