@@ -213,16 +213,15 @@ def compile_programs(
     enough = len(works)
     works += [partial(read, *read_, drafts) for read_ in shapes.reads]
     works += [partial(burst, each, one, narrow, size, masked=True) for each in first]
-    for each in config.modes:
-        works.append(partial(batch.compile_beginning, each))
-        for rows, width in product(shapes.rows, shapes.widths):
-            works += [partial(burst, each, rows, width, nodes) for nodes in shapes.sizes[rows]]
-            if drafts and not shapes.fixed:
-                works.append(partial(burst, each, rows, width, 0, follows=True))
+    works += [partial(batch.compile_beginning, each) for each in config.modes]
     works += [partial(read, *read_, False) for read_ in shapes.reads if drafts]
-    for each, rows, width in product(config.modes, shapes.rows, shapes.widths):
-        for nodes in shapes.sizes[rows]:
-            works.append(partial(burst, each, rows, width, nodes, masked=True))
+    # Those under a grammar last: fewer texts are.
+    for masked, each, rows in product((False, True), config.modes, shapes.rows):
+        for width in shapes.widths:
+            every = partial(burst, each, rows, width, masked=masked)
+            works += [partial(every, nodes) for nodes in shapes.sizes[rows]]
+            if drafts and not shapes.fixed:
+                works.append(partial(every, 0, follows=True))
     for drafted, read_ in product({drafts, False}, shapes.reads):
         works.append(partial(read, *read_, drafted, scored=True))
     for done, work in enumerate(works, 1):
