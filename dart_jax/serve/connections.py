@@ -22,7 +22,7 @@ _PATIENCE, _MOST_BODY = 20.0, 120.0
 
 # Seconds after the end of what a client sends, again and again, at which it is tried whether it
 # still reads: one that has gone looks the same until something is sent to it.
-_TRIED = 0.5
+_TRIED = 0.2
 
 # Bytes of a request's first line and headers.
 _MOST_HEAD = 65_536

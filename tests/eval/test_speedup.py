@@ -325,9 +325,8 @@ def test_summary():
 
     def generation(drafted, seconds):
         flags = np.array(drafted, bool)
-        steps = np.array([len(accepted_lengths(flags))])
         spent = {"prefill": 0.5, "device": seconds - 0.5}
-        return Generation([np.arange(len(flags))], [flags], steps, spent)
+        return Generation([np.arange(len(flags))], [flags], spent)
 
     runs = [
         Run("a", {"plain": generation([0] * 5, 4.0), "dart": generation([0, 1, 1, 0, 0], 2.0)}),
@@ -356,9 +355,9 @@ def test_repetitions():
     assert is_varied(np.arange(7))
 
     def run(tokens, steps):
-        flags = np.zeros(len(tokens), bool)
+        flags = np.arange(len(tokens)) >= steps
         spent = {"prefill": 0.5, "device": 1.0}
-        one = Generation([tokens], [flags], np.array([steps]), spent)
+        one = Generation([tokens], [flags], spent)
         return Run("a", {"plain": one, "dart": one})
 
     row = summarize([[run(circles, 4), run(np.arange(20), 10)]], "dart", "plain")

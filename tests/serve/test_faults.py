@@ -99,13 +99,14 @@ def test_wrong_routes(served, request_line, status, message):
 def test_a_client_cut_in_the_middle(served, stream):
     served.ask(post(COMPLETIONS, LONG))  # nothing is compiled below
     before = served.metrics()
-    connection = served.connect(post(COMPLETIONS, LONG | {"stream": stream}))
+    # Two, one after the other, since it takes a moment to find that the client has gone.
+    connection = served.connect(post(COMPLETIONS, LONG | {"stream": stream, "n": 2}))
     wait_until(lambda: not served.idle())
     connection.close()
     wait_until(served.idle)
     after = served.metrics()
-    assert after["generation_tokens_total"] - before["generation_tokens_total"] < 400
-    assert after["request_success_total,abort"] - before["request_success_total,abort"] == 1
+    assert after["generation_tokens_total"] - before["generation_tokens_total"] < 2 * 400
+    assert after["request_success_total,abort"] > before["request_success_total,abort"]
 
 
 def test_a_client_cut_before_its_request_is_complete(served):
