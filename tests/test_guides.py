@@ -32,6 +32,7 @@ from tiny_model import SHAPES, write_drafter, write_target
 
 from dart_jax import _core
 from dart_jax.files import user_cache
+from dart_jax.text.fingerprint import vocabulary_size
 from eval.benchmarks.registry import BENCHMARKS
 from train.objective.drafter_shape import DrafterShape
 
@@ -100,6 +101,8 @@ def write_models(hub: local_hub.LocalHub, directory: Path) -> Path:
     )
     target, drafter = directory / "target", directory / "drafter"
     tokenizers_made.write_chat(target, made, tokenizers_made.THINKING)
+    # Every token of the target has a name: what it draws is counted.
+    made.add_tokens([f"<{n}>" for n in range(config.vocab_size - vocabulary_size(made))])
     write_target(target, config, made)
     write_drafter(drafter, DrafterShape(positions=8).config(config))
     for size in ("1.7", "32"):
