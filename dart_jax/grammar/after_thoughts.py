@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dart_jax.grammar.matching import GrammarError, Grammars, Masked, Matcher
+from dart_jax.grammar.matching import GrammarError, Grammars, Masked, Matcher, all_but
 from dart_jax.text.thoughts import ThoughtMarks
 
 
@@ -29,9 +29,7 @@ class AfterThoughts:
         """
         self._matcher, self._marks, self._eos = matcher, marks, np.array(grammars.eos, np.int64)
         self._begun, self._thinking = marks.begin is None, marks.begin is None
-        self._thoughts = np.full(-(-grammars.vocab_size // 32), 2**32 - 1, np.uint32)
-        for id in grammars.eos:
-            self._thoughts[id // 32] &= ~np.uint32(1 << id % 32)
+        self._thoughts = all_but(grammars.eos, grammars.vocab_size)
 
     @property
     def error(self) -> GrammarError | None:

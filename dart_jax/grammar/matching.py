@@ -74,6 +74,14 @@ class Masked(NamedTuple):
     masks: np.ndarray
 
 
+def all_but(ids: Iterable[int], vocab_size: int) -> np.ndarray:
+    """The mask of all tokens but some, uint32 [W]; see `Masked`."""
+    mask = np.full(-(-vocab_size // 32), 2**32 - 1, np.uint32)
+    for id in ids:
+        mask[id // 32] &= ~np.uint32(1 << id % 32)
+    return mask
+
+
 class Grammars:
     """Compiles grammars for the tokens of a target. For any thread.
 

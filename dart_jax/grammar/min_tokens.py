@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dart_jax.grammar.matching import Masked
+from dart_jax.grammar.matching import Masked, all_but
 
 
 class MinTokens:
@@ -21,9 +21,7 @@ class MinTokens:
     def __init__(self, count: int, stop_ids: Sequence[int], vocab_size: int):
         """Begins a text whose first `count` tokens are none of the stop ids."""
         self._left, self._stop_ids = count, np.array(stop_ids, np.int64)
-        self._allowed = np.full(-(-vocab_size // 32), 2**32 - 1, np.uint32)
-        for id in stop_ids:
-            self._allowed[id // 32] &= ~np.uint32(1 << id % 32)
+        self._allowed = all_but(stop_ids, vocab_size)
 
     @property
     def done(self) -> bool:

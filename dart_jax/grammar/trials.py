@@ -22,6 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import tokenizers
 
@@ -30,6 +31,8 @@ from dart_jax.grammar.limits import GrammarLimits, source_size
 from dart_jax.grammar.matching import STACK, Grammars, on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.text.tokenizer import Tokenizer
+
+_Result = TypeVar("_Result")
 
 # Grammars that are tried at the same time, and those whose outcome is remembered.
 _AT_ONCE, _KEPT = 2, 256
@@ -74,14 +77,14 @@ class Trials:
         source = self._passed.get(key)
         if source is None:
             async with self._places:
-                await _in_thread(lambda: self._limits.check_depth(outputs))
+                await off_loop(lambda: self._limits.check_depth(outputs))
                 source = await self._try(outputs.kind, key)
         self._passed[key] = source
         self._passed.move_to_end(key)
         while len(self._passed) > _KEPT:
             self._passed.popitem(last=False)
         if not self._grammars.has(source):
-            await _in_thread(lambda: self._grammars.load(source))
+            await off_loop(lambda: self._grammars.load(source))
         return source
 
     def close(self) -> None:
@@ -123,9 +126,9 @@ class Trials:
             writer.close()
 
 
-async def _in_thread(function: Callable[[], object]) -> None:
-    """Calls a function while the event loop goes on."""
-    await asyncio.wrap_future(on_large_stack(function))
+async def off_loop(function: Callable[[], _Result]) -> _Result:
+    """Calls a function while the event loop goes on, on none of the threads that encode prompts."""
+    return await asyncio.wrap_future(on_large_stack(function))
 
 
 class _Process:

@@ -101,7 +101,7 @@ class ServeConfig(ModelChoice):
         if self.key is not None and not (self.key.isascii() and self.key.strip()):
             raise UserError("--api-key must be visible ASCII characters")
         parse_memory(self.max_body)
-        self.grammars  # noqa: B018
+        parse_memory(self.grammar_bytes)
 
     @property
     def grammars(self) -> GrammarLimits:

@@ -34,7 +34,7 @@ from dart_jax.serve.body.fields import (
     receive,
 )
 from dart_jax.serve.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
-from dart_jax.serve.prompts import check_chat, echo_of, encode, encode_chat
+from dart_jax.serve.prompts import check_chat, continued, echo_of, encode, encode_chat
 from dart_jax.serve.responses.answer import ResponseAnswer
 from dart_jax.serve.responses.request import chat_of
 from dart_jax.serve.service import Service
@@ -153,7 +153,7 @@ class Routes:
         prompt = await encode_chat(self._tokenizer, fields, size, tools)
         offered = None if tools is None else tools.described
         template = self._tokenizer.template_for(fields.template_options | {"tools": offered})
-        thinking = Thinking.of(self._tokenizer, template, prompt, fields.continued)
+        thinking = Thinking.of(self._tokenizer, template, prompt, continued(fields))
         texts = await self._service.generate(fields, [prompt], arrived, tools, thinking)
         return texts, tools, thinking
 

@@ -114,6 +114,14 @@ async def encode_chat(
     return await _in_thread("messages", _chat_tokens, tokenizer, chat, options, vocab_size, tools)
 
 
+def continued(fields: ChatFields) -> str | None:
+    """Returns the beginning of the answer, if the messages have it; raises ApiError as
+    `encode_chat`."""
+    if not fields.continue_final_message:
+        return None
+    return _only_text(fields.messages[-1], len(fields.messages) - 1).get("content") or ""
+
+
 def _chat_tokens(
     tokenizer: Tokenizer,
     chat: Sequence[Mapping[str, Any]],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,8 @@ from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
 from dart_jax.grammar.limits import GrammarLimits
-from dart_jax.grammar.matching import on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
-from dart_jax.grammar.trials import Trials
+from dart_jax.grammar.trials import Trials, off_loop
 from dart_jax.serve.body.fields import SAMPLING, CompletionFields, GenerationFields
 from dart_jax.serve.body.structure import structure_of
 from dart_jax.serve.errors import ApiError, bad, busy, unavailable
@@ -194,8 +192,7 @@ class Service:
                 return None
             size = tools.size(answer)
             self.limits.grammars.check_size("the tools", size)
-            # Not among the threads that encode prompts.
-            both = await asyncio.wrap_future(on_large_stack(lambda: tools.outputs(answer)))
+            both = await off_loop(lambda: tools.outputs(answer))
             return await self._trials.check(both, size)
         except UserError as error:
             raise bad(f"{name}: {error}", name) from None

@@ -6,10 +6,8 @@ import json
 
 import httpx
 import pytest
-import transformers
-from chat_templates import FAMILIES
+from chat_templates import FAMILIES, write_families
 from stub_engine import StubEngine
-from tokenizers_made import byte_level
 
 from dart_jax.serve.app import make_app
 from dart_jax.serve.body.fields import ChatFields, ResponseFields
@@ -18,7 +16,6 @@ from dart_jax.serve.prompts import encode_chat
 from dart_jax.serve.responses.request import chat_of
 from dart_jax.serve.service import Limits, Service
 from dart_jax.serve.tools.formats import HERMES, XmlFormat, format_of
-from dart_jax.text.tokenizer import Tokenizer
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 NAMES = ("look", "find")
@@ -32,15 +29,7 @@ AGAIN = {"role": "user", "content": "And then?"}
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    base, made = tmp_path_factory.mktemp("families"), {}
-    for name, template in FAMILIES.items():
-        wrapped = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>"
-        )
-        wrapped.chat_template = template
-        wrapped.save_pretrained(base / name)
-        made[name] = Tokenizer.load(base / name)
-    return made
+    return write_families(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(params=FAMILIES)

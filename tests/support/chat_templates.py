@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import transformers
+from tokenizers_made import byte_level
+
+from dart_jax.text.tokenizer import Tokenizer
+
 _ALTERNATE = """{%- for message in chat -%}
 {%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
 {{ raise_exception('roles must alternate') }}
@@ -482,3 +489,16 @@ FAMILIES = {
     "gpt-oss": GPT_OSS,
     "parts": PARTS,
 }
+
+
+def write_families(directory: Path) -> dict[str, Tokenizer]:
+    """Writes a tokenizer of each family; returns them by name."""
+    made = {}
+    for name, template in FAMILIES.items():
+        wrapped = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>"
+        )
+        wrapped.chat_template = template
+        wrapped.save_pretrained(directory / name)
+        made[name] = Tokenizer.load(directory / name)
+    return made

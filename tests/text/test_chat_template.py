@@ -5,12 +5,9 @@ import random
 
 import jinja2
 import pytest
-import transformers
-from chat_templates import FAMILIES, PARTS
-from tokenizers_made import byte_level
+from chat_templates import FAMILIES, PARTS, write_families
 
 from dart_jax.errors import UserError
-from dart_jax.text.tokenizer import Tokenizer
 
 NO_SYSTEM = ("Gemma 2", "Phi-3")
 ELSEWHERE = ("Mistral v3", "Mistral v7", "DeepSeek-R1", "DeepSeek-V3")  # instructions, not in order
@@ -20,15 +17,7 @@ ALTERNATING = ("Llama 2", "Mistral v3", "Mistral v7", "Gemma 2", "Gemma 3")
 @pytest.fixture(scope="module")
 def wrapped(tmp_path_factory):
     """A tokenizer of each family."""
-    base, made = tmp_path_factory.mktemp("families"), {}
-    for name, template in FAMILIES.items():
-        wrapped = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>"
-        )
-        wrapped.chat_template = template
-        wrapped.save_pretrained(base / name)
-        made[name] = Tokenizer.load(base / name)
-    return made
+    return write_families(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(params=FAMILIES)

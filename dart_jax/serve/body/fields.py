@@ -316,16 +316,6 @@ class ChatFields(ThoughtFields):
         return options | self.chat_template_kwargs
 
     @property
-    def continued(self) -> str | None:
-        """The beginning of the answer, if the messages have it."""
-        if not self.continue_final_message or not self.messages:
-            return None
-        content = self.messages[-1].get("content") or ""
-        if isinstance(content, list):
-            content = "\n".join(str(part.get("text")) for part in content if type(part) is dict)
-        return str(content)
-
-    @property
     def separates_thoughts(self) -> bool:
         """True if thoughts are not to be in the content."""
         return self.separate_reasoning and self.reasoning_format != "none"
