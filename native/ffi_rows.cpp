@@ -7,6 +7,7 @@
 
 #include "dart/rows.h"
 #include "ffi.h"
+#include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -36,11 +37,12 @@ ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
 
 // See dart::KeptRows. The arguments that remain are caches [B, K, S, h], or in pages [P, K, R, h],
 // and then, in the same order, new rows [B, K, T, h]; the results are the caches, written in place.
-// `pages` is one-dimensional where sequences have no pages.
+// `pages` is one-dimensional where sequences have no pages. If `used` has an element, there is one
+// sequence, and only so many of its rows are kept: another text may have those after them.
 ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
-                  ffi::Buffer<ffi::S32> pages, ffi::RemainingArgs arrays,
-                  ffi::RemainingRets caches) {
-  const std::int64_t b = index.dimensions()[0], kept = index.dimensions()[1];
+                  ffi::Buffer<ffi::S32> pages, ffi::Buffer<ffi::S32> used,
+                  ffi::RemainingArgs arrays, ffi::RemainingRets caches) {
+  const std::int64_t b = index.dimensions()[0], room = index.dimensions()[1];
   const auto table = pages.dimensions();
   const bool paged = table.size() == 2;
   if (arrays.size() != 2 * caches.size() || length.dimensions()[0] != b ||
@@ -48,6 +50,10 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
     return ffi::Error::InvalidArgument("dart_append: caches and rows of different numbers");
   }
   const auto size = [](std::int64_t dimension) { return static_cast<std::size_t>(dimension); };
+  const std::size_t kept = used_rows(used, size(room));
+  if (kept < size(room) && b != 1) {
+    return ffi::Error::InvalidArgument("dart_append: several sequences");
+  }
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const auto old = arrays.get<ffi::AnyBuffer>(i);
     const auto rows = arrays.get<ffi::AnyBuffer>(caches.size() + i);
@@ -59,7 +65,7 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
     }
     if (there.size() != 4 || here.size() != 4 || here[0] != b || here[1] != there[1] ||
         here[3] != there[3] || here[2] < 1 || rows->element_type() != (*cache)->element_type() ||
-        (!paged && (there[0] != b || kept > there[2]))) {
+        (!paged && (there[0] != b || room > there[2]))) {
       return ffi::Error::InvalidArgument("dart_append: caches and rows of different shapes");
     }
     if (rows->element_count() == 0) continue;
@@ -73,7 +79,7 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
     written.sequences = size(b);
     written.kv_heads = size(there[1]);
     written.new_rows = size(here[2]);
-    written.kept = size(kept);
+    written.kept = kept;
     written.bytes = rows->size_bytes() / (written.sequences * written.kv_heads * written.new_rows);
     dart::append(written);
   }
@@ -97,6 +103,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_append, append,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .RemainingArgs()
                                   .RemainingRets());

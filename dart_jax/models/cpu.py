@@ -45,7 +45,8 @@ def or_nothing(array: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.A
 @contextmanager
 def only_rows(used: jax.Array | None) -> Iterator[None]:
     """Traces programs in which products and attention compute only the first `used` rows, int32
-    scalar, of one sequence; those after them hold anything. None for all rows."""
+    scalar, of one sequence; those after them hold anything, and caches keep none of them. None for
+    all rows."""
     token = _used.set(used)
     try:
         yield
@@ -115,17 +116,18 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) -> AnyCache:
-    """Computes `cache.append` for all layers at once."""
+    """Computes `cache.append` for all layers at once, of the rows that `only_rows` leaves."""
     layers, pages = parts(cache)
     old, structure = jax.tree.flatten(layers)
     new = jax.ffi.ffi_call(
         "dart_append",
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
-        input_output_aliases={3 + i: i for i in range(len(old))},
+        input_output_aliases={4 + i: i for i in range(len(old))},
     )(
         index.astype(jnp.int32),
         length.astype(jnp.int32),
         or_nothing(pages, jnp.int32),
+        used_rows(),
         *old,
         *jax.tree.leaves(rows),
     )
