@@ -7,6 +7,8 @@
 namespace dart {
 namespace {
 
+constexpr std::size_t kChunks = 12;  // of a thread, at least
+
 std::size_t tiles_of(const PackedProduct& product) {
   return (product.out + kTileWidth - 1) / kTileWidth;
 }
@@ -58,12 +60,12 @@ void multiply(const PackedProduct* products, std::size_t count, Instructions ins
   std::size_t tiles = 0;
   for (std::size_t i = 0; i < count; ++i) tiles += tiles_of(products[i]);
   if (tiles == 0 || products[0].rows == 0) return;
-  // Several chunks for each thread, as one may begin late or be interrupted; of 4 tiles, as single
-  // rows are multiplied with so many at once.
+  // Many chunks for each thread, as one may begin late or be interrupted, and all should end at the
+  // same time; of 4 tiles, where single rows are multiplied with so many at once.
   const std::size_t threads =
       threads_for(products, count, team.threads(), kBytesInTeam, kOperationsInTeam);
-  std::size_t chunk = threads <= 1 ? tiles : std::max<std::size_t>(1, tiles / (4 * threads));
-  if (products[0].rows == 1) chunk = (chunk + 3) / 4 * 4;
+  std::size_t chunk = threads <= 1 ? tiles : std::max<std::size_t>(1, tiles / (kChunks * threads));
+  if (products[0].rows == 1 && !in_blocks(products[0].weights)) chunk = (chunk + 3) / 4 * 4;
   team.share((tiles + chunk - 1) / chunk, [&](std::size_t c) {
     // Tiles are counted over all products.
     std::size_t before = 0;

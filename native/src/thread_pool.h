@@ -14,7 +14,8 @@ namespace dart {
 
 // Lets the processor's other threads go first, in the n-th turn of a wait.
 inline void pause(int turn) {
-  constexpr int kTurnsBetweenYields = 64;
+  // Some ten microseconds: a thread that is waited for may have no core.
+  constexpr int kTurnsBetweenYields = 512;
   if (turn % kTurnsBetweenYields == kTurnsBetweenYields - 1) {
     std::this_thread::yield();
     return;
@@ -29,7 +30,7 @@ inline void pause(int turn) {
 // Waits for something that comes soon.
 template <class Over>
 void wait_until(const Over& over) {
-  for (int turn = 0; !over(); turn = (turn + 1) % 64) pause(turn);
+  for (int turn = 0; !over(); turn = (turn + 1) % 512) pause(turn);
 }
 
 // Calls `work` in this thread and, at the same time, in at most `threads - 1` threads of the pool.
