@@ -114,7 +114,7 @@ void bind_cpu(pybind11::module_& m) {
   pybind11::dict handlers;
 #ifdef DART_FFI
   handlers["dart_product"] = pybind11::capsule(dart_product_handler());
-  handlers["dart_layer"] = pybind11::capsule(dart_layer_handler());
+  handlers["dart_layers"] = pybind11::capsule(dart_layers_handler());
   handlers["dart_draft_layer"] = pybind11::capsule(dart_draft_layer_handler());
   handlers["dart_take_tiles"] = pybind11::capsule(dart_take_tiles_handler());
   handlers["dart_noise"] = pybind11::capsule(dart_noise_handler());

@@ -7,7 +7,7 @@ void* dart_noise_handler();
 void* dart_draw_handler();
 void* dart_product_handler();
 void* dart_take_tiles_handler();
-void* dart_layer_handler();
+void* dart_layers_handler();
 void* dart_draft_layer_handler();
 void* dart_heads_handler();
 void* dart_attention_handler();

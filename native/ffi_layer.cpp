@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <stdexcept>
 #include <string_view>
 #include <vector>
 
@@ -54,84 +55,124 @@ bool fits(const dart::AfterAttention& after, std::size_t width) {
          after.gate_up.out == 2 * after.down.in;
 }
 
-// See dart::Layer. Optional arguments have no elements; `pages` is one-dimensional where sequences have
-// no pages. The arguments that remain are the tiles of qkv, out, gate_up and down: see read_matrices.
-// If `used` has an element, there is one sequence, and only so many of its rows are computed and seen:
-// what follows them in the results is not written.
-ffi::Error layer(ffi::ThreadPool pool, Rows x, Floats before_attention, Floats after_attention,
-                 Floats before_mlp, Floats after_mlp, Floats q_scale, Floats k_scale,
-                 Floats qkv_bias, Floats out_bias, Floats gate_up_bias, Floats down_bias, Rows cos,
-                 Rows sin, ffi::AnyBuffer cached_k, ffi::AnyBuffer cached_v, Ints length, Ints first,
-                 ffi::BufferR3<ffi::PRED> mask, Ints pages, Ints used, ffi::RemainingArgs tiles,
-                 ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k, ffi::Result<ffi::AnyBuffer> v,
-                 std::string_view activation, float eps, float offset, float multiplier,
-                 float scale, float cap, Numbers counts, Sizes ins, Numbers types, Sizes outs) try {
+// The arguments of a layer before its tiles.
+struct LayerArguments {
+  Rows cos, sin;
+  Ints first;
+  ffi::BufferR3<ffi::PRED> mask;
+  Floats before_attention, after_attention, before_mlp, after_mlp;
+  Floats q_scale, k_scale;
+  Floats qkv_bias, out_bias, gate_up_bias, down_bias;
+  ffi::AnyBuffer k, v;  // cached ones
+};
+
+// Reads an argument and counts it.
+template <class Array>
+Array take(const ffi::RemainingArgs& arguments, std::size_t& at) {
+  const auto argument = arguments.get<Array>(at++);
+  if (!argument) throw std::invalid_argument("dart_layers: an argument is missing, or another");
+  return *argument;
+}
+
+LayerArguments take_layer(const ffi::RemainingArgs& all, std::size_t& at) {
+  using Mask = ffi::BufferR3<ffi::PRED>;
+  using Any = ffi::AnyBuffer;
+  // In the order of the braces.
+  return {take<Rows>(all, at),   take<Rows>(all, at),   take<Ints>(all, at),
+          take<Mask>(all, at),   take<Floats>(all, at), take<Floats>(all, at),
+          take<Floats>(all, at), take<Floats>(all, at), take<Floats>(all, at),
+          take<Floats>(all, at), take<Floats>(all, at), take<Floats>(all, at),
+          take<Floats>(all, at), take<Floats>(all, at), take<Any>(all, at),
+          take<Any>(all, at)};
+}
+
+// See dart::Layer. The arguments that remain are those of each layer: LayerArguments, of which optional
+// ones have no elements, and the tiles of qkv, out, gate_up and down: see MatrixReader. The results
+// that remain are the new keys and values of each. `pages` is one-dimensional where sequences have no
+// pages. If `used` has an element, there is one sequence, and only so many of its rows are computed
+// and seen: what follows them in the results is not written.
+ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints used,
+                  ffi::RemainingArgs arguments, ffi::Result<Rows> y, ffi::RemainingRets made,
+                  std::string_view activation, float eps, float offset, float multiplier,
+                  float scale, float cap, Numbers counts, Sizes ins, Numbers types,
+                  Sizes outs) try {
   const auto shape = x.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
-  dart::Layer layer{};
-  dart::AfterAttention& after = layer.after;
-  if (!read_matrices(tiles, counts, ins, types, outs,
-                     {&layer.qkv, &after.out, &after.gate_up, &after.down})) {
-    return ffi::Error::InvalidArgument("dart_layer: weights of another shape");
-  }
-  const std::size_t width = after.out.in, norms = q_scale.element_count();
-  if (!set_heads(*k, width, t, cos, sin, layer.heads, layer.attention) ||
-      !read_cache(cached_k, cached_v, length, pages, layer.attention)) {
-    return ffi::Error::InvalidArgument("dart_layer: heads or a cache of other shapes or dtypes");
-  }
-  const std::size_t kv_heads = layer.heads.kv_heads, h = layer.heads.head_size;
-  const bool together = norms != 0 && norms != h;
-  if (k->element_type() != cached_k.element_type() || v->element_type() != k->element_type() ||
-      !is(k->dimensions(), b, kv_heads, t, h) || !is(v->dimensions(), b, kv_heads, t, h) ||
-      !is(y->dimensions(), b, t, d) || !is(mask.dimensions(), b, t, t) || layer.qkv.in != d ||
-      layer.qkv.out != width + 2 * kv_heads * h || !fits(after, d) ||
-      !none_or(qkv_bias, layer.qkv.out) || !none_or(out_bias, d) ||
-      !none_or(gate_up_bias, after.gate_up.out) || !none_or(down_bias, d) ||
-      !none_or(before_attention, d) || !none_or(after_attention, d) || !none_or(before_mlp, d) ||
-      !none_or(after_mlp, d) || (together && norms != width) ||
-      k_scale.element_count() != (together ? kv_heads * h : norms) || !none_or(first, b * t)) {
-    return ffi::Error::InvalidArgument("dart_layer: arguments of other shapes");
-  }
-  // Of the only sequence, if there are fewer rows than there is room for.
   const std::size_t count = used_rows(used, t);
-  if (count == 0) return ffi::Error::Success();
-  if (count < t && b != 1) return ffi::Error::InvalidArgument("dart_layer: several sequences");
-  std::vector<char> seen;
-  if (count < t) seen = first_of_each(mask.typed_data(), count, t, count);
+  if (count < t && b != 1) return ffi::Error::InvalidArgument("dart_layers: several sequences");
   const auto norm = [&](const Floats& by) { return dart::Norm{or_null(by), d, eps, offset}; };
-  layer.x = x.typed_data();
-  layer.y = y->typed_data();
-  layer.before_attention = norm(before_attention);
-  after.after_attention = norm(after_attention);
-  after.before_mlp = norm(before_mlp);
-  after.after_mlp = norm(after_mlp);
-  layer.qkv.bias = or_null(qkv_bias);
-  after.out.bias = or_null(out_bias);
-  after.gate_up.bias = or_null(gate_up_bias);
-  after.down.bias = or_null(down_bias);
-  after.activation = activation_of(activation);
-  after.multiplier = multiplier;
-  layer.new_rows = {k->untyped_data(), v->untyped_data(), t};
-  layer.heads.q_scale = or_null(q_scale);
-  layer.heads.k_scale = or_null(k_scale);
-  layer.heads.together = together;
-  layer.heads.eps = eps;
-  layer.heads.offset = offset;
-  layer.heads.rows = count;
-  dart::Attention& attention = layer.attention;
-  attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
-  attention.mask = count < t ? reinterpret_cast<const bool*>(seen.data()) : mask.typed_data();
-  attention.rows = attention.new_rows = count;
-  attention.scale = scale;
-  attention.cap = cap;
+  std::vector<dart::Layer> layers(made.size() / 2);
+  std::vector<std::vector<char>> masks;  // of fewer rows than there is room for
+  MatrixReader matrices(arguments, counts, ins, types, outs);
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    dart::Layer& layer = layers[i];
+    dart::AfterAttention& after = layer.after;
+    const LayerArguments from = take_layer(arguments, at);
+    auto k = made.get<ffi::AnyBuffer>(2 * i), v = made.get<ffi::AnyBuffer>(2 * i + 1);
+    if (!k || !v || !matrices.read({&layer.qkv, &after.out, &after.gate_up, &after.down}, at)) {
+      return ffi::Error::InvalidArgument("dart_layers: weights of another shape");
+    }
+    const std::size_t width = after.out.in, norms = from.q_scale.element_count();
+    if (!set_heads(**k, width, t, from.cos, from.sin, layer.heads, layer.attention) ||
+        !read_cache(from.k, from.v, length, pages, layer.attention)) {
+      return ffi::Error::InvalidArgument("dart_layers: heads or a cache of other shapes or dtypes");
+    }
+    const std::size_t kv_heads = layer.heads.kv_heads, h = layer.heads.head_size;
+    const bool together = norms != 0 && norms != h;
+    if ((*k)->element_type() != from.k.element_type() ||
+        (*v)->element_type() != (*k)->element_type() || !is((*k)->dimensions(), b, kv_heads, t, h) ||
+        !is((*v)->dimensions(), b, kv_heads, t, h) || !is(y->dimensions(), b, t, d) ||
+        !is(from.mask.dimensions(), b, t, t) || layer.qkv.in != d ||
+        layer.qkv.out != width + 2 * kv_heads * h || !fits(after, d) ||
+        !none_or(from.qkv_bias, layer.qkv.out) || !none_or(from.out_bias, d) ||
+        !none_or(from.gate_up_bias, after.gate_up.out) || !none_or(from.down_bias, d) ||
+        !none_or(from.before_attention, d) || !none_or(from.after_attention, d) ||
+        !none_or(from.before_mlp, d) || !none_or(from.after_mlp, d) ||
+        (together && norms != width) ||
+        from.k_scale.element_count() != (together ? kv_heads * h : norms) ||
+        !none_or(from.first, b * t)) {
+      return ffi::Error::InvalidArgument("dart_layers: arguments of other shapes");
+    }
+    layer.x = i == 0 ? x.typed_data() : y->typed_data();
+    layer.y = y->typed_data();
+    layer.before_attention = norm(from.before_attention);
+    after.after_attention = norm(from.after_attention);
+    after.before_mlp = norm(from.before_mlp);
+    after.after_mlp = norm(from.after_mlp);
+    layer.qkv.bias = or_null(from.qkv_bias);
+    after.out.bias = or_null(from.out_bias);
+    after.gate_up.bias = or_null(from.gate_up_bias);
+    after.down.bias = or_null(from.down_bias);
+    after.activation = activation_of(activation);
+    after.multiplier = multiplier;
+    layer.new_rows = {(*k)->untyped_data(), (*v)->untyped_data(), t};
+    layer.heads.q_scale = or_null(from.q_scale);
+    layer.heads.k_scale = or_null(from.k_scale);
+    layer.heads.together = together;
+    layer.heads.eps = eps;
+    layer.heads.offset = offset;
+    layer.heads.rows = count;
+    dart::Attention& attention = layer.attention;
+    attention.first = from.first.element_count() == 0 ? nullptr : from.first.typed_data();
+    attention.mask = from.mask.typed_data();
+    if (count < t) {
+      masks.push_back(first_of_each(attention.mask, count, t, count));
+      attention.mask = reinterpret_cast<const bool*>(masks.back().data());
+    }
+    attention.rows = attention.new_rows = count;
+    attention.scale = scale;
+    attention.cap = cap;
+  }
+  if (at != arguments.size()) return ffi::Error::InvalidArgument("dart_layers: more arguments");
   // As many threads as XLA has, but not XLA's: those sleep between calls.
-  dart::run(layer, dart::best_instructions(), size(pool.num_threads()));
+  if (count > 0) dart::run(layers, dart::best_instructions(), size(pool.num_threads()));
   return ffi::Error::Success();
 } catch (const std::exception& error) {
   return ffi::Error::Internal(error.what());
 }
 
-// See dart::DraftLayer and `layer`. The arguments that remain are the tiles of q, kv, out, gate_up and
+// See dart::DraftLayer and `layers`. The arguments that remain are the tiles of q, kv, out, gate_up and
 // down. If `used` has an element, there is one sequence, of whose real rows only so many are there:
 // keys and values are made, and y is not written.
 ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats mask_row,
@@ -198,33 +239,16 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_layer, layer,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_layers, layers,
                               with_matrices(ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Rows>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Rows>()
-                                  .Arg<Rows>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<Ints>()
-                                  .Arg<Ints>()
-                                  .Arg<ffi::BufferR3<ffi::PRED>>()
                                   .Arg<Ints>()
                                   .Arg<Ints>()
                                   .RemainingArgs()
                                   .Ret<Rows>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
+                                  .RemainingRets()
                                   .Attr<std::string_view>("activation")
                                   .Attr<float>("eps")
                                   .Attr<float>("offset")
@@ -256,5 +280,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draft_layer, draft_layer,
                                   .Attr<float>("eps")
                                   .Attr<float>("scale")));
 
-void* dart_layer_handler() { return reinterpret_cast<void*>(dart_layer); }
+void* dart_layers_handler() { return reinterpret_cast<void*>(dart_layers); }
 void* dart_draft_layer_handler() { return reinterpret_cast<void*>(dart_draft_layer); }

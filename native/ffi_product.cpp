@@ -51,7 +51,7 @@ ffi::Error product(ffi::ThreadPool pool, Rows x, Floats scale, Floats bias, Floa
   dart::with_resources(matrix, count, dart::best_instructions(), size(pool.num_threads()),
                        [&](dart::Resources& resources) {
                          dart::multiply(matrix, inputs, count, or_null(residual), y->typed_data(),
-                                        resources);
+                                        nullptr, resources);
                        });
   return ffi::Error::Success();
 } catch (const std::exception& error) {

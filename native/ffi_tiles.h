@@ -27,34 +27,54 @@ inline bool has_tiles(const xla::ffi::AnyBuffer& tiles, dart::WeightType type, s
 }
 
 // Reads matrices that follow each other among the arguments, with so many parts and inputs each, and
-// types and outputs of each part. Returns false if they are others.
+// types and outputs of each part.
+class MatrixReader {
+ public:
+  MatrixReader(const xla::ffi::RemainingArgs& arguments, xla::ffi::Span<const std::int32_t> counts,
+               xla::ffi::Span<const std::int64_t> ins, xla::ffi::Span<const std::int32_t> types,
+               xla::ffi::Span<const std::int64_t> outs)
+      : arguments_(arguments), counts_(counts), ins_(ins), types_(types), outs_(outs) {}
+
+  // Reads the next matrices, from argument `at` on, which becomes the one after them. Returns false if
+  // they are others.
+  bool read(std::initializer_list<dart::Matrix*> matrices, std::size_t& at) {
+    for (dart::Matrix* matrix : matrices) {
+      if (matrix_ == counts_.size() || matrix_ == ins_.size()) return false;
+      matrix->in = static_cast<std::size_t>(ins_[matrix_]);
+      for (std::int32_t left = counts_[matrix_++]; left > 0; --left, ++part_, ++at) {
+        if (at >= arguments_.size() || part_ == types_.size() || part_ == outs_.size()) return false;
+        const auto part = arguments_.get<xla::ffi::AnyBuffer>(at);
+        const auto type = static_cast<dart::WeightType>(types_[part_]);
+        const auto out = static_cast<std::size_t>(outs_[part_]);
+        if (!part || !has_tiles(*part, type, matrix->in, out)) return false;
+        matrix->parts.push_back({part->untyped_data(), type, out});
+        matrix->out += out;
+      }
+    }
+    return true;
+  }
+
+ private:
+  const xla::ffi::RemainingArgs& arguments_;
+  const xla::ffi::Span<const std::int32_t> counts_;
+  const xla::ffi::Span<const std::int64_t> ins_;
+  const xla::ffi::Span<const std::int32_t> types_;
+  const xla::ffi::Span<const std::int64_t> outs_;
+  std::size_t matrix_ = 0, part_ = 0;  // the next ones
+};
+
+// Reads matrices that are all of the arguments that remain.
 inline bool read_matrices(const xla::ffi::RemainingArgs& tiles,
                           xla::ffi::Span<const std::int32_t> counts,
                           xla::ffi::Span<const std::int64_t> ins,
                           xla::ffi::Span<const std::int32_t> types,
                           xla::ffi::Span<const std::int64_t> outs,
                           std::initializer_list<dart::Matrix*> matrices) {
-  if (counts.size() != matrices.size() || ins.size() != matrices.size() ||
-      types.size() != tiles.size() || outs.size() != tiles.size()) {
-    return false;
-  }
-  std::size_t i = 0, next = 0;
-  for (dart::Matrix* matrix : matrices) {
-    matrix->in = static_cast<std::size_t>(ins[i]);
-    for (std::int32_t count = counts[i++]; count > 0; --count, ++next) {
-      if (next == tiles.size()) return false;
-      const auto part = tiles.get<xla::ffi::AnyBuffer>(next);
-      const auto type = static_cast<dart::WeightType>(types[next]);
-      const auto out = static_cast<std::size_t>(outs[next]);
-      if (!part || !has_tiles(*part, type, matrix->in, out)) return false;
-      matrix->parts.push_back({part->untyped_data(), type, out});
-      matrix->out += out;
-    }
-  }
-  return next == tiles.size();
+  std::size_t at = 0;
+  return MatrixReader(tiles, counts, ins, types, outs).read(matrices, at) && at == tiles.size();
 }
 
-// Adds the attributes that `read_matrices` reads to a function's binding.
+// Adds the attributes that a MatrixReader reads to a function's binding.
 template <class Binding>
 auto with_matrices(Binding binding) {
   return std::move(binding)

@@ -1,12 +1,13 @@
-"""A decoder layer by one call of the C++ core, for CPUs.
+"""Decoder layers by one call of the C++ core, for CPUs.
 
 Between the calls for products, heads and attention XLA would run small operations, each of which
-costs a microsecond or more. What is computed is the same, but for the attention of rows without a
+costs a microsecond or more, and the core's threads read ahead from layer to layer. What is computed is the same, but for the attention of rows without a
 prefix, which the core computes, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.native import fits_native
 from dart_jax.models.attention.segments import Prefix, Scoring
+from dart_jax.models.cache import KVCache
 from dart_jax.models.cpu import or_nothing, used_rows
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import CORE_ACTIVATIONS, Tiles, described
@@ -89,61 +91,89 @@ class NativeLayer(NamedTuple):
     kv_heads: int
     kv_dtype: DTypeLike
 
-    def __call__(
-        self,
-        x: jax.Array,
-        cos: jax.Array,
-        sin: jax.Array,
-        mask: jax.Array,
-        prefix: Prefix | None,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Runs the layer.
+    @property
+    def head_dim(self) -> int:
+        """Size of a head, h."""
+        return (self.qkv.kernel.shape[1] - self.out.kernel.d_in) // (2 * self.kv_heads)
 
-        Args:
-          x: the residual stream, float32 [B, T, D].
-          cos: of the rotation of queries and keys, float32 [B, T, r / 2].
-          sin: likewise.
-          mask: bool, broadcastable to [B, T, T]; which new rows a row sees.
-          prefix: cached rows; None for none.
+    @property
+    def matrices(self) -> tuple[Projection, ...]:
+        """Its linear layers."""
+        return self.qkv, self.out, self.gate_up, self.down
 
-        Returns:
-          The residual stream after it, and keys and values of the new rows, [B, K, T, h]. Rows that
-          `cpu.only_rows` leaves out hold anything.
-        """
-        b, t, _ = x.shape
-        h = (self.qkv.kernel.shape[1] - self.out.kernel.d_in) // (2 * self.kv_heads)
-        rows = jax.ShapeDtypeStruct((b, self.kv_heads, t, h), self.kv_dtype)
-        prefix = prefix or _no_prefix(rows)
-        matrices = (self.qkv, self.out, self.gate_up, self.down)
-        kernels = [matrix.kernel for matrix in matrices]
-        norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
-        y, k, v = jax.ffi.ffi_call(
-            "dart_layer", (jax.ShapeDtypeStruct(x.shape, x.dtype), rows, rows)
-        )(
-            x,
+    @property
+    def settings(self) -> tuple[str, float, float, float, Scoring]:
+        """What layers of one call must share."""
+        return self.activation, self.eps, self.offset, self.multiplier, self.scoring
+
+
+class LayerInputs(NamedTuple):
+    """What a layer reads beside the residual stream.
+
+    Attributes:
+      cos: of the rotation of queries and keys, float32 [B, T, r / 2].
+      sin: likewise.
+      mask: bool, broadcastable to [B, T, T]; which new rows a row sees.
+      prefix: cached rows, as many in all layers; None for none.
+    """
+
+    cos: jax.Array
+    sin: jax.Array
+    mask: jax.Array
+    prefix: Prefix | None
+
+
+def run_natively(
+    layers: Sequence[tuple[NativeLayer, LayerInputs]], x: jax.Array
+) -> tuple[jax.Array, KVCache]:
+    """Runs layers that have the same `settings` one after another.
+
+    Args:
+      layers: with their inputs.
+      x: the residual stream, float32 [B, T, D].
+
+    Returns:
+      The residual stream after them, and each one's keys and values of the new rows, [B, K, T, h].
+      Rows that `cpu.only_rows` leaves out hold anything.
+    """
+    (b, t, _), (first, _) = x.shape, layers[0]
+    assert all(layer.settings == first.settings for layer, _ in layers)
+    arguments: list[jax.Array] = []
+    rows: list[jax.ShapeDtypeStruct] = []
+    for layer, inputs in layers:
+        made = jax.ShapeDtypeStruct((b, layer.kv_heads, t, layer.head_dim), layer.kv_dtype)
+        prefix = inputs.prefix or _no_prefix(made)
+        norms = (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp)
+        arguments += [
+            inputs.cos,
+            inputs.sin,
+            or_nothing(prefix.first, jnp.int32),
+            jnp.broadcast_to(inputs.mask, (b, t, t)),
             *map(or_nothing, norms),
-            or_nothing(self.q_scale),
-            or_nothing(self.k_scale),
-            *(or_nothing(matrix.bias) for matrix in matrices),
-            cos,
-            sin,
+            or_nothing(layer.q_scale),
+            or_nothing(layer.k_scale),
+            *(or_nothing(matrix.bias) for matrix in layer.matrices),
             prefix.k,
             prefix.v,
-            prefix.length.astype(jnp.int32),
-            or_nothing(prefix.first, jnp.int32),
-            jnp.broadcast_to(mask, (b, t, t)),
-            or_nothing(prefix.pages, jnp.int32),
-            used_rows(),
-            *(part for kernel in kernels for part in kernel.parts),
-            activation=CORE_ACTIVATIONS[self.activation],
-            eps=np.float32(self.eps),
-            offset=np.float32(self.offset),
-            multiplier=np.float32(self.multiplier),
-            scale=np.float32(self.scoring.factor(h)),
-            cap=np.float32(self.scoring.cap or 0),
-            **described(*kernels),
-        )
-        return y, (k, v)
+            *(part for matrix in layer.matrices for part in matrix.kernel.parts),
+        ]
+        rows += [made, made]
+    prefix = layers[0][1].prefix or _no_prefix(rows[0])
+    y, *new = jax.ffi.ffi_call("dart_layers", (jax.ShapeDtypeStruct(x.shape, x.dtype), *rows))(
+        x,
+        prefix.length.astype(jnp.int32),
+        or_nothing(prefix.pages, jnp.int32),
+        used_rows(),
+        *arguments,
+        activation=CORE_ACTIVATIONS[first.activation],
+        eps=np.float32(first.eps),
+        offset=np.float32(first.offset),
+        multiplier=np.float32(first.multiplier),
+        scale=np.float32(first.scoring.factor(first.head_dim)),
+        cap=np.float32(first.scoring.cap or 0),
+        **described(*(matrix.kernel for layer, _ in layers for matrix in layer.matrices)),
+    )
+    return y, tuple(zip(new[::2], new[1::2], strict=True))
 
 
 class NativeDraftLayer(NamedTuple):

@@ -6,6 +6,8 @@ only in the rows, their positions and the mask.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -33,7 +35,13 @@ from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles, product
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
-from dart_jax.models.native_layer import NativeLayer, Projection, one_call
+from dart_jax.models.native_layer import (
+    LayerInputs,
+    NativeLayer,
+    Projection,
+    one_call,
+    run_natively,
+)
 from dart_jax.models.rope import rotate
 
 
@@ -205,8 +213,6 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        if self._native(x):
-            return self._natively(x, positions, mask, prefix)
         # Norms after a layer's parts, and factors, come between products and the residual stream.
         adds = self.norms == "before" and self.multiplier == 1
         with jax.named_scope("attention"):
@@ -225,16 +231,18 @@ class DecoderLayer(nnx.Module):
                 out = self.post_feedforward_layernorm(out)
             return out if adds else x + _times(out, self.multiplier), row
 
-    def _native(self, x: jax.Array) -> bool:
-        """Tells whether the C++ core computes the layer by one call."""
+    def is_native(self, x: jax.Array) -> bool:
+        """Tells whether the C++ core computes the layer, and its neighbours, by one call.
+
+        Args:
+          x: the residual stream.
+        """
         attention = self.self_attn
         dense = isinstance(self.mlp, GatedMLP)
         return dense and one_call(attention.options, attention.o_proj, x, attention.head_dim)
 
-    def _natively(
-        self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Computes `__call__` by the C++ core."""
+    def native(self, dtype: DTypeLike) -> NativeLayer:
+        """The layer as the C++ core computes it, for activations of a dtype."""
         attention, mlp = self.self_attn, self.mlp
         assert isinstance(mlp, GatedMLP)
         after = self.norms != "before"
@@ -250,7 +258,7 @@ class DecoderLayer(nnx.Module):
             "q_scale": attention.q_norm if attention.qk_norm else None,
             "k_scale": attention.k_norm if attention.qk_norm else None,
         }
-        layer = NativeLayer(
+        return NativeLayer(
             **{name: norm and norm.scale[...] for name, norm in norms.items()},
             qkv=_projection(attention.qkv_proj),
             out=_projection(attention.o_proj),
@@ -262,9 +270,42 @@ class DecoderLayer(nnx.Module):
             multiplier=self.multiplier,
             scoring=attention.scoring,
             kv_heads=attention.kv_heads,
-            kv_dtype=attention.options.cache_dtype(x.dtype),
+            kv_dtype=attention.options.cache_dtype(dtype),
         )
-        return layer(x, *attention.rotation(positions), mask, prefix)
+
+
+def run_layers(
+    layers: Sequence[DecoderLayer],
+    x: jax.Array,
+    positions: jax.Array,
+    seen: Sequence[tuple[jax.Array, Prefix | None]],
+) -> tuple[jax.Array, KVCache]:
+    """Runs layers one after another.
+
+    Args:
+      layers: neighbours.
+      x: the residual stream, [B, T, D].
+      positions: int32 [B, T].
+      seen: what the rows of each layer see: its mask and its cached rows.
+
+    Returns:
+      The residual stream after them, and each one's keys and values of the new rows, [B, K, T, h].
+    """
+    rows: list[tuple[jax.Array, jax.Array]] = []
+    pairs = zip(layers, seen, strict=True)
+    for native, group in itertools.groupby(pairs, key=lambda pair: pair[0].is_native(x)):
+        if native:
+            described = [
+                (layer.native(x.dtype), LayerInputs(*layer.self_attn.rotation(positions), *sees))
+                for layer, sees in group
+            ]
+            x, new = run_natively(described, x)
+            rows += new
+        else:
+            for layer, sees in group:
+                x, row = layer(x, positions, *sees)
+                rows.append(row)
+    return x, tuple(rows)
 
 
 class Target(nnx.Module):
@@ -317,20 +358,23 @@ class Target(nnx.Module):
         x = self._inputs(tokens)
         if feature_layers is None:
             feature_layers = self.config.feature_layers
-        features = []
-        rows = []
-        for i, layer in enumerate(self.layers):
-            if i in feature_layers:
-                features.append(x)
+        layers, seen = list(self.layers), []
+        for i in range(len(layers)):
             window = self.config.window(i)
             first = None if window is None else jnp.maximum(positions - window + 1, 0)
-            prefix = Prefix.of(cache, i, length, first)
-            seen = mask if window is None else mask & within(window, positions)
-            with jax.named_scope(f"layer_{i}"):
-                x, row = layer(x, positions, seen, prefix)
-            rows.append(row)
+            in_window = mask if window is None else mask & within(window, positions)
+            seen.append((in_window, Prefix.of(cache, i, length, first)))
+        features = []
+        rows: KVCache = ()
+        ends = sorted({0, *feature_layers, len(layers)})
+        for begin, end in itertools.pairwise(ends):
+            if begin in feature_layers:
+                features.append(x)
+            with jax.named_scope(f"layers_{begin}_to_{end - 1}"):
+                x, new = run_layers(layers[begin:end], x, positions, seen[begin:end])
+            rows += new
         features = jnp.concatenate(features or [x[..., :0]], axis=-1)
-        return TargetOutput(self.norm(x), features, tuple(rows))
+        return TargetOutput(self.norm(x), features, rows)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token embeddings [..., D] as stored, without the factor that some targets apply to them;

@@ -253,7 +253,7 @@ void multiply_tiles_of_blocks(const PackedProduct& product, std::size_t first, s
   constexpr std::size_t kLine = 64;
   // Memory takes as long as a few groups. The first of several blocks of rows that read a tile brings
   // in that one, if it is not there yet, and each of the others its share of the next one.
-  constexpr std::size_t kAhead = 6 * group_bytes(form_of(Type));
+  constexpr std::size_t kAhead = 12 * group_bytes(form_of(Type));
   const std::uint8_t* const tiles = static_cast<const std::uint8_t*>(product.tiles);
   for (std::size_t t = first; t < last;) {
     const std::size_t left = product.out - t * kTileWidth;

@@ -61,8 +61,9 @@ struct Avx2 {
   static void store(float* to, Floats x) { _mm256_storeu_ps(to, x); }
   static Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  // To the second cache, which can wait for more lines than the first.
   static void prefetch(const void* from) {
-    _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T0);
+    _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T1);
   }
 
  private:

@@ -65,8 +65,9 @@ struct Avx512Vnni {
   static void store(float* to, Floats x) { _mm512_storeu_ps(to, x); }
   static Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  // To the second cache, which can wait for more lines than the first.
   static void prefetch(const void* from) {
-    _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T0);
+    _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T1);
   }
 
  private:

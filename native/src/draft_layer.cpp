@@ -53,7 +53,7 @@ void make_keys(const DraftLayer& layer, const Sizes& sizes, const float* inputs,
                Attention& attention, Resources& resources) {
   const std::size_t rows = sizes.sequences * sizes.real, width = layer.kv.out;
   float* const kv = resources.scratch.take<float>((rows + 1) * width);
-  multiply(layer.kv, Inputs::rows(inputs), rows + 1, nullptr, kv, resources);
+  multiply(layer.kv, Inputs::rows(inputs), rows + 1, nullptr, kv, &layer.q, resources);
   float* const all = resources.scratch.take<float>(sizes.sequences * sizes.all * width);
   with_masks(kv, kv + rows * width, width, sizes.real, sizes,
              [&](std::size_t b) { return b * sizes.real; }, all);
@@ -75,7 +75,7 @@ const float* make_queries(const DraftLayer& layer, const Sizes& sizes, const flo
   }
   std::copy_n(mask, width, chosen + b * width);
   float* const q = resources.scratch.take<float>((b + 1) * out);
-  multiply(layer.q, Inputs::rows(chosen), b + 1, nullptr, q, resources);
+  multiply(layer.q, Inputs::rows(chosen), b + 1, nullptr, q, &layer.after.out, resources);
   const std::size_t rows = b * sizes.drafting, pairs = layer.heads.rotated / 2;
   float* const all = resources.scratch.take<float>(rows * out);
   with_masks(q, q + b * out, out, 1, sizes, [](std::size_t i) { return i; }, all);
@@ -133,7 +133,7 @@ void run(const DraftLayer& layer, Resources& resources) {
   attend(attention, resources.instructions, resources.team);
   float* const stream = resources.scratch.take<float>(rows * d);
   with_masks(layer.residual, layer.mask_row, d, 1, sizes, anchors, stream);
-  run_after_attention(layer.after, attention.out, stream, rows, layer.y, resources);
+  run_after_attention(layer.after, attention.out, stream, rows, layer.y, nullptr, resources);
 }
 
 }  // namespace

@@ -18,15 +18,16 @@ void round(const float* x, std::size_t count, std::uint16_t* y) {
 
 // y = x + multiplier * norm(inputs * matrix).
 void add_product(const Matrix& matrix, const Inputs& inputs, const Norm& norm, float multiplier,
-                 const float* x, std::size_t rows, float* y, Resources& resources) {
+                 const float* x, std::size_t rows, float* y, const Matrix* next,
+                 Resources& resources) {
   if (norm.scale == nullptr && multiplier == 1) {
-    multiply(matrix, inputs, rows, x, y, resources);
+    multiply(matrix, inputs, rows, x, y, next, resources);
     return;
   }
   const Scratch::Scope scope(resources.scratch);
   const std::size_t size = rows * matrix.out;
   float* const product = norm.scale == nullptr ? y : resources.scratch.take<float>(size);
-  multiply(matrix, inputs, rows, nullptr, product, resources);
+  multiply(matrix, inputs, rows, nullptr, product, next, resources);
   if (norm.scale != nullptr) normalize(norm, product, rows, y, resources.instructions);
   for (std::size_t i = 0; i < size; ++i) y[i] = x[i] + y[i] * multiplier;
 }
@@ -60,16 +61,16 @@ void make_new_rows(Heads heads, const NewRows& to, std::size_t kept, Attention& 
 }
 
 void run_after_attention(const AfterAttention& after, const float* attended, const float* x,
-                         std::size_t rows, float* y, Resources& resources) {
+                         std::size_t rows, float* y, const Matrix* next, Resources& resources) {
   const Scratch::Scope scope(resources.scratch);
   float* const middle = resources.scratch.take<float>(rows * after.out.out);
   add_product(after.out, Inputs::rows(attended), after.after_attention, after.multiplier, x, rows,
-              middle, resources);
+              middle, &after.gate_up, resources);
   float* const gate_up = resources.scratch.take<float>(rows * after.gate_up.out);
   multiply(after.gate_up, Inputs::normed(after.before_mlp, middle), rows, nullptr, gate_up,
-           resources);
+           &after.down, resources);
   add_product(after.down, Inputs::gated(after.activation, gate_up), after.after_mlp,
-              after.multiplier, middle, rows, y, resources);
+              after.multiplier, middle, rows, y, next, resources);
 }
 
 }  // namespace dart

@@ -13,8 +13,8 @@ void make_new_rows(Heads heads, const NewRows& to, std::size_t kept, Attention& 
                    Resources& resources);
 
 // Computes what follows attention: `attended` [rows, H h] and the residual stream x [rows, D] become
-// y [rows, D].
+// y [rows, D]. `next`: the matrix that is multiplied after that; null for none.
 void run_after_attention(const AfterAttention& after, const float* attended, const float* x,
-                         std::size_t rows, float* y, Resources& resources);
+                         std::size_t rows, float* y, const Matrix* next, Resources& resources);
 
 }  // namespace dart

@@ -25,6 +25,13 @@ std::vector<PackedProduct> products(const Matrix& matrix, const float* x,
   return products;
 }
 
+// The part of a matrix that is read first.
+Memory beginning_of(const Matrix& matrix) {
+  if (matrix.parts.empty()) return {};
+  const Matrix::Part& part = matrix.parts.front();
+  return {static_cast<const char*>(part.tiles), bytes_of(part.type, matrix.in, part.out)};
+}
+
 // Computes rows [begin, end) of what is multiplied.
 void prepare(const Inputs& inputs, std::size_t in, std::size_t begin, std::size_t end, float* y,
              Instructions instructions) {
@@ -39,7 +46,7 @@ void prepare(const Inputs& inputs, std::size_t in, std::size_t begin, std::size_
 }  // namespace
 
 void multiply(const Matrix& matrix, const Inputs& inputs, std::size_t rows, const float* residual,
-              float* y, Resources& resources) {
+              float* y, const Matrix* next, Resources& resources) {
   const Scratch::Scope scope(resources.scratch);
   const Instructions instructions = resources.instructions;
   const std::size_t in = matrix.in, groups = groups_of(in);
@@ -50,6 +57,7 @@ void multiply(const Matrix& matrix, const Inputs& inputs, std::size_t rows, cons
   const float* const read = prepared ? made : inputs.x;
   Int8Inputs* const rounded =
       in_8_bits ? resources.scratch.take<Int8Inputs>(rows * groups) : nullptr;
+  resources.team.read_ahead(beginning_of(matrix));
   if (prepared || in_8_bits) {
     share_rows(rows, rows * in * kOperations, resources.team,
                [&](std::size_t begin, std::size_t end) {
@@ -61,6 +69,7 @@ void multiply(const Matrix& matrix, const Inputs& inputs, std::size_t rows, cons
                });
   }
   const auto parts = products(matrix, read, rounded, rows, residual, y);
+  if (next != nullptr) resources.team.read_ahead(beginning_of(*next));
   multiply(parts.data(), parts.size(), instructions, resources.team);
 }
 

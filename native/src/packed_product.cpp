@@ -9,9 +9,7 @@ namespace {
 
 constexpr std::size_t kChunks = 12;  // of a thread, at least
 
-std::size_t tiles_of(const PackedProduct& product) {
-  return (product.out + kTileWidth - 1) / kTileWidth;
-}
+std::size_t tiles_of(std::size_t out) { return (out + kTileWidth - 1) / kTileWidth; }
 
 // Adds bias and residual to the outputs of tiles [first, last).
 void add_to_tiles(const PackedProduct& product, std::size_t first, std::size_t last) {
@@ -29,27 +27,24 @@ void add_to_tiles(const PackedProduct& product, std::size_t first, std::size_t l
   }
 }
 
-// Of the weights.
-std::size_t size_in_bytes(const PackedProduct& product) {
-  if (in_blocks(product.weights)) {
-    return tiles_of(product) * tile_bytes(form_of(product.weights), product.in);
-  }
-  return product.in * product.out * (product.weights == WeightType::kBfloat16 ? 2 : 4);
-}
-
 // The threads that products are worth, at most so many, where each must have this much to read or to
 // compute.
 std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads,
                         std::size_t bytes_each, std::size_t operations_each) {
   std::size_t bytes = 0, operations = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    bytes += size_in_bytes(products[i]);
+    bytes += bytes_of(products[i].weights, products[i].in, products[i].out);
     operations += products[i].rows * products[i].in * products[i].out;
   }
   return std::min(threads, std::max(bytes / bytes_each, operations / operations_each));
 }
 
 }  // namespace
+
+std::size_t bytes_of(WeightType type, std::size_t in, std::size_t out) {
+  if (in_blocks(type)) return tiles_of(out) * tile_bytes(form_of(type), in);
+  return tiles_of(out) * kTileWidth * in * (type == WeightType::kBfloat16 ? 2 : 4);
+}
 
 std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads) {
   return threads_for(products, count, threads, kBytesPerThread, kOperationsPerThread);
@@ -58,7 +53,7 @@ std::size_t threads_for(const PackedProduct* products, std::size_t count, std::s
 void multiply(const PackedProduct* products, std::size_t count, Instructions instructions,
               Team& team) {
   std::size_t tiles = 0;
-  for (std::size_t i = 0; i < count; ++i) tiles += tiles_of(products[i]);
+  for (std::size_t i = 0; i < count; ++i) tiles += tiles_of(products[i].out);
   if (tiles == 0 || products[0].rows == 0) return;
   // Many chunks for each thread, as one may begin late or be interrupted, and all should end at the
   // same time; of 4 tiles, where single rows are multiplied with so many at once.
@@ -71,7 +66,7 @@ void multiply(const PackedProduct* products, std::size_t count, Instructions ins
     std::size_t before = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const PackedProduct& product = products[i];
-      const std::size_t own = tiles_of(product), begin = std::max(c * chunk, before);
+      const std::size_t own = tiles_of(product.out), begin = std::max(c * chunk, before);
       const std::size_t end = std::min((c + 1) * chunk, before + own);
       if (begin < end) {
         const MultiplyTiles multiply = in_blocks(product.weights)

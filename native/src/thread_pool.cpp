@@ -21,7 +21,8 @@ constexpr int kTurns = 20000;
 // Returns when `over` does, or after some time.
 template <class Over>
 void look(const Over& over) {
-  for (int turn = 0; turn < kTurns && !over(); ++turn) pause(turn);
+  constexpr int kTurnsBetweenYields = 64;
+  for (int turn = 0; turn < kTurns && !over(); ++turn) pause(turn, kTurnsBetweenYields);
 }
 
 // Takes a lock that is never held for long.

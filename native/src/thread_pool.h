@@ -12,11 +12,10 @@
 
 namespace dart {
 
-// Lets the processor's other threads go first, in the n-th turn of a wait.
-inline void pause(int turn) {
-  // Some ten microseconds: a thread that is waited for may have no core.
-  constexpr int kTurnsBetweenYields = 512;
-  if (turn % kTurnsBetweenYields == kTurnsBetweenYields - 1) {
+// Lets the processor's other thread go first, and in the last of `turns` turns of a wait whatever else
+// has no core: it may be what is waited for.
+inline void pause(int turn, int turns) {
+  if (turn % turns == turns - 1) {
     std::this_thread::yield();
     return;
   }
@@ -27,10 +26,11 @@ inline void pause(int turn) {
 #endif
 }
 
-// Waits for something that comes soon.
+// Waits for something that comes within microseconds.
 template <class Over>
 void wait_until(const Over& over) {
-  for (int turn = 0; !over(); turn = (turn + 1) % 512) pause(turn);
+  constexpr int kTurns = 512;
+  for (int turn = 0; !over(); turn = (turn + 1) % kTurns) pause(turn, kTurns);
 }
 
 // Calls `work` in this thread and, at the same time, in at most `threads - 1` threads of the pool.

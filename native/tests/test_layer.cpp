@@ -205,7 +205,8 @@ void test_parts() {
           for (std::size_t threads : {1, 2, 5}) {
             std::vector<float> found(size + 2 * made);
             float* const new_k = found.data() + size;
-            dart::run(problem.layer(found.data(), new_k, new_k + made, rows), instructions, threads);
+            const dart::Layer layer = problem.layer(found.data(), new_k, new_k + made, rows);
+            dart::run({&layer, 1}, instructions, threads);
             CHECK(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0);
           }
         }
@@ -222,18 +223,18 @@ void test_kept_rows() {
     std::vector<float> y(kRows * kWidth), exact_k(kKvHeads * kRows * kHead), exact_v(exact_k.size());
     dart::Layer layer = problem.layer(y.data(), exact_k.data(), exact_v.data(), kRows);
     layer.heads.sequences = layer.attention.sequences = layer.attention.pages.count = 1;
-    dart::run(layer, instructions, 1);
+    dart::run({&layer, 1}, instructions, 1);
     std::vector<float> again(y.size()), room_k(kKvHeads * kRoom * kHead, -1), room_v(room_k);
     layer.y = again.data();
     layer.new_rows = {room_k.data(), room_v.data(), kRoom};
-    dart::run(layer, instructions, 1);
+    dart::run({&layer, 1}, instructions, 1);
     CHECK(again == y);
     std::vector<std::uint16_t> halves_k(exact_k.size()), halves_v(exact_k.size());
     std::vector<std::uint16_t> cached(2 * problem.k.size());
     layer.attention.k = layer.attention.v = cached.data();
     layer.attention.bfloat16 = true;
     layer.new_rows = {halves_k.data(), halves_v.data(), kRows};
-    dart::run(layer, instructions, 1);
+    dart::run({&layer, 1}, instructions, 1);
     for (std::size_t head = 0; head < kKvHeads; ++head) {
       for (std::size_t i = 0; i < kRoom * kHead; ++i) {
         const std::size_t at = head * kRows * kHead + i, room = head * kRoom * kHead + i;

@@ -22,7 +22,7 @@ from dart_jax.models.drafters.layer import embedded, projected
 from dart_jax.models.drafters.pairs import PairScores
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Linear, RMSNorm, random_param
-from dart_jax.models.target import DecoderLayer, within
+from dart_jax.models.target import DecoderLayer, run_layers, within
 
 
 class Convolution(nnx.Module):
@@ -73,6 +73,9 @@ class BlockLayer(DecoderLayer):
             d, group = config.hidden_size, config.conv_group_size
             self.attention_conv = Convolution(d, group, dtype=dtype, rngs=rngs)
             self.mlp_conv = Convolution(d, group, dtype=dtype, rngs=rngs)
+
+    def is_native(self, x: jax.Array) -> bool:
+        return not self.convolves and super().is_native(x)
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
@@ -178,13 +181,13 @@ class BlockDrafter(nnx.Module):
         Returns:
           What the head reads in the rows that predict, [B, d, D]; d = R - 1 if the anchor does not.
         """
-        x = embeds
-        for i, layer in enumerate(self.layers):
+        seen = []
+        for i in range(len(self.layers)):
             window, first = self.config.decoder.window(i), None
             if window is not None:
                 first = jnp.maximum(positions - window + 1, 0)
-            prefix = Prefix.of(cache, i, length, first)
-            x, _ = layer(x, positions, self.block_mask(i, positions), prefix)
+            seen.append((self.block_mask(i, positions), Prefix.of(cache, i, length, first)))
+        x, _ = run_layers(list(self.layers), embeds, positions, seen)
         return self.normed(x if self.config.shifted else x[:, 1:])
 
     def block_mask(self, layer: int, positions: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@
 #include "dart/instructions.h"
 #include "dart/matrix.h"
 #include "dart/rows.h"
+#include "dart/span.h"
 
 namespace dart {
 
@@ -34,7 +35,7 @@ struct NewRows {
 
 struct Layer {
   const float* x;  // [B, T, D]: the residual stream
-  float* y;        // [B, T, D]
+  float* y;        // [B, T, D]; may be x
   Norm before_attention;
   Matrix qkv;  // [D, (H + 2 K) h]
   AfterAttention after;
@@ -63,8 +64,8 @@ struct DraftLayer {
   Attention attention;  // without new rows, queries, mask and output, and their numbers
 };
 
-// Computes a layer by a team of at most `threads`, fewer if it is small.
-void run(const Layer& layer, Instructions instructions, std::size_t threads);
+// Computes layers one after another, or one, by a team of at most `threads`, fewer if they are small.
+void run(Span<Layer> layers, Instructions instructions, std::size_t threads);
 void run(const DraftLayer& layer, Instructions instructions, std::size_t threads);
 
 }  // namespace dart

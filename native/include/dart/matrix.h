@@ -56,9 +56,10 @@ struct Resources {
   Scratch& scratch;
 };
 
-// y [rows, out] = inputs * matrix + bias + residual [rows, out], unless that is null.
+// y [rows, out] = inputs * matrix + bias + residual [rows, out], unless that is null. Threads that wait
+// read ahead in `next`, the matrix that is multiplied after this one; null for none.
 void multiply(const Matrix& matrix, const Inputs& inputs, std::size_t rows, const float* residual,
-              float* y, Resources& resources);
+              float* y, const Matrix* next, Resources& resources);
 
 // Calls `work` with the resources that it may use: a team for the product of so many rows, of at most
 // `threads`.

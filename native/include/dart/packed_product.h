@@ -31,6 +31,9 @@ struct PackedProduct {
   const float* residual = nullptr;        // as y, or null for none
 };
 
+// Size of the tiles of a matrix.
+std::size_t bytes_of(WeightType type, std::size_t in, std::size_t out);
+
 // The threads that products are worth, at most so many.
 std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads);
 
