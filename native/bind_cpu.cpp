@@ -7,6 +7,7 @@
 #include "bindings.h"
 #include "dart/blocks.h"
 #include "dart/instructions.h"
+#include "dart/stopwatch.h"
 #include "numpy_arrays.h"
 
 #ifdef DART_FFI
@@ -100,6 +101,16 @@ std::size_t tile_bytes(const std::string& name, std::size_t inputs) {
   return dart::tile_bytes(form, inputs);
 }
 
+// Seconds by part, see dart/stopwatch.h.
+py::dict part_seconds() {
+  constexpr const char* kNames[dart::kParts] = {"products", "attention", "rows", "waiting", "heads",
+                                                "drafter",  "draws",     "search", "caches", "other"};
+  const auto seconds = dart::measured_seconds();
+  py::dict named;
+  for (std::size_t i = 0; i < dart::kParts; ++i) named[kNames[i]] = seconds[i];
+  return named;
+}
+
 }  // namespace
 
 void bind_cpu(pybind11::module_& m) {
@@ -111,6 +122,8 @@ void bind_cpu(pybind11::module_& m) {
   m.def("pack_blocks", &pack_blocks, py::arg("type"), py::arg("rows"), py::arg("tiles"),
         py::arg("threads"));
   m.def("pack_q8_0", &pack_q8_0, py::arg("weights"), py::arg("tiles"), py::arg("threads"));
+  m.def("measure_parts", &dart::measure, py::arg("on"));
+  m.def("part_seconds", &part_seconds);
   pybind11::dict handlers;
 #ifdef DART_FFI
   handlers["dart_product"] = pybind11::capsule(dart_product_handler());
@@ -121,6 +134,7 @@ void bind_cpu(pybind11::module_& m) {
   handlers["dart_draw"] = pybind11::capsule(dart_draw_handler());
   handlers["dart_heads"] = pybind11::capsule(dart_heads_handler());
   handlers["dart_largest"] = pybind11::capsule(dart_largest_handler());
+  handlers["dart_copy_page"] = pybind11::capsule(dart_copy_page_handler());
   handlers["dart_append"] = pybind11::capsule(dart_append_handler());
   handlers["dart_unwritten"] = pybind11::capsule(dart_unwritten_handler());
   handlers["dart_look_up"] = pybind11::capsule(dart_look_up_handler());

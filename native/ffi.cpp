@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "dart/packed_search.h"
+#include "dart/stopwatch.h"
 #include "ffi_search.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -15,6 +16,7 @@ ffi::Error search(ffi::BufferR0<ffi::S32> handle, ffi::Buffer<ffi::S32> packed,
                   ffi::Result<ffi::Buffer<ffi::S32>> trees, std::int64_t context, std::int64_t first,
                   std::int64_t levels, std::int64_t candidates, std::int64_t pairs,
                   std::int64_t draws) {
+  const dart::Timed timed(dart::Part::kSearch);
   return error_of([&] {
     const dart::PackedLayout layout =
         packed_layout(packed, context, first, levels, candidates, pairs, draws);

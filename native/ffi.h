@@ -13,6 +13,7 @@ void* dart_heads_handler();
 void* dart_attention_handler();
 void* dart_largest_handler();
 void* dart_append_handler();
+void* dart_copy_page_handler();
 void* dart_unwritten_handler();
 void* dart_look_up_handler();
 void* dart_python_handler();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dart/layer.h"
+#include "dart/stopwatch.h"
 #include "ffi.h"
 #include "ffi_cache.h"
 #include "ffi_shapes.h"
@@ -96,6 +97,7 @@ ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints us
                   std::string_view activation, float eps, float offset, float multiplier,
                   float scale, float cap, Numbers counts, Sizes ins, Numbers types,
                   Sizes outs) try {
+  const dart::Timed timed(dart::Part::kOther);
   const auto shape = x.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
   const std::size_t count = used_rows(used, t);
@@ -182,6 +184,7 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
                        ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k,
                        ffi::Result<ffi::AnyBuffer> v, float eps, float scale, Numbers counts,
                        Sizes ins, Numbers types, Sizes outs) try {
+  const dart::Timed timed(dart::Part::kDrafter);
   const auto shape = embeds.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
   dart::DraftLayer layer{};

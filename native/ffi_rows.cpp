@@ -6,7 +6,9 @@
 #include <cstring>
 
 #include "dart/rows.h"
+#include "dart/stopwatch.h"
 #include "ffi.h"
+#include "ffi_cache.h"
 #include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -18,6 +20,7 @@ namespace ffi = xla::ffi;
 ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
                    ffi::Result<ffi::Buffer<ffi::F32>> values,
                    ffi::Result<ffi::Buffer<ffi::S32>> indices) {
+  const dart::Timed timed(dart::Part::kDraws);
   const auto shape = x.dimensions(), found = values->dimensions();
   if (shape.size() == 0 || found.size() != shape.size() || found.back() > shape.back() ||
       values->element_count() != indices->element_count()) {
@@ -35,13 +38,15 @@ ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
   return ffi::Error::Success();
 }
 
-// See dart::KeptRows. The arguments that remain are caches [B, K, S, h], or in pages [P, K, R, h],
-// and then, in the same order, new rows [B, K, T, h]; the results are the caches, written in place.
+// See dart::KeptRows. The arguments that remain are caches [B, K, S, h], or in pages [P, K, R, h], of
+// keys and of values in turn, and then, in the same order, new rows [B, K, T, h]; the results are the
+// caches, written in place.
 // `pages` is one-dimensional where sequences have no pages. If `used` has an element, there is one
 // sequence, and only so many of its rows are kept: another text may have those after them.
 ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
                   ffi::Buffer<ffi::S32> pages, ffi::Buffer<ffi::S32> used,
                   ffi::RemainingArgs arrays, ffi::RemainingRets caches) {
+  const dart::Timed timed(dart::Part::kCaches);
   const std::int64_t b = index.dimensions()[0], room = index.dimensions()[1];
   const auto table = pages.dimensions();
   const bool paged = table.size() == 2;
@@ -49,7 +54,6 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
       (paged && table[0] != b)) {
     return ffi::Error::InvalidArgument("dart_append: caches and rows of different numbers");
   }
-  const auto size = [](std::int64_t dimension) { return static_cast<std::size_t>(dimension); };
   const std::size_t kept = used_rows(used, size(room));
   if (kept < size(room) && b != 1) {
     return ffi::Error::InvalidArgument("dart_append: several sequences");
@@ -63,15 +67,17 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
     if (old->untyped_data() != (*cache)->untyped_data()) {
       return ffi::Error::InvalidArgument("dart_append: a cache that is not written in place");
     }
-    if (there.size() != 4 || here.size() != 4 || here[0] != b || here[1] != there[1] ||
+    if (!has_rows(*rows) || there.size() != 4 || here[0] != b || here[1] != there[1] ||
         here[3] != there[3] || here[2] < 1 || rows->element_type() != (*cache)->element_type() ||
         (!paged && (there[0] != b || room > there[2]))) {
       return ffi::Error::InvalidArgument("dart_append: caches and rows of different shapes");
     }
     if (rows->element_count() == 0) continue;
     dart::KeptRows written;
-    written.rows = static_cast<const char*>(rows->untyped_data());
-    written.cache = static_cast<char*>((*cache)->untyped_data());
+    written.rows = rows->untyped_data();
+    written.cache = (*cache)->untyped_data();
+    written.keys = i % 2 == 0;
+    written.bfloat16 = rows->element_type() == ffi::BF16;
     written.index = index.typed_data();
     written.length = length.typed_data();
     written.pages = {paged ? pages.typed_data() : nullptr, size(there[0]), size(there[2]),
@@ -80,8 +86,27 @@ ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
     written.kv_heads = size(there[1]);
     written.new_rows = size(here[2]);
     written.kept = kept;
-    written.bytes = rows->size_bytes() / (written.sequences * written.kv_heads * written.new_rows);
+    written.head_size = size(here[3]);
     dart::append(written);
+  }
+  return ffi::Error::Success();
+}
+
+// Copies page `from` of every pool to page `to`; the results are the pools, written in place.
+ffi::Error copy_page(ffi::BufferR1<ffi::S32> from, ffi::BufferR1<ffi::S32> to,
+                     ffi::RemainingArgs arrays, ffi::RemainingRets pools) {
+  for (std::size_t i = 0; i < pools.size(); ++i) {
+    const auto old = arrays.get<ffi::AnyBuffer>(i);
+    auto pool = pools.get<ffi::AnyBuffer>(i);
+    if (arrays.size() != pools.size() || !old || !pool ||
+        old->untyped_data() != (*pool)->untyped_data()) {
+      return ffi::Error::InvalidArgument("dart_copy_page: a pool that is not written in place");
+    }
+    const std::int64_t count = (*pool)->dimensions()[0], source = *from.typed_data();
+    const std::int64_t target = *to.typed_data();
+    if (source < 0 || source >= count || target < 0 || target >= count) continue;
+    dart::copy_page(static_cast<char*>((*pool)->untyped_data()),
+                    (*pool)->size_bytes() / size(count), size(source), size(target));
   }
   return ffi::Error::Success();
 }
@@ -108,9 +133,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_append, append,
                                   .RemainingArgs()
                                   .RemainingRets());
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_copy_page, copy_page,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .RemainingArgs()
+                                  .RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_unwritten, unwritten, ffi::Ffi::Bind().RemainingRets());
 
+void* dart_copy_page_handler() { return reinterpret_cast<void*>(dart_copy_page); }
 void* dart_append_handler() { return reinterpret_cast<void*>(dart_append); }
 void* dart_largest_handler() { return reinterpret_cast<void*>(dart_largest); }
 void* dart_unwritten_handler() { return reinterpret_cast<void*>(dart_unwritten); }

@@ -27,6 +27,7 @@ from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
 from dart_jax.models.attention.compaction import keep_rows
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
+from dart_jax.models.cpu import copy_page as copy_page_natively
 from dart_jax.models.cpu import only_rows, unwritten
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
@@ -239,6 +240,8 @@ def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax
     def copy(pool: Any) -> Any:
         if pool is None:
             return None
+        if config.execution.attention == "native":
+            return copy_page_natively(pool, source[0], target[0])
         pages = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, source[0], 1), pool)
         if isinstance(pool, jax.Array):
             return jax.lax.dynamic_update_slice_in_dim(pool, pages, target[0], 0)

@@ -134,6 +134,18 @@ def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Ar
     return with_layers(cache, jax.tree.unflatten(structure, new))
 
 
+def copy_page(pools: AnyArrays, source: jax.Array, target: jax.Array) -> AnyArrays:
+    """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place. Whatever the
+    order of a page's numbers, it is that of all pages."""
+    old, structure = jax.tree.flatten(pools)
+    new = jax.ffi.ffi_call(
+        "dart_copy_page",
+        [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
+        input_output_aliases={2 + i: i for i in range(len(old))},
+    )(source.reshape(1), target.reshape(1), *old)
+    return jax.tree.unflatten(structure, new)
+
+
 def unwritten(arrays: AnyArrays) -> AnyArrays:
     """Arrays that hold anything, and large ones take memory only as they are written.
 

@@ -53,12 +53,8 @@ void set_control(Control) {}
 // Computes rows [begin, end) of the queries of one sequence's key head.
 void attend_rows(const Attention& attention, AttendRows attend, std::size_t sequence,
                  std::size_t kv_head, std::size_t begin, std::size_t end) {
-  const std::size_t rows = end - begin, h = attention.head_size;
-  const std::size_t fresh = (attention.new_rows + kKeyPanel - 1) / kKeyPanel * kKeyPanel;
-  const std::size_t pairs = attention.bfloat16 ? rows + kKeyBlock + 3 : 0;
-  const std::size_t numbers = rows * (h + fresh) + kRowGroup * kKeyBlock +
-                              (kKeyBlock + kKeyPanel + pairs) * h;
-  float* const memory = room(numbers);
+  const std::size_t rows = end - begin;
+  float* const memory = room(room_of(attention, rows));
   const Control before = control();
   // As dot products of bfloat16 numbers always do it.
   if (attention.bfloat16) set_control(before | kTinyAreZero);

@@ -18,11 +18,9 @@ namespace {
 
 constexpr float kUnseen = -__builtin_huge_valf();
 
-// Rows of a sequence that follow each other in memory.
-template <class Number>
-struct Piece {
-  const Number* k;  // null: of a missing page, zeros
-  const Number* v;
+// Elements of a block's values that follow each other in memory.
+struct Run {
+  const float* values;  // [count, h] elements; null: of a missing page, zeros
   std::size_t count;
 };
 
@@ -123,14 +121,14 @@ float weigh(float* scores, std::size_t from, std::size_t end, float scale, float
     for (float& part : softmax.parts) part *= factor;
   }
   most = softmax.most;
-  constexpr float kUnit = Form::kPairs ? 1.44269504f : 1.0f;  // binary logarithms, for pairs
+  constexpr float kUnit = Form::kNumbers == 2 ? 1.44269504f : 1.0f;  // binary logarithms, for pairs
   const Vector scales = Form::broadcast(scale * kUnit), least = Form::broadcast(-most * kUnit);
   for (std::size_t c = 0; c < kParts; c += Form::kSize) {
     Vector sum = Form::load(softmax.parts + c);
     for (std::size_t i = c; i < count; i += kParts) {
       const Vector score = Form::multiply_add(Form::load(scores + i), scales, least);
       Vector weight;
-      if constexpr (Form::kPairs) {
+      if constexpr (Form::kNumbers == 2) {
         weight = rounded_power_of_two<Form>(score);
       } else {
         weight = exponential_below_0<Form>(score);
@@ -147,10 +145,19 @@ float weigh(float* scores, std::size_t from, std::size_t end, float scale, float
 template <class Form>
 class RowsAttention {
   using Number = typename Form::Number;
+  static constexpr bool kPairs = Form::kNumbers == 2;
+  static constexpr std::size_t kGroups = kKeyBlock / kKeyGroup;  // of keys, in a block
+  static constexpr std::size_t kElements = kKeyBlock / Form::kNumbers;  // of values, in a block
 
  public:
   explicit RowsAttention(const AttentionRows& rows)
-      : rows_(rows), all_(*rows.attention), h_(all_.head_size), elements_(h_ / Form::kNumbers) {
+      : rows_(rows),
+        all_(*rows.attention),
+        h_(all_.head_size),
+        elements_(h_ / Form::kNumbers),
+        words_(in_vectors(elements_)),
+        query_(elements_ * Form::kFloats),
+        in_groups_(in_groups(all_.pages, h_)) {
     const std::size_t group = all_.heads / all_.kv_heads, b = rows.sequence;
     const std::size_t head = b * all_.kv_heads + rows.kv_head;
     q_ = all_.q + (head * group * all_.rows + rows.row) * h_;
@@ -161,19 +168,20 @@ class RowsAttention {
     used_ = length < capacity ? length : capacity;
     float* room = rows.room;
     const auto take = [&](std::size_t count) { return room += count, room - count; };
-    keys_ = take(kKeyBlock * h_);
-    gathered_ = take(kKeyPanel * h_);
+    keys_ = take(kKeyBlock * words_);
+    gathered_ = take(kKeyGroup * words_);
     sums_ = take(rows.rows * h_);
     scores_ = take(kRowGroup * kKeyBlock);
-    fresh_stride_ = (all_.new_rows + kKeyPanel - 1) / kKeyPanel * kKeyPanel;
+    fresh_stride_ = (all_.new_rows + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
     fresh_ = take(rows.rows * fresh_stride_);
-    if constexpr (Form::kPairs) {
-      values_ = take(kKeyBlock * h_);
-      pair_ = take(2 * h_);
-      Number* const zeros = reinterpret_cast<Number*>(room);
-      for (std::size_t i = 0; i < h_; ++i) zeros[i] = 0;
-      zeros_ = zeros;
-      room += h_;
+    if constexpr (kPairs) {
+      values_ = take(kElements * h_);
+      pair_ = take(h_);
+      Number* numbers = reinterpret_cast<Number*>(take(2 * h_));
+      for (std::size_t i = 0; i < h_; ++i) numbers[i] = 0;
+      zeros_ = numbers;
+      even_ = numbers + h_;
+      odd_ = even_ + h_;
       for (std::size_t i = 0; i < rows.rows * h_; i += Form::kSize) {
         Form::store_numbers(room, i, rounded<Form>(Form::load(q_ + i)));
       }
@@ -194,10 +202,10 @@ class RowsAttention {
     }
     for (std::size_t i = 0; i < rows_.rows * h_; ++i) sums_[i] = 0;
     if (!in_order_) {
-      for (std::size_t n = 0; n < all_.new_rows; n += kKeyPanel) {
-        const std::size_t width = take_panel(used_ + n, used_ + all_.new_rows, keys_);
+      for (std::size_t n = 0; n < all_.new_rows; n += kKeyGroup) {
+        gather_rows(used_ + n, used_ + all_.new_rows, keys_);
         for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
-          score(r, count, keys_, width, fresh_ + r * fresh_stride_ + n, fresh_stride_);
+          score(r, count, keys_, 0, 1, fresh_ + r * fresh_stride_ + n, fresh_stride_);
         });
       }
     }
@@ -231,97 +239,160 @@ class RowsAttention {
     return {first < fresh ? first : fresh, fresh, fresh + count, next, mask, contiguous};
   }
 
-  // The rows at a position and after it: cached ones, or new ones in their order.
-  Piece<Number> piece(std::size_t position) const {
-    if (position >= used_) {
-      const std::size_t n = position - used_;
-      return {new_k_ + n * h_, new_v_ + n * h_, all_.new_rows - n};
-    }
-    const Pages& pages = all_.pages;
-    const std::size_t page = page_of(pages, rows_.sequence, position), at = position % pages.size;
-    const std::size_t left = used_ - position, rest = pages.size - at;
-    const std::size_t count = rest < left ? rest : left;
-    if (page == kNoPage) return {nullptr, nullptr, count};
-    const std::size_t offset = ((page * all_.kv_heads + rows_.kv_head) * pages.size + at) * h_;
-    return {static_cast<const Number*>(all_.k) + offset, static_cast<const Number*>(all_.v) + offset,
-            count};
+  // Where the rows of the page of a cached position begin, in an array of keys or values; null if the
+  // page is missing.
+  const Number* page(const void* array, std::size_t position) const {
+    const std::size_t page = page_of(all_.pages, rows_.sequence, position);
+    if (page == kNoPage) return nullptr;
+    const std::size_t rows = (page * all_.kv_heads + rows_.kv_head) * all_.pages.size;
+    return static_cast<const Number*>(array) + rows * h_;
   }
 
-  // Makes columns [elements, kKeyPanel] of the keys from a position on; from `end` on keys are
-  // zeros. Returns their number, in vectors.
-  std::size_t take_panel(std::size_t position, std::size_t end, float* keys) {
-    const std::size_t count = end - position < kKeyPanel ? end - position : kKeyPanel;
-    const std::size_t width = in_vectors(count), row = in_vectors(elements_);
-    for (std::size_t c = 0; c < width; c += Form::kSize) {
-      const float* from = stored_rows(position + c, end);
-      std::size_t stride = elements_;
-      if (from == nullptr) {
-        gather(position + c, end, row);
-        from = gathered_;
-        stride = row;
+  // The key or value at a position before `used_` that is stored as a row, or at that of a new row.
+  const Number* row(const void* array, const Number* fresh, std::size_t position) const {
+    if (position >= used_) return fresh + (position - used_) * h_;
+    const Number* const first = page(array, position);
+    return first == nullptr ? nullptr : first + position % all_.pages.size * h_;
+  }
+
+  // The keys of a group that begins at a position, [elements, 16], up to `end`, where they are stored so;
+  // null otherwise.
+  const float* stored_keys(std::size_t position, std::size_t end) const {
+    const std::size_t last = end < position + kKeyGroup ? end : position + kKeyGroup;
+    if (!in_groups_ || last > used_) return nullptr;
+    const Number* const first = page(all_.k, position);
+    if (first == nullptr) return nullptr;
+    return reinterpret_cast<const float*>(first + position % all_.pages.size * h_);
+  }
+
+  // Makes a group of keys from a position on; from `end` on keys are zeros.
+  void gather(std::size_t position, std::size_t end, float* keys) {
+    const bool cached = in_groups_ && position < used_;
+    gather_rows(position, end, keys);
+    if (!cached) return;
+    const std::size_t last = end < used_ ? end : used_;
+    const std::size_t count = last - position < kKeyGroup ? last - position : kKeyGroup;
+    const float* const stored = stored_keys(position, position + count);
+    if (stored == nullptr) return;
+    for (std::size_t i = 0; i < elements_; ++i) {
+      __builtin_memcpy(keys + i * kKeyGroup, stored + i * kKeyGroup, count * sizeof(float));
+    }
+  }
+
+  // The same of keys that are stored as rows; others are zeros.
+  void gather_rows(std::size_t position, std::size_t end, float* keys) {
+    const std::size_t first = in_groups_ && position < used_ ? used_ - position : 0;
+    for (std::size_t c = 0; c < kKeyGroup; ++c) {
+      float* const to = gathered_ + c * words_;
+      const bool there = c >= first && position + c < end;
+      const Number* const k = there ? row(all_.k, new_k_, position + c) : nullptr;
+      if (k != nullptr) {
+        __builtin_memcpy(to, k, h_ * sizeof(Number));
       } else {
-        // The next keys: columns of rows are not what a processor expects.
-        const char* const next = reinterpret_cast<const char*>(from + Form::kSize * elements_);
-        for (std::size_t i = 0; i < Form::kSize * elements_ * 4; i += 64) Form::prefetch(next + i);
+        for (std::size_t i = 0; i < elements_; ++i) to[i] = 0;
       }
-      for (std::size_t i = 0; i < row; i += Form::kSize) {
-        Form::transpose(from + i, stride, keys + i * kKeyPanel + c, kKeyPanel);
-      }
+      for (std::size_t i = elements_; i < words_; ++i) to[i] = 0;
     }
-    return width;
-  }
-
-  // As many keys as a vector has elements, from a position on, if they are stored one after another
-  // as they are multiplied; otherwise null.
-  const float* stored_rows(std::size_t position, std::size_t end) const {
-    if (!Form::kAsStored || elements_ % Form::kSize != 0 || position + Form::kSize > end) {
-      return nullptr;
-    }
-    const Piece<Number> next = piece(position);
-    return next.count < Form::kSize ? nullptr : reinterpret_cast<const float*>(next.k);
-  }
-
-  // Products of `count` rows, at most Form::kRows, with the keys of a panel.
-  void score(std::size_t r, std::size_t count, const float* keys, std::size_t width, float* scores,
-             std::size_t stride) {
-    const Factors factors{q_ + r * elements_, elements_, keys, kKeyPanel, elements_, scores, stride,
-                          true};
-    add_rows_of_products<Form, Form::kRows>(count, factors, width);
-  }
-
-  // Copies as many keys from where they are, before `end`, to rows of so many elements; then zeros.
-  void gather(std::size_t position, std::size_t end, std::size_t row) {
-    const std::size_t left = position < end ? end - position : 0;
-    const std::size_t count = left < Form::kSize ? left : Form::kSize;
-    float* to = gathered_;
-    for (std::size_t i = 0; i < count;) {
-      const Piece<Number> next = piece(position + i);
-      const std::size_t last = next.count < count - i ? i + next.count : count;
-      for (const Number* k = next.k; i < last; ++i, to += row) {
-        if (k == nullptr) {
-          for (std::size_t c = 0; c < row; ++c) to[c] = 0;
-        } else {
-          Form::copy(k, h_, to);
-          k += h_;
-        }
+    for (std::size_t c = 0; c < kKeyGroup; c += Form::kSize) {
+      for (std::size_t i = 0; i < words_; i += Form::kSize) {
+        Form::transpose(gathered_ + c * words_ + i, words_, keys + i * kKeyGroup + c, kKeyGroup);
       }
     }
-    for (float* const all = gathered_ + Form::kSize * row; to < all; ++to) *to = 0;
   }
 
-  // Joins the values of the whole pairs of a block's first positions.
-  void join_values(std::size_t block, std::size_t count) {
-    const Number* rows[kKeyBlock];
-    for (std::size_t i = 0; i < count;) {
-      const Piece<Number> next = piece(block + i);
-      const std::size_t end = next.count < count - i ? i + next.count : count;
-      for (const Number* v = next.v; i < end; ++i) {
-        rows[i] = v == nullptr ? zeros_ : v;
-        if (v != nullptr) v += h_;
+  // Products of `count` rows, at most Form::kRows, with so many groups of keys at a distance.
+  void score(std::size_t r, std::size_t count, const float* keys, std::size_t distance,
+             std::size_t groups, float* scores, std::size_t stride) {
+    const Factors factors{q_ + r * query_, query_, keys,   kKeyGroup, distance,
+                          elements_,       scores, stride, true};
+    add_rows_of_products<Form, Form::kRows>(count, factors, groups * kKeyGroup);
+  }
+
+  // Finds the keys of a block's positions before `to`, and makes those that are not stored so.
+  void take_keys(std::size_t j, std::size_t to) {
+    for (std::size_t p = j; p < to; p += kKeyGroup) {
+      const std::size_t g = (p - j) / kKeyGroup;
+      groups_[g] = stored_keys(p, to);
+      if (groups_[g] == nullptr) {
+        float* const made = keys_ + g * kKeyGroup * words_;
+        gather(p, to, made);
+        groups_[g] = made;
       }
     }
-    for (std::size_t i = 0; i + 1 < count; i += 2) {
-      Form::join(rows[i], rows[i + 1], h_, values_ + i / Form::kNumbers * h_);
+  }
+
+  // Scores of `count` rows with a block's positions before `to`: of neighbouring groups at the same
+  // distance together.
+  void score_block(std::size_t r, std::size_t count, std::size_t j, std::size_t to) {
+    const std::size_t all = (to - j + kKeyGroup - 1) / kKeyGroup;
+    const auto distance_after = [&](std::size_t g) {
+      return reinterpret_cast<std::uintptr_t>(groups_[g + 1]) -
+             reinterpret_cast<std::uintptr_t>(groups_[g]);
+    };
+    for (std::size_t g = 0; g < all;) {
+      const std::size_t distance = g + 1 < all ? distance_after(g) : 0;
+      std::size_t end = g + 1;
+      while (end < all && distance_after(end - 1) == distance && distance % sizeof(float) == 0) ++end;
+      score(r, count, groups_[g], distance / sizeof(float), end - g, scores_ + g * kKeyGroup,
+            kKeyBlock);
+      g = end;
+    }
+  }
+
+  // Finds the values of whole elements of a block's first positions, and makes those that are not stored
+  // so.
+  void take_values(std::size_t j, std::size_t count) {
+    run_count_ = 0;
+    for (std::size_t p = 0; p + Form::kNumbers <= count; p += Form::kNumbers) {
+      const float* values = stored_values(j + p);
+      if (kPairs && values == nullptr) {
+        float* const made = values_ + p / Form::kNumbers * h_;
+        join(value(j + p, even_), value(j + p + 1, odd_), made);
+        values = made;
+      }
+      Run* const last = run_count_ == 0 ? nullptr : runs_ + run_count_ - 1;
+      const bool follows = last != nullptr && (last->values == nullptr) == (values == nullptr) &&
+                           (values == nullptr || values == last->values + last->count * h_);
+      if (follows) {
+        ++last->count;
+      } else {
+        runs_[run_count_++] = {values, 1};
+      }
+    }
+  }
+
+  // The element of values at a position, [h], where it is stored so; otherwise null, as for a missing
+  // page.
+  const float* stored_values(std::size_t position) const {
+    if constexpr (kPairs) {
+      if (!in_groups_ || position + 1 >= used_) return nullptr;
+      const Number* const first = page(all_.v, position);
+      if (first == nullptr) return nullptr;
+      return reinterpret_cast<const float*>(first + position % all_.pages.size * h_);
+    } else {
+      return reinterpret_cast<const float*>(row(all_.v, new_v_, position));
+    }
+  }
+
+  // The value at a position, as a row; `room` is for one that is not stored so.
+  const Number* value(std::size_t position, Number* room) const {
+    if (!in_groups_ || position >= used_ || !kPairs) {
+      const Number* const found = row(all_.v, new_v_, position);
+      return found == nullptr ? zeros_ : found;
+    }
+    const Number* const first = page(all_.v, position);
+    if (first == nullptr) return zeros_;
+    const std::size_t at = position % all_.pages.size;
+    for (std::size_t i = 0; i < h_; ++i) room[i] = first[(at / 2 * h_ + i) * 2 + at % 2];
+    return room;
+  }
+
+  // Makes elements of two rows, whose numbers at the same place are a pair.
+  void join(const Number* even, const Number* odd, float* to) const {
+    Number* const numbers = reinterpret_cast<Number*>(to);
+    for (std::size_t i = 0; i < h_; ++i) {
+      numbers[2 * i] = even[i];
+      numbers[2 * i + 1] = odd[i];
     }
   }
 
@@ -329,25 +400,20 @@ class RowsAttention {
   void add_block(std::size_t j, std::size_t last) {
     const std::size_t known = in_order_ ? last : used_;  // before it, keys are the same for all rows
     const std::size_t to = known < j ? j : known < j + kKeyBlock ? known : j + kKeyBlock;
-    std::size_t widths[kKeyBlock / kKeyPanel];
-    for (std::size_t p = j; p < to; p += kKeyPanel) {
-      widths[(p - j) / kKeyPanel] = take_panel(p, to, keys_ + (p - j) * elements_);
-    }
-    if constexpr (Form::kPairs) join_values(j, to - j);
+    take_keys(j, to);
+    take_values(j, to - j);
     for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
-      for (std::size_t p = 0; p < to - j; p += kKeyPanel) {
-        score(r, count, keys_ + p * elements_, widths[p / kKeyPanel], scores_ + p, kKeyBlock);
-      }
-      std::size_t ends[kRowGroup];  // of each row in this block, at most `to`; of whole pairs
+      score_block(r, count, j, to);
+      std::size_t ends[kRowGroup];  // of each row in this block, at most `to`; of whole elements
       std::size_t common = to - j;
       for (std::size_t i = 0; i < count; ++i) {
         ends[i] = weigh_row(j, to, r + i, scores_ + i * kKeyBlock);
         common = ends[i] < common ? ends[i] : common;
       }
-      add_values(j, r, 0, count, 0, common);
+      add_values(r, 0, count, 0, common);
       for (std::size_t i = 0; i < count; ++i) {
-        add_values(j, r + i, i, 1, common, ends[i]);
-        if (Form::kPairs || !in_order_) add_own(j, r + i, scores_ + i * kKeyBlock, ends[i]);
+        add_values(r + i, i, 1, common, ends[i]);
+        if (kPairs || !in_order_) add_own(j, r + i, scores_ + i * kKeyBlock, ends[i]);
       }
     });
   }
@@ -372,29 +438,30 @@ class RowsAttention {
       }
     }
     const std::size_t own = end < j ? 0 : (end < to ? end : to) - j;
-    return Form::kPairs ? own / 2 * 2 : own;
+    return own / Form::kNumbers * Form::kNumbers;
   }
 
   // Adds the values of positions [from, to) of a block, which has the weights of rows from r on, the
   // first of which are at `group`, to their sums.
-  void add_values(std::size_t block, std::size_t r, std::size_t group, std::size_t rows,
-                  std::size_t from, std::size_t to) {
-    const auto add = [&](std::size_t at, std::size_t count, const float* values) {
-      const Factors factors{scores_ + group * kKeyBlock + at, kKeyBlock, values, h_, count,
-                            sums_ + r * h_, h_, false};
+  void add_values(std::size_t r, std::size_t group, std::size_t rows, std::size_t from,
+                  std::size_t to) {
+    from /= Form::kNumbers;
+    to /= Form::kNumbers;
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < run_count_ && begin < to; begin += runs_[i++].count) {
+      const std::size_t end = begin + runs_[i].count < to ? begin + runs_[i].count : to;
+      const std::size_t first = begin < from ? from : begin;
+      if (first >= end || runs_[i].values == nullptr) continue;
+      const Factors factors{scores_ + group * kKeyBlock + first * Form::kFloats,
+                            kKeyBlock,
+                            runs_[i].values + (first - begin) * h_,
+                            h_,
+                            kColumns,
+                            end - first,
+                            sums_ + r * h_,
+                            h_,
+                            false};
       add_rows_of_products<Form, Form::kRows>(rows, factors, h_);
-    };
-    if constexpr (Form::kPairs) {
-      from /= Form::kNumbers;
-      to /= Form::kNumbers;
-      if (from < to) add(from, to - from, values_ + from * h_);
-    } else {
-      for (std::size_t j = from; j < to;) {
-        const Piece<Number> next = piece(block + j);
-        const std::size_t some = next.count < to - j ? next.count : to - j;
-        if (next.v != nullptr) add(j, some, next.v);
-        j += some;
-      }
     }
   }
 
@@ -403,31 +470,36 @@ class RowsAttention {
   void add_own(std::size_t j, std::size_t r, const float* weights, std::size_t from) {
     Seen& seen = seen_[r];
     const std::size_t end = seen.end < j + kKeyBlock ? seen.end : j + kKeyBlock;
-    const auto add = [&](std::size_t p, const float* values, std::size_t count) {
-      const Factors factors{weights + (p - j) / Form::kNumbers, 0, values, h_, count,
-                            sums_ + r * h_, 0, false};
+    const auto add = [&](std::size_t p, const float* values) {
+      const Factors factors{weights + (p - j) / Form::kNumbers * Form::kFloats,
+                            0,
+                            values,
+                            h_,
+                            kColumns,
+                            1,
+                            sums_ + r * h_,
+                            0,
+                            false};
       add_rows_of_products<Form, 1>(1, factors, h_);
     };
-    if constexpr (Form::kPairs) {
+    if constexpr (kPairs) {
       for (std::size_t p = j + from; p < end; p += 2) {
-        const Number* const even = own_value(seen, p);
-        Form::join(even, p + 1 < end ? own_value(seen, p + 1) : zeros_, h_, pair_);
-        add(p, pair_, 2 / Form::kNumbers);
+        const Number* const even = own_value(seen, p, even_);
+        join(even, p + 1 < end ? own_value(seen, p + 1, odd_) : zeros_, pair_);
+        add(p, pair_);
       }
     } else {
       for (std::size_t p = seen.fresh < j ? j : seen.fresh; p < end; ++p) {
-        add(p, own_value(seen, p), 1);
+        const Number* const v = own_value(seen, p, nullptr);
+        if (v != nullptr) add(p, v);
       }
     }
   }
 
   // The values that a row sees at a position; at those of new rows that rows do not see alike, each
-  // is asked for once, in their order.
-  const Number* own_value(Seen& seen, std::size_t position) const {
-    if (in_order_ || position < used_) {
-      const Number* const v = piece(position).v;
-      return v == nullptr ? zeros_ : v;
-    }
+  // is asked for once, in their order. `room`: see `value`.
+  const Number* own_value(Seen& seen, std::size_t position, Number* room) const {
+    if (in_order_ || position < used_) return value(position, room);
     if (position < seen.fresh) return zeros_;
     while (!seen.mask[seen.next]) ++seen.next;
     return new_v_ + seen.next++ * h_;
@@ -436,21 +508,29 @@ class RowsAttention {
   const AttentionRows& rows_;
   const Attention& all_;
   const std::size_t h_;
-  const std::size_t elements_;  // that hold h numbers
-  const float* q_;              // [rows, elements]
+  const std::size_t elements_;  // of a key
+  const std::size_t words_;     // the same in whole vectors
+  const std::size_t query_;     // numbers of a query, for all elements
+  const bool in_groups_;
+  const float* q_;  // [rows, query_]
   const Number* new_k_;
   const Number* new_v_;
   std::size_t used_;   // cached rows
   bool in_order_;      // whether all rows see new rows as if they were cached, up to some row
-  float* keys_;        // panels [elements, kKeyPanel]: keys, one a column
-  float* gathered_;    // [kSize, elements in vectors]: keys
+  float* keys_;        // [kGroups, words_, 16]: keys that are not stored so
+  float* gathered_;    // [16, words_]: keys
   float* sums_;        // [rows, h]
   float* scores_;      // [kRowGroup, kKeyBlock]; then weights
   float* fresh_;       // [rows, fresh_stride]: scores of new keys, seen or not
   std::size_t fresh_stride_;
-  float* values_ = nullptr;         // [kKeyBlock / kNumbers, h]: of a block's pairs
-  float* pair_ = nullptr;           // [2 / kNumbers, h]: of a row's own
-  const Number* zeros_ = nullptr;   // [h]
+  float* values_ = nullptr;         // [kElements, h]: pairs that are not stored so
+  float* pair_ = nullptr;           // [h]: a row's own
+  Number* even_ = nullptr;          // [h]: of values that are not stored as rows
+  Number* odd_ = nullptr;           // [h]: likewise
+  const Number* zeros_ = nullptr;   // [h]; null in float32
+  const float* groups_[kGroups];    // keys of a block, [elements, 16]
+  Run runs_[kElements];             // values of a block
+  std::size_t run_count_ = 0;
   Seen seen_[kAttentionRows];
   Softmax softmax_[kAttentionRows];
 };

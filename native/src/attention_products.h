@@ -21,53 +21,51 @@ void transpose_plainly(const float* from, std::size_t from_stride, float* to,
   }
 }
 
-// One number an element, in float32.
-template <class Lanes, class Stored>
-struct Wide : Lanes {
+// Keys, values, queries and weights are float32: an element is a number.
+template <class Lanes>
+struct Float32 : Lanes {
   using Vector = typename Lanes::Vector;
-  using Number = Stored;  // of keys and values
+  using Number = float;  // of keys and values
   static constexpr std::size_t kNumbers = 1;  // of an element
+  static constexpr int kFloats = 1;  // of queries and weights for an element
 
+  static void load_element(const float* from, Vector (&factors)[1]) { factors[0] = Lanes::load(from); }
   static Vector add_product(Vector a, Vector b, Vector sum) {
     return Lanes::multiply_add(a, b, sum);
   }
-
-  // Makes elements of numbers as they are stored.
-  static void copy(const Stored* from, std::size_t count, float* to) {
-    for (std::size_t i = 0; i < count; i += Lanes::kSize) Lanes::store(to + i, Lanes::load(from + i));
-  }
-};
-
-// Keys, values, queries and weights are float32.
-template <class Lanes>
-struct Float32 : Wide<Lanes, float> {
-  static constexpr bool kPairs = false;
-  // True if keys are transposed from where they are stored; for floats a copy is faster.
-  static constexpr bool kAsStored = false;
-
-  static void store_numbers(float* row, std::size_t i, typename Lanes::Vector numbers) {
+  static void store_numbers(float* row, std::size_t i, Vector numbers) {
     Lanes::store(row + i, numbers);
   }
 };
 
-// Keys, values, queries and weights are bfloat16. Products of pairs, which begin at even places of a
-// head or a sequence, are added to float32 sums as VDPBF16PS of AVX-512 does it: first the odd one,
-// then the even one, as the lanes round them. This is for processors without.
+// Keys, values, queries and weights are bfloat16: an element is a pair, the even number in the lower
+// half. Products of pairs, which begin at even places of a head or a sequence, are added to float32
+// sums as VDPBF16PS of AVX-512 does it: first the odd one, then the even one, as the lanes round them.
+// This is for processors without, whose queries and weights are stored as floats.
 template <class Lanes>
-struct Bfloat16 : Wide<Lanes, std::uint16_t> {
-  static constexpr bool kPairs = true;
-  static constexpr bool kAsStored = false;
+struct Bfloat16 : Lanes {
+  using Vector = typename Lanes::Vector;
+  using Number = std::uint16_t;
+  static constexpr std::size_t kNumbers = 2;
+  static constexpr int kFloats = 2;
 
+  static void load_element(const float* from, Vector (&factors)[2]) {
+    std::uint32_t bits[Lanes::kSize], even[Lanes::kSize], odd[Lanes::kSize];
+    __builtin_memcpy(bits, from, sizeof bits);
+    DART_UNROLL
+    for (int i = 0; i < Lanes::kSize; ++i) {
+      even[i] = bits[i] << 16;
+      odd[i] = bits[i] & 0xffff0000u;
+    }
+    __builtin_memcpy(&factors[0], even, sizeof even);
+    __builtin_memcpy(&factors[1], odd, sizeof odd);
+  }
+  static Vector add_product(Vector a, Vector b, Vector sum) {
+    return Lanes::multiply_add(a, b, sum);
+  }
   // Stores numbers that bfloat16 holds as a row's from i on.
-  static void store_numbers(float* row, std::size_t i, typename Lanes::Vector numbers) {
+  static void store_numbers(float* row, std::size_t i, Vector numbers) {
     Lanes::store(row + i, numbers);
-  }
-
-  // Makes elements of two rows, whose numbers at the same place are a pair.
-  static void join(const std::uint16_t* even, const std::uint16_t* odd, std::size_t count,
-                   float* to) {
-    Bfloat16::copy(even, count, to);
-    Bfloat16::copy(odd, count, to + count);
   }
 };
 
@@ -79,13 +77,18 @@ typename Lanes::Vector rounded(typename Lanes::Vector x) {
   return more - (more - x);
 }
 
+// Columns of a product that follow each other.
+constexpr std::size_t kColumns = 16;
+
 // Factors of a product x [rows, count] w [count, ..], and the sums y [rows, ..] that it is added to,
-// with the distances between their rows; of elements.
+// with the distances between their rows. x has `kFloats` numbers for each of `count` elements of w,
+// whose columns stand in blocks of 16.
 struct Factors {
   const float* x;
   std::size_t x_stride;
   const float* w;
   std::size_t w_stride;
+  std::size_t w_block;  // between blocks of columns
   std::size_t count;
   float* y;
   std::size_t y_stride;
@@ -96,9 +99,11 @@ struct Factors {
 template <class Form, int Rows, int Vectors>
 void add_products(const Factors& factors, std::size_t column) {
   using Vector = typename Form::Vector;
+  constexpr std::size_t kSize = Form::kSize;
   const float* const x = factors.x;
   const std::size_t x_stride = factors.x_stride, w_stride = factors.w_stride;
-  const float* const w = factors.w + column;
+  const std::size_t w_block = factors.w_block;
+  const float* w = factors.w + column / kColumns * w_block + column % kColumns;
   float* const y = factors.y + column;
   Vector sums[Rows][Vectors];
   DART_UNROLL
@@ -106,36 +111,34 @@ void add_products(const Factors& factors, std::size_t column) {
     DART_UNROLL
     for (int v = 0; v < Vectors; ++v) {
       sums[r][v] = factors.begins ? Form::broadcast(0.0f)
-                                  : Form::load(y + r * factors.y_stride + v * Form::kSize);
+                                  : Form::load(y + r * factors.y_stride + v * kSize);
     }
   }
-  const auto add = [&](std::size_t i, const float* w) {
-    Vector values[Vectors];
+  const std::size_t count = factors.count;
+  for (std::size_t i = 0; i < count; ++i, w += w_stride) {
+    Vector values[Vectors][Form::kFloats];
     DART_UNROLL
-    for (int v = 0; v < Vectors; ++v) values[v] = Form::load(w + v * Form::kSize);
+    for (int v = 0; v < Vectors; ++v) {
+      const std::size_t c = v * kSize;
+      Form::load_element(w + c / kColumns * w_block + c % kColumns, values[v]);
+    }
     DART_UNROLL
-    for (int r = 0; r < Rows; ++r) {
-      const Vector value = Form::broadcast(x[r * x_stride + i]);
+    for (int f = Form::kFloats - 1; f >= 0; --f) {
       DART_UNROLL
-      for (int v = 0; v < Vectors; ++v) {
-        sums[r][v] = Form::add_product(value, values[v], sums[r][v]);
+      for (int r = 0; r < Rows; ++r) {
+        const Vector value = Form::broadcast(x[r * x_stride + i * Form::kFloats + f]);
+        DART_UNROLL
+        for (int v = 0; v < Vectors; ++v) {
+          sums[r][v] = Form::add_product(value, values[v][f], sums[r][v]);
+        }
       }
     }
-  };
-  const std::size_t count = factors.count;
-  if constexpr (Form::kPairs && Form::kNumbers == 1) {
-    for (std::size_t i = 0; i < count; i += 2) {
-      add(i + 1, w + (i + 1) * w_stride);
-      add(i, w + i * w_stride);
-    }
-  } else {
-    for (std::size_t i = 0; i < count; ++i) add(i, w + i * w_stride);
   }
   DART_UNROLL
   for (int r = 0; r < Rows; ++r) {
     DART_UNROLL
     for (int v = 0; v < Vectors; ++v) {
-      Form::store(y + r * factors.y_stride + v * Form::kSize, sums[r][v]);
+      Form::store(y + r * factors.y_stride + v * kSize, sums[r][v]);
     }
   }
 }

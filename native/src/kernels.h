@@ -19,10 +19,9 @@ constexpr std::size_t in_vectors(std::size_t count) {
   return (count + kMostLanes - 1) / kMostLanes * kMostLanes;
 }
 
-// Attention takes keys of a block of positions at a time, scores those of a panel together, and
-// computes at most so many rows at a time.
+// Attention takes keys of a block of positions at a time, and computes at most so many rows at a
+// time.
 constexpr std::size_t kKeyBlock = 128;
-constexpr std::size_t kKeyPanel = 32;
 constexpr std::size_t kAttentionRows = 192;
 constexpr std::size_t kRowGroup = 14;  // of which products are computed together
 
@@ -33,10 +32,17 @@ struct AttentionRows {
   std::size_t kv_head;
   std::size_t row;   // the first of `rows`; row r belongs to the group's head r / T
   std::size_t rows;  // 1 to kAttentionRows
-  float* room;       // [rows (h + N in panels) + kRowGroup kKeyBlock + (kKeyBlock + kKeyPanel) h]; and
-                     // for bfloat16 [(rows + kKeyBlock + 3) h] more
+  float* room;       // [room_of(attention, rows)]
 };
 using AttendRows = void (*)(const AttentionRows& rows);
+
+// Numbers of the room for so many rows.
+inline std::size_t room_of(const Attention& attention, std::size_t rows) {
+  const std::size_t h = attention.head_size, words = in_vectors(h);
+  const std::size_t fresh = (attention.new_rows + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
+  const std::size_t pairs = attention.bfloat16 ? (rows + kKeyBlock / 2 + 3) * h : 0;
+  return rows * (h + fresh) + kRowGroup * kKeyBlock + (kKeyBlock + kKeyGroup) * words + pairs;
+}
 
 // A row of dart::Draws, and room for what is computed on the way.
 constexpr std::size_t kDrawBlock = 64;  // logits that are looked at or left out together

@@ -122,6 +122,16 @@ struct Problem {
     std::vector<float> keys, values;
   };
 
+  // Where number i of a row's key and value is in a page of one head; see in_groups in dart/pages.h.
+  std::pair<std::size_t, std::size_t> places(std::size_t rows, std::size_t row,
+                                             std::size_t i) const {
+    const std::size_t plain = row * size + i;
+    if (rows % 16 != 0) return {plain, plain};
+    const std::size_t group = row / 16 * 16 * size, column = row % 16;
+    if (!bfloat16) return {group + i * 16 + column, plain};
+    return {group + i / 2 * 32 + column * 2 + i % 2, row / 2 * 2 * size + i * 2 + row % 2};
+  }
+
   // Tokens 0 to `count` in pages of `rows` rows, in another order; what nobody fills is NaN. A page
   // has a place only if some key in it is not 0; two of each sequence are beyond the last token.
   Pool pool(std::size_t count, std::size_t rows, bool shared) const {
@@ -143,10 +153,10 @@ struct Problem {
         for (std::size_t head = 0; head < kv_heads; ++head) {
           for (std::size_t t = page * rows; t < end; ++t) {
             for (std::size_t i = 0; i < size; ++i) {
-              const std::size_t to =
-                  1 + ((place * kv_heads + head) * rows + t % rows) * size + i;
-              out.keys[to] = at(k, kv_heads, b, head, t, i);
-              out.values[to] = at(v, kv_heads, b, head, t, i);
+              const std::size_t base = 1 + (place * kv_heads + head) * rows * size;
+              const auto [key, value] = places(rows, t % rows, i);
+              out.keys[base + key] = at(k, kv_heads, b, head, t, i);
+              out.values[base + value] = at(v, kv_heads, b, head, t, i);
             }
           }
         }

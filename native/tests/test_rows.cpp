@@ -181,9 +181,19 @@ void test_largest() {
   }
 }
 
-// Kept rows of 3 bytes, in one piece and in pages, against what they should be byte by byte.
-void test_append(std::size_t size, std::size_t kept) {
-  constexpr std::size_t kSequences = 3, kHeads = 2, kRows = 5, kBytes = 3, kEach = 4;
+// Where number i of row `at` is in a page of one head, whose order is that of in_groups.
+template <class Number>
+std::size_t place_in_groups(bool keys, std::size_t at, std::size_t i, std::size_t h) {
+  const bool pairs = sizeof(Number) == 2;
+  if (!keys) return pairs ? at / 2 * 2 * h + i * 2 + at % 2 : at * h + i;
+  const std::size_t group = at / 16 * 16 * h, column = at % 16;
+  return group + (pairs ? i / 2 * 32 + column * 2 + i % 2 : i * 16 + column);
+}
+
+// Kept rows, in one piece and in pages, against what they should be number by number.
+template <class Number>
+void test_append(std::size_t size, std::size_t kept, std::size_t h, bool keys) {
+  constexpr std::size_t kSequences = 3, kHeads = 2, kRows = 5, kEach = 4;
   const std::size_t capacity = kEach * size, count = kSequences * kEach + 1;
   const std::vector<std::int32_t> length = {0, static_cast<std::int32_t>(capacity) - 2, 3};
   std::vector<std::int32_t> index, table;
@@ -195,11 +205,11 @@ void test_append(std::size_t size, std::size_t kept) {
   }
   table[2 * kEach] = -1;
   table[kEach - 1] = static_cast<std::int32_t>(count);  // no page, either
-  std::vector<char> rows(kSequences * kHeads * kRows * kBytes);
-  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<char>(i % 100 + 1);
+  std::vector<Number> rows(kSequences * kHeads * kRows * h);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<Number>(i % 1000 + 1);
   for (bool paged : {false, true}) {
     const std::size_t pages = paged ? count : kSequences, each = paged ? size : capacity;
-    std::vector<char> cache(pages * kHeads * each * kBytes, 0), expected = cache;
+    std::vector<Number> cache(pages * kHeads * each * h, 0), expected = cache;
     for (std::size_t b = 0; b < kSequences; ++b) {
       std::int64_t begin = length[b];
       const auto most = static_cast<std::int64_t>(capacity) - static_cast<std::int64_t>(kept);
@@ -212,9 +222,12 @@ void test_append(std::size_t size, std::size_t kept) {
         if (page < 0 || static_cast<std::size_t>(page) >= pages) continue;
         const int row = std::min(std::max(index[b * kept + p], 0), static_cast<int>(kRows) - 1);
         for (std::size_t head = 0; head < kHeads; ++head) {
-          for (std::size_t i = 0; i < kBytes; ++i) {
-            expected[((page * kHeads + head) * each + at % each) * kBytes + i] =
-                rows[((b * kHeads + head) * kRows + row) * kBytes + i];
+          const bool grouped = paged && size % 16 == 0 && h % 16 == 0;
+          for (std::size_t i = 0; i < h; ++i) {
+            const std::size_t to =
+                grouped ? place_in_groups<Number>(keys, at % each, i, h) : at % each * h + i;
+            expected[(page * kHeads + head) * each * h + to] =
+                rows[((b * kHeads + head) * kRows + row) * h + i];
           }
         }
       }
@@ -229,7 +242,9 @@ void test_append(std::size_t size, std::size_t kept) {
     written.kv_heads = kHeads;
     written.new_rows = kRows;
     written.kept = kept;
-    written.bytes = kBytes;
+    written.head_size = h;
+    written.keys = keys;
+    written.bfloat16 = sizeof(Number) == 2;
     dart::append(written);
     CHECK(cache == expected);
   }
@@ -242,7 +257,14 @@ int main() {
   test_gates();
   test_largest();
   for (std::size_t size : {1, 16, 64}) {
-    for (std::size_t kept : {1, 3, 4}) test_append(size, kept);
+    for (std::size_t kept : {1, 3, 4}) {
+      for (std::size_t h : {3, 16, 48}) {
+        for (bool keys : {false, true}) {
+          test_append<float>(size, kept, h, keys);
+          test_append<std::uint16_t>(size, kept, h, keys);
+        }
+      }
+    }
   }
   for (int norms : {0, 1, 2}) {
     test_heads(2, 2, norms);

@@ -1,7 +1,8 @@
 """Attention of new rows to a cached prefix and to each other by the C++ core, for CPUs; and its
 heads.
 
-It reads only the rows of the cache that are used, through the table if they are in pages. A row's
+It reads only the rows of the cache that are used, through the table if they are in pages, and those
+in the order in which it writes them (`in_groups` in native/include/dart/pages.h). A row's
 result is the same, bit for bit, wherever rows are cached, and whether the tokens before it are
 cached or are its ancestors among the new rows.
 """
@@ -19,8 +20,8 @@ from dart_jax.models.cpu import or_nothing, used_rows
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
     """Tells whether the C++ core computes these sizes and dtypes."""
-    known = prefix.k.dtype in (jnp.float32, jnp.bfloat16)
-    return q.dtype == jnp.float32 and known and fits_native(q.shape[3])
+    known = {q.dtype, prefix.k.dtype} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
+    return known and fits_native(q.shape[3])
 
 
 def fits_native(head_dim: int) -> bool:
@@ -32,17 +33,17 @@ def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
     """Computes `attend.attend` for one segment and a prefix.
 
     Args:
-      new: new rows, T' keys; queries in float32, keys and values in the prefix's dtype.
+      new: new rows, T' keys; keys and values in the prefix's dtype.
       prefix: cached rows, in float32 or bfloat16.
       scoring: how scores are computed.
 
     Returns:
-      float32 [B, T, H * h].
+      [B, T, H * h] in the queries' dtype, of sums in float32.
     """
     b, heads, t, h = new.q.shape
-    out = jax.ShapeDtypeStruct((b, t, heads * h), new.q.dtype)
-    return jax.ffi.ffi_call("dart_attention", out)(
-        new.q,
+    out = jax.ShapeDtypeStruct((b, t, heads * h), jnp.float32)
+    attended = jax.ffi.ffi_call("dart_attention", out)(
+        new.q.astype(jnp.float32),
         prefix.k,
         prefix.v,
         new.k,
@@ -55,6 +56,7 @@ def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
         scale=np.float32(scoring.factor(h)),
         cap=np.float32(scoring.cap or 0),
     )
+    return attended.astype(new.q.dtype)
 
 
 def rotated_heads_native(

@@ -61,10 +61,12 @@ void rotate_heads(const Heads& heads, Instructions instructions);
 void largest(const float* x, std::size_t rows, std::size_t size, std::size_t count, float* values,
              std::int32_t* indices, Instructions instructions, std::size_t threads = 1);
 
-// Chosen rows of new ones, to be kept after those that a cache has; each of `bytes` bytes.
+// Chosen rows of new ones, keys or values, to be kept after those that a cache has.
 struct KeptRows {
-  const char* rows;            // [B, K, T, bytes]
-  char* cache;                 // [P, K, R, bytes]
+  const void* rows;            // [B, K, T, h]
+  void* cache;                 // [P, K, R, h]; for the order of its numbers see in_groups
+  bool keys;
+  bool bfloat16;  // otherwise float32
   const std::int32_t* index;   // [B, kept]; those beyond the ends are those of the ends
   const std::int32_t* length;  // [B], rows in the cache
   Pages pages;
@@ -72,11 +74,14 @@ struct KeptRows {
   std::size_t kv_heads;   // K
   std::size_t new_rows;   // T, at least 1
   std::size_t kept;
-  std::size_t bytes;
+  std::size_t head_size;  // h
 };
 
 // Writes them in place. Rows of missing pages and beyond the table are dropped; without a table, all
 // of a sequence's are written that much earlier that they fit, as XLA does.
 void append(const KeptRows& rows);
+
+// Copies a page of a pool [P, bytes] to another one.
+void copy_page(char* pool, std::size_t bytes, std::size_t from, std::size_t to);
 
 }  // namespace dart
