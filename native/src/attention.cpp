@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "kernels.h"
 
@@ -50,16 +51,53 @@ Control control() { return 0; }
 void set_control(Control) {}
 #endif
 
-// Computes rows [begin, end) of the queries of one sequence's key head.
-void attend_rows(const Attention& attention, AttendRows attend, std::size_t sequence,
-                 std::size_t kv_head, std::size_t begin, std::size_t end) {
-  const std::size_t rows = end - begin;
-  float* const memory = room(room_of(attention, rows));
+// Computes some rows, in this thread's room.
+void attend_rows(AttentionRows rows, AttendRows attend) {
+  rows.room = room(room_of(*rows.attention, rows.rows));
   const Control before = control();
   // As dot products of bfloat16 numbers always do it.
-  if (attention.bfloat16) set_control(before | kTinyAreZero);
-  attend({&attention, sequence, kv_head, begin, rows, memory});
+  if (rows.attention->bfloat16) set_control(before | kTinyAreZero);
+  attend(rows);
   set_control(before);
+}
+
+// The most positions that a sequence has.
+std::size_t positions(const Attention& attention) {
+  std::int32_t most = 0;
+  for (std::size_t b = 0; b < attention.sequences; ++b) most = std::max(most, attention.length[b]);
+  return static_cast<std::size_t>(most) + attention.new_rows;
+}
+
+// Divides the positions of all heads, each of so many rows, among threads: a page is read with all of
+// its heads, as memory likes it.
+void attend_splits(const Attention& attention, std::size_t rows, std::size_t splits,
+                   AttendRows attend, Team& team) {
+  const std::size_t h = attention.head_size, stride = split_numbers(h);
+  const std::size_t kv_heads = attention.kv_heads, heads = attention.sequences * kv_heads;
+  static thread_local std::vector<float> kept;
+  kept.resize(std::max(kept.size(), heads * splits * rows * stride));
+  float* const partial = kept.data();  // [B, splits, K, rows, stride]
+  team.share(heads * splits, [&](std::size_t chunk) {
+    const std::size_t sequence = chunk / (splits * kv_heads);
+    attend_rows({&attention, sequence, chunk % kv_heads, 0, rows, nullptr,
+                 chunk / kv_heads % splits, partial + chunk * rows * stride},
+                attend);
+  });
+  const std::size_t group = attention.heads / kv_heads;
+  share_rows(heads * rows, heads * splits * rows * stride, team,
+             [&](std::size_t begin, std::size_t end) {
+               for (std::size_t i = begin; i < end; ++i) {
+                 const std::size_t head = i / rows % kv_heads, b = i / rows / kv_heads, r = i % rows;
+                 const auto part = [&](std::size_t split) {
+                   const std::size_t chunk = (b * splits + split) * kv_heads + head;
+                   return partial + (chunk * rows + r) * stride;
+                 };
+                 for (std::size_t s = 1; s < splits; ++s) join_split(part(s), h, part(0));
+                 const std::size_t token = b * attention.rows + r % attention.rows;
+                 const std::size_t to = token * attention.heads + head * group + r / attention.rows;
+                 write_attended(part(0), h, attention.out + to * h);
+               }
+             });
 }
 
 // Threads that the work is enough for, of which there are so many.
@@ -83,6 +121,10 @@ void attend(const Attention& attention, Instructions instructions, Team& team) {
   const std::size_t threads = team.threads();
   const std::size_t heads = attention.sequences * attention.kv_heads;
   if (heads == 0 || rows == 0) return;
+  const std::size_t splits = (positions(attention) + kSplit - 1) / kSplit;
+  if (threads > 1 && splits > 1 && heads < 4 * threads && rows <= kAttentionRows) {
+    return attend_splits(attention, rows, splits, attend, team);
+  }
   // Rows of one key head are divided among threads if there are not heads enough for all to end at
   // about the same time.
   const std::size_t most = (rows + kLeastRows - 1) / kLeastRows;
@@ -90,9 +132,11 @@ void attend(const Attention& attention, Instructions instructions, Team& team) {
   const std::size_t least = (rows + kAttentionRows - 1) / kAttentionRows;
   const std::size_t parts = std::max(std::min(wanted, most), least);
   team.share(heads * parts, [&](std::size_t chunk) {
-    const std::size_t head = chunk / parts, part = chunk % parts;
-    attend_rows(attention, attend, head / attention.kv_heads, head % attention.kv_heads,
-                rows * part / parts, rows * (part + 1) / parts);
+    const std::size_t head = chunk / parts, begin = rows * (chunk % parts) / parts;
+    const std::size_t end = rows * (chunk % parts + 1) / parts;
+    attend_rows({&attention, head / attention.kv_heads, head % attention.kv_heads, begin,
+                 end - begin, nullptr, 0, nullptr},
+                attend);
   });
 }
 

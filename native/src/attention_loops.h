@@ -34,11 +34,7 @@ struct Seen {
   bool contiguous;   // whether new row n, if it is seen, is at position `used + n`
 };
 
-// The softmax of a row so far.
-struct Softmax {
-  float most;           // the largest score
-  float parts[kParts];  // sums of exponentials, by position
-};
+static_assert(kSplit % kKeyBlock == 0);
 
 // As `exponential`, of numbers that are not above 0.
 template <class Lanes>
@@ -92,10 +88,10 @@ float largest_of(const float* x) {
 }
 
 // Turns the scores of positions [from, end) of a block into weights; others before `end` and in its
-// vector become 0. Returns the factor for sums of earlier weights.
+// vector become 0. `softmax`: the largest score and the sums so far. Returns the factor for sums of earlier weights.
 template <class Form>
 float weigh(float* scores, std::size_t from, std::size_t end, float scale, float cap,
-            Softmax& softmax) {
+            float* softmax) {
   using Vector = typename Form::Vector;
   const std::size_t count = in_vectors(end);
   for (std::size_t i = 0; i < from; ++i) scores[i] = kUnseen;
@@ -115,16 +111,17 @@ float weigh(float* scores, std::size_t from, std::size_t end, float scale, float
   float lanes[Form::kSize];
   Form::store(lanes, largest);
   float most = largest_of<Form::kSize>(lanes) * scale, factor = 1;
-  if (most > softmax.most) {
-    factor = exponential(softmax.most - most);
-    softmax.most = most;
-    for (float& part : softmax.parts) part *= factor;
+  float* const parts = softmax + 1;
+  if (most > *softmax) {
+    factor = exponential(*softmax - most);
+    *softmax = most;
+    for (std::size_t c = 0; c < kParts; ++c) parts[c] *= factor;
   }
-  most = softmax.most;
+  most = *softmax;
   constexpr float kUnit = Form::kNumbers == 2 ? 1.44269504f : 1.0f;  // binary logarithms, for pairs
   const Vector scales = Form::broadcast(scale * kUnit), least = Form::broadcast(-most * kUnit);
   for (std::size_t c = 0; c < kParts; c += Form::kSize) {
-    Vector sum = Form::load(softmax.parts + c);
+    Vector sum = Form::load(parts + c);
     for (std::size_t i = c; i < count; i += kParts) {
       const Vector score = Form::multiply_add(Form::load(scores + i), scales, least);
       Vector weight;
@@ -136,7 +133,7 @@ float weigh(float* scores, std::size_t from, std::size_t end, float scale, float
       Form::store_numbers(scores, i, weight);
       sum = sum + weight;
     }
-    Form::store(softmax.parts + c, sum);
+    Form::store(parts + c, sum);
   }
   return factor;
 }
@@ -170,7 +167,9 @@ class RowsAttention {
     const auto take = [&](std::size_t count) { return room += count, room - count; };
     keys_ = take(kKeyBlock * words_);
     gathered_ = take(kKeyGroup * words_);
-    sums_ = take(rows.rows * h_);
+    stride_ = split_numbers(h_);
+    splits_ = take(rows.rows * stride_);
+    joined_ = take(rows.rows * stride_);
     scores_ = take(kRowGroup * kKeyBlock);
     fresh_stride_ = (all_.new_rows + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
     fresh_ = take(rows.rows * fresh_stride_);
@@ -198,10 +197,15 @@ class RowsAttention {
       in_order_ &= seen.contiguous;
       begin = seen.first < begin ? seen.first : begin;
       end = seen.end < end ? end : seen.end;
-      softmax_[r] = {kUnseen, {}};
     }
-    for (std::size_t i = 0; i < rows_.rows * h_; ++i) sums_[i] = 0;
-    if (!in_order_) {
+    if (rows_.partial != nullptr) {
+      const std::size_t first = rows_.split * kSplit, after = first + kSplit;
+      begin = begin < first ? first : begin;
+      end = after < end ? after : end;
+      skip_to(first);
+    }
+    clear(splits_);
+    if (!in_order_ && end > used_) {
       for (std::size_t n = 0; n < all_.new_rows; n += kKeyGroup) {
         gather_rows(used_ + n, used_ + all_.new_rows, keys_);
         for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
@@ -209,18 +213,57 @@ class RowsAttention {
         });
       }
     }
-    for (std::size_t j = begin / kKeyBlock * kKeyBlock; j < end; j += kKeyBlock) add_block(j, end);
+    float* all = splits_;  // what was computed, joined with what was before it
+    for (std::size_t j = begin / kKeyBlock * kKeyBlock; j < end; j += kKeyBlock) {
+      if (j % kSplit == 0 && j > begin) {
+        if (all == splits_) clear(joined_);
+        join();
+        clear(splits_);
+        all = joined_;
+      }
+      add_block(j, end);
+    }
+    if (all == joined_) join();
+    if (rows_.partial != nullptr) {
+      for (std::size_t i = 0; i < rows_.rows * stride_; ++i) rows_.partial[i] = splits_[i];
+      return;
+    }
     for (std::size_t r = 0; r < rows_.rows; ++r) {
       const std::size_t row = rows_.row + r, group = all_.heads / all_.kv_heads;
       const std::size_t token = rows_.sequence * all_.rows + row % all_.rows;
-      float* const out =
-          all_.out + (token * all_.heads + rows_.kv_head * group + row / all_.rows) * h_;
-      const float factor = 1.0f / sum_of(softmax_[r].parts);
-      for (std::size_t i = 0; i < h_; ++i) out[i] = sums_[r * h_ + i] * factor;
+      const std::size_t head = rows_.kv_head * group + row / all_.rows;
+      write_attended(all + r * stride_, h_, all_.out + (token * all_.heads + head) * h_);
     }
   }
 
  private:
+  void clear(float* splits) {
+    for (std::size_t r = 0; r < rows_.rows; ++r) {
+      for (std::size_t i = 0; i < stride_; ++i) splits[r * stride_ + i] = 0;
+      splits[r * stride_] = kUnseen;
+    }
+  }
+
+  void join() {
+    for (std::size_t r = 0; r < rows_.rows; ++r) {
+      join_split(splits_ + r * stride_, h_, joined_ + r * stride_);
+    }
+  }
+
+  // The sums of a row's values, [h].
+  float* sums(std::size_t r) { return splits_ + r * stride_ + kAtSums; }
+
+  // Lets each row's next new row be the one at a position, or after it.
+  void skip_to(std::size_t position) {
+    for (std::size_t r = 0; r < rows_.rows; ++r) {
+      Seen& seen = seen_[r];
+      for (std::size_t p = seen.fresh; p < position && p < seen.end; ++p) {
+        while (!seen.mask[seen.next]) ++seen.next;
+        ++seen.next;
+      }
+    }
+  }
+
   Seen seen_by(std::size_t token) const {
     const std::size_t row = rows_.sequence * all_.rows + token, all = all_.new_rows;
     const bool* const mask = all_.mask + row * all;
@@ -432,9 +475,10 @@ class RowsAttention {
         }
       }
       const float factor = weigh<Form>(scores, seen.first < j ? 0 : seen.first - j, end - j,
-                                       all_.scale, all_.cap, softmax_[r]);
+                                       all_.scale, all_.cap, splits_ + r * stride_);
       if (factor != 1) {
-        for (std::size_t i = 0; i < h_; ++i) sums_[r * h_ + i] *= factor;
+        float* const sums = this->sums(r);
+        for (std::size_t i = 0; i < h_; ++i) sums[i] *= factor;
       }
     }
     const std::size_t own = end < j ? 0 : (end < to ? end : to) - j;
@@ -458,8 +502,8 @@ class RowsAttention {
                             h_,
                             kColumns,
                             end - first,
-                            sums_ + r * h_,
-                            h_,
+                            sums(r),
+                            stride_,
                             false};
       add_rows_of_products<Form, Form::kRows>(rows, factors, h_);
     }
@@ -477,7 +521,7 @@ class RowsAttention {
                             h_,
                             kColumns,
                             1,
-                            sums_ + r * h_,
+                            sums(r),
                             0,
                             false};
       add_rows_of_products<Form, 1>(1, factors, h_);
@@ -519,7 +563,9 @@ class RowsAttention {
   bool in_order_;      // whether all rows see new rows as if they were cached, up to some row
   float* keys_;        // [kGroups, words_, 16]: keys that are not stored so
   float* gathered_;    // [16, words_]: keys
-  float* sums_;        // [rows, h]
+  std::size_t stride_;  // split_numbers(h)
+  float* splits_;      // [rows, stride]: of the positions since the last one that kSplit divides
+  float* joined_;      // [rows, stride]: of those before them
   float* scores_;      // [kRowGroup, kKeyBlock]; then weights
   float* fresh_;       // [rows, fresh_stride]: scores of new keys, seen or not
   std::size_t fresh_stride_;
@@ -532,7 +578,6 @@ class RowsAttention {
   Run runs_[kElements];             // values of a block
   std::size_t run_count_ = 0;
   Seen seen_[kAttentionRows];
-  Softmax softmax_[kAttentionRows];
 };
 
 // Computes `rows`, with keys and values in float32; see AttentionRows.

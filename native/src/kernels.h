@@ -10,6 +10,7 @@
 #include "dart/noise.h"
 #include "dart/packed_product.h"
 #include "dart/rows.h"
+#include "split_softmax.h"
 
 namespace dart {
 
@@ -33,6 +34,10 @@ struct AttentionRows {
   std::size_t row;   // the first of `rows`; row r belongs to the group's head r / T
   std::size_t rows;  // 1 to kAttentionRows
   float* room;       // [room_of(attention, rows)]
+  // Where only one part of all positions is computed (see split_softmax.h), its number, and where its
+  // softmax is written, [rows, split_numbers(h)]; otherwise null.
+  std::size_t split;
+  float* partial;
 };
 using AttendRows = void (*)(const AttentionRows& rows);
 
@@ -41,7 +46,7 @@ inline std::size_t room_of(const Attention& attention, std::size_t rows) {
   const std::size_t h = attention.head_size, words = in_vectors(h);
   const std::size_t fresh = (attention.new_rows + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
   const std::size_t pairs = attention.bfloat16 ? (rows + kKeyBlock / 2 + 3) * h : 0;
-  return rows * (h + fresh) + kRowGroup * kKeyBlock + (kKeyBlock + kKeyGroup) * words + pairs;
+  return rows * (2 * split_numbers(h) + fresh) + kRowGroup * kKeyBlock + (kKeyBlock + kKeyGroup) * words + pairs;
 }
 
 // A row of dart::Draws, and room for what is computed on the way.

@@ -348,15 +348,23 @@ int main() {
   }
   Problem large;  // enough work for several threads
   large.heads = 8;
+  large.kv_heads = 2;
   large.size = 64;
-  large.tokens = 300;
+  large.tokens = 1100;
   for (bool bfloat16 : {false, true}) {
     large.bfloat16 = bfloat16;
     large.fill(++seed);
     for (Instructions instructions : supported()) {
-      const auto one = large.attend(280, 20, 300, 1000, 0, instructions, 1);
-      CHECK(one == large.attend(280, 20, 300, 1000, 0, instructions, 4));
-      CHECK(one == large.attend(280, 20, 300, 1000, 0, instructions, 4, 16));
+      for (std::size_t rows : {1, 20}) {
+        for (std::size_t begin : {280, 1020, 1080}) {  // 1024 is a multiple of kSplit
+          for (std::size_t strangers : {0, 2}) {
+            const auto one = large.attend(begin, rows, 1100, 1000, strangers, instructions, 1);
+            for (std::size_t page : {0, 24, 64}) {
+              CHECK(one == large.attend(begin, rows, 1100, 1000, strangers, instructions, 4, page));
+            }
+          }
+        }
+      }
     }
   }
   return failures == 0 ? 0 : 1;
