@@ -16,3 +16,4 @@ void* dart_append_handler();
 void* dart_unwritten_handler();
 void* dart_look_up_handler();
 void* dart_python_handler();
+void* dart_clock_handler();
