@@ -66,6 +66,12 @@ def pack_blocks(type: str, rows: _UInt8, tiles: _UInt8, threads: int) -> int:
     """Stores blocks of a GGUF file, rows [out, bytes], in tiles [ceil(out / 32), tile_bytes];
     returns how many weights are not finite. Without holding the GIL."""
 
+def measure_parts(on: bool) -> None:
+    """Begins to measure where the core's time goes, from zeros; or ends."""
+
+def part_seconds() -> dict[str, float]:
+    """Seconds of the core's calls by part, see native/include/dart/stopwatch.h."""
+
 def pack_q8_0(weights: _Float32, tiles: _UInt8, threads: int) -> None:
     """Rounds weights [out, in] to Q8_0, in tiles [ceil(out / 32), tile_bytes]. Without holding the
     GIL."""
@@ -192,10 +198,8 @@ class TreeSearch:
         out: _Int32,
         pairs: _Float32 | None = None,
         draws: _Int32 | None = None,
-        scores: _Float32 | None = None,
     ) -> None:
-        """Write the tree of every row to `out`, and its nodes' scores to `scores`, float32
-        [B, N + 1], without holding the GIL.
+        """Write the tree of every row to `out`, without holding the GIL.
 
         All arrays except `out` need to be contiguous only within a row.
 
@@ -206,8 +210,8 @@ class TreeSearch:
             only the n-gram model drafts, up to d levels.
           logits: [B, d, k] the candidates' logits, in any order; candidates without a finite
             logit are skipped.
-          out: [B, 3, nodes + 1] tokens, parents and depths. Index 0 is the root, its own parent;
-            nodes follow by descending score; unused places are zero.
+          out: [B, 4, nodes + 1] tokens, parents, depths, and the bits of float32 scores. Index 0
+            is the root, its own parent; nodes follow by descending score; unused places are zero.
           pairs: [B, d - 1, k, k] scores of pairs of candidates: [l - 1, a, b] is that of candidate
             a of level l - 1 and candidate b of level l; those that are not finite count as 0. None
             if the drafter has none.

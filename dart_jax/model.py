@@ -463,7 +463,6 @@ class DartModel:
             self.drafter if nodes else None,
             largest,
             candidates=candidates,
-            trims=bool(sizes),
             logits=logits,
             coupled=coupled,
             execution=self.execution,

@@ -115,7 +115,7 @@ def make_drafts(
 def search_seconds(model: NgramModel, drafts: Drafts, nodes: int) -> NDArray[np.float64]:
     """Times the search of each draft in C++, on one core: seconds [Q], medians of five passes."""
     search = _core.TreeSearch(model.core, nodes=nodes)
-    trees = np.empty((len(drafts.context), 3, nodes + 1), np.int32)
+    trees = np.empty((len(drafts.context), 4, nodes + 1), np.int32)
     search.timed_search(*drafts, trees)  # warm
     return np.median([search.timed_search(*drafts, trees) for _ in range(5)], axis=0)
 

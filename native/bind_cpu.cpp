@@ -139,6 +139,7 @@ void bind_cpu(pybind11::module_& m) {
   handlers["dart_unwritten"] = pybind11::capsule(dart_unwritten_handler());
   handlers["dart_look_up"] = pybind11::capsule(dart_look_up_handler());
   handlers["dart_attention"] = pybind11::capsule(dart_attention_handler());
+  handlers["dart_clock"] = pybind11::capsule(dart_clock_handler());
   handlers["dart_python"] = pybind11::capsule(dart_python_handler());
   m.def("call_in_programs", &call_in_programs, py::arg("function"));
 #endif

@@ -65,7 +65,8 @@ dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& co
   batch.tokens_stride = row_stride<std::int32_t>(tokens, "tokens", {rows, kAny, kAny});
   batch.logits_stride =
       row_stride<float>(logits, "logits", {rows, tokens.shape(1), tokens.shape(2)});
-  check_array<std::int32_t>(out, "out", {rows, 3, py::ssize_t(search.config().nodes) + 1});
+  check_array<std::int32_t>(
+      out, "out", {rows, dart::kTreeRows, py::ssize_t(search.config().nodes) + 1});
   if (!out.writeable()) throw py::value_error("out must be writeable");
 
   batch.rows = static_cast<std::size_t>(rows);
@@ -90,17 +91,11 @@ dart::DraftBatch draft_batch(const dart::TreeSearch& search, const py::array& co
 
 void search(const dart::TreeSearch& self, const py::array& context, const py::array& tokens,
             const py::array& logits, py::array& out, const std::optional<py::array>& pairs,
-            const std::optional<py::array>& draws, std::optional<py::array> scores) {
+            const std::optional<py::array>& draws) {
   const dart::DraftBatch batch = draft_batch(self, context, tokens, logits, out, pairs, draws);
   auto* trees = static_cast<std::int32_t*>(out.mutable_data());
-  float* of_nodes = nullptr;
-  if (scores) {
-    check_array<float>(*scores, "scores", {out.shape(0), out.shape(2)});
-    if (!scores->writeable()) throw py::value_error("scores must be writeable");
-    of_nodes = static_cast<float*>(scores->mutable_data());
-  }
   py::gil_scoped_release release;
-  self.search(batch, trees, of_nodes);
+  self.search(batch, trees);
 }
 
 // As search, but sequentially row by row. Returns the seconds per row.
@@ -124,7 +119,7 @@ py::array_t<double> timed_search(const dart::TreeSearch& self, const py::array& 
     batch.tokens += batch.tokens_stride;
     batch.logits += batch.logits_stride;
     if (batch.pairs != nullptr) batch.pairs += batch.pairs_stride;
-    trees += 3 * (std::size_t(self.config().nodes) + 1);
+    trees += std::size_t(dart::kTreeRows) * (std::size_t(self.config().nodes) + 1);
   }
   return seconds;
 }
@@ -141,8 +136,7 @@ void bind_search(py::module_& m) {
            py::arg("eos") = defaults.eos, py::arg("threads") = defaults.threads,
            py::keep_alive<1, 2>())  // the search reads the model
       .def("search", &search, py::arg("context"), py::arg("tokens"), py::arg("logits"),
-           py::arg("out"), py::arg("pairs") = py::none(), py::arg("draws") = py::none(),
-           py::arg("scores") = py::none())
+           py::arg("out"), py::arg("pairs") = py::none(), py::arg("draws") = py::none())
       .def_property_readonly("seconds", &dart::TreeSearch::seconds)
       .def("timed_search", &timed_search, py::arg("context"), py::arg("tokens"),
            py::arg("logits"), py::arg("out"), py::arg("pairs") = py::none());

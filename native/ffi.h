@@ -17,3 +17,4 @@ void* dart_copy_page_handler();
 void* dart_unwritten_handler();
 void* dart_look_up_handler();
 void* dart_python_handler();
+void* dart_clock_handler();

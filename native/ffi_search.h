@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "dart/packed_search.h"
+#include "dart/tree_search.h"
 #include "ffi_errors.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -45,7 +46,7 @@ inline dart::PackedLayout packed_layout(const xla::ffi::Buffer<xla::ffi::S32>& p
 // array cannot hold trees.
 inline std::int64_t nodes_of(const xla::ffi::Buffer<xla::ffi::S32>& trees, std::int64_t rows) {
   const auto shape = trees.dimensions();
-  if (shape.size() != 3 || shape[0] != rows || shape[1] != 3 || shape[2] < 1) {
+  if (shape.size() != 3 || shape[0] != rows || shape[1] != dart::kTreeRows || shape[2] < 1) {
     throw std::invalid_argument("dart_search: trees of another size");
   }
   return shape[2] - 1;

@@ -258,13 +258,13 @@ def sequences(prompts: Prompts, new: list[np.ndarray]) -> list[np.ndarray]:
 def grow_tree(
     rng: np.random.Generator, nodes: int, max_depth: int, vocab: int, truth: Sequence[int] = ()
 ) -> np.ndarray:
-    """A random draft tree, int32 [3, N + 1], that contains the path `truth` among other nodes.
+    """A random draft tree, int32 [4, N + 1], that contains the path `truth` among other nodes.
 
     Packed as by the search: parents first, distinct siblings, unused slots last. The root's token
     is 0.
     """
-    tree = np.zeros((3, nodes + 1), np.int32)
-    token, parent, depth = tree
+    tree = np.zeros((4, nodes + 1), np.int32)
+    token, parent, depth, _ = tree
     free = np.zeros((nodes + 1, vocab), bool)  # [p, t]: p may still get a random child t
     free[0] = max_depth > 0
     size = rng.integers(len(truth), nodes + 1)
@@ -312,7 +312,7 @@ class Oracle(HostSearch):
 
     def _tree(self, *context: int) -> np.ndarray:
         if context[-1] < 0 or context not in self.continuations:
-            return np.zeros((3, self.nodes + 1), np.int32)
+            return np.zeros((4, self.nodes + 1), np.int32)
         rng = np.random.default_rng([*np.add(context, 1)])
         levels = rng.integers(self.max_depth + 1) if self.levels is None else self.levels
         truth = self.continuations[context][:levels]

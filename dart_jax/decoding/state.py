@@ -35,8 +35,6 @@ class DecodeConfig:
       nodes: tree nodes without the root, N.
       candidates: top-k tokens per drafted position that are passed to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
-      trims: whether nodes are left out that a block drafter's head of confidence finds not worth
-        their rows, where rows take time (see `reads_only_used`).
       logits: processors of the target's logits, and what is reported about them.
       coupled: whether drafts are ranked with the noise of the target's draws (see
         `drafting.base.coupled`); changes how many are accepted, never the output.
@@ -51,7 +49,6 @@ class DecodeConfig:
     nodes: int = 0
     candidates: int = 25
     eagle: Eagle3Tree = Eagle3Tree()
-    trims: bool = False
     logits: LogitsConfig = LogitsConfig()
     coupled: bool = True
     acceptance: Callable[..., Any] | None = None
@@ -62,8 +59,7 @@ class DecodeConfig:
         """The drafting method; None for plain decoding."""
         if self.drafter is None or self.nodes == 0:
             return None
-        trims = self.trims and self.reads_only_used
-        return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle, trims)
+        return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -116,6 +112,13 @@ class DecodeConfig:
         return self.execution.attention == "native" and dense
 
     @property
+    def decides_in_steps(self) -> bool:
+        """True if a step of one sequence takes time only for the nodes that it verifies, so that
+        each decides how many these are. Larger trees must not take more passes of the drafter."""
+        drafting = self.drafting
+        return self.reads_only_used and drafting is not None and not drafting.sequential
+
+    @property
     def couples(self) -> bool:
         """True if the method drafts with the noise of the target's draws."""
         return self.coupled and self.drafting is not None and self.drafting.couples
@@ -146,7 +149,7 @@ class DecodeConfig:
         "tokens",
         "scores",
         "trees",
-        "worth",
+        "confidence",
         "noise",
         "masks",
     ],
@@ -172,8 +175,8 @@ class DecodeState:
       bias: float32 [B, V], added to the logits; None for none.
       tokens: int32 [B, S], the sequences up to the root, then -1; None without logits processors.
       scores: what is reported about the tokens that the last step emitted; None if nothing is.
-      trees: int32 [B, 3, N + 1], the next trees if they are built on the device; otherwise None.
-      worth: int32 [B], how many nodes of the next trees are worth verifying; None for all.
+      trees: int32 [B, 4, N + 1], the next trees if they are built on the device; otherwise None.
+      confidence: in the next trees, see `Proposal`; None if the method cannot tell.
       noise: of the draws after the root and after nodes of each depth, with which the next trees
         were drafted; None if they were drafted without.
       masks: uint32 [B, N + 1, W], of the tokens that may follow each node of the tree that is
@@ -194,7 +197,7 @@ class DecodeState:
     tokens: jax.Array | None = None
     scores: TokenScores | None = None
     trees: jax.Array | None = None
-    worth: jax.Array | None = None
+    confidence: jax.Array | None = None
     noise: Noise | None = None
     masks: jax.Array | None = None
 

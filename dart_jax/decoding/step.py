@@ -31,11 +31,13 @@ from dart_jax.decoding.logits import (
 from dart_jax.decoding.sampling import Noise, draw, noise_at
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
+    TREE_ROWS,
     DraftTree,
     ancestor_mask,
     root_only,
     unpack,
     unused_as_root,
+    with_scores,
     with_unused,
 )
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
@@ -167,7 +169,7 @@ def decode_step(
       config: static.
       params: see `DecodeParams`.
       state: before the step.
-      trees: int32 [B, 3, N + 1]; None for plain decoding.
+      trees: packed, int32 [B, 4, N + 1]; None for plain decoding.
     """
     verified = verify(config, params, state, trees)
     state, path = accept_and_compact(config, state, trees, verified)
@@ -178,7 +180,7 @@ def decode_step(
 def verify(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Verified:
-    """Runs the target over the trees, int32 [B, 3, n + 1]; None for only the roots."""
+    """Runs the target over the trees, int32 [B, 4, n + 1]; None for only the roots."""
     target = bind(config.target, params["target"], config.execution.target)
     tree, used = _tree(config, state, trees), None
     # No accepted path has unused slots, so nobody reads what they hold.
@@ -312,7 +314,7 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
     if trees is None:
         tree = root_only(state.context[:, -1])
     else:
-        chex.assert_shape(trees, (batch, 3, None))
+        chex.assert_shape(trees, (batch, None, None))
         chex.assert_type(trees, jnp.int32)
         tree = unpack(trees)
     return with_unused(tree, -(-config.execution.min_rows // batch))
@@ -373,11 +375,13 @@ def draft(
         with jax.named_scope("draft"):
             draft_state, proposal = config.drafting(state.draft_state, inputs)
         trees, noise = proposal.trees, inputs.noise
+        if trees is not None and trees.shape[1] < TREE_ROWS:
+            trees = with_scores(trees, jnp.zeros_like(trees[:, 0], jnp.float32))
         state = dataclasses.replace(
             state,
             draft_state=draft_state,
             trees=trees,
-            worth=proposal.worth,
+            confidence=proposal.confidence,
             noise=noise,
         )
         candidates = proposal.candidates or candidates

@@ -29,6 +29,10 @@ import jax.numpy as jnp
 MAX_NODES = 512
 
 
+# Numbers of each node in a packed tree: token, parent, depth, and the bits of its score.
+TREE_ROWS = 4
+
+
 class DraftTree(NamedTuple):
     """Node arrays, each int32 [B, N + 1].
 
@@ -49,8 +53,20 @@ class DraftTree(NamedTuple):
 
 
 def unpack(packed: jax.Array) -> DraftTree:
-    """int32 [B, 3, N + 1], as the search returns it -> DraftTree."""
+    """A packed tree, int32 [B, 4, N + 1], as the search returns it -> DraftTree."""
     return DraftTree(packed[:, 0], packed[:, 1], packed[:, 2])
+
+
+def scores_of(packed: jax.Array) -> jax.Array:
+    """The scores in packed trees, float32 [B, N + 1]: a log-probability of each node's path or what
+    takes its place, descending along it; 0 for the root and unused slots."""
+    return jax.lax.bitcast_convert_type(packed[:, 3], jnp.float32)
+
+
+def with_scores(packed: jax.Array, scores: jax.Array) -> jax.Array:
+    """Packed trees, int32 [B, 3, N + 1], or 4 in place of 3, with other scores."""
+    bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
+    return jnp.concatenate([packed[:, :3], bits[:, None]], axis=1)
 
 
 def root_only(tokens: jax.Array) -> DraftTree:
@@ -78,19 +94,24 @@ def unused_as_root(tree: DraftTree, mask: jax.Array) -> tuple[jax.Array, jax.Arr
     return tokens, jnp.where(real[:, :, None], mask, mask[:, :1])
 
 
-def chain(root: jax.Array, tokens: jax.Array, count: jax.Array) -> jax.Array:
-    """Packs chains, trees in which every node has one child: int32 [B, 3, N + 1].
+def chain(
+    root: jax.Array, tokens: jax.Array, count: jax.Array, scores: jax.Array | None = None
+) -> jax.Array:
+    """Packs chains, trees in which every node has one child: int32 [B, 4, N + 1].
 
     Args:
       root: int32 [B, 1].
       tokens: int32 [B, N], each the child of the one before.
       count: int32 [B], how many of them are real nodes.
+      scores: float32 [B, N], see `scores_of`; None for 0.
     """
     b, n = tokens.shape
+    scores = jnp.zeros((b, n), jnp.float32) if scores is None else scores
+    bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
     depth = jnp.broadcast_to(jnp.arange(1, n + 1, dtype=jnp.int32)[None], (b, n))
-    nodes = jnp.stack([tokens, depth - 1, depth], axis=1)
+    nodes = jnp.stack([tokens, depth - 1, depth, bits], axis=1)
     nodes = jnp.where((depth <= count[:, None])[:, None], nodes, 0)
-    first = jnp.pad(root[:, None], ((0, 0), (0, 2), (0, 0)))
+    first = jnp.pad(root[:, None], ((0, 0), (0, TREE_ROWS - 1), (0, 0)))
     return jnp.concatenate([first, nodes], axis=2)
 
 

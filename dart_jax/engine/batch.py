@@ -12,28 +12,38 @@ import numpy as np
 
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.paying import Paying
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.decoding.tree import MAX_NODES
+from dart_jax.decoding.tree import MAX_NODES, TREE_ROWS
 from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
+from dart_jax.engine.lessons import Burst, Emitted, Lessons
 from dart_jax.engine.programs import (
     BurstProgram,
     BurstResult,
-    History,
     Pools,
-    begin_history,
     burst,
     config_of,
     copy_page,
-    empty_history,
     empty_pools,
     read_chunk,
 )
 from dart_jax.engine.request import MOST_LOGPROBS, Draft, Request
-from dart_jax.engine.rows import AT_CONTEXT, LENGTH, NODES, REMAINING, Rows, RowTable, SamplingMode
+from dart_jax.engine.rows import (
+    AT_CONTEXT,
+    LENGTH,
+    NODES,
+    REMAINING,
+    History,
+    Rows,
+    RowTable,
+    SamplingMode,
+    begin_history,
+    empty_history,
+)
 from dart_jax.engine.scheduler import Sequence
 from dart_jax.engine.shapes import Shapes
 
@@ -60,36 +70,11 @@ class Models:
         return empty_pools(self.config, self.params, pages=pages, page=page)
 
 
-class Emitted(NamedTuple):
-    """Tokens that a burst gave one sequence.
-
-    Attributes:
-      tokens: int32 [n].
-      ranks: int32 [n], the places in their trees of the nodes that drafted them; 0 for the target's
-        own.
-      steps: how many it took part in.
-      trees: how many were verified.
-      nodes: of these trees, all together.
-      ended: whether no more tokens follow.
-      scores: what is reported about the tokens, without the axis of rows; None if nothing is.
-      draft: what was verified, if that was asked for and anything was drafted.
-    """
-
-    tokens: np.ndarray
-    ranks: np.ndarray
-    steps: int
-    trees: int
-    nodes: int
-    ended: bool
-    scores: TokenScores | None
-    draft: Draft | None
-
-
 class _Drafts(NamedTuple):
     """Drafts of the last burst, by row.
 
     Attributes:
-      trees: int32 [n, 3, N + 1].
+      trees: int32 [n, 4, N + 1].
       packed: int32 [n, width], the candidates they were built from.
       host_buffer: the layout of `packed`.
     """
@@ -266,11 +251,15 @@ class Batch:
         """Compiles a program of bursts: runs it without a request."""
         count = rows * self.shapes.groups
         nodes = program.config.nodes
-        trees = np.zeros((count, 3, nodes + 1), np.int32) if nodes else None
+        trees = np.zeros((count, TREE_ROWS, nodes + 1), np.int32) if nodes else None
+        paying = None
+        if nodes and not self.shapes.fixed:
+            paying = Paying.all(nodes)
         if program.mode == "full" and self._history is None:
             self._history = self._empty_history()
         fitter, masks = self._fit(program, {}, count, trees)
-        self._run(program, self._table.rows([None] * count, width), trees, 1, 1, masks, fitter)
+        rows_ = self._table.rows([None] * count, width)
+        self._run(program, rows_, trees, 1, 1, masks, fitter, paying)
 
     def compile_beginning(self, mode: SamplingMode) -> None:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
@@ -309,7 +298,8 @@ class Batch:
         limit: int = 1,
         *,
         least: int = 1,
-    ) -> list[Emitted]:
+        paying: Paying[np.ndarray] | None = None,
+    ) -> Burst:
         """Takes steps of sequences that have been read, until all have ended.
 
         Args:
@@ -319,6 +309,7 @@ class Batch:
           program: verifies and drafts.
           limit: the most steps, at most `program.steps`; the sequences have pages for them.
           least: end also when fewer sequences than that go on.
+          paying: says which nodes pay; None to verify all.
         """
         table, config, shapes = self._table, program.config, self.shapes
         slots: list[int | None] = [None] * (rows * shapes.groups)
@@ -330,18 +321,24 @@ class Batch:
         trees = self._trees(sequences, places, len(slots), config.nodes)
         texts = dict(zip(places, sequences, strict=True))
         fitter, masks = self._fit(program, texts, len(slots), trees)
-        drafts = self._drafts_of(sequences, places, trees)
         numbers = table.rows(slots, width)
-        result = self._run(program, numbers, trees, limit, least, masks, fitter)
+        result = self._run(program, numbers, trees, limit, least, masks, fitter, paying)
+        drafts = self._drafts_of(sequences, places, trees, result.counts[:, 3])
         self._drafts = None
         if result.trees is not None:
             self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
         if fitter is not None:
             fitter.advance(result.tokens, result.counts[:, 0])
-        return [
+        emitted = [
             self._emitted(sequence, place, program, result, drafts.get(place))
             for sequence, place in zip(sequences, places, strict=True)
         ]
+        lessons, times = result.lessons, result.times
+        if lessons is not None:
+            lessons = Lessons(*(x.sum(axis=0) for x in lessons))
+        if times is not None:
+            times = times[0, : max(each.steps for each in emitted)]
+        return Burst(emitted, lessons, times)
 
     def _emitted(
         self,
@@ -382,10 +379,10 @@ class Batch:
     def _trees(
         self, sequences: SequenceOf[Sequence], places: SequenceOf[int], rows: int, nodes: int
     ) -> np.ndarray | None:
-        """The trees to verify first, int32 [rows, 3, N + 1]; None for plain decoding."""
+        """The trees to verify first, int32 [rows, 4, N + 1]; None for plain decoding."""
         if not nodes:
             return None
-        trees = np.zeros((rows, 3, nodes + 1), np.int32)
+        trees = np.zeros((rows, TREE_ROWS, nodes + 1), np.int32)
         for sequence, place in zip(sequences, places, strict=True):
             trees[place, 0, 0] = sequence.tokens[-1]
             if sequence.draft_row is not None and self._drafts is not None:
@@ -407,7 +404,7 @@ class Batch:
         if not program.masked:
             return None, None
         if trees is None:
-            trees = np.zeros((rows, 3, 1), np.int32)
+            trees = np.zeros((rows, TREE_ROWS, 1), np.int32)
         fitter, last = Fitter(texts, program.config, self._proposals), self._drafts
         masks = np.full((rows, trees.shape[2], -(-self.vocab_size // 32)), ANYTHING)
         for place, text in texts.items():
@@ -419,22 +416,25 @@ class Batch:
         return fitter, masks
 
     def _drafts_of(
-        self, sequences: SequenceOf[Sequence], places: SequenceOf[int], trees: np.ndarray | None
+        self,
+        sequences: SequenceOf[Sequence],
+        places: SequenceOf[int],
+        trees: np.ndarray | None,
+        nodes: np.ndarray,
     ) -> dict[int, Draft]:
-        """The drafts of the sequences that report them, by their place. Copies: views would
-        keep all rows alive."""
+        """The drafts of the sequences that report them, of which so many nodes were verified, by
+        their place. Copies: views would keep all rows alive."""
         drafts, last = {}, self._drafts
         for i, sequence in zip(places, sequences, strict=True):
             if not sequence.request.drafts or sequence.draft_row is None or last is None:
                 continue
             if trees is None or not trees[i, 2].any():
                 continue
-            size = min(
-                int(np.count_nonzero(trees[i, 2])), self._table.numbers[sequence.slot][NODES]
-            )
             packed = last.packed[sequence.draft_row : sequence.draft_row + 1]
             parts = *last.host_buffer.candidates_of(packed), last.host_buffer.pairs_of(packed)
-            drafts[i] = Draft(trees[i, :, : size + 1].copy(), *(part[0].copy() for part in parts))
+            drafts[i] = Draft(
+                trees[i, :3, : nodes[i] + 1].copy(), *(part[0].copy() for part in parts)
+            )
         return drafts
 
     def _proposals(self, host_buffer: HostBuffer, nodes: int) -> HostSearch | None:
@@ -468,6 +468,7 @@ class Batch:
         least: int,
         masks: np.ndarray | None = None,
         fitter: Fitter | None = None,
+        paying: Paying[np.ndarray] | None = None,
     ) -> BurstResult[np.ndarray]:
         """Runs a burst; returns its result on the host."""
         history = self._history if program.mode == "full" else None
@@ -485,6 +486,7 @@ class Batch:
             np.int32(least),
             masks,
             None if fitter is None else np.int32(fitter.handle),
+            paying,
         )
         self._keep(pools)
         if history is not None:

@@ -18,12 +18,14 @@ from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.engine.batch import Emitted, Models
+from dart_jax.engine.batch import Models
+from dart_jax.engine.lessons import Emitted
 from dart_jax.engine.request import Draft, Request, Update
 from dart_jax.engine.runner import Runner
 from dart_jax.engine.scheduler import Sequence as Text
 from dart_jax.engine.shapes import Shapes, up_to
-from dart_jax.engine.tree_size import CostFiles, TreeSizes
+from dart_jax.engine.step_costs import CostFiles
+from dart_jax.engine.tree_size import TreeSizes
 from dart_jax.errors import UserError
 from dart_jax.files import user_cache
 from dart_jax.grammar.matching import Grammars
@@ -132,7 +134,11 @@ class TreeMemory:
             key = program, kind
             if key not in self._policies:
                 self._policies[key] = TreeSizes(
-                    shapes.sizes, first=first, files=self.files, program=program
+                    shapes.sizes,
+                    stepwise=shapes.stepwise,
+                    first=first,
+                    files=self.files,
+                    program=program,
                 )
             return self._policies[key]
 
@@ -204,7 +210,8 @@ class Decoder:
             return
         shapes = self._shapes(len(prompts))
         policy = self._policy(shapes)
-        policy.tour(shapes.rows_for(-(-len(prompts) // shapes.groups)))
+        rows = shapes.rows_for(-(-len(prompts) // shapes.groups))
+        policy.tour(rows)
         while policy.touring:
             self(prompts, max_new_tokens, seed)
 
@@ -272,7 +279,7 @@ class Decoder:
             chunks.insert(0, chunks[0] // 2)
         nodes = self.config.nodes
         sizes = self.sizes or ((0, nodes) if nodes else (0,))
-        rows = rows or (slots,)
+        rows, stepwise = rows or (slots,), self.config.decides_in_steps and groups == 1
         return Shapes(
             slots=slots * groups,
             groups=groups,
@@ -280,7 +287,8 @@ class Decoder:
             page=self.config.capacity(self.max_length),
             pages_each=1,
             rows=rows,
-            sizes=dict.fromkeys(rows, sizes),
+            sizes={n: (0, sizes[-1]) if n == 1 and stepwise and sizes[-1] else sizes for n in rows},
+            stepwise=stepwise,
             fixed=not self.sizes,
             chunks=tuple(chunks),
             only_used=only_used,
@@ -295,7 +303,8 @@ class Decoder:
         if not self.sizes:
             return TreeSizes(shapes.sizes, fixed=True)
         search = jax.tree.structure(self.search)
-        program = self.config, search, shapes.slots, self.max_length, self.steps
+        length = self.max_length if shapes.bounded else None
+        program = self.config, search, shapes.slots, length, self.steps
         return self.memory.policy(program, (self.sampling, self.sizes), shapes, self.first)
 
 

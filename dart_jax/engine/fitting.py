@@ -69,7 +69,7 @@ class Fitter:
 
         Args:
           place: the row.
-          tree: int32 [3, N + 1], what was drafted.
+          tree: int32 [4, N + 1], what was drafted.
           candidates: what it was built from, and how that is laid out: int32 [1, width]; None if
             nothing was drafted.
         """
@@ -116,7 +116,7 @@ def fit_in_program(
     Args:
       handle: int32 scalar, of the `Fitter`; it must live until the program has ended.
       packed: int32 [n, width], the candidates of the last step.
-      trees: int32 [n, 3, N + 1], drafted by it.
+      trees: int32 [n, 4, N + 1], drafted by it.
       tokens: int32 [n, S], what the burst has given so far.
       counts: int32 [n], of these.
       words: of 32 tokens in a mask, W.

@@ -18,13 +18,25 @@ from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.paying import (
+    GAINS,
+    NUMBERS,
+    Paying,
+    doubted,
+    first_nodes,
+    nodes_that_pay,
+    outcomes_of,
+    probabilities_of,
+)
 from dart_jax.decoding.reading import Caches, ChunkShape, caches_without_rows, read_rows
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
+from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.fitting import fit_in_program
+from dart_jax.engine.lessons import Lessons, clock
 from dart_jax.engine.request import MOST_LOGPROBS
-from dart_jax.engine.rows import Row, Rows, SamplingMode, sampling_of, unpack
+from dart_jax.engine.rows import History, Row, Rows, SamplingMode, sampling_of, unpack
 from dart_jax.models.attention.compaction import keep_rows
 from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
 from dart_jax.models.cpu import copy_page as copy_page_natively
@@ -54,22 +66,6 @@ _SPECS: Any = _PAGES, OnDevices(P(DATA), _PAGES)
 POOLS = Pools(*_SPECS)
 
 
-class History(NamedTuple):
-    """State of penalties, bias and processors, per slot.
-
-    Attributes:
-      seen: bool [slots, V], tokens of prompt and text.
-      counts: int32 [slots, V], occurrences in the text.
-      bias: float32 [slots, V].
-      tokens: int32 [slots, S], prompt and text, then -1; None without logits processors.
-    """
-
-    seen: jax.Array
-    counts: jax.Array
-    bias: jax.Array
-    tokens: jax.Array | None
-
-
 @program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
 def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
     """Pools of `pages` pages of `page` rows for every group of devices. Where the C++ core attends,
@@ -80,21 +76,6 @@ def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page:
         layers = unwritten(layers)
         draft = draft if isinstance(draft, jax.Array) else unwritten(draft)
     return Pools(layers, draft)
-
-
-def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
-    """The history of free slots, with tokens up to a length if it is given."""
-    shape = (slots, vocab_size)
-    tokens = None if length is None else jnp.full((slots, length), -1, jnp.int32)
-    return History(
-        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), tokens
-    )
-
-
-@partial(jax.jit, donate_argnames=("history",))
-def begin_history(history: History, slot: jax.Array, new: History) -> History:
-    """Sets a slot's history, each without the axis of slots."""
-    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, new)
 
 
 def written(pools: Pools, target: Cache, draft: Any, pages: jax.Array) -> Pools:
@@ -164,8 +145,11 @@ class BurstResult(NamedTuple, Generic[AnyArray]):
         target's own.
       scores: of the tokens, [n, S, ...]; None unless the mode is `full`.
       counts: int32 [n, 4]: tokens emitted, steps taken, trees verified, and their nodes.
+      lessons: what became of the trees; None unless nodes must pay.
+      times: uint32 [1, K, 2], when each step was verified, in microseconds, and how many nodes it
+        had; None where all slots of a tree take time.
       active: bool [n], the rows that go on.
-      trees: int32 [n, 3, N + 1], the next trees; None for plain decoding.
+      trees: int32 [n, 4, N + 1], the next trees; None for plain decoding.
       packed: int32 [n, width], the host buffer of the last step, with the candidates that the
         search built these trees from.
     """
@@ -174,6 +158,8 @@ class BurstResult(NamedTuple, Generic[AnyArray]):
     ranks: AnyArray
     scores: TokenScores | None
     counts: AnyArray
+    lessons: Lessons[AnyArray] | None
+    times: AnyArray | None
     active: AnyArray
     trees: AnyArray | None
     packed: AnyArray
@@ -262,6 +248,7 @@ def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax
         "limit": ALL,
         "least": ALL,
         "fitter": ALL,
+        "paying": ALL,
     },
     outputs=(POOLS, DEVICE_ROWS, ROWS),
     static=("static",),
@@ -281,6 +268,7 @@ def burst(
     least: jax.Array,
     masks: jax.Array | None = None,
     fitter: jax.Array | None = None,
+    paying: Paying[jax.Array] | None = None,
 ) -> tuple[Pools, History | None, BurstResult[jax.Array]]:
     """Takes steps of n requests until all have ended, or at a limit: each verifies a tree of every
     request that goes on, drafts, and searches the next trees.
@@ -291,7 +279,7 @@ def burst(
       pools: donated.
       history: donated; None unless the mode is `full`.
       rows: the requests.
-      trees: int32 [n, 3, N + 1], for the first step; a root without nodes where nothing is drafted
+      trees: int32 [n, 4, N + 1], for the first step; a root without nodes where nothing is drafted
         yet. None for plain decoding.
       search: builds the next trees from the candidates; None if the drafting method needs none.
       limit: int32 scalar, the most steps; at most `static.steps`.
@@ -300,6 +288,7 @@ def burst(
         if no text has a grammar.
       fitter: int32 scalar, says what may follow the nodes of later ones (see `fit_in_program`);
         None without masks.
+      paying: says which nodes pay; None to verify all.
     """
     config = static.config
     searched = None if search is None else search.in_program
@@ -314,22 +303,22 @@ def burst(
         features = path.features if static.follows else None
         emitted = _Emitted(path.next_tokens, path.ranks, state.scores, features)
         trees = state.trees if searched is None else searched(packed)
-        if trees is not None and state.worth is not None:
-            trees = _cut(trees, state.worth)
-        state = dataclasses.replace(state, trees=None, worth=None, scores=no_scores)
+        if trees is not None and state.confidence is not None:
+            trees = doubted(trees, state.confidence)
+        state = dataclasses.replace(state, trees=None, confidence=None, scores=no_scores)
         return _Step(state, trees, packed, emitted, path.count)
 
     def goes_on(carry: _Carry) -> jax.Array:
-        state, _, _, _, _, turn = carry
+        state, turn = carry.state, carry.turn
         active = jnp.sum(state.active.astype(jnp.int32))
         if config.execution.devices.groups > 1:
             active = over_groups(active)  # all take the same number of steps
         return (active >= least) & (turn < limit)
 
     def body(carry: _Carry) -> _Carry:
-        before, trees, packed, emitted, counts, turn = carry
+        before, trees, packed, emitted, counts, lessons, times, turn = carry
         if masks is not None and fitter is not None and not one:
-            drafted = jnp.zeros((n, 3, 1), jnp.int32) if trees is None else trees
+            drafted = jnp.zeros((n, TREE_ROWS, 1), jnp.int32) if trees is None else trees
             new = packed, drafted, emitted.tokens, counts[:, 0]
             fitted, allowed = jax.lax.cond(
                 turn > 0,
@@ -338,32 +327,54 @@ def burst(
             )
             trees = None if trees is None else fitted
             before = dataclasses.replace(before, masks=allowed)
-        nodes = jnp.zeros_like(counts[:, 0])
+        nodes, expected = jnp.zeros_like(counts[:, 0]), None
         if trees is not None:
-            trees = _cut(trees, row.nodes)
+            trees = first_nodes(trees, row.nodes)
+            if paying is not None:
+                expected = probabilities_of(trees, paying.rates, config.max_depth)
+                number = paying.numbers[turn % NUMBERS]
+                kept = nodes_that_pay(expected[:, 1:], paying.costs).astype(jnp.int32)
+                kept = jnp.where(number < 0, kept, number)
+                trees, expected = (first_nodes(x, kept) for x in (trees, expected[:, None]))
             nodes = jnp.where(before.active, jnp.count_nonzero(trees[:, 2], axis=1), 0)
         after = take_step(before, trees)
+        if lessons is not None and trees is not None and expected is not None:
+            drafted = before.active & (row.nodes > 0)
+            outcomes = outcomes_of(trees, after.emitted.ranks, after.state.active)
+            lessons = lessons.plus(outcomes, expected[:, 0], drafted)
+        if times is not None:
+            time = jnp.stack([clock(after.count), nodes[0].astype(jnp.uint32)])
+            times = jax.lax.dynamic_update_slice(times, time[None, None], (0, turn, 0))
         emitted = jax.tree.map(
             lambda all_, new: _write(all_, new, counts[:, 0]), emitted, after.emitted
         )
         new = after.count, before.active, nodes > 0, nodes
         counts = counts + jnp.stack([x.astype(jnp.int32) for x in new], axis=1)
-        return after.state, after.trees, after.packed, emitted, counts, turn + 1
+        after = after.state, after.trees, after.packed
+        return _Carry(*after, emitted, counts, lessons, times, turn + 1)
 
     # Without a loop, what groups of devices share is joined where it is used, layer by layer.
     one = static.steps == 1
     step = jax.eval_shape(take_step, state, trees)
     n, most = row.length.shape[0], static.steps * (config.max_depth + 1)
-    carry = (
+    lessons = times = None
+    if paying is not None and trees is not None:
+        expected = jnp.zeros((n, trees.shape[2]), jnp.float32)
+        lessons = Lessons(jnp.zeros((n, GAINS, 2), jnp.int32), expected)
+    if n == 1 and config.reads_only_used:
+        times = jnp.zeros((n, static.steps, 2), jnp.uint32)
+    carry = _Carry(
         state,
         trees,
         jnp.zeros(step.packed.shape, jnp.int32),
         jax.tree.map(lambda x: jnp.zeros((n, most, *x.shape[2:]), x.dtype), step.emitted),
         jnp.zeros((n, 4), jnp.int32),
+        lessons,
+        times,
         jnp.int32(0),
     )
     carry = body(carry) if one else jax.lax.while_loop(goes_on, body, carry)
-    state, trees, packed, emitted, counts, _ = carry
+    state, trees, packed, emitted, counts, lessons, times, _ = carry
     draft_state = state.draft_state
     if static.follows:
         draft_state = _follow(config, params, draft_state, row, emitted, counts[:, 0])
@@ -374,7 +385,7 @@ def burst(
             (state.seen, state.counts, state.tokens),
         )
         history = History(seen, counted, history.bias, tokens)
-    result = BurstResult(*emitted[:3], counts, state.active, trees, packed)
+    result = BurstResult(*emitted[:3], counts, lessons, times, state.active, trees, packed)
     pools = written(pools, state.target_cache, draft_state, row.pages)
     return pools, history, result
 
@@ -394,8 +405,15 @@ class _Step(NamedTuple):
     count: jax.Array
 
 
-# State, trees, host buffer, all that was emitted, counts, and steps taken.
-_Carry = tuple[DecodeState, jax.Array | None, jax.Array, _Emitted, jax.Array, jax.Array]
+class _Carry(NamedTuple):
+    state: DecodeState
+    trees: jax.Array | None
+    packed: jax.Array
+    emitted: _Emitted
+    counts: jax.Array
+    lessons: Lessons[jax.Array] | None
+    times: jax.Array | None
+    turn: jax.Array  # steps taken
 
 
 def _follow(
@@ -448,13 +466,6 @@ def _follow(
         carry = jnp.int32(0), draft_state
         _, draft_state = jax.lax.while_loop(lambda carry: carry[0] < most, read, carry)
     return draft_state
-
-
-def _cut(trees: jax.Array, nodes: jax.Array) -> jax.Array:
-    """Leaves out nodes beyond the first ones, int32 [n], which are a tree: nodes are sorted from
-    the best on, and after their parents."""
-    place = jnp.arange(trees.shape[2], dtype=jnp.int32)[None, None]
-    return jnp.where(place <= nodes[:, None, None], trees, 0)
 
 
 @jax.vmap

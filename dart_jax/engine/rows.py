@@ -6,6 +6,7 @@ A program call costs some microseconds for every array, so there are few.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -184,3 +185,34 @@ class RowTable:
         request."""
         at = [len(self.numbers) - 1 if slot is None else slot for slot in slots]
         return Rows(self.numbers[at], self.values[at], self.stop[at], self.pages[at, :pages])
+
+
+class History(NamedTuple):
+    """State of penalties, bias and processors, per slot.
+
+    Attributes:
+      seen: bool [slots, V], tokens of prompt and text.
+      counts: int32 [slots, V], occurrences in the text.
+      bias: float32 [slots, V].
+      tokens: int32 [slots, S], prompt and text, then -1; None without logits processors.
+    """
+
+    seen: jax.Array
+    counts: jax.Array
+    bias: jax.Array
+    tokens: jax.Array | None
+
+
+def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
+    """The history of free slots, with tokens up to a length if it is given."""
+    shape = (slots, vocab_size)
+    tokens = None if length is None else jnp.full((slots, length), -1, jnp.int32)
+    return History(
+        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), tokens
+    )
+
+
+@partial(jax.jit, donate_argnames=("history",))
+def begin_history(history: History, slot: jax.Array, new: History) -> History:
+    """Sets a slot's history, each without the axis of slots."""
+    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, new)

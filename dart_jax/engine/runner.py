@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dart_jax.engine.batch import Batch, Emitted, Models
+from dart_jax.decoding.paying import Paying
+from dart_jax.engine.batch import Batch, Models
+from dart_jax.engine.lessons import Burst, Emitted
 from dart_jax.engine.pages import PagePool
 from dart_jax.engine.request import Logprobs, Update
 from dart_jax.engine.rows import SamplingMode, highest
@@ -49,6 +51,7 @@ class _Turn(NamedTuple):
       steps: at most.
       follows: whether the drafter reads what plain decoding writes.
       masked: whether some texts must follow a grammar.
+      paying: says which nodes of trees pay; None for all.
     """
 
     rows: int
@@ -57,6 +60,7 @@ class _Turn(NamedTuple):
     steps: int
     follows: bool
     masked: bool
+    paying: Paying[np.ndarray] | None
 
 
 class Runner:
@@ -268,20 +272,22 @@ class Runner:
             return []
         waits = scheduler.waiting or scheduler.reading
         began, began_by_wall = clock(), time.perf_counter()
-        emitted = self.batch.burst(
+        burst = self.batch.burst(
             running,
             self._places(running, turn.rows),
             turn.rows,
             program,
             turn.steps,
             least=len(running) if waits else self.batch.shapes.fewer_rows(turn.rows) + 1,
+            paying=turn.paying,
         )
         seconds = clock() - began
         # A program that was compiled is slower at first.
         timed = timed and time.perf_counter() - began_by_wall < seconds + 1e-4
+        emitted = burst.emitted
         pairs = list(zip(running, emitted, strict=True))
-        self._learn(turn, pairs, seconds if timed else None)
         steps = max(each.steps for each in emitted)
+        self._learn(turn, burst, steps, seconds if timed else None)
         if timed:
             self._step_seconds[turn.rows, turn.mode, turn.size] = seconds / steps
         self.counters.burst([(e.ranks, e.trees, e.nodes) for e in emitted])
@@ -312,19 +318,15 @@ class Runner:
             steps = min(steps, max(int(self._burst_seconds / seconds), 1))
         while steps > 1 and not scheduler.has_room(steps * path + path):
             steps //= 2
-        return _Turn(rows, mode, size, steps, follows, masked)
+        return _Turn(rows, mode, size, steps, follows, masked, state.paying if size else None)
 
-    def _learn(
-        self, turn: _Turn, pairs: SequenceOf[tuple[Sequence, Emitted]], seconds: float | None
-    ) -> None:
+    def _learn(self, turn: _Turn, burst: Burst, steps: int, seconds: float | None) -> None:
         """Learns what a burst's trees gave and cost, and how long it takes."""
         seconds = first_of(self._mesh, seconds)  # the processes that decode together choose alike
-        ranks = np.concatenate([each.ranks for _, each in pairs])
-        steps = max(each.steps for _, each in pairs)
         if seconds is not None:
             self._last_burst = seconds / steps * turn.steps
-        texts = sum(each.steps for _, each in pairs)
-        self.sizes.learn(turn.rows, turn.mode, turn.size, ranks, texts, steps, seconds)
+        times = None if seconds is None else burst.times
+        self.sizes.learn(turn.rows, turn.mode, turn.size, steps, burst.lessons, seconds, times)
 
     def _take(self, sequence: Sequence, each: Emitted) -> None:
         """Passes on what a burst gave a request."""

@@ -30,6 +30,7 @@ class Shapes:
       rows: numbers of rows of a group's steps, ascending.
       sizes: tree sizes by number of rows, ascending from 0.
       fixed: whether steps have trees of the largest size only.
+      stepwise: whether steps of one row decide themselves how many nodes they verify.
       chunks: numbers of tokens of a prompt that are read at a time, ascending.
       only_used: whether reading a prompt takes time only for the rows of a chunk that are used.
       together: whether more rows of a chunk cost little: several prompts are read at a time, as
@@ -48,6 +49,7 @@ class Shapes:
     rows: tuple[int, ...]
     sizes: dict[int, tuple[int, ...]]
     fixed: bool
+    stepwise: bool
     chunks: tuple[int, ...]
     only_used: bool
     together: bool

@@ -1,294 +1,191 @@
-"""The size of the next draft trees: as many nodes as pay, down to plain decoding where none do.
+"""The sizes of draft trees: as many nodes as pay, down to plain decoding where none do.
 
-The size that is expected to emit most tokens per second is taken; CaDDTree (arXiv 2606.01813)
-applies the same rule node by node. Where that is plain decoding, drafting pauses, and is tried
-again after ever longer times, across texts: a trial costs little, and a long pause bounds what
-trials cost together. While drafts pay, other sizes are tried now and then.
+Where a step takes time only for the nodes that it verifies, it decides itself how many these are,
+by what is known here (`dart_jax.decoding.paying`). Elsewhere programs have trees of few sizes, and
+the same rule takes one of them for a burst of steps, by how likely nodes were lately.
 
-Nodes are sorted from the best on, so that a smaller tree is a prefix of a larger one, and nothing
-is drafted anew when the size changes.
+Drafting pauses where plain decoding is faster, and is tried again after ever longer times, across
+texts: a trial costs little, and a long pause bounds what trials cost together.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import logging
-import statistics
 import threading
-from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from dart_jax.decoding.paying import NUMBERS, Paying, nodes_that_pay, prior_rates
+from dart_jax.engine.lessons import Lessons
 from dart_jax.engine.rows import SamplingMode
-from dart_jax.errors import UserError
-from dart_jax.files import write_atomically
-from dart_jax.machine import available_cores
+from dart_jax.engine.step_costs import PLAIN, CostFiles, Known, StepCosts
 
-_logger = logging.getLogger(__name__)
-
-# Latest samples of a size's cost that count.
-_LATEST = 9
-
-# Costs are written again if one has changed by this factor.
-_CHANGED = 1.2
-
-
-class StepCosts:
-    """Seconds of a step by tree size, 0 for plain decoding, on a machine as busy as at the first
-    burst.
-
-    Only their ratios matter, so a burst of another size than the one before is compared with that:
-    a machine that is busy, or texts that grow, slow both down.
-    """
-
-    def __init__(self, known: Mapping[int, float] | None = None):
-        """Begins with costs of another process, each until it is timed here."""
-        self._samples: dict[int, deque[float]] = {}
-        self._last: int | None = None  # size of the last burst
-        self._slowdown = 1.0  # at that burst
-        for size, cost in (known or {}).items():
-            self._add(size, cost)
-        self._not_timed = set(self._samples)
-
-    def learn(self, size: int, seconds: float) -> None:
-        """Adds the seconds per step of a burst."""
-        if size not in self._samples or self._last not in (None, size):
-            if size in self._not_timed:
-                self._not_timed.remove(size)
-                del self._samples[size]
-            self._add(size, seconds / self._slowdown)
-        self._last, self._slowdown = size, seconds / self.known[size]
-
-    @property
-    def known(self) -> dict[int, float]:
-        """The costs of the sizes that were timed, ascending."""
-        return {size: statistics.median(all_) for size, all_ in sorted(self._samples.items())}
-
-    def _add(self, size: int, cost: float) -> None:
-        self._samples.setdefault(size, deque(maxlen=_LATEST)).append(cost)
-
-
-@dataclasses.dataclass(frozen=True)
-class CostFiles:
-    """Files of costs, one for each program.
-
-    Attributes:
-      directory: where they are. What cannot be written there is learned again in every process.
-    """
-
-    directory: Path
-    _written: dict[Path, dict[int, float]] = dataclasses.field(default_factory=dict, repr=False)
-    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
-
-    def read(self, program: Hashable) -> dict[int, float]:
-        """Returns the costs of a program by size; none if there are none."""
-        path = self._path(program)
-        try:
-            costs = {int(k): float(v) for k, v in json.loads(path.read_text()).items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            return {}
-        costs = costs if all(0 < cost < float("inf") for cost in costs.values()) else {}
-        with self._lock:
-            self._written[path] = costs
-        return costs
-
-    def keep(self, program: Hashable, costs: Mapping[int, float]) -> None:
-        """Writes the costs of a program if they are new."""
-        path = self._path(program)
-        with self._lock:
-            before = self._written.get(path, {})
-            if not any(_differs(before.get(size), cost) for size, cost in costs.items()):
-                return
-            self._written[path] = {**before, **costs}
-            try:
-                write_atomically(path, (json.dumps(self._written[path]) + "\n").encode())
-            except (OSError, UserError) as error:
-                _logger.warning("the costs of draft trees are not kept: %s", error)
-
-    def _path(self, program: Hashable) -> Path:
-        device = jax.devices()[0].device_kind, available_cores(), jax.__version__
-        name = hashlib.sha256(repr((program, device)).encode()).hexdigest()[:32]
-        return self.directory / f"{name}.json"
-
-
-def _differs(before: float | None, cost: float) -> bool:
-    return before is None or not before / _CHANGED < cost < before * _CHANGED
-
-
-# Part of the earlier evidence that is kept from step to step: about 50 steps count, and for ranks
-# that are not verified about 200. Those are then judged by the others, and tried again.
-_KEPT = 0.98
-_KEPT_UNTRIED = 0.995
-
-# A rank of which nothing is known follows the others: the r-th node is accepted in c / r of the
-# steps. This belief weighs as much as so many steps; before the first one, c is 1.
-_PRIOR_STEPS = 2.0
-
-
-@dataclasses.dataclass(eq=False)
-class AcceptanceRates:
-    """Rates at which nodes were accepted lately, by rank.
-
-    Nodes are ordered by score, so the r-th node of every tree is about as promising, whatever the
-    tree's size: what was accepted of large trees tells what smaller ones would have gained.
-
-    Attributes:
-      accepted: float [N + 1], accepted nodes of each rank; the root's entry is unused.
-      tried: float [N + 1], verified nodes of each rank.
-    """
-
-    accepted: np.ndarray
-    tried: np.ndarray
-
-    @classmethod
-    def none(cls, nodes: int) -> AcceptanceRates:
-        """Before the first step, for trees of up to N nodes."""
-        return cls(np.zeros(nodes + 1), np.zeros(nodes + 1))
-
-    def learn(self, ranks: np.ndarray, trees: int, steps: float, nodes: int) -> None:
-        """Learns from a burst.
-
-        Args:
-          ranks: int [n], ranks of all accepted nodes; zeros are ignored.
-          trees: number of trees that were verified, of all rows.
-          steps: steps of the burst.
-          nodes: size of the trees.
-        """
-        counts = np.bincount(ranks[ranks > 0], minlength=len(self.accepted)).astype(float)
-        verified = np.arange(len(self.tried)) <= nodes
-        kept = np.where(verified, _KEPT, _KEPT_UNTRIED) ** steps
-        self.accepted = kept * self.accepted + counts
-        self.tried = kept * self.tried + np.where(verified, trees, 0)
-        self.tried[0] = 0  # the root's
-
-    def expected(self) -> np.ndarray:
-        """The tokens that a step is expected to emit per row, with trees of 0 to N nodes: float
-        [N + 1], from 1 on."""
-        rank = np.maximum(np.arange(len(self.tried)), 1)
-        scale = (self.accepted.sum() + _PRIOR_STEPS) / ((self.tried / rank).sum() + _PRIOR_STEPS)
-        believed = np.minimum(scale / rank, 1) * _PRIOR_STEPS
-        rates = (self.accepted + believed) / (self.tried + _PRIOR_STEPS)
-        rates[0] = 1
-        return np.cumsum(rates)
-
-
-# Steps with trees of one size before the next decision, and of a trial: of a size whose cost is not
-# known, of another size than the best, or after a pause.
-BURST = 32
-TRIAL = 16
+# Steps until the next decision, fewest and most (half of those so far), and where something is
+# tried; and of plain decoding where it is timed.
+BURST, _LONGEST, TRIAL, _TIMED = 32, 256, 16, 8
 
 # Plain steps of pauses. After the first, the drafter reads what was written meanwhile; the others
 # last into other texts.
-PAUSES = (64, 1024, 4096, 16384)
+PAUSES = (64, 64, 64, 256, 1024, 4096, 16384)
 
-# Every so many bursts with drafts, one tries another size: acceptance and costs change.
-_TRIAL_EVERY = 32
-
-# Bursts before the first of these trials, that of plain decoding, where costs come from a file.
-_FIRST_TRIAL = 3
+# Steps with drafts after which plain decoding is timed again; before that, where costs come from
+# another process.
+_CHECK_AFTER, _FIRST_CHECK = 2048, 96
 
 # Steps with drafts before plain decoding is timed, so that a single short text compiles only what
 # it needs.
 _BEFORE_PLAIN = 64
 
-# Ratio of expected tokens per second from which another size replaces the present one.
-_CLEARLY = 1.02
+# Parts of earlier evidence that are kept from step to step: of what became of nodes, of how likely
+# they were by place, and of whether drafts pay, also over a pause.
+_KEPT, _KEPT_PLACES, _KEPT_PAY, _KEPT_OVER_PAUSE = 0.999, 0.98, 0.99, 0.25
+
+# Part of plain decoding's speed below which drafting pauses.
+_CLEARLY = 0.97
+
+# Nodes that the assumed rate of a bin weighs as much as.
+_PRIOR_NODES = 5.0
+
+# Parts of a plain step that a node costs, as long as nothing was timed.
+_NODE, _NODE_ELSEWHERE = 0.12, 0.005
 
 
 class State(NamedTuple):
-    """Decisions so far for one kind of steps.
+    """A burst.
 
     Attributes:
-      size: nodes of the present burst's trees; 0 for plain decoding.
+      size: nodes of the trees that its program has room for; 0 for plain decoding.
       left: its steps that are left.
-      best: nodes of the trees that promise most.
-      steps: steps with drafts so far.
-      bursts: bursts with drafts, counted for trials (see `_TRIAL_EVERY`).
-      pauses: pauses since drafting last paid.
+      paying: says which of the nodes pay; None for all.
     """
 
     size: int
     left: int
-    best: int
-    steps: int = 0
-    bursts: int = 0
-    pauses: int = 0
-
-
-def next_burst(
-    state: State, sizes: Sequence[int], costs: Mapping[int, float], tokens: Sequence[float]
-) -> State:
-    """Decides the next burst.
-
-    Args:
-      state: after a burst.
-      sizes: numbers of nodes to choose from, ascending from 0.
-      costs: relative seconds of a step, by size, of those that were timed.
-      tokens: tokens that a step is expected to emit with trees of 0 to N nodes.
-    """
-    drafted = state.size > 0
-    state = state._replace(bursts=state.bursts + drafted)
-    best = state.best
-    if best in costs and len(costs) > 1:
-        estimates = on_lines(costs, sizes)
-        rates = {size: tokens[size] / cost for size, cost in estimates.items()}
-        promising = max(sizes[1:], key=rates.__getitem__)
-        if rates[promising] > _CLEARLY * rates[best]:
-            best = promising
-        state = state._replace(best=best)
-        if drafted and 0 in costs:
-            if rates[best] < rates[0]:
-                pause = PAUSES[min(state.pauses, len(PAUSES) - 1)]
-                return state._replace(size=0, left=pause, pauses=state.pauses + 1)
-            state = state._replace(pauses=0)
-    if drafted and 0 not in costs and state.steps >= _BEFORE_PLAIN:
-        return state._replace(size=0, left=TRIAL)
-    turn, place = divmod(state.bursts, _TRIAL_EVERY)
-    if drafted and place == _TRIAL_EVERY - 1 and not state.pauses:
-        return state._replace(size=_other(sizes, best, turn), left=TRIAL)
-    tried = best in costs and not state.pauses
-    return state._replace(size=best, left=BURST if tried else TRIAL)
-
-
-def _other(sizes: Sequence[int], best: int, turn: int) -> int:
-    """Another size than the best: in turn plain decoding, and the next smaller and larger one."""
-    place = sizes.index(best)
-    others = [0, *sizes[max(place - 1, 1) : place], *sizes[place + 1 : place + 2]]
-    return others[turn % len(others)]
-
-
-def on_lines(costs: Mapping[int, float], sizes: Sequence[int]) -> dict[int, float]:
-    """Returns the costs of all sizes, where they are not known on a line through the two nearest
-    known ones; at least two must be known."""
-    known = sorted(costs)
-
-    def estimate(size: int) -> float:
-        below = [each for each in known if each < size][-2:]
-        above = [each for each in known if each > size][:2]
-        first, second = (below[-1], above[0]) if below and above else (below or above)
-        slope = (costs[second] - costs[first]) / (second - first)
-        return max(costs[first] + slope * (size - first), 1e-9)
-
-    return {size: costs[size] if size in costs else estimate(size) for size in sizes}
+    paying: Paying[np.ndarray] | None = None
 
 
 class _Kind:
-    """Costs and decisions of steps with the same rows and sampling."""
+    """Knowledge and decisions of steps with the same rows and sampling."""
 
-    def __init__(self, costs: StepCosts, first: int):
-        self.costs = costs
-        self.state = State(size=first, left=TRIAL, best=first)
-        if first in costs.known:
-            # The costs are of another process, in which the machine may have been busy: plain
-            # decoding is soon tried.
-            self.state = self.state._replace(left=BURST, bursts=_TRIAL_EVERY - _FIRST_TRIAL)
-        self.seconds, self.timed = 0.0, 0  # of the present burst's steps
+    def __init__(
+        self, sizes: Sequence[int], first: int, slope: float, known: Known, *, stepwise: bool
+    ):
+        self.sizes, self.stepwise = sizes, stepwise
+        self.costs = StepCosts(slope, known.costs)
+        self.outcomes = known.outcomes
+        self.places = 0.8 / np.arange(1, sizes[-1] + 1)  # probabilities by place
+        self.tokens = self.cost = 0.0  # expected ones, and what they cost: of the latest steps
+        self.size, self.left = first, BURST if known.costs else TRIAL
+        self.timing = stepwise and not known.costs  # whether steps verify one number after another
+        self.tour: list[int] = []  # sizes to visit first, the last one first
+        self.drafted = self.pauses = 0
+        self.check = _FIRST_CHECK if known.costs else _CHECK_AFTER  # in so many steps with drafts
+        self.seconds, self.timed = 0.0, 0
+        self.state = self.burst()
+
+    @property
+    def known(self) -> Known:
+        return Known(self.costs.known, self.outcomes)
+
+    def burst(self) -> State:
+        """The burst that was decided."""
+        if not self.size:
+            return State(0, self.left)
+        costs, numbers = np.ones(self.size + 1), np.full(NUMBERS, -1, np.int32)
+        if self.stepwise:
+            costs = self.costs.of(np.arange(self.size + 1))
+            if self.timing:
+                every = [0, *(2**n for n in range(self.size.bit_length() - 1)), self.size]
+                numbers = np.resize(np.array(every[::-1], np.int32), NUMBERS)
+        paying = Paying(self.rates(), costs.astype(np.float32), numbers)
+        return State(self.size, self.left, paying)
+
+    def rates(self) -> np.ndarray:
+        """Rates of acceptance by bin, see `Paying`."""
+        tried, accepted = self.outcomes.T
+        believed = _PRIOR_NODES * prior_rates()
+        return ((accepted + believed) / (tried + _PRIOR_NODES)).astype(np.float32)
+
+    def decide(self) -> None:
+        """Decides the next burst."""
+        self._decide()
+        self.state = self.burst()
+
+    def _decide(self) -> None:
+        drafted, trying, plain = self.size > 0, self.pauses > 0, self.costs.plain
+        self.left, self.timing = min(max(BURST, self.drafted // 2), _LONGEST), False
+        if self.tour:
+            self.size, self.left = self.tour.pop(), TRIAL
+            self.timing = self.stepwise and self.size > 0
+        elif not self.costs.known:
+            self.size, self.left, self.timing = self.best(), TRIAL, self.stepwise
+        elif not drafted:
+            self.check = _CHECK_AFTER
+            self.size, self.left = self.best(), TRIAL if trying or plain is None else BURST
+        elif plain is None:
+            early = self.drafted < _BEFORE_PLAIN
+            self.size, self.left = (self.best(), TRIAL) if early else (0, _TIMED)
+        elif self.cost and self.tokens / self.cost < _CLEARLY / plain:
+            self.size, self.left = 0, PAUSES[min(self.pauses, len(PAUSES) - 1)]
+            self.pauses += 1
+            self.tokens *= _KEPT_OVER_PAUSE
+            self.cost *= _KEPT_OVER_PAUSE
+        else:
+            self.pauses = 0
+            self.size = self.best()
+            if self.check <= 0:
+                self.size, self.left = 0, _TIMED
+
+    def best(self) -> int:
+        """The size of the program that promises most."""
+        sizes = np.array(self.sizes[1:])
+        each = np.searchsorted(sizes, np.arange(1, sizes[-1] + 1))
+        costs = np.concatenate([[np.inf], self.costs.of(sizes)[each]])
+        return int(sizes[each[nodes_that_pay(self.places, costs) - 1]])
+
+    def learn(
+        self,
+        steps: int,
+        lessons: Lessons[np.ndarray] | None,
+        seconds: float | None,
+        times: np.ndarray | None,
+    ) -> None:
+        """Adds what came of steps; see `TreeSizes.learn`."""
+        self.left -= steps
+        nodes, kind = np.full(1, self.size or PLAIN), self.size
+        if self.stepwise:
+            if times is not None and len(times) > 1:
+                spent = 1e-6 * np.diff(times[:, 0]).astype(float)  # modulo 2 ** 32
+                verified = times[:, 1].astype(int) if self.size else np.full(len(times), PLAIN)
+                self.costs.learn(kind, verified[1:], np.maximum(spent, 1e-6))
+                nodes = verified
+        elif seconds is not None:
+            self.seconds += seconds
+            self.timed += steps
+        if self.left <= 0 and self.timed >= _TIMED:
+            self.costs.learn(kind, nodes, np.full(1, self.seconds / self.timed))
+        if self.left <= 0:
+            self.seconds, self.timed = 0.0, 0
+        if self.size and lessons is not None and lessons.expected[0] > 0:
+            self._judge(steps, lessons, nodes)
+
+    def _judge(self, steps: int, lessons: Lessons[np.ndarray], nodes: np.ndarray) -> None:
+        """Learns how likely nodes are, and what their tokens cost."""
+        self.drafted += steps
+        self.check -= steps
+        self.outcomes = _KEPT**steps * self.outcomes + lessons.outcomes
+        if self.timing:
+            return
+        new = lessons.expected[1:] / lessons.expected[0]
+        last, share = len(new) - 1, 1 - _KEPT_PLACES**steps
+        before = self.places[last]
+        self.places[: last + 1] += share * (new - self.places[: last + 1])
+        self.places[last + 1 :] *= self.places[last] / max(before, 1e-9)
+        kept = _KEPT_PAY**steps
+        self.tokens = kept * self.tokens + steps * (1 + float(new.sum()))
+        self.cost = kept * self.cost + steps * float(self.costs.of(nodes).mean())
 
 
 class TreeSizes:
@@ -303,54 +200,54 @@ class TreeSizes:
         sizes: Mapping[int, Sequence[int]],
         *,
         fixed: bool = False,
+        stepwise: bool = False,
         first: int | None = None,
         files: CostFiles | None = None,
         program: Hashable = None,
     ):
-        """Begins with the costs that are known from before.
+        """Begins with what is known from before.
 
         Args:
           sizes: see the class.
-          fixed: always take the largest.
+          fixed: always take the largest, and verify all of its nodes.
+          stepwise: steps of one row take time only for the nodes that they verify.
           first: the size to begin with; None for the largest.
-          files: keep costs between processes.
+          files: keep knowledge between processes.
           program: what costs depend on besides rows and sampling; its `repr` is the same in every
             process.
         """
         self.sizes = sizes
-        self._fixed, self._first = fixed, first
+        self._fixed, self._stepwise, self._first = fixed, stepwise, first
         self._files, self._program = files, program
-        self._most = max(each[-1] for each in sizes.values())
         self._kinds: dict[tuple[int, SamplingMode], _Kind] = {}
-        # Sampled drafts are accepted less often than greedy ones.
-        self._rates = {greedy: AcceptanceRates.none(self._most) for greedy in (True, False)}
+        self._to_tour: int | None = None  # rows
         self._tour: list[int] = []
         self._lock = threading.Lock()
 
     @property
     def touring(self) -> bool:
         """True while sizes are still to be visited."""
-        return bool(self._tour)
+        return self._to_tour is not None or bool(self._tour)
 
     def tour(self, rows: int) -> None:
         """Visits all sizes before anything else, so that programs are compiled and costs known."""
-        sizes = self.sizes[rows]
-        if not self._fixed and len(sizes) > 1:
-            self._tour = [size for size in (*sizes[1:], *reversed(sizes[1:])) for size in (0, size)]
+        if not self._is_fixed(rows):
+            self._to_tour = rows
 
     def choose(self, rows: int, mode: SamplingMode) -> State:
         """The present burst: of the next steps."""
         with self._lock:
+            if self._is_fixed(rows):
+                return State(self.sizes[rows][-1], 2**30)
             kind = self._kind(rows, mode)
-            if self._fixed or len(self.sizes[rows]) == 1:
-                return kind.state._replace(size=self.sizes[rows][-1], left=2**30)
-            if kind.state.left <= 0:
-                if self._tour:
-                    kind.state = kind.state._replace(size=self._tour.pop(), left=TRIAL)
-                else:
-                    tokens = self._rates[mode == "greedy"].expected().tolist()
-                    kind.state = next_burst(kind.state, self.sizes[rows], kind.costs.known, tokens)
-            return kind.state
+            if self._to_tour == rows:
+                every = [*self.sizes[rows][1:]]
+                self._to_tour, self._tour = None, kind.tour
+                kind.tour[:] = [x for size in 2 * every + every[::-1] for x in (0, size)]
+                kind.left = 0
+            if kind.left <= 0:
+                kind.decide()
+            return kind.state._replace(left=kind.left)
 
     def drafts(self, rows: int, mode: SamplingMode) -> bool:
         """True if the drafter should read new texts: drafts pay, or will soon be tried."""
@@ -362,10 +259,10 @@ class TreeSizes:
         rows: int,
         mode: SamplingMode,
         size: int,
-        ranks: np.ndarray,
-        texts: int,
         steps: int,
+        lessons: Lessons[np.ndarray] | None,
         seconds: float | None,
+        times: np.ndarray | None = None,
     ) -> None:
         """Adds what came of steps.
 
@@ -373,39 +270,39 @@ class TreeSizes:
           rows: of the program.
           mode: how it sampled.
           size: of the trees.
-          ranks: int [n], ranks of the accepted nodes; zeros are ignored.
-          texts: steps of all texts.
           steps: of the program.
+          lessons: what became of the trees, of all rows together.
           seconds: of all steps; None if that tells nothing, as where a program was compiled.
+          times: uint32 [steps, 2], when each step was verified, in microseconds, and how many nodes
+            it had; None if that is not known, or tells nothing.
         """
+        if self._is_fixed(rows):
+            return
         with self._lock:
             kind = self._kind(rows, mode)
-            state = kind.state
-            if size != state.size:
+            if size != kind.size:
                 return  # another burst has begun, or none of the texts can be drafted
-            if size:
-                self._rates[mode == "greedy"].learn(ranks[ranks <= size], texts, steps, size)
-                state = state._replace(steps=state.steps + steps)
-            state = state._replace(left=state.left - steps)
-            if seconds is not None:
-                kind.seconds += seconds
-                kind.timed += steps
-            if state.left <= 0:
-                if 2 * kind.timed >= TRIAL:
-                    kind.costs.learn(size, kind.seconds / kind.timed)
-                    if self._files is not None:
-                        self._files.keep((self._program, rows, mode), kind.costs.known)
-                elif not size:
-                    state = state._replace(bursts=state.bursts - 1)  # the trial is repeated
-                kind.seconds, kind.timed = 0.0, 0
-            kind.state = state
+            kind.learn(steps, lessons, seconds, times)
+            if kind.left <= 0 and self._files is not None:
+                self._files.keep((self._program, rows, mode), kind.known)
+
+    def _is_fixed(self, rows: int) -> bool:
+        return self._fixed or len(self.sizes[rows]) == 1
 
     def _kind(self, rows: int, mode: SamplingMode) -> _Kind:
         key = rows, mode
         if key not in self._kinds:
             sizes = self.sizes[rows]
-            known = {} if self._files is None else self._files.read((self._program, *key))
+            known = Known.nothing()
+            if self._files is not None:
+                known = self._files.read((self._program, *key))
             first = self._first if self._first in sizes else sizes[-1]
-            costs = StepCosts({size: cost for size, cost in known.items() if size in sizes})
-            self._kinds[key] = _Kind(costs, first or sizes[-1])
+            node = _NODE if jax.default_backend() == "cpu" else _NODE_ELSEWHERE
+            self._kinds[key] = _Kind(
+                sizes,
+                first or sizes[-1],
+                min(node * rows, 1.0),
+                known,
+                stepwise=self._stepwise and rows == 1,
+            )
         return self._kinds[key]

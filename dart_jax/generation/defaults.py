@@ -35,10 +35,10 @@ def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchC
 def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int, SearchConfig]:
     """Returns the default number of draft tree nodes, beside the root, and the search parameters.
 
-    On CPU, where every row costs time, these are the small deep trees that `eval.speedup` found
-    fastest, as many nodes for a whole batch as for one sequence; elsewhere those of the reference
-    implementations: 60 nodes for DART, and for block drafters, too, 59 for EAGLE-3, whose 60
-    include the root, and fewer in batches of more than 3 sequences. Methods that draft a single
+    On CPU, where every row costs time, there are few, as many for a whole batch as for one
+    sequence; elsewhere as many as in the reference implementations: 60 nodes for DART, and for
+    block drafters, too, 59 for EAGLE-3, whose 60 include the root, and fewer in batches of more
+    than 3 sequences. Methods that draft a single
     chain, such as a draft model, get short chains on every device.
 
     Args:
@@ -53,8 +53,7 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
     if isinstance(drafter, PromptLookupConfig):
         return few, SearchConfig()
     if on_cpu:
-        pairs = isinstance(drafter, ParallelConfig) and drafter.pair_rank
-        return few, default_search(drafter, level_decay=1.5 if pairs else 2.5)
+        return few, default_search(drafter)
     most = max(_NEARLY_FREE // batch - 1, 1)
     return min(59 if isinstance(drafter, Eagle3Config) else 60, most), default_search(drafter)
 
@@ -73,7 +72,7 @@ def adaptive_tree(
     """
     most, search = default_tree(drafter, batch)
     if not isinstance(drafter, TargetConfig) and jax.default_backend() == "cpu":
-        most, search = 2 * most, default_search(drafter, level_decay=1.5)
+        most *= 2
     return (*(size for size in _SIZES if size < most), most), search
 
 
@@ -92,8 +91,6 @@ def tree_of(
     if drafter is None:
         return 0, (), search
     if config.tree_nodes is not None:
-        # The default search is tuned for the default size.
-        search = search if config.tree_nodes == nodes else default_search(drafter)
         return config.tree_nodes, (), config.search or search
     sizes, search = adaptive_tree(drafter, batch)
     return nodes, sizes, config.search or search

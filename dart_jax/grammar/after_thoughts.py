@@ -60,7 +60,7 @@ class AfterThoughts:
         before it is known whether the text thinks."""
         if self._begun and not self._thinking:
             return self._matcher.fit(tree, nodes, max_depth)
-        fitted = np.zeros((3, nodes + 1), np.int32)
+        fitted = np.zeros((4, nodes + 1), np.int32)
         fitted[0, 0] = tree[0, 0]
         masks = np.tile(self._thoughts, (nodes + 1, 1))
         begin = self._marks.begin
@@ -70,12 +70,12 @@ class AfterThoughts:
             return Masked(fitted, masks)
         places, count = {0: 0}, 1
         for node in range(1, tree.shape[1]):
-            token, parent, depth = tree[:, node].tolist()
+            token, parent, depth, score = tree[:, node].tolist()
             if count > nodes or not depth or depth > max_depth or parent not in places:
                 continue
             if token in self._eos:
                 continue
-            fitted[:, count] = token, places[parent], depth
+            fitted[:, count] = token, places[parent], depth, score
             if token == self._marks.end:
                 masks[count] = self._first()
             else:
@@ -85,4 +85,4 @@ class AfterThoughts:
 
     def _first(self) -> np.ndarray:
         """The tokens with which the rest may begin."""
-        return self._matcher.fit(np.zeros((3, 1), np.int32), 0, 0).masks[0]
+        return self._matcher.fit(np.zeros((4, 1), np.int32), 0, 0).masks[0]

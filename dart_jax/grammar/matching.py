@@ -65,7 +65,7 @@ class Masked(NamedTuple):
     """A draft tree that fits a grammar.
 
     Attributes:
-      tree: int32 [3, N + 1], see `dart_jax.decoding.tree`.
+      tree: int32 [4, N + 1], see `dart_jax.decoding.tree`.
       masks: uint32 [N + 1, W], of the tokens that may follow each node, 32 to a word, the lowest
         bit first; all of them where it does not matter.
     """
@@ -144,7 +144,7 @@ class Grammars:
             raise UserError(f"{outputs.kind} cannot be used: {one_line(error)}")
         for _ in range(2):  # the first one also makes ready what all share
             matcher = self.start(source)
-            matcher.fit(np.zeros((3, 1), np.int32), 0, 0)
+            matcher.fit(np.zeros((4, 1), np.int32), 0, 0)
             error = matcher.error or (matcher.slow and _TOO_SLOW)
         if error:
             raise UserError(f"{outputs.kind} cannot be used: {error.why}")
@@ -306,7 +306,7 @@ class Matcher:
         complex or slow; then nothing may be drafted, and anything may follow.
 
         Args:
-          tree: int32 [3, n], after the text so far, from the best node on.
+          tree: int32 [4, n], after the text so far, from the best node on.
           nodes: N, of the tree that fits.
           max_depth: of its nodes.
         """
@@ -327,12 +327,13 @@ class Matcher:
         if not masks[0].any() or self._state.is_error():
             self._fail("it allows no text" if not self._text else "no token may follow")
             return self._anything(tree, nodes)
-        places = {0: 0}
+        places, scores = {0: 0}, tree[3].view(np.float32)
         growing.follow(0)
         for node in range(1, tree.shape[1]):
-            token, parent, depth = tree[:, node].tolist()
+            token, parent, depth, _ = tree[:, node].tolist()
             if depth and parent in places:
-                place = growing.add(places[parent], token)
+                gain = scores[node] - scores[parent]
+                place = growing.add(places[parent], token, gain)
                 if place is not None:
                     places[node] = place
                     growing.follow(place)
@@ -340,7 +341,7 @@ class Matcher:
 
     def _anything(self, tree: np.ndarray, nodes: int) -> Masked:
         """The root of a tree, after which anything may follow."""
-        root = np.zeros((3, nodes + 1), np.int32)
+        root = np.zeros((4, nodes + 1), np.int32)
         root[0, 0] = tree[0, 0]
         return Masked(root, np.full((nodes + 1, self._kept), 2**32 - 1, np.uint32))
 
@@ -379,13 +380,14 @@ class _Tree:
     """A tree that fits, while it grows from its root.
 
     Attributes:
-      tree: int32 [3, N + 1].
+      tree: int32 [4, N + 1].
       masks: int32 [N + 1, W].
     """
 
     def __init__(self, matcher: Matcher, root: int, slots: int, max_depth: int):
         self._matcher, self._max_depth = matcher, max_depth
-        self.tree = np.zeros((3, slots), np.int32)
+        self.tree = np.zeros((4, slots), np.int32)
+        self._scores = self.tree[3].view(np.float32)
         self.tree[0, 0] = root
         self.masks = np.full((slots, matcher._words), -1, np.int32)
         self._states: list[llguidance.LLMatcher | None] = [matcher._state]
@@ -398,9 +400,9 @@ class _Tree:
         self._matcher.fill(self.masks[place], state)
         return not state.is_error()
 
-    def add(self, parent: int, token: int) -> int | None:
-        """Adds a child, unless it is there already; returns its place, None if the grammar does not
-        allow it or there is no room or time."""
+    def add(self, parent: int, token: int, gain: float = 0.0) -> int | None:
+        """Adds a child whose score is the parent's plus a gain, unless it is there already; returns
+        its place, None if the grammar does not allow it or there is no room or time."""
         if (parent, token) in self._children:
             return self._children[parent, token]
         state, place, depth = self._states[parent], len(self._states), int(self.tree[2, parent])
@@ -414,7 +416,8 @@ class _Tree:
         if after is not None and not (after.consume_token(token) and self._fill(place, after)):
             self.masks[place] = -1
             return None
-        self.tree[:, place] = token, parent, depth + 1
+        self.tree[:3, place] = token, parent, depth + 1
+        self._scores[place] = self._scores[parent] + gain
         self._children[parent, token] = place
         self._states.append(after)
         return place

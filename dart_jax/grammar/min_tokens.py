@@ -39,7 +39,7 @@ class MinTokens:
     def fit(self, tree: np.ndarray, nodes: int, max_depth: int) -> Masked:
         """Masks the nodes of a tree; see `Matcher.fit`. Nodes that may not follow stay, and are
         never accepted."""
-        fitted = np.zeros((3, nodes + 1), np.int32)
+        fitted = np.zeros((4, nodes + 1), np.int32)
         count = min(tree.shape[1], nodes + 1)
         fitted[:, :count] = tree[:, :count]
         early = fitted[2, :, None] < self._left

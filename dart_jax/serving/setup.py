@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from dart_jax.decoding.drafting import AnyDrafter
-from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.engine.batch import Models
@@ -57,12 +56,13 @@ def runner_of(
     """
     shapes = shapes_of(model, config)
     decoder = model.decoder(
-        nodes=shapes.most_nodes, max_length=shapes.max_length, search=_search(model, config)
+        nodes=shapes.most_nodes, max_length=shapes.max_length, search=default_search(model.drafter)
     )
     models = decoder.models
     sizes = TreeSizes(
         shapes.sizes,
         fixed=shapes.fixed,
+        stepwise=shapes.stepwise,
         first=default_tree(model.drafter)[0],
         files=decoder.memory.files,
         program=(models.config, jax.tree.structure(models.search), "server"),
@@ -94,7 +94,13 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
     # On CPUs every row costs time, so a step has at most twice the rows of its sequences.
     rows = up_to(slots, STEP // 2 if on_cpu else STEP)
     chunk = min(config.chunk or (128 if on_cpu else 512), length)
-    only_used = DecodeConfig(model.target, model.drafter, execution=model.execution).reads_only_used
+    nodes = default_tree(model.drafter)[0]
+    decoding = DecodeConfig(model.target, model.drafter, nodes, execution=model.execution)
+    stepwise = decoding.decides_in_steps and groups == 1
+    sizes = {n: _sizes(model.drafter, n, config.tree_nodes) for n in rows}
+    if stepwise and config.tree_nodes is None:
+        sizes[1] = (0, sizes[1][-1])
+    only_used = decoding.reads_only_used
     chunks = {chunk} if only_used else {max(chunk // STEP**n, 1) for n in range(3)}
     return Shapes(
         slots=slots * groups,
@@ -103,7 +109,8 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
         page=config.page,
         pages_each=-(-length // config.page),
         rows=rows,
-        sizes={n: _sizes(model.drafter, n, config.tree_nodes) for n in rows},
+        sizes=sizes,
+        stepwise=stepwise,
         fixed=config.tree_nodes is not None,
         chunks=tuple(sorted(chunks)),
         only_used=only_used,
@@ -112,14 +119,6 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
         stop_ids=MOST_STOP_IDS,
         bounded=model.execution.attention == "dense",
     )
-
-
-def _search(model: DartModel, config: ServingConfig) -> SearchConfig:
-    """Returns the parameters of the tree search: those tuned for the default tree, unless trees are
-    larger."""
-    nodes, search = default_tree(model.drafter)
-    largest = _sizes(model.drafter, 1, config.tree_nodes)[-1]
-    return default_search(model.drafter) if largest > nodes else search
 
 
 def _sizes(drafter: AnyDrafter | None, rows: int, fixed: int | None) -> tuple[int, ...]:

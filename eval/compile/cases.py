@@ -24,11 +24,10 @@ from dart_jax.engine.programs import (
     BurstProgram,
     burst,
     config_of,
-    empty_history,
     empty_pools,
     read_chunk,
 )
-from dart_jax.engine.rows import NUMBERS, VALUES, Rows
+from dart_jax.engine.rows import NUMBERS, VALUES, Rows, empty_history
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.devices import Devices
@@ -175,7 +174,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     values = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
     numbers, values, stop = on((numbers, values, stop), (ROWS, ROWS, ROWS))
     rows = Rows(numbers, values, stop, pages)
-    trees = on(_ints(case.batch, 3, case.nodes + 1), ROWS) if case.nodes else None
+    trees = on(_ints(case.batch, 4, case.nodes + 1), ROWS) if case.nodes else None
     history = None
     if case.level == "full":
         vocabulary = config.target.vocab_size

@@ -125,7 +125,7 @@ def prepared_state(
         keys=jnp.zeros((batch, 2), jnp.uint32),
         sampling=Sampling().values(),
     )
-    roots = jnp.zeros((batch, 3, 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
+    roots = jnp.zeros((batch, 4, 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
     trees = jnp.pad(roots, ((0, 0), (0, 0), (0, config.nodes))) if config.nodes else None
     state, _, packed = decode_step(config, params, state, trees)
     return dataclasses.replace(state, length=jnp.full(batch, context, jnp.int32)), packed

@@ -8,7 +8,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from dart_jax.decoding.paying import Paying
 from dart_jax.engine.decoder import TreeMemory
+from dart_jax.engine.lessons import Lessons
 from dart_jax.engine.rows import SamplingMode
 from dart_jax.engine.shapes import Shapes
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
@@ -20,11 +22,12 @@ _REST = 1 / 16
 
 
 class RandomSizes(TreeSizes):
-    """Draws sizes, lengths of bursts and pauses; learns nothing."""
+    """Draws sizes, the nodes that each step verifies, lengths of bursts and pauses; learns
+    nothing."""
 
     def __init__(self, sizes: Mapping[int, Sequence[int]], seed: int):
         super().__init__(sizes)
-        self._rng, self._state = np.random.default_rng(seed), State(0, 0, 0)
+        self._rng, self._state = np.random.default_rng(seed), State(0, 0)
         self._left, self._rests = 0, False  # steps of the present burst; whether it is a rest
 
     def choose(self, rows: int, level: SamplingMode) -> State:
@@ -33,7 +36,11 @@ class RandomSizes(TreeSizes):
             size = int(self._rng.choice(self.sizes[rows]))
             self._left = int(self._rng.integers(1, _STEPS + 1))
             self._rests = not size and self._rng.random() < _REST
-            self._state = State(size, self._left, size)
+            paying = None
+            if size:
+                numbers = self._rng.integers(-1, size + 1, len(Paying.all(size).numbers))
+                paying = Paying.all(size)._replace(numbers=numbers.astype(np.int32))
+            self._state = State(size, self._left, paying)
         return self._state._replace(left=PAUSES[1] if self._rests else self._left)
 
     def drafts(self, rows: int, level: SamplingMode) -> bool:
@@ -45,10 +52,10 @@ class RandomSizes(TreeSizes):
         rows: int,
         level: SamplingMode,
         size: int,
-        ranks: np.ndarray,
-        texts: int,
         steps: int,
+        lessons: Lessons[np.ndarray] | None,
         seconds: float | None,
+        times: np.ndarray | None = None,
     ) -> None:
         """Counts the steps."""
         self._left -= steps

@@ -126,7 +126,7 @@ void search(const NgramModel& model, Numbers* numbers) {
   batch.tokens = tokens.data() + kContext;
   batch.logits = logits.data();
   const std::size_t places = static_cast<std::size_t>(config.nodes) + 1;
-  std::vector<std::int32_t> tree(3 * places);
+  std::vector<std::int32_t> tree(static_cast<std::size_t>(kTreeRows) * places);
   TreeSearch(&model, config).search(batch, tree.data());
 
   const std::int32_t* parent = tree.data() + places;

@@ -53,7 +53,7 @@ class BoundedSearch final : public RowSearch {
     columns_.reserve(beam);
   }
 
-  void run(const DraftRow& row, std::int32_t* out, float* scores) override {
+  void run(const DraftRow& row, std::int32_t* out) override {
     start(row);
     for (std::size_t level = 0; level < batch_.levels && !beam_.empty(); ++level) {
       candidates_.read(row.tokens + level * batch_.candidates,
@@ -62,7 +62,7 @@ class BoundedSearch final : public RowSearch {
       extend(level);
       if (level + 1 < batch_.levels) choose_beam(first);
     }
-    write_tree(out, scores);
+    write_tree(out);
   }
 
  private:
@@ -317,7 +317,7 @@ class BoundedSearch final : public RowSearch {
     return state;
   }
 
-  void write_tree(std::int32_t* out, float* scores) {
+  void write_tree(std::int32_t* out) {
     const std::size_t places = std::size_t(config_.nodes) + 1;
     collect_best(1);
     std::sort(order_.begin(), order_.end());
@@ -331,7 +331,7 @@ class BoundedSearch final : public RowSearch {
       out[i + 1] = node.token;
       out[places + i + 1] = place_[std::size_t(node.parent)];  // a better key: placed already
       out[2 * places + i + 1] = node.depth;
-      if (scores != nullptr) scores[i + 1] = node.score;
+      out[3 * places + i + 1] = score_bits(node.score);
     }
   }
 

@@ -30,7 +30,7 @@ struct alignas(kAlignment) Job {
 
   std::size_t packed_bytes() const { return bytes(layout.rows * layout.width); }
   std::size_t trees_bytes() const { return bytes(trees_size()); }
-  std::int64_t trees_size() const { return layout.rows * 3 * (nodes + 1); }
+  std::int64_t trees_size() const { return layout.rows * kTreeRows * (nodes + 1); }
 
  private:
   static std::size_t bytes(std::int64_t numbers) {

@@ -40,7 +40,7 @@ class NgramSearch final : public RowSearch {
   NgramSearch(const NgramModel& ngram, const TreeSearchConfig& config, const DraftBatch& batch)
       : ngram_(ngram), config_(config), batch_(batch) {}
 
-  void run(const DraftRow& row, std::int32_t* out, float* scores) override {
+  void run(const DraftRow& row, std::int32_t* out) override {
     const std::int32_t root = row.context[batch_.context - 1];
     read_draws(row);
     open_ = {};
@@ -57,7 +57,7 @@ class NgramSearch final : public RowSearch {
       const NgramState state = ngram_.advance(parent.state, best.token);
       chosen_.push_back({best, depth, state});
     }
-    write_tree(out, scores);
+    write_tree(out);
   }
 
  private:
@@ -126,14 +126,14 @@ class NgramSearch final : public RowSearch {
     for (float& step : steps_) step = std::min(0.0f, step - largest - total);
   }
 
-  void write_tree(std::int32_t* out, float* scores) const {
+  void write_tree(std::int32_t* out) const {
     const std::size_t places = std::size_t(config_.nodes) + 1;
     for (std::size_t i = 0; i < chosen_.size(); ++i) {
       const Chosen& chosen = chosen_[i];
       out[i] = chosen.node.token;
       out[places + i] = chosen.node.parent;
       out[2 * places + i] = chosen.depth;
-      if (scores != nullptr) scores[i] = chosen.node.score;
+      out[3 * places + i] = score_bits(chosen.node.score);
     }
   }
 

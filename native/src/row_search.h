@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -27,9 +28,8 @@ class RowSearch {
  public:
   virtual ~RowSearch() = default;
 
-  // Writes the tree of a row to out [3, nodes + 1], and its nodes' scores to scores [nodes + 1]
-  // unless that is null. The caller has zeroed both.
-  virtual void run(const DraftRow& row, std::int32_t* out, float* scores) = 0;
+  // Writes the tree of a row to out [kTreeRows, nodes + 1], which the caller has zeroed.
+  virtual void run(const DraftRow& row, std::int32_t* out) = 0;
 };
 
 // Exact branch and bound, ties to the node created first.
@@ -66,6 +66,14 @@ inline float pair_logit(float logit, float pair) {
 std::size_t max_pool_size(const TreeSearchConfig& config, const DraftBatch& batch);
 
 bool is_eos(const TreeSearchConfig& config, std::int32_t token);
+
+// The bits of a node's score; those of 0 for -0.
+inline std::int32_t score_bits(float score) {
+  score += 0.0f;
+  std::int32_t bits;
+  std::memcpy(&bits, &score, sizeof bits);
+  return bits;
+}
 
 // The state after a row's context.
 NgramState read_context(const NgramModel& ngram, const DraftRow& row, std::size_t size);

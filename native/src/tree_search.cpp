@@ -79,12 +79,10 @@ TreeSearch::TreeSearch(const NgramModel* ngram, TreeSearchConfig config)
   require(config_.threads >= 1, "threads must be at least 1");
 }
 
-void TreeSearch::search(const DraftBatch& batch, std::int32_t* out, float* scores) const {
+void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
   const auto start = std::chrono::steady_clock::now();
-  const std::size_t places = std::size_t(config_.nodes) + 1;
-  const std::size_t row_size = 3 * places;
+  const std::size_t row_size = std::size_t(kTreeRows) * (std::size_t(config_.nodes) + 1);
   std::fill_n(out, batch.rows * row_size, 0);
-  if (scores != nullptr) std::fill_n(scores, batch.rows * places, 0.0f);
   max_pool_size(config_, batch);  // throw here rather than in a thread
 
   std::atomic<std::size_t> next{0};
@@ -97,7 +95,7 @@ void TreeSearch::search(const DraftBatch& batch, std::int32_t* out, float* score
                          batch.pairs == nullptr ? nullptr : batch.pairs + i * batch.pairs_stride,
                          batch.draws == nullptr ? nullptr : batch.draws + i * batch.draws_stride};
       if (row.context[batch.context - 1] < 0) continue;
-      search->run(row, out + i * row_size, scores == nullptr ? nullptr : scores + i * places);
+      search->run(row, out + i * row_size);
     }
   };
 

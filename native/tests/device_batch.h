@@ -72,7 +72,7 @@ class Batch {
     batch.pairs_stride = count(layout.pairs);
     if (layout.draws != 0) batch.draws = draws_.data();
     batch.draws_stride = count(layout.draws);
-    Numbers32 out(batch.rows * 3 * count(search.config().nodes + 1), kUnwritten);
+    Numbers32 out(batch.rows * 4 * count(search.config().nodes + 1), kUnwritten);
     search.search(batch, out.data());
     return out;
   }
@@ -108,7 +108,7 @@ class Batch {
 class DeviceBatch {
  public:
   DeviceBatch(std::int32_t handle, const Batch& batch, int nodes) : batch_(batch), nodes_(nodes) {
-    size_ = static_cast<std::size_t>(batch.layout.rows) * 3 * static_cast<std::size_t>(nodes + 1);
+    size_ = static_cast<std::size_t>(batch.layout.rows) * 4 * static_cast<std::size_t>(nodes + 1);
     handle_ = stub::allocate(4);
     packed_ = stub::allocate(4 * batch.packed.size());
     trees_ = stub::allocate(4 * size_);

@@ -62,7 +62,7 @@ void test_order_of_operations() {
   const auto size = [](std::size_t numbers) { return std::to_string(4 * numbers); };
   CHECK((stub::operations(stream) ==
          std::vector<std::string>{"to host 4", "to host " + size(batch.packed.size()), "call",
-                                  "to device " + size(4 * 3 * 7), "call"}));
+                                  "to device " + size(4 * 4 * 7), "call"}));
 }
 
 void test_nobody_waits() {

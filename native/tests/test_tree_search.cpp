@@ -45,8 +45,10 @@ Tokens search(const dart::TreeSearch& search, const Drafts& drafts) {
   batch.tokens = drafts.tokens.data();
   batch.logits = drafts.logits.data();
   if (!drafts.pairs.empty()) batch.pairs = drafts.pairs.data();
-  Tokens out(3 * (search.config().nodes + 1), -7);
+  const int places = search.config().nodes + 1;
+  Tokens out(dart::kTreeRows * places, -7);
   search.search(batch, out.data());
+  out.resize(3 * places);
   return out;
 }
 
@@ -169,7 +171,7 @@ void test_threads_change_nothing() {
   batch.tokens_stride = batch.logits_stride = kLevels * kCandidates;
   for (std::size_t rows : {std::size_t(0), std::size_t(1), std::size_t(5), kRows}) {
     batch.rows = rows;
-    Tokens expected(rows * 3 * (kNodes + 1), -7);
+    Tokens expected(rows * dart::kTreeRows * (kNodes + 1), -7);
     dart::TreeSearch(nullptr, config(kNodes)).search(batch, expected.data());
     dart::TreeSearchConfig many = config(kNodes);
     many.threads = 5;

@@ -12,6 +12,7 @@ from conftest import SEED, Oracle, sequences
 from decoding import Options, begin, generate, generate_stepwise, stream
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.paying import Paying
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
@@ -113,23 +114,26 @@ def with_vocabulary(params, size):
 
 
 class Scripted(TreeSizes):
-    """Takes bursts of random sizes and lengths."""
+    """Takes bursts of random sizes and lengths, in which steps verify random numbers of nodes."""
 
     def __init__(self, sizes, seed):
         super().__init__(sizes)
-        self._rng, self._state = np.random.default_rng(seed), State(0, 0, 0)
+        self._rng, self._state = np.random.default_rng(seed), State(0, 0)
 
     def choose(self, rows, mode):
         if self._state.left <= 0:
             size = int(self._rng.choice(self.sizes[rows]))
             rest = size == 0 and self._rng.random() < 0.2  # the drafter does not follow
-            self._state = State(size, PAUSES[1] if rest else int(self._rng.integers(1, 6)), size)
+            paying = Paying.all(size)
+            numbers = self._rng.integers(-1, size + 1, len(paying.numbers)).astype(np.int32)
+            steps = PAUSES[1] if rest else int(self._rng.integers(1, 6))
+            self._state = State(size, steps, paying._replace(numbers=numbers))
         return self._state
 
     def drafts(self, rows, mode):
         return True
 
-    def learn(self, rows, mode, size, ranks, texts, steps, seconds):
+    def learn(self, rows, mode, size, steps, lessons, seconds, times=None):
         self._state = self._state._replace(left=self._state.left - steps)
         if self._state.left > 10 and self._rng.random() < 0.2:  # drafts are tried again
             self._state = self._state._replace(left=0)
@@ -140,11 +144,11 @@ class After(Scripted):
 
     def __init__(self, sizes, plain_steps):
         super().__init__(sizes, 0)
-        self._state = State(0, plain_steps, SIZES[-1])
+        self._state = State(0, plain_steps)
 
     def choose(self, rows, mode):
         if self._state.left <= 0:
-            self._state = State(SIZES[-1], 99, SIZES[-1])
+            self._state = State(SIZES[-1], 99)
         return self._state
 
 

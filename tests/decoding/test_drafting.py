@@ -45,7 +45,7 @@ def test_prompt_lookup_is_the_literal_one(longest, shortest):
     for _ in range(300):
         length = int(rng.integers(1, 24))
         text = rng.integers(0, 3, 24).astype(np.int32)
-        tokens, count = look_up(jnp.asarray(text), jnp.int32(length))
+        tokens, count, _ = look_up(jnp.asarray(text), jnp.int32(length))
         expected = literal_lookup(text[:length].tolist(), 4, longest, shortest)
         assert np.asarray(tokens)[: int(count)].tolist() == expected
         repeats += bool(expected)
@@ -103,7 +103,7 @@ def test_ngram_trees_are_the_most_likely_paths():
             document = corpus[rng.integers(len(corpus))]
             at = rng.integers(CONTEXT, len(document))
             context = document[at - CONTEXT : at].astype(np.int32)
-            tokens, parents, depth = pruner(context[None])[0]
+            tokens, parents, depth, scores = pruner(context[None])[0]
             paths: list[Path] = [()]
             likely = [1.0]
             for token, parent, level in zip(tokens[1:], parents[1:], depth[1:], strict=True):
@@ -114,6 +114,9 @@ def test_ngram_trees_are_the_most_likely_paths():
                     assert len(paths[-1]) == level
             assert len(set(paths)) == len(paths)
             assert not any(token in eos for path in paths for token in path[:-1])
+            np.testing.assert_allclose(
+                np.exp(scores.view(np.float32))[: len(likely)], likely, rtol=1e-5
+            )
             expected = literal_tree(ngram, context.tolist(), nodes, levels, eos)
             np.testing.assert_allclose(sorted(likely[1:], reverse=True), expected, rtol=1e-6)
 

@@ -72,15 +72,16 @@ class DraftInput(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("nodes", "settings"))
 def draft(model, inputs, nodes, settings=REFERENCE, cache=None, length=None):
-    """Packed trees, int32 [B, 3, nodes + 1], and the rows to append."""
+    """Packed trees without their scores, int32 [B, 3, nodes + 1], and the rows to append."""
     features, next_tokens, last = inputs
     first = jnp.zeros_like(last) if length is None else length
     positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
     drafter = bind(model.config, model.params)
     rows = features, next_tokens, positions, last
-    return draft_tree(
+    trees, rows = draft_tree(
         settings, drafter, model.embedding.__getitem__, model.draft_ids, *rows, nodes, cache, length
     )
+    return trees[:, :3], rows
 
 
 # The reference

@@ -65,7 +65,7 @@ def accept_packed(packed, draws, max_depth):
 
 def draw_for(rng, tree):
     """Draws of a target at every node: mostly the token of one of its children."""
-    token, parent, depth = tree
+    token, parent, depth, *_ = tree
     draws = rng.integers(0, VOCAB, NODES + 1)
     for node in range(NODES + 1):
         children = np.flatnonzero((parent == node) & (depth > 0))
@@ -75,7 +75,7 @@ def draw_for(rng, tree):
 
 
 def literal_walk(tree, draws):
-    token, parent, depth = tree
+    token, parent, depth, *_ = tree
     path = [0]
     while True:
         agreeing = (parent == path[-1]) & (depth > 0) & (token == draws[path[-1]])

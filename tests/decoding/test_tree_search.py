@@ -25,11 +25,10 @@ def search(model, context, tokens, logits, pairs=None, **config):
 
 def scored_search(model, context, tokens, logits, pairs=None, **config):
     """The trees of a batch and their nodes' scores."""
-    trees = np.full((len(context), 3, config["nodes"] + 1), -7, np.int32)
-    scores = np.full((len(context), config["nodes"] + 1), -7, np.float32)
+    trees = np.full((len(context), 4, config["nodes"] + 1), -7, np.int32)
     core = model.core if model else None
-    _core.TreeSearch(core, **config).search(context, tokens, logits, trees, pairs, scores=scores)
-    return trees, scores
+    _core.TreeSearch(core, **config).search(context, tokens, logits, trees, pairs)
+    return trees[:, :3], trees[:, 3].view(np.float32)
 
 
 @functools.cache
@@ -152,13 +151,13 @@ def test_few_nodes_need_few_levels(seed, nodes, step):
 def test_timed_search_equals_search():
     drafts = draw_drafts(0, rows=9)
     tree_search = _core.TreeSearch(ngram_model(3).core, nodes=30, eos=EOS, threads=2)
-    trees = np.full((9, 3, 31), -7, np.int32)
+    trees = np.full((9, 4, 31), -7, np.int32)
     seconds = tree_search.timed_search(*drafts, trees)
     assert (seconds.dtype, seconds.shape) == (np.float64, (9,))
     assert (seconds > 0).all()
     assert tree_search.seconds <= seconds.sum()
     expected = search(ngram_model(3), *drafts, nodes=30, eos=EOS)
-    np.testing.assert_array_equal(trees, expected)
+    np.testing.assert_array_equal(trees[:, :3], expected)
 
 
 def test_tokens_beyond_the_models_vocabulary_are_unseen():
@@ -180,7 +179,7 @@ def test_model_is_kept_alive_by_the_search():
         _core.TreeSearch(NgramModel.count(documents).core, nodes=30),
         _core.TreeSearch(lasting.core, nodes=30),
     ]
-    trees = np.zeros((2, 3, 3, 31), np.int32)
+    trees = np.zeros((2, 3, 4, 31), np.int32)
     for tree_search, out in zip(searches, trees, strict=True):
         tree_search.search(*drafts, out)
     np.testing.assert_array_equal(*trees)
@@ -194,13 +193,13 @@ def test_model_is_kept_alive_by_the_search():
         ("context", lambda a: a[:, ::-1], r"context must be contiguous within a row"),
         ("tokens", lambda a: a[:2], r"tokens must have shape \[3, \*, \*\], got \[2, 5, 7\]"),
         ("logits", lambda a: a[:, :4], r"logits must have shape \[3, 5, 7\], got \[3, 4, 7\]"),
-        ("out", lambda a: a[..., :-1], r"out must have shape \[3, 3, 21\], got \[3, 3, 20\]"),
+        ("out", lambda a: a[..., :-1], r"out must have shape \[3, 4, 21\], got \[3, 4, 20\]"),
         ("out", lambda a: np.broadcast_to(a[:1], a.shape), r"out must be C-contiguous"),
     ],
 )
 def test_wrong_buffers_are_named(name, damage, message):
     arrays = dict(zip(("context", "tokens", "logits"), draw_drafts(0), strict=True))
-    arrays["out"] = np.zeros((3, 3, 21), np.int32)
+    arrays["out"] = np.zeros((3, 4, 21), np.int32)
     arrays[name] = damage(arrays[name])
     with pytest.raises(ValueError, match=message):
         _core.TreeSearch(None, nodes=20).search(**arrays)

@@ -1,5 +1,5 @@
-"""Candidates of block drafters with pair scores: the walk's, the sums behind them, and how many
-nodes they are worth."""
+"""Candidates of block drafters with pair scores: the walk's, the sums behind them, and
+the confidence in them."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dart_jax.decoding.drafting.base import DraftInput
-from dart_jax.decoding.drafting.block import WORTH_A_ROW, Block
+from dart_jax.decoding.drafting.block import Block
 from dart_jax.decoding.sampling import Sampling, noise_at, row_keys
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
@@ -82,19 +82,18 @@ def test_sums_along_the_walk(models, blocks, name, temperature):
 
 
 @pytest.mark.parametrize("ranked", [True, False], ids=["pairs", "hidden"])
-def test_nodes_that_are_worth_their_rows(models, blocks, ranked):
-    """Those of all positions whose probability is enough, if the head is sure of all; with doubt
-    only those of the first position. Nothing is counted for batches, or if it is not asked for."""
+def test_a_head_tells_its_confidence(models, blocks, ranked):
+    """Of every position."""
     config, params = blocks("dspark")
-    drafter, last = {**params["drafter"]}, jnp.array([ROWS - 1], jnp.int32)
+    drafter = {**params["drafter"]}
     if not ranked:
         config = dataclasses.replace(config, pair_rank=0, confidence="hidden")
         drafter.pop("pairs")
         head = drafter["confidence"]["weight"][:, : config.hidden_size]
         drafter["confidence"] = {**drafter["confidence"], "weight": head}
 
-    def propose(bias, trims=True, last=last):
-        method = Block(config, 60, K, trims)
+    def propose(bias, last):
+        method = Block(config, 60, K)
         cache = method.empty(len(last), 32, jnp.float32, LayerOptions())
         confidence = {**drafter["confidence"], "bias": jnp.full((1,), bias)}
         parts = {**params, "drafter": {**drafter, "confidence": confidence}}
@@ -106,13 +105,9 @@ def test_nodes_that_are_worth_their_rows(models, blocks, ranked):
 
         return run(parts)[1]
 
-    sure, doubtful = propose(50.0), propose(-50.0)
-    sums = np.asarray(sure.candidates.logits).copy()
-    if ranked:
-        sums[:, 1:] += np.asarray(sure.candidates.pairs)[:, :, 0]
-    enough = np.asarray(jax.nn.softmax(sums, axis=-1)) >= WORTH_A_ROW
-    assert 1 < enough.sum() < enough.size
-    assert sure.worth.tolist() == [enough.sum()]
-    assert doubtful.worth.tolist() == [max(enough[0, 0].sum(), 1)]
-    assert propose(50.0, trims=False).worth is None
-    assert propose(50.0, last=jnp.array([2, 1], jnp.int32)).worth is None
+    for last in ([ROWS - 1], [2, 1]):
+        sure, doubtful = (
+            propose(bias, jnp.array(last, jnp.int32)).confidence for bias in (50, -50)
+        )
+        np.testing.assert_allclose(sure, np.ones((len(last), config.num_positions)), atol=1e-6)
+        np.testing.assert_allclose(doubtful, np.zeros((len(last), config.num_positions)), atol=1e-6)

@@ -59,7 +59,7 @@ def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
 def traced(batch, mode):
     """The programs of a step, a prompt's chunk and a copy, with what they update."""
     program = batch.program(4, mode)
-    trees = np.zeros((2, 3, 5), np.int32)
+    trees = np.zeros((2, 4, 5), np.int32)
     rows = batch._table.rows([None, None], batch.shapes.pages_each)
     history = batch._empty_history() if mode == "full" else None
     params, pools, search = batch._params, batch._pools, batch._search

@@ -10,6 +10,7 @@ import pytest
 from decoding import Options, Prompts, begin, generate, start
 from hypothesis import given
 from hypothesis import strategies as st
+from native_pages import as_rows
 from needs import native
 from tiny_configs import ALL, BLOCK, DART, EAGLE3, TARGET, VOCABULARY, random_params
 
@@ -136,9 +137,8 @@ def read_at_once(name, tokens, rows):
     start, pages, shape = np.zeros(1, np.int32), np.zeros((1, 1), np.int32), ChunkShape(rows, 160)
     used = None if rows == len(tokens) - 1 else np.int32(len(tokens) - 1)
     pools, _ = read_chunk(config.reading, params, pools, read, start, pages, used, shape=shape)
-    return [
-        pool[0, ..., : len(tokens) - 1, :] for pool in jax.tree.leaves((pools.target, pools.draft))
-    ]
+    layers = as_rows((*pools.target, *pools.draft))
+    return [pool[0, ..., : len(tokens) - 1, :] for pool in jax.tree.leaves(layers)]
 
 
 @native

@@ -29,9 +29,9 @@ class Turns:
             return rows
 
         def timed_burst(*args, **options):
-            emitted = burst(*args, **options)
-            self.seconds += STEP * max(each.steps for each in emitted)
-            return emitted
+            result = burst(*args, **options)
+            self.seconds += STEP * max(each.steps for each in result.emitted)
+            return result
 
         monkeypatch.setattr(batch, "read", timed_read)
         monkeypatch.setattr(batch, "burst", timed_burst)

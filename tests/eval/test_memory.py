@@ -83,7 +83,7 @@ def test_weights_in_8_bits(demo_drafters, name):
 def test_a_verification_returns_what_is_counted():
     model = DartModel.demo()
     config, (state, _) = begun(model, 200)
-    trees = jax.ShapeDtypeStruct((BATCH, 3, NODES + 1), jnp.int32)
+    trees = jax.ShapeDtypeStruct((BATCH, 4, NODES + 1), jnp.int32)
     verified = jax.eval_shape(partial(verify, config), model.params, state, trees)
     assert of(model).verification == held(verified)
 

@@ -40,7 +40,7 @@ def root_of(path, opened):
     text = start(opened)
     for token in path:
         text.advance([token])
-    return allowed(text.fit(np.zeros((3, 1), np.int32), 0, DEPTH).masks[0])
+    return allowed(text.fit(np.zeros((4, 1), np.int32), 0, DEPTH).masks[0])
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_trees_fit(data, opened):
         past.append(data.draw(st.sampled_from(choices)))
     text = start(opened)
     text.advance(past)
-    tree = np.zeros((3, 20), np.int32)
+    tree = np.zeros((4, 20), np.int32)
     for node in range(1, data.draw(st.integers(1, 20))):
         parent = data.draw(st.integers(0, node - 1))
-        tree[:, node] = data.draw(st.sampled_from(IDS)), parent, tree[2, parent] + 1
-    tokens, parents, depth = (fitted := text.fit(tree, NODES, DEPTH)).tree
+        tree[:3, node] = data.draw(st.sampled_from(IDS)), parent, tree[2, parent] + 1
+    tokens, parents, depth, _ = (fitted := text.fit(tree, NODES, DEPTH)).tree
     assert depth.max() <= DEPTH
     paths = {0: list(past)}
     for node in range(1, 1 + np.count_nonzero(depth)):

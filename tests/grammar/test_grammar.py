@@ -33,12 +33,12 @@ def allowed(words):
 
 def random_tree(draw):
     """A packed tree of likely and unlikely tokens."""
-    tree = np.zeros((3, 40), np.int32)
+    tree = np.zeros((4, 40), np.int32)
     count = draw(st.integers(0, 39))
     for node in range(1, count + 1):
         parent = draw(st.integers(0, node - 1))
         token = draw(st.one_of(st.sampled_from(TOKENIZER.encode('{"a1')), st.integers(0, SIZE - 1)))
-        tree[:, node] = token, parent, tree[2, parent] + 1
+        tree[:3, node] = token, parent, tree[2, parent] + 1
     return tree
 
 
@@ -49,8 +49,9 @@ def test_trees_fit(data, schema):
     matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
     tree, masks = matcher.fit(random_tree(data.draw), NODES, DEPTH)
     assert matcher.error is None
-    assert tree.shape == (3, NODES + 1)
-    tokens, parents, depth = tree
+    assert tree.shape == (4, NODES + 1)
+    tokens, parents, depth, scores = tree
+    assert (scores.view(np.float32) <= 0).all()
     count = int(np.count_nonzero(depth))
     assert not tree[:, count + 1 :].any()
     assert depth.max() <= DEPTH
@@ -72,7 +73,7 @@ def test_trees_fit(data, schema):
         alone = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
         alone.advance(path)
         assert alone.error is None
-        own = alone.fit(np.zeros((3, 1), np.int32), 0, DEPTH).masks[0]
+        own = alone.fit(np.zeros((4, 1), np.int32), 0, DEPTH).masks[0]
         np.testing.assert_array_equal(masks[node], own)
         assert allowed(own).max() < TOKENIZER.vocab_size
 
@@ -82,7 +83,7 @@ def test_texts_that_end_are_valid(data, schema):
     matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
     text = []
     for _ in range(60):
-        masks = matcher.fit(np.zeros((3, 1), np.int32), 0, 0).masks
+        masks = matcher.fit(np.zeros((4, 1), np.int32), 0, 0).masks
         choices = allowed(masks[0])
         if EOS in choices and data.draw(st.booleans()):
             jsonschema.validate(json.loads(TOKENIZER.decode(text)), schema)
@@ -101,7 +102,7 @@ def test_what_is_certain_is_drafted():
     schema = {"type": "object", "properties": {"answer": {"const": "yes"}}, "required": ["answer"]}
     matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(json=schema)))
     matcher.advance(TOKENIZER.encode('{"'))
-    tree = matcher.fit(np.zeros((3, 1), np.int32), 60, 60).tree
+    tree = matcher.fit(np.zeros((4, 1), np.int32), 60, 60).tree
     drafted = TOKENIZER.decode(tree[0, 1 : 1 + np.count_nonzero(tree[2])])
     assert drafted == 'answer"'
 
@@ -139,7 +140,7 @@ def test_kinds(outputs, good, bad):
     def ends(text):
         matcher = GRAMMARS.start(source)
         matcher.advance(TOKENIZER.encode(text))
-        masks = matcher.fit(np.zeros((3, 1), np.int32), 0, 0).masks
+        masks = matcher.fit(np.zeros((4, 1), np.int32), 0, 0).masks
         return matcher.error is None and EOS in allowed(masks[0])
 
     assert [ends(text) for text in good] == [True] * len(good)
@@ -192,7 +193,7 @@ def test_a_tokenizer_with_more_tokens_than_the_target():
     size = backend.token_to_id("<end>") + 1
     grammars = Grammars(Tokenizer(backend), size, (size - 1,))
     matcher = grammars.start(grammars.check(StructuredOutputs(regex="[ab]*")))
-    masks = matcher.fit(np.zeros((3, 4), np.int32), 3, 3).masks
+    masks = matcher.fit(np.zeros((4, 4), np.int32), 3, 3).masks
     assert masks.shape == (4, -(-size // 32))
     assert size - 1 in allowed(masks[0])
 
@@ -209,7 +210,7 @@ def test_a_broken_lexer_is_replaced(monkeypatch):
     monkeypatch.setattr(matching, "_FUEL", 2_000)
     grammars = Grammars(TOKENIZER, SIZE, (EOS,))
     source = grammars.check(StructuredOutputs(regex=".*(a|b).{40}.*c"))
-    root, texts = np.zeros((3, 1), np.int32), [grammars.start(source) for _ in range(3)]
+    root, texts = np.zeros((4, 1), np.int32), [grammars.start(source) for _ in range(3)]
     texts[1].advance(TOKENIZER.encode("aaba "))
     before, after = (text.fit(root, 0, 0).masks for text in texts[:2])
     for token in TOKENIZER.encode("aaba cab abca aaaa abab aba cda abba "):
@@ -228,7 +229,7 @@ def test_other_texts_do_not_break_a_grammar():
     for _ in range(3):
         matcher = GRAMMARS.start(source)
         for _ in range(30):
-            choices = allowed(matcher.fit(np.zeros((3, 1), np.int32), 0, 0).masks[0])
+            choices = allowed(matcher.fit(np.zeros((4, 1), np.int32), 0, 0).masks[0])
             matcher.advance([random.choice(choices[choices != EOS]).item()])
             assert matcher.error is None
     matcher = GRAMMARS.start(source)

@@ -42,7 +42,7 @@ def test_names_are_written_out(name, structure, text):
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_drafted(name):
     matcher = GRAMMARS.start(GRAMMARS.check(StructuredOutputs(choice=[f"a{name}b"])))
-    tree = matcher.fit(np.zeros((3, 1), np.int32), 60, 60).tree
+    tree = matcher.fit(np.zeros((4, 1), np.int32), 60, 60).tree
     drafted = tree[0, 1 : 1 + np.count_nonzero(tree[2])].tolist()
     assert TOKENIZER.decode([token for token in drafted if token != END]) == f"a{name}b"
     assert OTHER not in drafted

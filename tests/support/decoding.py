@@ -135,7 +135,7 @@ def _first(config, params, tokens, length, capacity, budget, stop, seed, samplin
     )
     state = dataclasses.replace(state, noise=noise_of_draft(config, state))
     nodes = config.nodes if config.drafting is not None else 0
-    trees = jnp.zeros((len(length), 3, nodes + 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
+    trees = jnp.zeros((len(length), 4, nodes + 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
     result = decode_step(config, params, state, trees if nodes else None)
     return result.state, result.packed
 

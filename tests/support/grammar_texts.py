@@ -16,7 +16,7 @@ GRAMMARS = Grammars(TOKENIZER, TOKENIZER.vocab_size, (END,))
 
 def allowed(matcher):
     """The tokens that may follow the text of a matcher."""
-    words = matcher.fit(np.zeros((3, 1), np.int32), 0, 0).masks[0]
+    words = matcher.fit(np.zeros((4, 1), np.int32), 0, 0).masks[0]
     bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")
     return np.flatnonzero(bits).tolist()
 

@@ -196,7 +196,7 @@ def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     batch = decoder.start(PROMPTS, 8)._runner.batch
     program = batch.program(nodes, "greedy")
     rows = batch._table.rows(len(PROMPTS) * [None], 1)
-    trees = np.zeros((len(PROMPTS), 3, nodes + 1), np.int32) if nodes else None
+    trees = np.zeros((len(PROMPTS), 4, nodes + 1), np.int32) if nodes else None
     # Without the search, whose trees one device of a group sends to the others.
     pools, one = batch._pools_for(nodes > 0), np.int32(1)
     arrays = batch._params, pools, None, rows, trees, None, one, one

@@ -52,7 +52,7 @@ AnyDrafter = AnyDrafterConfig | TargetConfig | MethodConfig
 
 
 def drafting_method(
-    drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree, trims: bool = False
+    drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree
 ) -> DraftingMethod:
     """Returns the drafting method for a config.
 
@@ -62,13 +62,12 @@ def drafting_method(
       candidates: top-k tokens per drafted position that a DART or block drafter passes to the
         search.
       eagle: depth and width of an EAGLE-3 drafter's trees.
-      trims: see `Block`.
     """
     match drafter:
         case DrafterConfig():
             return Dart(drafter, nodes, candidates)
         case BlockConfig():
-            return Block(drafter, nodes, candidates, trims)
+            return Block(drafter, nodes, candidates)
         case Eagle3Config():
             return Eagle3(drafter, nodes, eagle)
         case TargetConfig():

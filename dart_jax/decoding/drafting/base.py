@@ -104,15 +104,16 @@ class Proposal(NamedTuple):
     """The result of drafting: trees, or candidates for the host's search.
 
     Attributes:
-      trees: int32 [B, 3, N + 1], packed (see `dart_jax.decoding.tree`); None if the host builds
-        them.
+      trees: int32 [B, 4, N + 1], packed (see `dart_jax.decoding.tree`), or without scores
+        [B, 3, N + 1]; None if the host builds them.
       candidates: for the host's search; None if there are none.
-      worth: int32 [B], how many of a tree's nodes are worth verifying, the best ones; None for all.
+      confidence: float32 [B, d], the probability that the target accepts any token of a position
+        if it did at those before; None if the method cannot tell.
     """
 
     trees: jax.Array | None = None
     candidates: Candidates | None = None
-    worth: jax.Array | None = None
+    confidence: jax.Array | None = None
 
 
 class DraftingMethod(abc.ABC):
@@ -134,6 +135,11 @@ class DraftingMethod(abc.ABC):
     @property
     def searches(self) -> bool:
         """True if trees come from a search over candidates."""
+        return False
+
+    @property
+    def sequential(self) -> bool:
+        """True if larger trees take more passes of a drafter."""
         return False
 
     @property

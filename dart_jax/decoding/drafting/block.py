@@ -29,21 +29,12 @@ from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.pure import bind
 
-# Probability of acceptance from which on a node is worth the time that its row takes.
-WORTH_A_ROW = 0.1
-
 
 @dataclasses.dataclass(frozen=True)
 class Block(Parallel):
-    """Drafts with a block drafter (see the base class); only the context is cached.
-
-    Attributes:
-      trims: whether the head of confidence, if there is one, tells how many nodes of the tree of a
-        single sequence are worth verifying.
-    """
+    """Drafts with a block drafter (see the base class); only the context is cached."""
 
     config: BlockConfig
-    trims: bool = False
 
     @property
     def candidates(self) -> int:
@@ -67,10 +58,10 @@ class Block(Parallel):
         normed = self.run(drafter, inputs, root, cache, length)
         logits = drafter.logits(normed, inputs.target.logits)
         candidates = self._candidates(drafter, inputs, root[:, 0], logits, normed)
-        worth = None
-        if self.trims and self.config.confidence is not None and len(root) == 1:
-            worth = self._worth(drafter, root, candidates, normed)
-        return cache, Proposal(candidates=candidates, worth=worth)
+        confidence = None
+        if self.config.confidence is not None:
+            confidence = self._confidence(drafter, root, candidates, normed)
+        return cache, Proposal(candidates=candidates, confidence=confidence)
 
     def run(
         self,
@@ -132,11 +123,10 @@ class Block(Parallel):
         top = top.at[:, 1:].add(-tables[:, :, 0])
         return Candidates(ids, top, tables)
 
-    def _worth(
+    def _confidence(
         self, drafter: BlockDrafter, root: jax.Array, candidates: Candidates, normed: jax.Array
     ) -> jax.Array:
-        """Counts the nodes worth verifying, int32 [B]: as many as there are candidates after the
-        likeliest tokens of all positions before that are accepted with enough probability.
+        """The probabilities of the head of confidence, float32 [B, d], after the likeliest tokens.
 
         Args:
           drafter: bound to its parameters.
@@ -144,16 +134,11 @@ class Block(Parallel):
           candidates: of all positions, the likeliest first.
           normed: [B, d, D], what the head has read.
         """
-        first, logits = None, candidates.logits
+        first = None
         if self.config.confidence == "pairs":
             before = jnp.concatenate([root, candidates.ids[:, :-1, 0]], axis=1)
             first = drafter.pairs.first_factors(before)
-        if candidates.pairs is not None:
-            logits = logits.at[:, 1:].add(candidates.pairs[:, :, 0])
-        rates = jax.nn.sigmoid(drafter.confidence(normed, first))
-        reached = jnp.cumprod(jnp.pad(rates[:, :-1], ((0, 0), (1, 0)), constant_values=1), axis=1)
-        accepted = jax.nn.softmax(logits, axis=-1) * reached[..., None]
-        return jnp.maximum(jnp.sum(accepted >= WORTH_A_ROW, axis=(1, 2), dtype=jnp.int32), 1)
+        return jax.nn.sigmoid(drafter.confidence(normed, first))
 
     def _walk(
         self,

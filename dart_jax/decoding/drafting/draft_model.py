@@ -41,6 +41,11 @@ class DraftModel(DraftingMethod):
     nodes: int
 
     @property
+    def sequential(self) -> bool:
+        """True: each level takes a pass."""
+        return True
+
+    @property
     def couples(self) -> bool:
         """True: it samples with the noise."""
         return True
@@ -77,15 +82,20 @@ class DraftModel(DraftingMethod):
         noise = inputs.noise
         sampling = inputs.sampling if noise is not None else greedy(inputs.sampling)
 
-        def next_token(hidden: jax.Array, level: jax.Array, seen: jax.Array | None) -> jax.Array:
+        def next_token(
+            hidden: jax.Array, level: jax.Array, seen: jax.Array | None
+        ) -> tuple[jax.Array, jax.Array]:
+            """Returns tokens and their log-probabilities, [B, 1] each."""
             logits = _resized(model.logits(hidden), inputs.target.config.vocab_size)
             if seen is not None and sampling.repetition_penalty is not None:
                 logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
             own = None if noise is None else noise.at(level)
-            return draw(sampling, logits, own, jnp.zeros_like(place))
+            drawn = draw(sampling, logits, own, jnp.zeros_like(place))
+            log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), drawn[..., None], axis=2)
+            return drawn, log_p[..., 0]
 
         at = place + 2
-        first = next_token(out.hidden[:, 1:], jnp.int32(0), inputs.seen)
+        first, first_log_p = next_token(out.hidden[:, 1:], jnp.int32(0), inputs.seen)
         kernel = inputs.options.attention
         draft_state = extend(draft_state, out.rows, order_after(first, place[:, 0]), kernel)
 
@@ -93,18 +103,21 @@ class DraftModel(DraftingMethod):
             cache, token, at, seen = carry
             seen = None if seen is None else mark_seen(seen, token)
             out = model(token, at, jnp.ones((1, 1, 1), bool), cache, at[:, 0])
-            drafted = next_token(out.hidden, level, seen)
+            drafted, log_p = next_token(out.hidden, level, seen)
             # Rows of drafted tokens are written after the sequence; the next call overwrites those
             # of rejected tokens.
             cache = extend(cache, out.rows, order_after(drafted, at[:, 0]), kernel)
-            return (cache, drafted, at + 1, seen), drafted
+            return (cache, drafted, at + 1, seen), (drafted, log_p)
 
         carry = (draft_state, first, at, inputs.seen)
         levels = jnp.arange(1, self.nodes, dtype=jnp.int32)
         (draft_state, *_), later = jax.lax.scan(grow, carry, levels)
-        drafted = jnp.concatenate([first, later[:, :, 0].swapaxes(0, 1)], axis=1)
+        drafted, log_p = (
+            jnp.concatenate([one, others[:, :, 0].swapaxes(0, 1)], axis=1)
+            for one, others in zip((first, first_log_p), later, strict=True)
+        )
         count = jnp.full_like(inputs.last, self.nodes)
-        return draft_state, Proposal(chain(root, drafted, count))
+        return draft_state, Proposal(chain(root, drafted, count, jnp.cumsum(log_p, axis=1)))
 
     def _known(self, tokens: jax.Array) -> jax.Array:
         """The tokens, or the model's last one for those that only the target has."""

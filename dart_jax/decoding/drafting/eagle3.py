@@ -43,6 +43,11 @@ class Eagle3(DraftingMethod):
         return min(self.tree.levels, self.nodes)
 
     @property
+    def sequential(self) -> bool:
+        """True: each level takes a pass."""
+        return True
+
+    @property
     def couples(self) -> bool:
         """True: nodes are ranked with the noise."""
         return True

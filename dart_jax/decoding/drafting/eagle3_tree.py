@@ -139,7 +139,7 @@ def draft_tree(
       best_first: whether to sort the nodes by descending score instead of by depth.
 
     Returns:
-      The packed trees, int32 [B, 3, N + 1] (see `dart_jax.decoding.tree`), and the keys and values
+      The packed trees, int32 [B, 4, N + 1] (see `dart_jax.decoding.tree`), and the keys and values
       of the P real rows, to append to the cache. Those of drafted rows are dropped.
     """
     b, p, _ = features.shape
@@ -256,14 +256,16 @@ def _pack(
       nodes: N.
       best_first: sort by score, otherwise by creation; parents precede their children in both.
     """
-    _, best = jax.lax.top_k(pool.scores, min(nodes, depth.size))
+    scores, best = jax.lax.top_k(pool.scores, min(nodes, depth.size))
     if not best_first:
         best = jnp.sort(best, axis=1)
+        scores = jnp.take_along_axis(pool.scores, best, axis=1)
     tokens, parents = (jnp.take_along_axis(x, best, axis=1) for x in (pool.tokens, pool.parents))
     # The candidate of index i has the number i + 1. No place has the root's, 0.
     place = jnp.arange(1, best.shape[1] + 1, dtype=jnp.int32)
     same = best[:, None, :] + 1 == parents[:, :, None]
     parents = jnp.sum(jnp.where(same, place, 0), axis=2, dtype=jnp.int32)
-    tree = jnp.stack([tokens, parents, jnp.take(depth, best)], axis=1)
+    bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
+    tree = jnp.stack([tokens, parents, jnp.take(depth, best), bits], axis=1)
     tree = jnp.pad(tree, ((0, 0), (0, 0), (1, nodes - best.shape[1])))
     return tree.at[:, 0, :1].set(root)

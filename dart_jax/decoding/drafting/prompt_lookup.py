@@ -81,12 +81,18 @@ class PromptLookup(DraftingMethod):
         """Drafts; see the base class."""
         text = _write(draft_state, inputs.next_tokens, inputs.start + 1)
         length = inputs.start + inputs.last + 2
-        drafted, count = jax.vmap(self._look_up)(text, length)
+        drafted, count, match = jax.vmap(self._look_up)(text, length)
         root = jnp.take_along_axis(text, length[:, None] - 1, axis=1)
-        return text, Proposal(chain(root, drafted, count))
+        # A longer match is more often right.
+        depth = jnp.arange(1, self.nodes + 1, dtype=jnp.float32)[None]
+        scores = -depth / jnp.maximum(match, 1)[:, None].astype(jnp.float32)
+        return text, Proposal(chain(root, drafted, count, scores))
 
-    def _look_up(self, text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Drafts after the first `length` tokens of `text` [S]: tokens int32 [N], and how many."""
+    def _look_up(
+        self, text: jax.Array, length: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Drafts after the first `length` tokens of `text` [S]: tokens int32 [N], how many, and the
+        length of the match."""
         place = jnp.arange(text.shape[0], dtype=jnp.int32)
         # match[i]: how many of the tokens just before place i match the end of the text.
         match = jnp.zeros_like(place)
@@ -102,7 +108,7 @@ class PromptLookup(DraftingMethod):
         start = jnp.max(jnp.where(match == best, place, 0))
         at = start + jnp.arange(self.nodes, dtype=jnp.int32)
         count = jnp.where(best >= self.config.shortest, jnp.minimum(length - start, self.nodes), 0)
-        return jnp.take(text, jnp.minimum(at, text.shape[0] - 1)), count
+        return jnp.take(text, jnp.minimum(at, text.shape[0] - 1)), count, best
 
 
 def _write(text: jax.Array, tokens: jax.Array, at: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ from dart_jax.decoding.search.candidates import Candidates, read_candidates
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.exact_math import product
 from dart_jax.decoding.search.lookup import Lookups, advance_found, look_up, read_context
+from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.ngram.device_table import DeviceTable
 
@@ -94,12 +95,13 @@ def beam_search(
       search: parameters.
 
     Returns:
-      int32 [B, 3, N + 1]: the nodes' tokens, parents and depths, by descending score.
+      int32 [B, 4, N + 1]: the nodes' tokens, parents, depths and the bits of their scores, by
+      descending score.
     """
     batch, depth, _ = tokens.shape
     root = context[:, -1]
     if nodes == 0 or depth == 0:
-        return _with_root(root, jnp.zeros((batch, 3, nodes), jnp.int32))
+        return _with_root(root, jnp.zeros((batch, TREE_ROWS, nodes), jnp.int32))
     weights = np.array([search.logit_decay**n for n in range(depth)], np.float32)
     candidates = read_candidates(tokens, logits, pairs, weights)
     width = min(search.beam, nodes)
@@ -272,7 +274,7 @@ def _take(x: jax.Array, at: jax.Array, fill: float | np.floating) -> jax.Array:
 def _tree(
     root: jax.Array, token: jax.Array, best: _Best, parents: jax.Array, width: int
 ) -> jax.Array:
-    """The best nodes as a packed tree without its root, int32 [B, 3, N].
+    """The best nodes as a packed tree without its root, int32 [B, 4, N].
 
     Args:
       root: int32 [B].
@@ -294,10 +296,11 @@ def _tree(
     place = jnp.sum(jnp.where(is_parent, number, 0), axis=-1, dtype=jnp.int32)
     at = jnp.minimum(level * k + best.number % k, token[0].size - 1)
     own = jnp.take_along_axis(token.reshape(len(token), -1), at, axis=1)
-    return jnp.where(used[:, None], jnp.stack([own, place, level + 1], axis=1), 0)
+    bits = jax.lax.bitcast_convert_type(best.score, jnp.int32)
+    return jnp.where(used[:, None], jnp.stack([own, place, level + 1, bits], axis=1), 0)
 
 
 def _with_root(root: jax.Array, tree: jax.Array) -> jax.Array:
-    """A tree with its root, int32 [B, 3, N + 1]."""
-    top = jnp.pad(jnp.maximum(root, 0)[:, None, None], ((0, 0), (0, 2), (0, 0)))
+    """A tree with its root, int32 [B, 4, N + 1]."""
+    top = jnp.pad(jnp.maximum(root, 0)[:, None, None], ((0, 0), (0, TREE_ROWS - 1), (0, 0)))
     return jnp.concatenate([top, tree], axis=2)

@@ -22,7 +22,7 @@ from dart_jax.ngram.device_table import DeviceTable
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class DeviceSearch:
-    """Host buffer -> packed draft trees, int32 [B, 3, N + 1], as of a `HostSearch`, ties included.
+    """Host buffer -> packed draft trees, int32 [B, 4, N + 1], as of a `HostSearch`, ties included.
 
     A pytree: programs take it as an argument, and are compiled for all but the n-grams.
 
@@ -54,7 +54,7 @@ class DeviceSearch:
         return f"DeviceSearch({self.nodes} nodes)"
 
     def in_program(self, packed: jax.Array) -> jax.Array:
-        """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 3, N + 1]."""
+        """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 4, N + 1]."""
         buffer = self.host_buffer.unpack(packed)
         search = partial(beam_search, nodes=self.nodes, eos=self.eos, search=self.search)
         with jax.named_scope("search"):

@@ -20,13 +20,14 @@ import numpy as np
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, DRAWS, HostBuffer
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
+from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.machine import available_cores
 from dart_jax.ngram import NgramModel
 
 
 @jax.tree_util.register_pytree_node_class
 class HostSearch:
-    """Host buffer -> packed draft trees, int32 [B, 3, N + 1], nodes from the best on.
+    """Host buffer -> packed draft trees, int32 [B, 4, N + 1], nodes from the best on.
 
     A pytree: programs take it as an argument, and are compiled for its shape alone. Its only leaf
     is a number that identifies it in this process, so one program serves all searches of a shape,
@@ -104,8 +105,8 @@ class HostSearch:
         return "native" if self.native else "callback"
 
     def in_program(self, packed: jax.Array) -> jax.Array:
-        """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 3, N + 1]."""
-        out = jax.ShapeDtypeStruct((packed.shape[0], 3, self.nodes + 1), jnp.int32)
+        """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 4, N + 1]."""
+        out = jax.ShapeDtypeStruct((packed.shape[0], TREE_ROWS, self.nodes + 1), jnp.int32)
         python = partial(_search_through_python, out)
         if not self.native:
             return python(self.handle, packed)
@@ -138,25 +139,14 @@ class HostSearch:
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         """Searches the trees of one step, between two programs."""
-        return self._run(np.asarray(packed), None)
-
-    def scored(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the trees, and the scores of their nodes, float32 [B, N + 1] (docs/method.md,
-        section 3): at most 0; 0 for the root and unused slots."""
         packed = np.asarray(packed)
-        scores = np.empty((len(packed), self.nodes + 1), np.float32)
-        return self._run(packed, scores), scores
-
-    def _run(self, packed: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
-        """Returns the trees, and writes their nodes' scores unless there is no place for them."""
-        trees = np.empty((len(packed), 3, self.nodes + 1), np.int32)
+        trees = np.empty((len(packed), TREE_ROWS, self.nodes + 1), np.int32)
         buffer = self.host_buffer
         self._search.search(
             *buffer.candidates_of(packed),
             trees,
             pairs=buffer.pairs_of(packed) if buffer.pairs else None,
             draws=buffer.draws_of(packed),
-            scores=scores,
         )
         return trees
 

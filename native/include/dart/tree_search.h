@@ -49,6 +49,8 @@ struct TreeSearchConfig {
   int threads = 1;  // rows searched at the same time
 };
 
+constexpr std::int64_t kTreeRows = 4;  // numbers of each node in a tree
+
 constexpr std::int64_t kDraws = 4;  // numbers that say how the target draws in a row
 
 // The drafts of a batch of sequences. Inner axes are contiguous; rows are `stride` values apart, so
@@ -92,16 +94,15 @@ class TreeSearch {
 
   const TreeSearchConfig& config() const { return config_; }
 
-  // Writes each row's tree to out [B, 3, nodes + 1]: the nodes' tokens, parents (as indices into
-  // this array) and depths. Index 0 is the root, its own parent, at depth 0. The other nodes follow
-  // by descending score, parents first, so the first n of them are the tree of n nodes. Unused places
-  // are zero, so depth > 0 distinguishes nodes from padding.
+  // Writes each row's tree to out [B, kTreeRows, nodes + 1]: the nodes' tokens, parents (as indices
+  // into this array), depths, and the bits of their scores, float32 of at most 0. Index 0 is the
+  // root, its own parent, at depth 0, with score 0. The other nodes follow by descending score,
+  // parents first, so the first n of them are the tree of n nodes. Unused places are zero, so
+  // depth > 0 distinguishes nodes from padding.
   // A row whose root is negative (a finished one) gets only zeros.
-  // Writes the nodes' scores, at most 0, to scores [B, nodes + 1] unless it is null; the root's and
-  // those of unused places are 0.
   // Throws std::length_error if a row could score 2^31 nodes or more.
   // Safe to call from several threads at once.
-  void search(const DraftBatch& batch, std::int32_t* out, float* scores = nullptr) const;
+  void search(const DraftBatch& batch, std::int32_t* out) const;
 
   // Wall time of all searches so far.
   double seconds() const { return 1e-9 * static_cast<double>(nanoseconds_); }

@@ -1,0 +1,196 @@
+"""Costs of decode steps by the nodes that they verify, which are kept between processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from dart_jax.decoding.paying import GAINS
+from dart_jax.errors import UserError
+from dart_jax.files import write_atomically
+from dart_jax.machine import available_cores
+
+_logger = logging.getLogger(__name__)
+
+# Plain decoding among numbers of nodes: a step of 0 nodes may still draft.
+PLAIN = -1
+
+# Latest bursts of plain decoding whose times count, and the fewest that do.
+_LATEST, _ENOUGH = 15, 5
+
+# Steps that a cost of another process weighs as much as, those of one number of nodes in the line
+# at most, and those from which on their own times count more than the line; and the part of
+# earlier times that is kept from step to step.
+_BEFORE, _MOST, _SHRINK, _KEPT = 8.0, 50.0, 30.0, 0.9995
+
+# Knowledge is written again if a cost, or the number of nodes that were tried, has changed by this
+# factor.
+_CHANGED = 1.5
+
+
+class StepCosts:
+    """Relative times of steps by their nodes, on a machine as busy as at the first burst.
+
+    Only ratios matter, so each step is compared with the others of its burst, and a burst of
+    another kind with the burst before: a machine that is busy, or texts that grow, slow all down.
+    Costs lie on a line, as far as not many steps say otherwise; plain decoding's is beside it.
+    """
+
+    def __init__(self, slope: float, known: Mapping[int, float] | None = None):
+        """Begins with costs of another process, which weigh little.
+
+        Args:
+          slope: the part of a plain step that a node costs, and a pass of the drafter, as long as
+            nothing was timed.
+          known: these costs.
+        """
+        self._slope = slope
+        self._sums: dict[int, np.ndarray] = {}  # of costs that were timed, and how many
+        self._plain: deque[float] = deque(maxlen=_LATEST)
+        self._last: Hashable = None  # kind of the last burst
+        self._slowdown = 1.0  # at that burst
+        for nodes, cost in (known or {}).items():
+            self._add(nodes, cost, _BEFORE)
+
+    def learn(self, kind: Hashable, nodes: np.ndarray, seconds: np.ndarray) -> None:
+        """Adds the times of a burst's steps.
+
+        Args:
+          kind: of the burst.
+          nodes: int [n], verified by each step, or `PLAIN`.
+          seconds: float [n].
+        """
+        switched = self._last not in (None, kind)
+        slowdown = self._slowdown if switched else self._ratio(nodes, seconds)
+        for sums in self._sums.values():
+            sums *= _KEPT ** len(nodes)
+        for number in np.unique(nodes).tolist():
+            if number == PLAIN and self._plain and not switched:
+                continue  # compared with itself
+            timed = seconds[nodes == number]
+            self._add(number, float(np.median(timed)) / slowdown, len(timed))
+        self._last, self._slowdown = kind, self._ratio(nodes, seconds)
+
+    @property
+    def plain(self) -> float | None:
+        """The cost of plain decoding; None if it was timed too seldom."""
+        return float(np.median(self._plain)) if len(self._plain) >= _ENOUGH else None
+
+    @property
+    def known(self) -> dict[int, float]:
+        """The costs that were timed, by number of nodes."""
+        known = {nodes: float(cost / weight) for nodes, (cost, weight) in self._sums.items()}
+        return known if self.plain is None else {PLAIN: self.plain, **known}
+
+    def of(self, nodes: np.ndarray) -> np.ndarray:
+        """The costs of numbers of nodes, float [n]."""
+        # What is assumed weighs as two steps.
+        at = np.array([0, 8, *self._sums], float)
+        costs, weights = np.array(
+            [(x, 1) for x in self._assumed(at[:2])] + [*self._sums.values()]
+        ).T
+        costs, weights = costs / weights, np.minimum(weights, _MOST)
+        middle = np.average(at, weights=weights), np.average(costs, weights=weights)
+        spread = weights * (at - middle[0])
+        slope = max(spread @ (costs - middle[1]) / (spread @ (at - middle[0])), 0.0)
+        line = np.maximum(middle[1] + slope * (nodes - middle[0]), 0.1 * middle[1])
+        sums = np.array([self._sums.get(n, (0.0, 0.0)) for n in nodes.tolist()])
+        found = (sums[:, 0] + _SHRINK * line) / (sums[:, 1] + _SHRINK)
+        plain = float(np.median(self._plain)) if self._plain else 1.0
+        return np.where(nodes == PLAIN, plain, found)
+
+    def _ratio(self, nodes: np.ndarray, seconds: np.ndarray) -> float:
+        return float(np.median(seconds / self.of(nodes)))
+
+    def _assumed(self, nodes: np.ndarray) -> np.ndarray:
+        return 1 + self._slope * (nodes - PLAIN)
+
+    def _add(self, nodes: int, cost: float, weight: float) -> None:
+        if nodes == PLAIN:
+            self._plain.append(cost)
+        else:
+            self._sums[nodes] = self._sums.get(nodes, np.zeros(2)) + np.array(
+                [weight * cost, weight]
+            )
+
+
+class Known(NamedTuple):
+    """Knowledge of a program's steps.
+
+    Attributes:
+      costs: by number of nodes.
+      outcomes: float [GAINS, 2], see `dart_jax.decoding.paying.outcomes_of`.
+    """
+
+    costs: dict[int, float]
+    outcomes: np.ndarray
+
+    @classmethod
+    def nothing(cls) -> Known:
+        """Before the first step."""
+        return cls({}, np.zeros((GAINS, 2)))
+
+    def differs(self, other: Known) -> bool:
+        """True if anything has changed by much."""
+        pairs = [(self.costs.get(nodes), cost) for nodes, cost in other.costs.items()]
+        pairs.append((self.outcomes[:, 0].sum() + 1, other.outcomes[:, 0].sum() + 1))
+        return any(old is None or not old / _CHANGED < new < old * _CHANGED for old, new in pairs)
+
+
+@dataclasses.dataclass(frozen=True)
+class CostFiles:
+    """Files of what is known, one for each program.
+
+    Attributes:
+      directory: where they are. What cannot be written there is learned again in every process.
+    """
+
+    directory: Path
+    _written: dict[Path, Known] = dataclasses.field(default_factory=dict, repr=False)
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
+
+    def read(self, program: Hashable) -> Known:
+        """Returns what is known of a program."""
+        path, known = self._path(program), Known.nothing()
+        try:
+            content = json.loads(path.read_text())
+            costs = {int(k): float(v) for k, v in content["costs"].items()}
+            outcomes = np.array(content["outcomes"], float)
+            numbers = np.array([*costs.values(), *outcomes.flat])
+            right = outcomes.shape == (GAINS, 2) and np.isfinite(numbers).all()
+            if right and (numbers >= 0).all() and all(costs.values()):
+                known = Known(costs, outcomes)
+        except (OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError):
+            pass
+        with self._lock:
+            self._written[path] = known
+        return known
+
+    def keep(self, program: Hashable, known: Known) -> None:
+        """Writes what is known of a program if it is new."""
+        path = self._path(program)
+        with self._lock:
+            before = self._written.get(path, Known.nothing())
+            if not before.differs(known):
+                return
+            self._written[path] = known
+            content = {"costs": known.costs, "outcomes": known.outcomes.round(1).tolist()}
+            try:
+                write_atomically(path, (json.dumps(content) + "\n").encode())
+            except (OSError, UserError) as error:
+                _logger.warning("the costs of draft trees are not kept: %s", error)
+
+    def _path(self, program: Hashable) -> Path:
+        device = jax.devices()[0].device_kind, available_cores(), jax.__version__
+        name = hashlib.sha256(repr((program, device)).encode()).hexdigest()[:32]
+        return self.directory / f"{name}.json"
