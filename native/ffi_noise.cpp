@@ -1,4 +1,5 @@
 // Draws and their noise as XLA foreign functions on the CPU.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -7,6 +8,7 @@
 #include "dart/noise.h"
 #include "dart/stopwatch.h"
 #include "ffi.h"
+#include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -38,12 +40,13 @@ ffi::Error noise(ffi::ThreadPool pool, ffi::BufferR2<ffi::U32> keys,
 
 // See dart::Draws: logits [B, T, size], temperature [B], keys [B, 2], first [B], levels [B, T], ids
 // [size], and filters [B]; ids and filters have no elements where there are none -> values and
-// indices [B, T, count].
+// indices [B, T, count]. If `used` has an element, only so many rows of one sequence are drawn from, and
+// the others become 0.
 ffi::Error draw(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR1<ffi::F32> temperature,
                 ffi::BufferR2<ffi::U32> keys, ffi::BufferR1<ffi::S32> first,
                 ffi::BufferR2<ffi::S32> levels, ffi::BufferR1<ffi::S32> ids,
                 ffi::BufferR1<ffi::S32> top_k, ffi::BufferR1<ffi::F32> top_p,
-                ffi::BufferR1<ffi::F32> min_p, ffi::Result<ffi::BufferR3<ffi::F32>> values,
+                ffi::BufferR1<ffi::F32> min_p, ffi::Buffer<ffi::S32> used, ffi::Result<ffi::BufferR3<ffi::F32>> values,
                 ffi::Result<ffi::BufferR3<ffi::S32>> indices) {
   const dart::Timed timed(dart::Part::kDraws);
   const auto shape = x.dimensions(), found = values->dimensions(), of_keys = keys.dimensions();
@@ -73,11 +76,16 @@ ffi::Error draw(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR1<f
   draws.levels = levels.typed_data();
   draws.ids = data_or_null(ids);
   draws.sequences = b;
-  draws.rows = t;
   draws.size = size;
   draws.count = count;
   draws.values = values->typed_data();
   draws.indices = indices->typed_data();
+  draws.rows = used_rows(used, t);
+  if (draws.rows < t) {
+    if (b != 1) return ffi::Error::InvalidArgument("dart_draw: several sequences");
+    std::fill(draws.values + draws.rows * count, draws.values + t * count, 0.0f);
+    std::fill(draws.indices + draws.rows * count, draws.indices + t * count, 0);
+  }
   try {
     dart::draw(draws, dart::best_instructions(), static_cast<std::size_t>(pool.num_threads()));
   } catch (const std::exception& error) {
@@ -107,6 +115,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draw, draw,
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::BufferR1<ffi::F32>>()
                                   .Arg<ffi::BufferR1<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::BufferR3<ffi::F32>>()
                                   .Ret<ffi::BufferR3<ffi::S32>>());
 

@@ -182,12 +182,8 @@ def verify(
 ) -> Verified:
     """Runs the target over the trees, int32 [B, 4, n + 1]; None for only the roots."""
     target = bind(config.target, params["target"], config.execution.target)
-    tree, used = _tree(config, state, trees), None
-    # No accepted path has unused slots, so nobody reads what they hold.
-    if config.reads_only_used and len(state.length) == 1:
-        places = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)
-        used = 1 + jnp.max(jnp.where(tree.real[0], places, 0))
-    with jax.named_scope("verify"), only_rows(used):
+    tree = _tree(config, state, trees)
+    with jax.named_scope("verify"), only_rows(_used(config, tree)):
         tokens, mask = unused_as_root(tree, ancestor_mask(tree, config.max_depth))
         positions = state.length[:, None] + tree.depth
         cache, layers = state.target_cache, config.feature_layers
@@ -213,7 +209,8 @@ def accept_and_compact(
         noise = state.noise
         if noise is None:
             noise = _noise_after(config, state)
-        drawn = draw(state.sampling, logits, noise, tree.depth, vocabulary)
+        with only_rows(_used(config, tree)):
+            drawn = draw(state.sampling, logits, noise, tree.depth, vocabulary)
         if config.acceptance is None:
             accepted = accept(tree, mask, drawn, depth)
         else:
@@ -230,7 +227,10 @@ def accept_and_compact(
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
         length = order_after(accepted.tokens + 1, start)  # they are -1 where logits are NaN
-        cache = append(state.target_cache, verified.rows, path, length, config.execution.attention)
+        kept = count[0] if config.reads_only_used and len(start) == 1 else None
+        with only_rows(kept):
+            kernel = config.execution.attention
+            cache = append(state.target_cache, verified.rows, path, length, kernel)
         state = dataclasses.replace(state, target_cache=cache, length=start + count)
     drafted = jnp.minimum(count, accepted.count - 1)[:, None]
     place = jnp.arange(depth + 1, dtype=jnp.int32)[None]
@@ -318,6 +318,15 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
         chex.assert_type(trees, jnp.int32)
         tree = unpack(trees)
     return with_unused(tree, -(-config.execution.min_rows // batch))
+
+
+def _used(config: DecodeConfig, tree: DraftTree) -> jax.Array | None:
+    """The slots up to the last node, int32 scalar, if only they are computed: no accepted path has
+    others, so nobody reads what they hold. None for all."""
+    if not config.reads_only_used or len(tree.tokens) > 1:
+        return None
+    places = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)
+    return 1 + jnp.max(jnp.where(tree.real[0], places, 0))
 
 
 def emit(

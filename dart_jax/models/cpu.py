@@ -195,7 +195,7 @@ def draw_native(
       count: how many, 0 to size.
 
     Returns:
-      As `largest`.
+      As `largest`; zeros in rows that `only_rows` leaves out.
     """
     (batch, *_), shape = logits.shape, (*logits.shape[:2], count)
 
@@ -214,6 +214,7 @@ def draw_native(
         per_row(top_k, jnp.int32),
         per_row(top_p, jnp.float32),
         per_row(min_p, jnp.float32),
+        used_rows(),
     )
     return values, indices
 

@@ -31,7 +31,7 @@ def test_mask_is_the_literal_one(seed, max_depth):
     tree = unpack(jnp.asarray(np.stack(rows)))
     mask = np.asarray(ancestor_mask(tree, max_depth))
     assert mask.dtype == bool
-    np.testing.assert_array_equal(mask, [literal_mask(parents) for _, parents, _ in rows])
+    np.testing.assert_array_equal(mask, [literal_mask(parents) for _, parents, *_ in rows])
 
 
 def test_a_tree_that_is_only_a_root():

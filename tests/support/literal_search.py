@@ -8,7 +8,7 @@ f32 = np.float32
 
 def paths(tree):
     """The token path from the root to each node, in the tree's order."""
-    token, parent, depth = tree
+    token, parent, depth, *_ = tree
     result = [(int(token[0]),)]
     for i in range(1, np.count_nonzero(depth) + 1):
         result.append((*result[parent[i]], int(token[i])))
