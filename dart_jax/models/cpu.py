@@ -135,8 +135,8 @@ def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Ar
 
 
 def copy_page(pools: AnyArrays, source: jax.Array, target: jax.Array) -> AnyArrays:
-    """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place. Whatever the
-    order of a page's numbers, it is that of all pages."""
+    """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place, whatever
+    the order of a page's numbers is."""
     old, structure = jax.tree.flatten(pools)
     new = jax.ffi.ffi_call(
         "dart_copy_page",

@@ -2,9 +2,11 @@
 
     python -m eval.latency
     python -m eval.latency --shape qwen3-8b --context 1024 --tree-nodes 16 60
+    python -m eval.latency --model smollm2 --context 64 2047
 
 Uses random weights in real shapes, so nothing is downloaded. Without arguments it measures the
-demo's shape on a CPU, otherwise that of Qwen3-8B.
+demo's shape on a CPU, otherwise that of Qwen3-8B. With `--model` it divides the steps of a real
+one, on a CPU, into parts that add up.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from eval.latency.case import STAGES, Row, measure_stages
 from eval.latency.cost import costs
 from eval.latency.hardware import Hardware
 from eval.latency.model import random_model
+from eval.latency.parts import run_parts
 from eval.latency.report import narrow
 from eval.latency.shapes import drafter_of, target_of
 
@@ -48,6 +51,9 @@ _CAPTION = (
 class LatencyConfig:
     """The shapes and settings to measure."""
 
+    model: str | None = None
+    """On a CPU: divide the steps of this model into the C++ core's parts and the rest. smollm2 or
+    demo with their drafters, or a target's directory, repository or GGUF file without one."""
     shape: tuple[str, ...] = ()
     """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b, -235b-a22b,
     llama-3-8b, llama-3-70b, llama-3.1-70b, tiny. By default demo on a CPU, otherwise qwen3-8b."""
@@ -70,6 +76,8 @@ class LatencyConfig:
             longest = target_of(name).max_length - drafter_of(target_of(name)).num_positions - 1
             if max(self.context, default=0) > longest:
                 raise UserError(f"--context must be at most {longest} with --shape {name}")
+        if self.model is not None and (self.shape or self.batch_size != (1,)):
+            raise UserError("--model is measured alone, without --shape and --batch-size")
         check_least(self, context=1, tree_nodes=1, batch_size=1, repeats=1)
         if len(set(self.tree_nodes)) < len(self.tree_nodes):
             raise UserError("--tree-nodes must be different numbers")
@@ -138,8 +146,14 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
     Raises:
       UserError: the report cannot be written, or a case does not fit into the device's memory.
     """
-    config = config.filled()
     check_outputs(config.json)
+    if config.model is not None:
+        contexts, nodes = config.context or (64,), config.tree_nodes or (1, 2, 4, 8, 16)
+        table, measured = run_parts(config.model, contexts, nodes, config.repeats)
+        console.print(table)
+        write_report(config, f"Parts of a step: {config.model}", [table], parts=measured)
+        return []
+    config = config.filled()
     dtype = resolve_dtype(config.dtype)
     cases: list[Case] = []
     output: list[Table] = []

@@ -1,4 +1,4 @@
-"""Pages in the order in which the C++ core multiplies them (`in_groups` in dart/pages.h), and as rows."""
+"""Pages in the order in which the C++ core multiplies them (`in_groups` in dart/pages.h)."""
 
 from __future__ import annotations
 
