@@ -23,7 +23,7 @@ from dart_jax.engine.lessons import Emitted
 from dart_jax.engine.request import Draft, Request, Update
 from dart_jax.engine.runner import Runner
 from dart_jax.engine.scheduler import Sequence as Text
-from dart_jax.engine.shapes import Shapes, up_to
+from dart_jax.engine.shapes import Shapes, stepwise_sizes, up_to
 from dart_jax.engine.step_costs import CostFiles
 from dart_jax.engine.tree_size import TreeSizes
 from dart_jax.errors import UserError
@@ -287,7 +287,7 @@ class Decoder:
             page=self.config.capacity(self.max_length),
             pages_each=1,
             rows=rows,
-            sizes={n: (0, sizes[-1]) if n == 1 and stepwise and sizes[-1] else sizes for n in rows},
+            sizes={n: stepwise_sizes(sizes[-1]) if n == 1 and stepwise else sizes for n in rows},
             stepwise=stepwise,
             fixed=not self.sizes,
             chunks=tuple(chunks),

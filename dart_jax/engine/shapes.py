@@ -16,6 +16,19 @@ _CHUNK_ROWS = 8
 # The same on an accelerator, which waits for its weights.
 _CHUNK_ROWS_ELSEWHERE = 256
 
+# Nodes that programs of one row, whose steps verify as many as pay, mostly have room for: drafts of
+# eight positions, of which few pay, take a tenth of a step more.
+_FEW_NODES = 4
+
+
+def stepwise_sizes(most: int) -> tuple[int, ...]:
+    """The tree sizes of programs whose steps decide how many nodes they verify, ascending from 0.
+
+    Args:
+      most: the largest.
+    """
+    return tuple(sorted({0, min(_FEW_NODES, most), most}))
+
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:

@@ -141,9 +141,11 @@ class _Kind:
     def best(self) -> int:
         """The size of the program that promises most."""
         sizes = np.array(self.sizes[1:])
-        each = np.searchsorted(sizes, np.arange(1, sizes[-1] + 1))
-        costs = np.concatenate([[np.inf], self.costs.of(sizes)[each]])
-        return int(sizes[each[nodes_that_pay(self.places, costs) - 1]])
+        numbers = np.arange(1, sizes[-1] + 1)
+        each = np.searchsorted(sizes, numbers)
+        costs = self.costs.of(numbers if self.stepwise else sizes[each])
+        pays = nodes_that_pay(self.places, np.concatenate([[np.inf], costs]))
+        return int(sizes[each[pays - 1]])
 
     def learn(
         self,
@@ -296,13 +298,14 @@ class TreeSizes:
             known = Known.nothing()
             if self._files is not None:
                 known = self._files.read((self._program, *key))
-            first = self._first if self._first in sizes else sizes[-1]
+            stepwise = self._stepwise and rows == 1
+            first = sizes[1] if stepwise else self._first if self._first in sizes else sizes[-1]
             node = _NODE if jax.default_backend() == "cpu" else _NODE_ELSEWHERE
             self._kinds[key] = _Kind(
                 sizes,
                 first or sizes[-1],
                 min(node * rows, 1.0),
                 known,
-                stepwise=self._stepwise and rows == 1,
+                stepwise=stepwise,
             )
         return self._kinds[key]

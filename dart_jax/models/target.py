@@ -279,6 +279,7 @@ def run_layers(
     x: jax.Array,
     positions: jax.Array,
     seen: Sequence[tuple[jax.Array, Prefix | None]],
+    first: int = 0,
 ) -> tuple[jax.Array, KVCache]:
     """Runs layers one after another.
 
@@ -287,6 +288,7 @@ def run_layers(
       x: the residual stream, [B, T, D].
       positions: int32 [B, T].
       seen: what the rows of each layer see: its mask and its cached rows.
+      first: number of the first one.
 
     Returns:
       The residual stream after them, and each one's keys and values of the new rows, [B, K, T, h].
@@ -294,16 +296,19 @@ def run_layers(
     rows: list[tuple[jax.Array, jax.Array]] = []
     pairs = zip(layers, seen, strict=True)
     for native, group in itertools.groupby(pairs, key=lambda pair: pair[0].is_native(x)):
+        number = first + len(rows)
         if native:
             described = [
                 (layer.native(x.dtype), LayerInputs(*layer.self_attn.rotation(positions), *sees))
                 for layer, sees in group
             ]
-            x, new = run_natively(described, x)
+            with jax.named_scope(f"layers_{number}_to_{number + len(described) - 1}"):
+                x, new = run_natively(described, x)
             rows += new
         else:
-            for layer, sees in group:
-                x, row = layer(x, positions, *sees)
+            for i, (layer, sees) in enumerate(group, number):
+                with jax.named_scope(f"layer_{i}"):
+                    x, row = layer(x, positions, *sees)
                 rows.append(row)
     return x, tuple(rows)
 
@@ -370,8 +375,7 @@ class Target(nnx.Module):
         for begin, end in itertools.pairwise(ends):
             if begin in feature_layers:
                 features.append(x)
-            with jax.named_scope(f"layers_{begin}_to_{end - 1}"):
-                x, new = run_layers(layers[begin:end], x, positions, seen[begin:end])
+            x, new = run_layers(layers[begin:end], x, positions, seen[begin:end], begin)
             rows += new
         features = jnp.concatenate(features or [x[..., :0]], axis=-1)
         return TargetOutput(self.norm(x), features, rows)

@@ -18,7 +18,7 @@ from dart_jax.engine.request import MOST_STOP_IDS
 from dart_jax.engine.rows import SamplingMode
 from dart_jax.engine.runner import Runner
 from dart_jax.engine.scheduler import Sequence
-from dart_jax.engine.shapes import STEP, Shapes, up_to
+from dart_jax.engine.shapes import STEP, Shapes, stepwise_sizes, up_to
 from dart_jax.engine.tree_size import TreeSizes
 from dart_jax.errors import UserError
 from dart_jax.generation.defaults import default_search, default_tree
@@ -99,7 +99,7 @@ def shapes_of(model: DartModel, config: ServingConfig) -> Shapes:
     stepwise = decoding.decides_in_steps and groups == 1
     sizes = {n: _sizes(model.drafter, n, config.tree_nodes) for n in rows}
     if stepwise and config.tree_nodes is None:
-        sizes[1] = (0, sizes[1][-1])
+        sizes[1] = stepwise_sizes(sizes[1][-1])
     only_used = decoding.reads_only_used
     chunks = {chunk} if only_used else {max(chunk // STEP**n, 1) for n in range(3)}
     return Shapes(

@@ -51,9 +51,6 @@ _CAPTION = (
 class LatencyConfig:
     """The shapes and settings to measure."""
 
-    model: str | None = None
-    """On a CPU: divide the steps of this model into the C++ core's parts and the rest. smollm2 or
-    demo with their drafters, or a target's directory, repository or GGUF file without one."""
     shape: tuple[str, ...] = ()
     """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b, -235b-a22b,
     llama-3-8b, llama-3-70b, llama-3.1-70b, tiny. By default demo on a CPU, otherwise qwen3-8b."""
@@ -68,6 +65,9 @@ class LatencyConfig:
     """Measurements of every stage."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
+    model: str | None = None
+    """On a CPU: divide the steps of this model into the C++ core's parts and the rest. smollm2 or
+    demo with their drafters, or a target's directory, repository or GGUF file without one."""
     json: Path | None = None
     """Write all measurements to this file."""
 
