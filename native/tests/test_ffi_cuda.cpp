@@ -61,7 +61,7 @@ struct Call {
       : context{stream, run}, search(device.search()) {
     const dart::PackedLayout& layout = batch.layout;
     packed = {layout.rows, layout.width};
-    trees = {layout.rows, 3, search.nodes + 1};
+    trees = {layout.rows, 4, search.nodes + 1};
     attributes = {{"candidates", layout.candidates}, {"context", layout.context},
                   {"draws", layout.draws},           {"first", layout.first},
                   {"levels", layout.levels},         {"pairs", layout.pairs}};
@@ -196,7 +196,7 @@ void test_other_layouts() {
 
   const char* size = "dart_search: trees of another size";
   for (const auto& shape : std::vector<std::vector<std::int64_t>>{
-           {4, 3}, {3, 3, 7}, {4, 2, 7}, {4, 3, 0}, {1, 4, 3, 7}}) {
+           {4, 4}, {3, 4, 7}, {4, 3, 7}, {4, 4, 0}, {1, 4, 4, 7}}) {
     const Result changed = with([&](Call& call) { call.trees = shape; });
     CHECK(is(changed, XLA_FFI_Error_Code_INVALID_ARGUMENT, size));
   }
