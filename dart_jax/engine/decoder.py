@@ -56,12 +56,14 @@ class Generation:
         the host), and `compile` (JAX's, 0 for programs that were used before).
       scores: what is reported about the new tokens of each row, without the batch axis; None if
         nothing is.
+      nodes: of all trees that were verified, roots not counted.
     """
 
     tokens: list[np.ndarray]
     ranks: list[np.ndarray]
     seconds: dict[str, float]
     scores: list[TokenScores] | None = None
+    nodes: int = 0
 
     @property
     def drafted(self) -> list[np.ndarray]:
@@ -340,6 +342,7 @@ class BatchDecoding:
                 text.mode = "full"
         self._rows = {text: row for row, text in enumerate(self._texts)}
         self._parts: list[list[NewTokens]] = [[] for _ in requests]
+        self._nodes = 0
         parts = "prefill", "device", "search", "compile"
         self.seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
         runner.scheduler.waiting.extend(self._texts)
@@ -387,6 +390,7 @@ class BatchDecoding:
         row = self._rows[text]
         new = NewTokens(row, emitted.tokens, emitted.ranks, emitted.scores, emitted.draft)
         self._parts[row].append(new)
+        self._nodes += emitted.nodes
         return new
 
     def end(self, row: int) -> None:
@@ -410,6 +414,7 @@ class BatchDecoding:
             [_joined([new.ranks for new in parts]) for parts in self._parts],
             dict(self.seconds),
             scores,
+            self._nodes,
         )
 
 

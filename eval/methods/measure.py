@@ -55,6 +55,7 @@ class Summary:
       shares: stage -> its share of the time; they add up to 1.
       step_seconds: time without prefill per verification (or plain step) of a batch, over all
         repeats; nan if there are none.
+      nodes: that a verification of a prompt had, on average; nan if there are none.
     """
 
     prompts: int
@@ -71,6 +72,7 @@ class Summary:
     lengths: list[int]
     shares: dict[str, float]
     step_seconds: float
+    nodes: float
 
     @property
     def speedup(self) -> float:
@@ -188,6 +190,7 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
         lengths=[lengths[n] for n in range(max(lengths, default=0) + 1)],
         shares={stage: seconds / total for stage, seconds in spent.items()},
         step_seconds=_ratio(total - spent["prefill"], batch_steps),
+        nodes=_ratio(sum(generation.nodes for generation in ours[0]), steps.sum()),
     )
 
 

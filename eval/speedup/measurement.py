@@ -122,6 +122,17 @@ class Speedup:
             self.decoder(PLAIN, Tree(0), workload, config.samplings[0])
 
     @property
+    def step_bytes(self) -> int:
+        """Bytes of the weights that a plain step reads."""
+        target = self.models[PLAIN].params["target"]
+        own = {
+            name: x
+            for name, x in target.items()
+            if name != "embed_tokens" or "lm_head" not in target
+        }
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(own))
+
+    @property
     def dtype(self) -> str:
         """dtype of the target's weights."""
         return str(dtype_of(self.models[PLAIN].params["target"]))

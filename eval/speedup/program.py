@@ -46,6 +46,8 @@ def run(config: SpeedupConfig, console: Console) -> None:
         show(tables.speedup_table(title_of(config, setting), setting.groups))
         show(tables.repetition_table(setting.all))
         show(tables.time_table(setting.all))
+        for line in tables.limits(setting, speedup.step_bytes):
+            console.print(line, highlight=False)
     if len(settings) > 1:
         for each in tables.overview_tables(settings):
             show(each)

@@ -52,6 +52,30 @@ def time_table(rows: Mapping[str, Summary]) -> Table:
     return table("Time by stage", ("method", *STAGES.values()), cells, caption)
 
 
+def limits(setting: Setting, step_bytes: int) -> list[str]:
+    """Says what the machine allows: a line on plain decoding, and one for each method that drafts.
+
+    Args:
+      setting: the results.
+      step_bytes: bytes of the weights that a plain step reads.
+    """
+    seconds = setting.all[PLAIN].step_seconds
+    rate = step_bytes / seconds / 1e9
+    lines = [
+        f"A plain step takes {1e3 * seconds:.2f} ms; its weights, {step_bytes / 1e6:,.0f} MB, are "
+        f"read at {rate:,.1f} GB/s."
+    ]
+    for name, row in setting.all.items():
+        cost = setting.step_costs[name]
+        if row.nodes > 0:
+            lines.append(
+                f"{METHODS[name].title}: {row.nodes:.1f} nodes and their draft take "
+                f"{cost - 1:.2f} plain steps, {(cost - 1) / row.nodes:.2f} each; if they took "
+                f"nothing, a step's {row.tau:.2f} tokens would be {row.tau:.2f}x."
+            )
+    return lines
+
+
 def repetition_table(rows: Mapping[str, Summary]) -> Table:
     """Returns how much the texts repeat themselves, and tau where they hardly do."""
     cells = [

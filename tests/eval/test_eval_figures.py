@@ -22,7 +22,20 @@ def setting(repeats, batch_size=1, bench="demo", context=None):
         shares = {"prefill": 0.1, "device": 0.8, "search": 0.1}
         paces = [1 / (100 * speedup) for speedup in speedups]
         error = 0.25 if repeats > 1 else None
-        figures = paces, speedups, tau, error, 0.5, 4, tau, 8, [1, 2, 3], shares, 1e-3 * tau
+        figures = (
+            paces,
+            speedups,
+            tau,
+            error,
+            0.5,
+            4,
+            tau,
+            8,
+            [1, 2, 3],
+            shares,
+            1e-3 * tau,
+            4.0 * (tau > 1),
+        )
         rows[name] = Summary(8, [100 * speedup for speedup in speedups], speedups, *figures)
     prompts = [Prompt("text", "", np.zeros(context or 48, np.int32))]
     workload = Workload(bench, bench, "", prompts, 8192, context)
@@ -81,3 +94,11 @@ def test_tables_of_all_settings():
         ]
     alone = tables.overview_tables(some[::2])[0]
     assert [str(cell) for cell in alone.columns[0].cells] == ["one", "one"]
+
+
+def test_what_the_machine_allows():
+    plain, *drafts = tables.limits(setting(2), 45_000_000)
+    assert plain == "A plain step takes 1.00 ms; its weights, 45 MB, are read at 45.0 GB/s."
+    assert [line.partition(":")[0] for line in drafts] == ["DART", "EAGLE-3"]
+    assert "4.0 nodes and their draft take 1.00 plain steps, 0.25 each" in drafts[0]
+    assert drafts[1].endswith("a step's 3.00 tokens would be 3.00x.")

@@ -104,6 +104,7 @@ def check_row(row, plain, name, prompts, repeats):
     assert row["tau_varied"] == row["tau"]
     assert sum(row["shares"].values()) == pytest.approx(1)
     assert min(row["shares"].values()) >= 0
+    assert (row["nodes"] > 0) == (name != "plain")
     if name == "plain":
         assert row["tau"] == row["speedup"] == 1
         assert row["lengths"][1:] == []
@@ -326,7 +327,7 @@ def test_summary():
     def generation(drafted, seconds):
         flags = np.array(drafted, bool)
         spent = {"prefill": 0.5, "device": seconds - 0.5}
-        return Generation([np.arange(len(flags))], [flags], spent)
+        return Generation([np.arange(len(flags))], [flags], spent, nodes=6)
 
     runs = [
         Run("a", {"plain": generation([0] * 5, 4.0), "dart": generation([0, 1, 1, 0, 0], 2.0)}),
@@ -340,6 +341,7 @@ def test_summary():
     assert row.acceptance == pytest.approx([2 / 3, 1 / 2])
     assert row.identical == 2
     assert row.step_seconds == (1.5 + 1.5) / (2 + 1)
+    assert row.nodes == (6 + 6) / (2 + 1)
     assert row.token_seconds == [(1.5 + 1.5) / (4 + 2)]
     assert row.decoding_speedups == [(3.5 + 1.5) / (1.5 + 1.5)]
 
