@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 PLAIN = -1
 
 # Latest bursts of plain decoding whose times count, and the fewest that do.
-_LATEST, _ENOUGH = 15, 5
+_LATEST, ENOUGH = 15, 5
 
 # Steps that a cost of another process weighs as much as, those of one number of nodes in the line
 # at most, and those from which on their own times count more than the line; and the part of
@@ -84,7 +84,7 @@ class StepCosts:
     @property
     def plain(self) -> float | None:
         """The cost of plain decoding; None if it was timed too seldom."""
-        return float(np.median(self._plain)) if len(self._plain) >= _ENOUGH else None
+        return float(np.median(self._plain)) if len(self._plain) >= ENOUGH else None
 
     @property
     def known(self) -> dict[int, float]:

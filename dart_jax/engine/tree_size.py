@@ -20,7 +20,7 @@ import numpy as np
 from dart_jax.decoding.paying import NUMBERS, Paying, nodes_that_pay, prior_rates
 from dart_jax.engine.lessons import Lessons
 from dart_jax.engine.rows import SamplingMode
-from dart_jax.engine.step_costs import PLAIN, CostFiles, Known, StepCosts
+from dart_jax.engine.step_costs import ENOUGH, PLAIN, CostFiles, Known, StepCosts
 
 # Steps until the next decision, fewest and most (half of those so far), and where something is
 # tried; and of plain decoding where it is timed.
@@ -245,7 +245,10 @@ class TreeSizes:
             if self._to_tour == rows:
                 every = [*self.sizes[rows][1:]]
                 self._to_tour, self._tour = None, kind.tour
-                kind.tour[:] = [x for size in 2 * every + every[::-1] for x in (0, size)]
+                # Of plain decoding, too, whose first one is not timed: it compiles.
+                visits = max(3, -(-(ENOUGH + 1) // len(every)))
+                every = (visits - 1) * every + every[::-1]
+                kind.tour[:] = [x for size in every for x in (0, size)]
                 kind.left = 0
             if kind.left <= 0:
                 kind.decide()
