@@ -24,6 +24,7 @@ from rich.console import Console
 from dart_jax import _core
 from dart_jax.data.stdlib import read
 from dart_jax.decoding.host_buffer import CONTEXT
+from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.ngram.fingerprint import check_tokenizer
@@ -115,7 +116,7 @@ def make_drafts(
 def search_seconds(model: NgramModel, drafts: Drafts, nodes: int) -> NDArray[np.float64]:
     """Times the search of each draft in C++, on one core: seconds [Q], medians of five passes."""
     search = _core.TreeSearch(model.core, nodes=nodes)
-    trees = np.empty((len(drafts.context), 4, nodes + 1), np.int32)
+    trees = np.empty((len(drafts.context), TREE_ROWS, nodes + 1), np.int32)
     search.timed_search(*drafts, trees)  # warm
     return np.median([search.timed_search(*drafts, trees) for _ in range(5)], axis=0)
 

@@ -105,6 +105,7 @@ ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints us
   const auto norm = [&](const Floats& by) { return dart::Norm{or_null(by), d, eps, offset}; };
   std::vector<dart::Layer> layers(made.size() / 2);
   std::vector<std::vector<char>> masks;  // of fewer rows than there is room for
+  const bool* whole = nullptr;           // what the last of these was made of
   MatrixReader matrices(arguments, counts, ins, types, outs);
   std::size_t at = 0;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -159,7 +160,9 @@ ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints us
     attention.first = from.first.element_count() == 0 ? nullptr : from.first.typed_data();
     attention.mask = from.mask.typed_data();
     if (count < t) {
-      masks.push_back(first_of_each(attention.mask, count, t, count));
+      // Layers with the same window have the same mask.
+      if (attention.mask != whole) masks.push_back(first_of_each(attention.mask, count, t, count));
+      whole = attention.mask;
       attention.mask = reinterpret_cast<const bool*>(masks.back().data());
     }
     attention.rows = attention.new_rows = count;

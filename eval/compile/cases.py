@@ -18,6 +18,7 @@ from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
+from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.decoder import CHUNK, STEPS
 from dart_jax.engine.programs import (
     POOLS,
@@ -174,7 +175,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     values = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
     numbers, values, stop = on((numbers, values, stop), (ROWS, ROWS, ROWS))
     rows = Rows(numbers, values, stop, pages)
-    trees = on(_ints(case.batch, 4, case.nodes + 1), ROWS) if case.nodes else None
+    trees = on(_ints(case.batch, TREE_ROWS, case.nodes + 1), ROWS) if case.nodes else None
     history = None
     if case.level == "full":
         vocabulary = config.target.vocab_size

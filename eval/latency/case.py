@@ -18,6 +18,7 @@ from dart_jax.decoding.search.choice import TreeSearch, make_search
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
+from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.model import DartModel
 from dart_jax.models.pure import dtype_of
 from eval.latency.clock import Repeated, measure, measure_scopes
@@ -125,7 +126,7 @@ def prepared_state(
         keys=jnp.zeros((batch, 2), jnp.uint32),
         sampling=Sampling().values(),
     )
-    roots = jnp.zeros((batch, 4, 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
+    roots = jnp.zeros((batch, TREE_ROWS, 1), jnp.int32).at[:, 0, 0].set(state.context[:, -1])
     trees = jnp.pad(roots, ((0, 0), (0, 0), (0, config.nodes))) if config.nodes else None
     state, _, packed = decode_step(config, params, state, trees)
     return dataclasses.replace(state, length=jnp.full(batch, context, jnp.int32)), packed
