@@ -39,6 +39,36 @@ struct Avx2 {
   // a where it is larger, otherwise b.
   static Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 
+  // See PlainRounding.
+  static std::uint32_t largest_bits(const float* x) {
+    const __m256i signless = _mm256_set1_epi32(0x7fffffff);
+    __m256i largest = _mm256_setzero_si256();
+    DART_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const __m256i bits = _mm256_and_si256(_mm256_castps_si256(load(x + 8 * i)), signless);
+      largest = _mm256_max_epu32(largest, bits);
+    }
+    __m128i four =
+        _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
+  }
+  static std::int32_t round_half(const float* x, float factor, std::int8_t* y) {
+    const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(load(x), broadcast(factor)));
+    const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(load(x + 8), broadcast(factor)));
+    // Packed within 128 bits each: the halves of both, then put in order.
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(y), bytes);
+    const __m256i eight = _mm256_add_epi32(low, high);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    return _mm_cvtsi128_si32(four);
+  }
+
   // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
   static void transpose(const float* from, std::size_t from_stride, float* to,
                         std::size_t to_stride) {
@@ -69,7 +99,7 @@ struct Avx2 {
 constexpr Kernels kKernels = {multiply_tiles<Avx2>,
                               normalize_rows,
                               gate_rows,
-                              quantize_rows,
+                              quantize_rows<Avx2>,
                               rotate_all_heads,
                               largest_of_rows,
                               attend_rows<Avx2>,

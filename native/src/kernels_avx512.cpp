@@ -16,7 +16,7 @@ namespace {
 constexpr Kernels kKernels = {multiply_tiles<Avx512>,
                               normalize_rows,
                               gate_rows,
-                              quantize_rows,
+                              quantize_rows<Avx512>,
                               rotate_all_heads,
                               largest_of_rows,
                               attend_rows<Avx512>,

@@ -45,7 +45,7 @@ struct Neon {
 constexpr Kernels kKernels = {multiply_tiles<Neon>,
                               normalize_rows,
                               gate_rows,
-                              quantize_rows,
+                              quantize_rows<PlainRounding>,
                               rotate_all_heads,
                               largest_of_rows,
                               attend_rows<Neon>,

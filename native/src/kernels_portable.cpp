@@ -76,7 +76,7 @@ struct Portable {
 constexpr Kernels kKernels = {multiply_tiles<Portable>,
                               normalize_rows,
                               gate_rows,
-                              quantize_rows,
+                              quantize_rows<PlainRounding>,
                               rotate_all_heads,
                               largest_of_rows,
                               attend_rows<Portable>,

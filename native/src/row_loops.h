@@ -56,53 +56,69 @@ void gate_rows(Activation activation, const float* x, std::size_t rows, std::siz
   }
 }
 
-// Rounds to the nearest integer, to the even one of two, at magnitudes below 2^22.
-inline std::int32_t nearest(float x) {
-  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: integers are in the last bits
-  constexpr std::int32_t kBits = 0x4b400000;
-  const float shifted = x + kShift;
-  std::int32_t bits;
-  __builtin_memcpy(&bits, &shifted, sizeof bits);
-  return bits - kBits;
-}
+// How a group of inputs is rounded, for processors without instructions of their own for it here.
+struct PlainRounding {
+  // The largest of 32 numbers without their signs, compared by their bits: NaN is the largest, and
+  // infinity the next.
+  static std::uint32_t largest_bits(const float* x) {
+    std::uint32_t largest = 0;
+    for (std::size_t i = 0; i < kGroup; ++i) {
+      std::uint32_t bits;
+      __builtin_memcpy(&bits, x + i, sizeof bits);
+      bits &= 0x7fffffffu;
+      largest = bits > largest ? bits : largest;
+    }
+    return largest;
+  }
+
+  // Rounds 16 numbers times a factor to the nearest integers, at most 127, to the even one of two;
+  // returns their sum.
+  static std::int32_t round_half(const float* x, float factor, std::int8_t* y) {
+    constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: integers are in the last bits
+    constexpr std::int32_t kBits = 0x4b400000;
+    std::int32_t sum = 0;
+    for (std::size_t i = 0; i < kGroup / 2; ++i) {
+      const float shifted = x[i] * factor + kShift;
+      std::int32_t value;
+      __builtin_memcpy(&value, &shifted, sizeof value);
+      value -= kBits;
+      sum += value;
+      y[i] = static_cast<std::int8_t>(value);
+    }
+    return sum;
+  }
+};
 
 // Rounds a whole group of inputs.
+template <class Rounding>
 inline void quantize_group(const float* x, Int8Inputs& y) {
-  // Compared as integers: NaN is the largest magnitude, and infinity the next.
-  std::uint32_t largest = 0;
-  for (std::size_t i = 0; i < kGroup; ++i) {
-    std::uint32_t bits;
-    __builtin_memcpy(&bits, x + i, sizeof bits);
-    bits &= 0x7fffffffu;
-    largest = bits > largest ? bits : largest;
+  const std::uint32_t largest = Rounding::largest_bits(x);
+  if (largest >= 0x7f800000u) {
+    y = {};
+    y.scale = y.sum = __builtin_nanf("");
+    return;
   }
   float magnitude;
   __builtin_memcpy(&magnitude, &largest, sizeof magnitude);
-  constexpr float kLeast = 1e-30f;  // below, numbers are 0: dividing by them might overflow
-  const bool finite = largest < 0x7f800000u;
-  const float factor = finite && magnitude > kLeast ? 127.0f / magnitude : 0.0f;
+  const bool zero = magnitude <= 1e-30f;  // dividing by it might overflow
+  const float factor = zero ? 0.0f : 127.0f / magnitude;
   constexpr std::size_t kHalf = kGroup / 2;
   for (std::size_t h = 0; h < 2; ++h) {
-    std::int32_t sum = 0;
-    for (std::size_t i = h * kHalf; i < (h + 1) * kHalf; ++i) {
-      const std::int32_t value = finite ? nearest(x[i] * factor) : 0;
-      sum += value;
-      y.values[i] = static_cast<std::int8_t>(value);
-    }
-    y.halves[h] = sum;
+    y.halves[h] = Rounding::round_half(x + h * kHalf, factor, y.values + h * kHalf);
   }
-  y.scale = !finite ? __builtin_nanf("") : magnitude > kLeast ? magnitude / 127.0f : 0.0f;
+  y.scale = zero ? 0.0f : magnitude / 127.0f;
   y.sum = y.scale * static_cast<float>(y.halves[0] + y.halves[1]);
 }
 
+template <class Rounding>
 void quantize_rows(const float* x, std::size_t rows, std::size_t in, Int8Inputs* y) {
   for (std::size_t r = 0; r < rows; ++r, x += in) {
     std::size_t i = 0;
-    for (; i + kGroup <= in; i += kGroup) quantize_group(x + i, *y++);
+    for (; i + kGroup <= in; i += kGroup) quantize_group<Rounding>(x + i, *y++);
     if (i == in) continue;
     float last[kGroup] = {};
     for (std::size_t c = 0; i + c < in; ++c) last[c] = x[i + c];
-    quantize_group(last, *y++);
+    quantize_group<Rounding>(last, *y++);
   }
 }
 
