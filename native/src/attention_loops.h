@@ -105,7 +105,7 @@ class RowsAttention {
       for (std::size_t n = 0; n < all_.new_rows; n += kKeyGroup) {
         gather_rows(used_ + n, used_ + all_.new_rows, keys_);
         for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
-          score(r, count, keys_, 0, 1, fresh_ + r * fresh_stride_ + n, fresh_stride_);
+          score(r, count, keys_, 0, 1, fresh_ + r * fresh_stride_ + n, fresh_stride_, nullptr);
         });
       }
     }
@@ -199,9 +199,7 @@ class RowsAttention {
   const float* stored_keys(std::size_t position, std::size_t end) const {
     const std::size_t last = end < position + kKeyGroup ? end : position + kKeyGroup;
     if (!in_groups_ || last > used_) return nullptr;
-    const Number* const first = page(all_.k, position);
-    if (first == nullptr) return nullptr;
-    return reinterpret_cast<const float*>(first + position % all_.pages.size * h_);
+    return reinterpret_cast<const float*>(row(all_.k, new_k_, position));
   }
 
   // Makes a group of keys from a position on; from `end` on keys are zeros.
@@ -241,9 +239,9 @@ class RowsAttention {
 
   // Products of `count` rows, at most Form::kRows, with so many groups of keys at a distance.
   void score(std::size_t r, std::size_t count, const float* keys, std::size_t distance,
-             std::size_t groups, float* scores, std::size_t stride) {
+             std::size_t groups, float* scores, std::size_t stride, const float* next) {
     const Factors factors{q_ + r * query_, query_, keys,   kKeyGroup, distance,
-                          elements_,       scores, stride, true};
+                          elements_,       scores, stride, true,      next};
     add_rows_of_products<Form, Form::kRows>(count, factors, groups * kKeyGroup);
   }
 
@@ -272,18 +270,22 @@ class RowsAttention {
       const std::size_t distance = g + 1 < all ? distance_after(g) : 0;
       std::size_t end = g + 1;
       while (end < all && distance_after(end - 1) == distance && distance % sizeof(float) == 0) ++end;
+      const std::size_t first = j + g * kKeyGroup, last = j + end * kKeyGroup;
       score(r, count, groups_[g], distance / sizeof(float), end - g, scores_ + g * kKeyGroup,
-            kKeyBlock);
+            kKeyBlock, r == 0 && last <= used_ ? stored_values(first) : nullptr);
       g = end;
     }
   }
 
-  // Finds the values of whole elements of a block's first positions, and makes those that are not stored
-  // so.
+  // Finds the values of whole elements of a block's first positions, and makes those that are not
+  // stored so.
   void take_values(std::size_t j, std::size_t count) {
     run_count_ = 0;
-    for (std::size_t p = 0; p + Form::kNumbers <= count; p += Form::kNumbers) {
+    const std::size_t cached = j < used_ ? used_ - j : 0;
+    for (std::size_t p = 0, elements; p + Form::kNumbers <= count; p += elements * Form::kNumbers) {
       const float* values = stored_values(j + p);
+      const bool all = p + kKeyGroup <= count && p + kKeyGroup <= cached;  // of a group
+      elements = in_groups_ && all && values != nullptr ? kKeyGroup / Form::kNumbers : 1;
       if (kPairs && values == nullptr) {
         float* const made = values_ + p / Form::kNumbers * h_;
         join(value(j + p, even_), value(j + p + 1, odd_), made);
@@ -293,9 +295,9 @@ class RowsAttention {
       const bool follows = last != nullptr && (last->values == nullptr) == (values == nullptr) &&
                            (values == nullptr || values == last->values + last->count * h_);
       if (follows) {
-        ++last->count;
+        last->count += elements;
       } else {
-        runs_[run_count_++] = {values, 1};
+        runs_[run_count_++] = {values, elements};
       }
     }
   }
@@ -303,14 +305,8 @@ class RowsAttention {
   // The element of values at a position, [h], where it is stored so; otherwise null, as for a missing
   // page.
   const float* stored_values(std::size_t position) const {
-    if constexpr (kPairs) {
-      if (!in_groups_ || position + 1 >= used_) return nullptr;
-      const Number* const first = page(all_.v, position);
-      if (first == nullptr) return nullptr;
-      return reinterpret_cast<const float*>(first + position % all_.pages.size * h_);
-    } else {
-      return reinterpret_cast<const float*>(row(all_.v, new_v_, position));
-    }
+    if (kPairs && (!in_groups_ || position + 1 >= used_)) return nullptr;
+    return reinterpret_cast<const float*>(row(all_.v, new_v_, position));
   }
 
   // The value at a position, as a row; `room` is for one that is not stored so.
@@ -341,6 +337,7 @@ class RowsAttention {
     const std::size_t to = known < j ? j : known < j + kKeyBlock ? known : j + kKeyBlock;
     take_keys(j, to);
     take_values(j, to - j);
+    next_ = to;
     for_groups<Form>(rows_.rows, [&](std::size_t r, std::size_t count) {
       score_block(r, count, j, to);
       std::size_t ends[kRowGroup];  // of each row in this block, at most `to`; of whole elements
@@ -392,6 +389,8 @@ class RowsAttention {
       const std::size_t end = begin + runs_[i].count < to ? begin + runs_[i].count : to;
       const std::size_t first = begin < from ? from : begin;
       if (first >= end || runs_[i].values == nullptr) continue;
+      const std::size_t later = next_ + begin * Form::kNumbers;  // where the next block's keys are
+      const bool ahead = r == 0 && later % kKeyGroup == 0 && later < used_;
       const Factors factors{scores_ + group * kKeyBlock + first * Form::kFloats,
                             kKeyBlock,
                             runs_[i].values + (first - begin) * h_,
@@ -400,7 +399,8 @@ class RowsAttention {
                             end - first,
                             sums(r),
                             stride_,
-                            false};
+                            false,
+                            ahead ? stored_keys(later, later + 1) : nullptr};
       add_rows_of_products<Form, Form::kRows>(rows, factors, h_);
     }
   }
@@ -419,7 +419,8 @@ class RowsAttention {
                             1,
                             sums(r),
                             0,
-                            false};
+                            false,
+                            nullptr};
       add_rows_of_products<Form, 1>(1, factors, h_);
     };
     if constexpr (kPairs) {
@@ -471,6 +472,7 @@ class RowsAttention {
   Number* odd_ = nullptr;           // [h]: likewise
   const Number* zeros_ = nullptr;   // [h]; null in float32
   const float* groups_[kGroups];    // keys of a block, [elements, 16]
+  std::size_t next_ = 0;            // the position after a block
   Run runs_[kElements];             // values of a block
   std::size_t run_count_ = 0;
   Seen seen_[kAttentionRows];

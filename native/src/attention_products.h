@@ -93,6 +93,7 @@ struct Factors {
   float* y;
   std::size_t y_stride;
   bool begins;  // the sums, which are then 0
+  const float* next;  // what is multiplied after w, of its size; null for nothing
 };
 
 // Adds products to Rows rows of a few vectors of sums: chains of additions, in order.
@@ -115,7 +116,13 @@ void add_products(const Factors& factors, std::size_t column) {
     }
   }
   const std::size_t count = factors.count;
+  const float* next = factors.next == nullptr ? nullptr : factors.next + column * count;
   for (std::size_t i = 0; i < count; ++i, w += w_stride) {
+    if (next != nullptr) {
+      DART_UNROLL
+      for (int v = 0; v < Vectors; ++v) __builtin_prefetch(next + v * kSize, 0, 2);
+      next += Vectors * kSize;
+    }
     Vector values[Vectors][Form::kFloats];
     DART_UNROLL
     for (int v = 0; v < Vectors; ++v) {

@@ -26,9 +26,6 @@ struct Avx512 {
     const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, bits);
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16));
   }
-  static void prefetch(const void* from) {
-    _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T0);
-  }
   static void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
   // 2 to the power n, where a number's last bits are n + 127.

@@ -27,9 +27,6 @@ struct Avx2 {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
   }
-  static void prefetch(const void* from) {
-    _mm_prefetch(static_cast<const char*>(from), _MM_HINT_T0);
-  }
   static void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
   // 2 to the power n, where a number's last bits are n + 127.

@@ -26,7 +26,6 @@ struct Neon {
   static Vector load(const std::uint16_t* from) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16));
   }
-  static void prefetch(const void* from) { __builtin_prefetch(from); }
   static void store(float* to, Vector value) { vst1q_f32(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
   // 2 to the power n, where a number's last bits are n + 127.

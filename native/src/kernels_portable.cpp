@@ -49,7 +49,6 @@ struct Portable {
     std::memcpy(vector.values, bits, sizeof bits);
     return vector;
   }
-  static void prefetch(const void*) {}
   static void store(float* to, const Vector& value) {
     std::memcpy(to, value.values, sizeof value.values);
   }

@@ -60,11 +60,12 @@ void accumulate(const Block<Weight>& block) {
   const std::size_t inputs = block.inputs;
   DART_UNROLL_BY_4
   for (std::size_t i = 0; i < inputs; ++i) {
-    // A single row was read as fast or faster without: the processor sees what comes.
+    // A single row was read as fast or faster without: the processor sees what comes. Many rows
+    // need all of the first cache, and go at the second's pace.
     if constexpr (Rows > 1) {
       DART_UNROLL
       for (int c = 0; c < Vectors * Lanes::kSize; c += kLine) {
-        Lanes::prefetch(ahead + i * kTileWidth + c);
+        __builtin_prefetch(ahead + i * kTileWidth + c, 0, Rows < 8 ? 3 : 2);
       }
     }
     Vector weights[Tiles][Vectors];
