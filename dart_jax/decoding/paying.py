@@ -2,8 +2,9 @@
 5).
 
 A node's score less its parent's, its *gain*, says how likely it is to be accepted if its parent
-is. How likely, is counted: gains are put into bins, and every verified node whose parent was
-accepted is an observation of its bin. A node's probability is the product along its path.
+is. How likely, is counted: nodes are put into bins by level and gain, and every verified node whose
+parent was accepted is an observation of its bin. A node's probability is the product along its
+path.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import numpy as np
 
 from dart_jax.decoding.tree import ancestor_mask, scores_of, unpack, with_scores
 
-# Bins of gains, and their width; the last one has all that are worse.
-GAINS, _WIDTH = 32, 0.25
+# Levels that have bins of their own, the last one with all deeper ones; a level's bins of gains, of
+# which the last one has all that are worse; and their width.
+_LEVELS, _GAINS, _WIDTH = 3, 32, 0.25
+BINS = _LEVELS * _GAINS
 
 # Steps after which the numbers of nodes that are timed begin again.
 NUMBERS = 12
@@ -29,9 +32,9 @@ class Paying(NamedTuple, Generic[AnyArray]):
     """Knowledge of a burst about its trees.
 
     Attributes:
-      rates: float32 [GAINS], shares of the nodes of each bin that are accepted if their parents
-        are.
-      costs: float32 [N + 1], of a step by the nodes that it verifies, in any unit.
+      rates: float32 [BINS], shares of the nodes of each bin that are accepted if their parents are.
+      costs: float32 [N + 1], of a step by the nodes that it verifies: the tokens that steps usually
+        emit in its time.
       numbers: int32 [NUMBERS], of nodes that steps verify in turn, to be timed; -1 for as many as
         pay.
     """
@@ -48,13 +51,14 @@ class Paying(NamedTuple, Generic[AnyArray]):
 
 
 def prior_rates() -> np.ndarray:
-    """The rates of a drafter of which nothing is known, float32 [GAINS]: smollm2's, about."""
-    gain = -_WIDTH * (np.arange(GAINS, dtype=np.float32) + 0.5)
-    return 1 / (1 + np.exp(-1.5 - 1.7 * gain))
+    """The rates of a drafter of which nothing is known, float32 [BINS]: smollm2's, about."""
+    gain = -_WIDTH * (np.arange(_GAINS, dtype=np.float32) + 0.5)
+    return np.tile(1 / (1 + np.exp(-1.9 - 1.9 * gain)), _LEVELS)
 
 
 def nodes_that_pay(probabilities: AnyArray, costs: AnyArray) -> AnyArray:
-    """Returns how many of a tree's first nodes give the most expected tokens for their cost.
+    """Returns how many of a tree's first nodes give the most expected tokens beyond what their time
+    usually gives: over many steps, that gives the most tokens in all.
 
     Args:
       probabilities: float [..., N], of the nodes: that they and all before them in their paths are
@@ -65,7 +69,7 @@ def nodes_that_pay(probabilities: AnyArray, costs: AnyArray) -> AnyArray:
       int [...], the smallest of equally good numbers.
     """
     tokens: Any = tokens_of(probabilities)
-    return (tokens / costs[(None,) * (tokens.ndim - 1)]).argmax(-1)
+    return (tokens - costs[(None,) * (tokens.ndim - 1)]).argmax(-1)
 
 
 def tokens_of(probabilities: AnyArray) -> AnyArray:
@@ -102,13 +106,13 @@ def outcomes_of(trees: jax.Array, ranks: jax.Array, counts: jax.Array) -> jax.Ar
       counts: bool [B], the rows that count.
 
     Returns:
-      int32 [B, GAINS, 2]: how many there were in each bin, and how many of them were accepted.
+      int32 [B, BINS, 2]: how many there were in each bin, and how many of them were accepted.
     """
     tree = unpack(trees)
     place = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None]
     accepted = (place == 0) | jnp.any(ranks[:, :, None] == place[:, None], axis=1)
     tried = tree.real & jnp.take_along_axis(accepted, tree.parents, axis=1) & counts[:, None]
-    of_bin = _bins(trees)[..., None] == jnp.arange(GAINS, dtype=jnp.int32)[None, None]
+    of_bin = _bins(trees)[..., None] == jnp.arange(BINS, dtype=jnp.int32)[None, None]
     new = jnp.stack([tried, tried & accepted], axis=-1)
     return jnp.sum((of_bin[..., None] & new[:, :, None]).astype(jnp.int32), axis=1)
 
@@ -121,7 +125,8 @@ def first_nodes(trees: jax.Array, nodes: jax.Array) -> jax.Array:
 
 
 def _bins(trees: jax.Array) -> jax.Array:
-    """The bins of nodes' gains, int32 [B, N + 1]."""
+    """The nodes' bins, int32 [B, N + 1]."""
     scores = scores_of(trees)
     gains = scores - jnp.take_along_axis(scores, trees[:, 1], axis=1)
-    return jnp.clip(-gains / _WIDTH, 0, GAINS - 1).astype(jnp.int32)
+    level = jnp.clip(trees[:, 2] - 1, 0, _LEVELS - 1)
+    return _GAINS * level + jnp.clip(-gains / _WIDTH, 0, _GAINS - 1).astype(jnp.int32)

@@ -17,7 +17,7 @@ class Lessons(NamedTuple, Generic[AnyArray]):
     """What a burst tells about drafts.
 
     Attributes:
-      outcomes: int32 [n, GAINS, 2], see `outcomes_of`.
+      outcomes: int32 [n, BINS, 2], see `outcomes_of`.
       expected: float32 [n, N + 1], sums over all trees of the probabilities of verified nodes, by
         place; the root's count the trees.
     """
@@ -31,7 +31,7 @@ class Lessons(NamedTuple, Generic[AnyArray]):
         """Adds a step.
 
         Args:
-          outcomes: int32 [n, GAINS, 2].
+          outcomes: int32 [n, BINS, 2].
           expected: float32 [n, N + 1], probabilities of the nodes that were verified.
           drafted: bool [n], rows with trees.
         """

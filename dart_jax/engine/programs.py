@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.paying import (
-    GAINS,
+    BINS,
     NUMBERS,
     Paying,
     doubted,
@@ -360,7 +360,7 @@ def burst(
     lessons = times = None
     if paying is not None and trees is not None:
         expected = jnp.zeros((n, trees.shape[2]), jnp.float32)
-        lessons = Lessons(jnp.zeros((n, GAINS, 2), jnp.int32), expected)
+        lessons = Lessons(jnp.zeros((n, BINS, 2), jnp.int32), expected)
     if n == 1 and config.reads_only_used:
         times = jnp.zeros((n, static.steps, 2), jnp.uint32)
     carry = _Carry(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dart_jax.decoding.paying import GAINS
+from dart_jax.decoding.paying import BINS
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.machine import available_cores
@@ -129,7 +129,7 @@ class Known(NamedTuple):
 
     Attributes:
       costs: by number of nodes.
-      outcomes: float [GAINS, 2], see `dart_jax.decoding.paying.outcomes_of`.
+      outcomes: float [BINS, 2], see `dart_jax.decoding.paying.outcomes_of`.
     """
 
     costs: dict[int, float]
@@ -138,7 +138,7 @@ class Known(NamedTuple):
     @classmethod
     def nothing(cls) -> Known:
         """Before the first step."""
-        return cls({}, np.zeros((GAINS, 2)))
+        return cls({}, np.zeros((BINS, 2)))
 
     def differs(self, other: Known) -> bool:
         """True if anything has changed by much."""
@@ -167,7 +167,7 @@ class CostFiles:
             costs = {int(k): float(v) for k, v in content["costs"].items()}
             outcomes = np.array(content["outcomes"], float)
             numbers = np.array([*costs.values(), *outcomes.flat])
-            right = outcomes.shape == (GAINS, 2) and np.isfinite(numbers).all()
+            right = outcomes.shape == (BINS, 2) and np.isfinite(numbers).all()
             if right and (numbers >= 0).all() and all(costs.values()):
                 known = Known(costs, outcomes)
         except (OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError):

@@ -95,7 +95,7 @@ class _Kind:
             return State(0, self.left)
         costs, numbers = np.ones(self.size + 1), np.full(NUMBERS, -1, np.int32)
         if self.stepwise:
-            costs = self.costs.of(np.arange(self.size + 1))
+            costs = self.usual_rate() * self.costs.of(np.arange(self.size + 1))
             if self.timing:
                 every = [0, *(2**n for n in range(self.size.bit_length() - 1)), self.size]
                 numbers = np.resize(np.array(every[::-1], np.int32), NUMBERS)
@@ -144,8 +144,14 @@ class _Kind:
         numbers = np.arange(1, sizes[-1] + 1)
         each = np.searchsorted(sizes, numbers)
         costs = self.costs.of(numbers if self.stepwise else sizes[each])
-        pays = nodes_that_pay(self.places, np.concatenate([[np.inf], costs]))
+        pays = nodes_that_pay(self.places, self.usual_rate() * np.concatenate([[np.inf], costs]))
         return int(sizes[each[pays - 1]])
+
+    def usual_rate(self) -> float:
+        """The tokens that steps emit for the time of a plain step, or more: with drafts lately, or
+        without."""
+        plain = 1 / (self.costs.plain or 1.0)
+        return max(self.tokens / self.cost if self.cost else 0.0, plain)
 
     def learn(
         self,

@@ -6,7 +6,7 @@ import pytest
 
 from dart_jax.decoding import paying
 from dart_jax.decoding.paying import (
-    GAINS,
+    BINS,
     doubted,
     first_nodes,
     nodes_that_pay,
@@ -30,8 +30,10 @@ def random_trees(rng, batch=3, nodes=12):
     return trees
 
 
-def bin_of(scores, node, parent):
-    return min(int((scores[parent] - scores[node]) / paying._WIDTH), GAINS - 1)
+def bin_of(tree, node):
+    scores, levels, gains = tree[3].view(np.float32), paying._LEVELS, paying._GAINS
+    gain = min(int((scores[tree[1, node]] - scores[node]) / paying._WIDTH), gains - 1)
+    return gains * (min(tree[2, node], levels) - 1) + gain
 
 
 @pytest.mark.parametrize("convex", [True, False])
@@ -42,10 +44,25 @@ def test_nodes_that_pay_are_the_best_by_brute_force(convex):
         probabilities = rng.random(nodes) ** rng.integers(1, 5)
         steps = rng.random(nodes) * 0.4
         costs = 1 + np.concatenate([[0], np.cumsum(np.sort(steps) if convex else steps)])
-        rates = [(1 + probabilities[:n].sum()) / costs[n] for n in range(nodes + 1)]
-        assert nodes_that_pay(probabilities, costs) == np.argmax(rates)
+        more = [1 + probabilities[:n].sum() - costs[n] for n in range(nodes + 1)]
+        assert nodes_that_pay(probabilities, costs) == np.argmax(more)
         chosen = nodes_that_pay(*(jnp.asarray(x, jnp.float32) for x in (probabilities, costs)))
-        assert rates[int(chosen)] == pytest.approx(max(rates), rel=1e-5)
+        assert more[int(chosen)] == pytest.approx(max(more), abs=1e-5)
+
+
+def test_steps_that_choose_by_what_they_usually_give_are_the_fastest():
+    rng, costs = np.random.default_rng(6), 1.2 + 0.15 * np.arange(6)
+    steps = np.cumprod(rng.random((2000, 5)), axis=1)
+    tokens = np.pad(np.cumsum(steps, axis=1) + 1, ((0, 0), (1, 0)), constant_values=1)
+
+    def rate(chosen):
+        return tokens[np.arange(2000), chosen].sum() / costs[chosen].sum()
+
+    usual = 1.0
+    for _ in range(5):
+        usual = rate(nodes_that_pay(steps, usual * costs))
+    assert usual > 1.01 * max(rate(np.full(2000, n)) for n in range(6))
+    assert usual >= rate((tokens / costs).argmax(axis=1))
 
 
 def test_without_costs_all_pay_and_at_high_ones_none():
@@ -56,31 +73,29 @@ def test_without_costs_all_pay_and_at_high_ones_none():
 
 def test_a_probability_is_the_product_along_the_path():
     rng = np.random.default_rng(1)
-    trees, rates = random_trees(rng), rng.random(GAINS).astype(np.float32)
+    trees, rates = random_trees(rng), rng.random(BINS).astype(np.float32)
     found = np.asarray(probabilities_of(jnp.asarray(trees), jnp.asarray(rates), 12))
     for tree, row in zip(trees, found, strict=True):
-        scores, expected = tree[3].view(np.float32), [1.0]
+        expected = [1.0]
         for node in range(1, tree.shape[1]):
             parent = tree[1, node]
-            rate = rates[bin_of(scores, node, parent)]
-            expected.append(expected[parent] * rate if tree[2, node] else 0.0)
+            rate = rates[bin_of(tree, node)] if tree[2, node] else 0.0
+            expected.append(expected[parent] * rate)
         np.testing.assert_allclose(row, expected, rtol=1e-5)
 
 
 def test_outcomes_are_those_of_nodes_whose_parents_were_accepted():
     rng = np.random.default_rng(2)
     trees = random_trees(rng, batch=20)
-    ranks, expected = np.zeros((20, 13), np.int32), np.zeros((20, GAINS, 2), int)
+    ranks, expected = np.zeros((20, 13), np.int32), np.zeros((20, BINS, 2), int)
     counted = rng.random(20) < 0.8
     for row, tree in enumerate(trees):
-        scores, end, depth = tree[3].view(np.float32), 0, 0
+        end, depth = 0, 0
         while True:
             children = np.flatnonzero((tree[1] == end) & (tree[2] > 0))
             accepted = rng.choice(children) if len(children) and rng.random() < 0.7 else None
             for node in children:
-                expected[row, bin_of(scores, node, end)] += counted[row] * np.array(
-                    [1, node == accepted]
-                )
+                expected[row, bin_of(tree, node)] += counted[row] * np.array([1, node == accepted])
             if accepted is None:
                 break
             ranks[row, depth] = end = accepted
@@ -108,4 +123,4 @@ def test_the_first_nodes_are_a_tree():
 
 
 def test_less_is_expected_of_worse_nodes():
-    assert (np.diff(prior_rates()) < 0).all()
+    assert (np.diff(prior_rates().reshape(paying._LEVELS, -1)) < 0).all()

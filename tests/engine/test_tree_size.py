@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dart_jax.decoding.drafting import PromptLookupConfig
-from dart_jax.decoding.paying import GAINS, nodes_that_pay
+from dart_jax.decoding.paying import BINS, nodes_that_pay
 from dart_jax.engine.lessons import Lessons
 from dart_jax.engine.step_costs import PLAIN, CostFiles, Known
 from dart_jax.engine.tree_size import BURST, TRIAL, TreeSizes
@@ -31,7 +31,7 @@ def policy(costs=None, tmp_path=None, **options):
 
 def known(costs):
     costs = {size or PLAIN: float(cost) for size, cost in costs.items()}
-    return Known(costs, np.zeros((GAINS, 2)))
+    return Known(costs, np.zeros((BINS, 2)))
 
 
 def decoded(sizes, rates, costs=COSTS, tokens=80_000, noise=0.0, rows=1, limit=64):
@@ -42,7 +42,7 @@ def decoded(sizes, rates, costs=COSTS, tokens=80_000, noise=0.0, rows=1, limit=6
         state = sizes.choose(rows, "greedy")
         steps = min(state.left, limit)
         expected = np.array([1.0, *rates[: state.size]]) * steps
-        lessons = Lessons(np.zeros((GAINS, 2)), expected) if state.size else None
+        lessons = Lessons(np.zeros((BINS, 2)), expected) if state.size else None
         seconds = steps * costs[state.size] * np.exp(noise * rng.normal())
         sizes.learn(rows, "greedy", state.size, steps, lessons, seconds)
         bursts.append((state.size, expected.sum(), steps * costs[state.size]))
@@ -129,7 +129,7 @@ def stepwise_steps(sizes, rates, cost, steps, seed=0, noise=0.1):
     while steps > 0:
         state = sizes.choose(1, "greedy")
         count, busy = min(state.left, steps), np.exp(0.1 * rng.normal())
-        outcomes, times, at = np.zeros((GAINS, 2), int), np.zeros((count, 2), np.uint32), 0.0
+        outcomes, times, at = np.zeros((BINS, 2), int), np.zeros((count, 2), np.uint32), 0.0
         expected = np.zeros(state.size + 1)
         for turn in range(count):
             nodes, accepted = PLAIN, 0
