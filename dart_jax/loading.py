@@ -34,12 +34,39 @@ PathLike = str | os.PathLike[str]
 
 
 def find_drafter(
-    drafter: PathLike, target: TargetConfig, tokenizer: Tokenizer, token: str | bool | None
+    drafter: PathLike,
+    target: TargetConfig,
+    tokenizer: Tokenizer,
+    token: str | bool | None,
+    window: int | None,
 ) -> tuple[Path, AnyDrafterConfig | TargetConfig]:
-    """Returns a drafter's directory and config; raises UserError if it does not fit the target."""
+    """Finds a drafter for a target.
+
+    Args:
+      drafter: directory or `owner/name`.
+      target: the target's config.
+      tokenizer: the target's.
+      token: hub token; None uses the stored login.
+      window: see `DartModel.from_pretrained`.
+
+    Returns:
+      Its directory and config.
+
+    Raises:
+      UserError: it does not fit the target, or cannot have the window.
+    """
     directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
     config = read_any_drafter_config(directory)
     check_fit(target, config)
+    if window is not None:
+        if window < 0:
+            raise UserError(f"drafter_window {window} must be positive, or 0 for none")
+        if isinstance(config, TargetConfig):
+            raise UserError(
+                "a drafter's window is that of a DART, EAGLE-3 or block drafter, and "
+                f"{drafter} is a language model; leave the window out"
+            )
+        config = config.with_window(window or None)
     if isinstance(config, TargetConfig):
         _check_tokens(directory, tokenizer)
     return directory, config
@@ -101,6 +128,7 @@ def load_drafter_here(
             dtype,
             target["embed_tokens"],
             target=target_directory,
+            config=config,
             keep_bfloat16=weights.tiles,
             mesh=mesh,
             int8=weights.int8,

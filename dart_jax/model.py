@@ -141,6 +141,7 @@ class DartModel:
         search: SearchWay = "auto",
         ngram_device_memory: int = DEFAULT_MEMORY,
         mesh: str | None = None,
+        drafter_window: int | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -176,6 +177,8 @@ class DartModel:
           mesh: devices that decode together, such as "model=4" or "data=2,model=4": groups of
             devices that share the weights of target and drafter (`model`), each with some of a
             batch's rows (`data`). None for one device.
+          drafter_window: positions that a DART, EAGLE-3 or block drafter sees, its own included, in
+            all layers; 0 for all positions; None for what its config says.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 
@@ -197,7 +200,14 @@ class DartModel:
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
-            drafter_path, draft_config = find_drafter(drafter, config, tokenizer, token)
+            drafter_path, draft_config = find_drafter(
+                drafter, config, tokenizer, token, drafter_window
+            )
+        elif drafter_window is not None:
+            raise UserError(
+                "a drafter's window is that of a DART, EAGLE-3 or block drafter; pass one, or "
+                "leave the window out"
+            )
         searches = isinstance(draft_config, ParallelConfig | None)
         if named is not None and ngram is None and searches:
             ngram = named.part(models.NGRAM)
@@ -222,20 +232,25 @@ class DartModel:
         return model._with_loaded(drafter_path, draft_config, kind)
 
     def with_drafter(
-        self, drafter: PathLike | AnyDrafter | None, *, token: str | bool | None = None
+        self,
+        drafter: PathLike | AnyDrafter | None,
+        *,
+        drafter_window: int | None = None,
+        token: str | bool | None = None,
     ) -> DartModel:
         """Returns a model with another drafting method that shares this target's weights.
 
         Args:
           drafter: directory or `owner/name`, as for `from_pretrained`; a config that needs no
             parameters, such as `NgramConfig` or `PromptLookupConfig`; None for plain decoding.
+          drafter_window: of a drafter in a directory, as for `from_pretrained`.
           token: hub token; None uses the stored login.
 
         Raises:
           UserError: as `from_pretrained`.
         """
         if isinstance(drafter, str | os.PathLike):
-            path, config = find_drafter(drafter, self.target, self.tokenizer, token)
+            path, config = find_drafter(drafter, self.target, self.tokenizer, token, drafter_window)
             return self._with_loaded(path, config, dtype_of(self.params["target"]))
         if drafter == self.drafter:
             return self

@@ -21,6 +21,10 @@ KINDS = {
     "three layers": dataclasses.replace(DART, num_hidden_layers=3, draft_length=2),
     "unshifted": dataclasses.replace(DART, shifted=False, draft_length=3),
     "one position": dataclasses.replace(DART, draft_length=0),
+    "window": DART.with_window(4),  # shorter than the text, and than a block
+    "three layers, window": dataclasses.replace(
+        DART, num_hidden_layers=3, draft_length=2, sliding_window=3
+    ),
 }
 
 
@@ -90,8 +94,9 @@ def test_layers_after_the_first_are_further_parameters():
 
 NATIVE = {
     name: dataclasses.replace(KINDS[name], head_dim=16)
-    for name in ("dart", "unshifted", "one position")
+    for name in ("dart", "unshifted", "one position", "window")
 }
+NATIVE["longer window"] = NATIVE["dart"].with_window(7)
 
 
 @native
@@ -149,3 +154,20 @@ def test_the_core_computes_the_layer_by_one_call(config, kv):
         jax.tree.leaves(read_prompt(jnp.int32(6))), jax.tree.leaves(rows), strict=True
     ):
         np.testing.assert_array_equal(ours[:, :, :6], theirs[:1, :, :6])
+
+
+@native
+@pytest.mark.parametrize("window", [15, 16, 1000])
+def test_a_window_as_long_as_the_text_changes_no_bit(window):
+    config = NATIVE["dart"]
+    params = random_params(config, 1)
+    tiles = WeightsForm(fused=True, tiles=True).prepare(jax.tree.map(jnp.copy, params))
+    inputs = *real_rows(9), jnp.array([8, 6], jnp.int32)
+    core = LayerOptions(attention="native", fused=True)
+    for options, weights in ((LayerOptions(), params), (core, tiles)):
+        whole, narrow = (
+            jax.jit(bind(each, weights, options))(*inputs)[0]
+            for each in (config, config.with_window(window))
+        )
+        same = np.array_equal(narrow, whole)
+        assert same == (window >= 16)  # 9 real rows and 7 mask rows
