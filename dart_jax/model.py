@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig, drafter_title
+from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
@@ -34,8 +33,9 @@ from dart_jax.loading import (
     find_drafter,
     load_drafter_here,
     load_target_here,
-    parameter_count,
+    parts_in_words,
     warn_of_unused,
+    with_window,
 )
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, DrafterConfig, ParallelConfig
@@ -96,23 +96,7 @@ class DartModel:
         return f"<table><caption>DartModel</caption>{rows}</table>"
 
     def _parts(self) -> dict[str, str]:
-        """The model's parts, in words."""
-        leaves = jax.tree.leaves(self.params)
-        norm = self.params["target"]["norm"]["scale"]
-        devices = sorted(norm.devices(), key=lambda device: device.id)
-        drafting = drafter_title(self.drafter)
-        if "drafter" in self.params:
-            drafting += f", {parameter_count(self.params['drafter'])} parameters"
-        kv = np.dtype(self.execution.target.cache_dtype(norm.dtype))
-        size = parameter_count(self.params["target"])
-        return {
-            "target": f"{self.target.model_type}, {size} parameters",
-            "drafter": drafting,
-            "n-gram model": "none" if self.ngram is None else repr(self.ngram),
-            "dtype": f"{norm.dtype}; keys and values {kv}",
-            "device": f"{devices[0].device_kind} {', '.join(str(each.id) for each in devices)}",
-            "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
-        }
+        return parts_in_words(self.target, self.drafter, self.params, self.ngram, self.execution)
 
     @functools.cached_property
     def generation_config(self) -> GenerationConfig:
@@ -200,14 +184,8 @@ class DartModel:
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
-            drafter_path, draft_config = find_drafter(
-                drafter, config, tokenizer, token, drafter_window
-            )
-        elif drafter_window is not None:
-            raise UserError(
-                "a drafter's window is that of a DART, EAGLE-3 or block drafter; pass one, or "
-                "leave the window out"
-            )
+            drafter_path, draft_config = find_drafter(drafter, config, tokenizer, token)
+        draft_config = with_window(draft_config, drafter_window)
         searches = isinstance(draft_config, ParallelConfig | None)
         if named is not None and ngram is None and searches:
             ngram = named.part(models.NGRAM)
@@ -250,8 +228,10 @@ class DartModel:
           UserError: as `from_pretrained`.
         """
         if isinstance(drafter, str | os.PathLike):
-            path, config = find_drafter(drafter, self.target, self.tokenizer, token, drafter_window)
+            path, config = find_drafter(drafter, self.target, self.tokenizer, token)
+            config = with_window(config, drafter_window)
             return self._with_loaded(path, config, dtype_of(self.params["target"]))
+        with_window(None, drafter_window)
         if drafter == self.drafter:
             return self
         if drafter is not None:

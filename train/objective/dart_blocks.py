@@ -291,7 +291,7 @@ def _attend_shared_scores(
         nearest = anchors[:, :, None] + jnp.arange(2 - m, 1, dtype=jnp.int32)[None, None]
         within = jnp.asarray(np.arange(m - 1) >= np.arange(m)[:, None])[None, None]
         seen = (within & (_document_at(document, nearest) == own)[:, :, None]).reshape(-1, m, m - 1)
-        first = window_start(window, (anchors[:, :, None] + step).reshape(-1, m))
+        first = window_start(window, (anchors[:, :, None] + step[None, None]).reshape(-1, m))
         seen = windowed(seen, first, nearest.reshape(-1, m - 1))
         k_near, v_near = (_rows_at(y, jnp.maximum(nearest, 0)) for y in (real.k, real.v))
         near = PartialAttention.to(by_block(q_mask), k_near, v_near, seen)
