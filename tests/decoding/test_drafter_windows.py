@@ -17,6 +17,7 @@ PROMPTS = [
 ]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("name", ["drafter", "eagle3", "block"])
 def test_texts_are_the_targets_own(demo, demo_drafters, name):
     """With windows shorter and longer than the texts; the latter draft as if there were none."""
