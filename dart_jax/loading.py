@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from dart_jax.decoding.drafting import AnyDrafter, drafter_title
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError, warn
 from dart_jax.generation.transformers_options import unused_by_default
@@ -23,6 +24,7 @@ from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, untie
 from dart_jax.models.sharding.placement import replicate
+from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import FILE as TOKENIZER
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
@@ -31,6 +33,7 @@ from dart_jax.weights.drafter_files import check_draft_model, check_fit
 from dart_jax.weights.tensor_files import open_tensors, read_json
 
 PathLike = str | os.PathLike[str]
+_Config = TypeVar("_Config", bound=AnyDrafterConfig | TargetConfig | None)
 
 
 def find_drafter(
@@ -43,6 +46,21 @@ def find_drafter(
     if isinstance(config, TargetConfig):
         _check_tokens(directory, tokenizer)
     return directory, config
+
+
+def with_window(config: _Config, window: int | None) -> _Config:
+    """Returns a drafter's config with the window of `DartModel.from_pretrained`, None for its own;
+    raises UserError if nothing has such a window."""
+    if window is None:
+        return config
+    if window < 0:
+        raise UserError(f"a drafter's window must be positive, or 0 for none, got {window}")
+    if config is None or isinstance(config, TargetConfig):
+        raise UserError(
+            "a window is that of a DART, EAGLE-3 or block drafter; pass one, or leave the window "
+            "out"
+        )
+    return config.with_window(window or None)
 
 
 def load_target_here(
@@ -101,6 +119,7 @@ def load_drafter_here(
             dtype,
             target["embed_tokens"],
             target=target_directory,
+            config=config,
             keep_bfloat16=weights.tiles,
             mesh=mesh,
             int8=weights.int8,
@@ -120,7 +139,31 @@ def warn_of_unused(generation_file: Path) -> None:
         warn(f"{generation_file}: {unused}")
 
 
-def parameter_count(params: Any) -> str:
+def parts_in_words(
+    target: TargetConfig,
+    drafter: AnyDrafter | None,
+    params: DecodeParams,
+    ngram: NgramModel | None,
+    execution: Execution,
+) -> dict[str, str]:
+    """Describes a model's parts."""
+    leaves, norm = jax.tree.leaves(params), params["target"]["norm"]["scale"]
+    devices = sorted(norm.devices(), key=lambda device: device.id)
+    drafting = drafter_title(drafter)
+    if "drafter" in params:
+        drafting += f", {_parameter_count(params['drafter'])} parameters"
+    kv = np.dtype(execution.target.cache_dtype(norm.dtype))
+    return {
+        "target": f"{target.model_type}, {_parameter_count(params['target'])} parameters",
+        "drafter": drafting,
+        "n-gram model": "none" if ngram is None else repr(ngram),
+        "dtype": f"{norm.dtype}; keys and values {kv}",
+        "device": f"{devices[0].device_kind} {', '.join(str(each.id) for each in devices)}",
+        "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
+    }
+
+
+def _parameter_count(params: Any) -> str:
     """The number of parameters, such as 1.7 B."""
     is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731
     count = sum(leaf.size for leaf in jax.tree.leaves(params, is_leaf=is_leaf))

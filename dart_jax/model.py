@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig, drafter_title
+from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
@@ -34,8 +33,9 @@ from dart_jax.loading import (
     find_drafter,
     load_drafter_here,
     load_target_here,
-    parameter_count,
+    parts_in_words,
     warn_of_unused,
+    with_window,
 )
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, DrafterConfig, ParallelConfig
@@ -96,23 +96,7 @@ class DartModel:
         return f"<table><caption>DartModel</caption>{rows}</table>"
 
     def _parts(self) -> dict[str, str]:
-        """The model's parts, in words."""
-        leaves = jax.tree.leaves(self.params)
-        norm = self.params["target"]["norm"]["scale"]
-        devices = sorted(norm.devices(), key=lambda device: device.id)
-        drafting = drafter_title(self.drafter)
-        if "drafter" in self.params:
-            drafting += f", {parameter_count(self.params['drafter'])} parameters"
-        kv = np.dtype(self.execution.target.cache_dtype(norm.dtype))
-        size = parameter_count(self.params["target"])
-        return {
-            "target": f"{self.target.model_type}, {size} parameters",
-            "drafter": drafting,
-            "n-gram model": "none" if self.ngram is None else repr(self.ngram),
-            "dtype": f"{norm.dtype}; keys and values {kv}",
-            "device": f"{devices[0].device_kind} {', '.join(str(each.id) for each in devices)}",
-            "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
-        }
+        return parts_in_words(self.target, self.drafter, self.params, self.ngram, self.execution)
 
     @functools.cached_property
     def generation_config(self) -> GenerationConfig:
@@ -141,6 +125,7 @@ class DartModel:
         search: SearchWay = "auto",
         ngram_device_memory: int = DEFAULT_MEMORY,
         mesh: str | None = None,
+        drafter_window: int | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -176,6 +161,8 @@ class DartModel:
           mesh: devices that decode together, such as "model=4" or "data=2,model=4": groups of
             devices that share the weights of target and drafter (`model`), each with some of a
             batch's rows (`data`). None for one device.
+          drafter_window: positions that a DART, EAGLE-3 or block drafter sees, its own included, in
+            all layers; 0 for all positions; None for what its config says.
           revision: branch, tag or commit of the target's repository.
           token: hub token; None uses the stored login.
 
@@ -198,6 +185,7 @@ class DartModel:
         ngram_model = draft_config = drafter_path = None
         if drafter is not None:
             drafter_path, draft_config = find_drafter(drafter, config, tokenizer, token)
+        draft_config = with_window(draft_config, drafter_window)
         searches = isinstance(draft_config, ParallelConfig | None)
         if named is not None and ngram is None and searches:
             ngram = named.part(models.NGRAM)
@@ -222,13 +210,18 @@ class DartModel:
         return model._with_loaded(drafter_path, draft_config, kind)
 
     def with_drafter(
-        self, drafter: PathLike | AnyDrafter | None, *, token: str | bool | None = None
+        self,
+        drafter: PathLike | AnyDrafter | None,
+        *,
+        drafter_window: int | None = None,
+        token: str | bool | None = None,
     ) -> DartModel:
         """Returns a model with another drafting method that shares this target's weights.
 
         Args:
           drafter: directory or `owner/name`, as for `from_pretrained`; a config that needs no
             parameters, such as `NgramConfig` or `PromptLookupConfig`; None for plain decoding.
+          drafter_window: of a drafter in a directory, as for `from_pretrained`.
           token: hub token; None uses the stored login.
 
         Raises:
@@ -236,7 +229,9 @@ class DartModel:
         """
         if isinstance(drafter, str | os.PathLike):
             path, config = find_drafter(drafter, self.target, self.tokenizer, token)
+            config = with_window(config, drafter_window)
             return self._with_loaded(path, config, dtype_of(self.params["target"]))
+        with_window(None, drafter_window)
         if drafter == self.drafter:
             return self
         if drafter is not None:

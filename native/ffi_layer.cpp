@@ -185,8 +185,9 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
                        Rows sin, Ints last, ffi::AnyBuffer cached_k, ffi::AnyBuffer cached_v,
                        Ints length, Ints pages, Ints used, ffi::RemainingArgs tiles,
                        ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k,
-                       ffi::Result<ffi::AnyBuffer> v, float eps, float scale, Numbers counts,
-                       Sizes ins, Numbers types, Sizes outs) try {
+                       ffi::Result<ffi::AnyBuffer> v, float eps, float scale,
+                       std::int32_t window, Numbers counts, Sizes ins, Numbers types,
+                       Sizes outs) try {
   const dart::Timed timed(dart::Part::kDrafter);
   const auto shape = embeds.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
@@ -231,6 +232,7 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
   after.multiplier = 1;
   layer.new_rows = {k->untyped_data(), v->untyped_data(), t};
   layer.attention.scale = scale;
+  layer.window = static_cast<std::size_t>(std::max(window, 0));
   if (used.element_count() == 0) {
     layer.last = anchors.data();
     layer.masks = all - t;
@@ -284,7 +286,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draft_layer, draft_layer,
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<float>("eps")
-                                  .Attr<float>("scale")));
+                                  .Attr<float>("scale")
+                                  .Attr<std::int32_t>("window")));
 
 void* dart_layers_handler() { return reinterpret_cast<void*>(dart_layers); }
 void* dart_draft_layer_handler() { return reinterpret_cast<void*>(dart_draft_layer); }

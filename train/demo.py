@@ -41,7 +41,7 @@ from train.language_model import (
     lm_losses,
     train_tokenizer,
 )
-from train.recipes import begin, half, package, train_recipe
+from train.recipes import WINDOW, begin, half, package, train_recipe
 from train.regenerate import RegenerateConfig, unfinished
 from train.regenerate import run as regenerate
 from train.run.config import TrainerConfig
@@ -206,7 +206,7 @@ def run(config: DemoConfig) -> None:
     if config.export is not None:
         half_target, eos = half(params), load_eos(config.work / "target")
         save_target(config.export / "target", model, half_target, eos)
-        package(drafter, config.export / "drafter")
+        package(drafter, config.export / "drafter", WINDOW)
         for name in ("target/tokenizer.json", "ngram.dng"):
             write_atomically(config.export / name, (config.work / name).read_bytes())
 

@@ -15,6 +15,10 @@ from dart_jax.weights.checkpoint import load_drafter, save_drafter
 from train.drafter import DrafterTraining, train
 from train.run import config_file, work_directory
 
+# Positions that packaged DART drafters see: with fewer they accept less, and with more too in long
+# contexts, since training has none.
+WINDOW = 256
+
 
 def begin(config: Any, result: str, **further: str) -> None:
     """Opens the directories of a program of several stages, and records its settings.
@@ -57,7 +61,8 @@ def half(params: Params) -> Params:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
 
 
-def package(trained: Path, directory: Path) -> None:
-    """Writes a trained drafter in bfloat16."""
+def package(trained: Path, directory: Path, window: int | None = None) -> None:
+    """Writes a trained drafter in bfloat16, with a window if there is one (`with_window`)."""
     drafter, params, ids = load_drafter(trained)
+    drafter = drafter if window is None else drafter.with_window(window)
     save_drafter(directory, drafter, half(params), ids)

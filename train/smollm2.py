@@ -36,7 +36,7 @@ from dart_jax.weights.checkpoint import read_target_config
 from train import ngram, regenerate
 from train.data.questions import benchmark_questions, write_questions
 from train.objective.drafter_shape import DrafterShape
-from train.recipes import begin, package, train_recipe
+from train.recipes import WINDOW, begin, package, train_recipe
 from train.run.config import TrainerConfig
 
 _RECIPES = Path(__file__).parent
@@ -148,9 +148,11 @@ def run(config: SmolLM2Config) -> None:
             recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
             train_recipe(_RECIPES / f"{recipe}.toml", options)
         if config.export is not None:
-            exported = "drafter" if name in ("dart", "pairs") else name
+            exported, window = (name, None)
+            if name in ("dart", "pairs"):
+                exported, window = "drafter", WINDOW
             with writing("the drafter", config.export):
-                package(config.work / name / "drafter", config.export / exported)
+                package(config.work / name / "drafter", config.export / exported, window)
 
 
 def _collect(config: SmolLM2Config, out: Path) -> None:

@@ -17,6 +17,8 @@ from dart_jax.models.architectures import (
     text_part,
 )
 from dart_jax.models.config_json.fields import (
+    FULL,
+    SLIDING,
     check_attention,
     check_fields,
     known_fields,
@@ -27,7 +29,6 @@ from dart_jax.models.config_json.fields import (
 )
 from dart_jax.models.rope import Rope
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _TANH_GELU = "gelu_pytorch_tanh"
 # Fields that only some architectures have -> values that change nothing.
 _OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -243,7 +244,7 @@ class TargetConfig:
                 json[source] = getattr(self, name)
         if architecture.windows in ("optional", "types") or isinstance(architecture.windows, int):
             windowed = [self.window(i) is not None for i in layers]
-            json["layer_types"] = [_SLIDING if w else _FULL for w in windowed]
+            json["layer_types"] = [SLIDING if w else FULL for w in windowed]
         if architecture.windows == "optional":
             json["use_sliding_window"] = self.sliding_window is not None
         if architecture.two_ropes:
@@ -273,14 +274,14 @@ def _windows(
     window = None if unused else json.get("sliding_window")  # configs may set it unused
     expected = _default_layer_types(json, architecture, layers, windowed=window is not None)
     types = json.get("layer_types") or expected
-    if not isinstance(types, list) or len(types) != layers or {*types} - {_FULL, _SLIDING}:
+    if not isinstance(types, list) or len(types) != layers or {*types} - {FULL, SLIDING}:
         raise UserError(
-            f"config.json has layer_types={types!r}; they must be {_FULL!r} or {_SLIDING!r} for "
+            f"config.json has layer_types={types!r}; they must be {FULL!r} or {SLIDING!r} for "
             f"each of {layers} layers"
         )
     if types != expected and (rule in ("none", "all") or window is None):
         raise UserError(f"target layer_types other than {expected[0]!r} are not supported here")
-    sliding = tuple(i for i, kind in enumerate(types) if kind == _SLIDING)
+    sliding = tuple(i for i, kind in enumerate(types) if kind == SLIDING)
     if sliding and window is None:
         raise UserError("config.json has layers of sliding attention and no sliding_window")
     return window if sliding else None, None if len(sliding) in (0, layers) else sliding
@@ -294,11 +295,11 @@ def _default_layer_types(
     if isinstance(rule, int):
         if pattern is not None and not json.get("layer_types"):
             rule = _integer(json, pattern, rule)
-        return [_SLIDING if (i + 1) % rule else _FULL for i in range(layers)]
+        return [SLIDING if (i + 1) % rule else FULL for i in range(layers)]
     first = 0 if windowed else layers
     if rule == "optional" and windowed:
         first = _integer(json, "max_window_layers", 28, least=0)
-    return [_SLIDING if i >= first else _FULL for i in range(layers)]
+    return [SLIDING if i >= first else FULL for i in range(layers)]
 
 
 def _ropes(json: Mapping[str, Any], architecture: Architecture) -> tuple[Rope, Rope | None]:
@@ -307,14 +308,14 @@ def _ropes(json: Mapping[str, Any], architecture: Architecture) -> tuple[Rope, R
     if not architecture.two_ropes:
         return Rope.from_json(json, theta, partial), None
     nested = json.get("rope_parameters")
-    if not isinstance(nested, dict) or not {_FULL, _SLIDING} & nested.keys():
+    if not isinstance(nested, dict) or not {FULL, SLIDING} & nested.keys():
         # The older layout: scaling is for full attention.
         local = {"rope_theta": json.get("rope_local_base_freq", architecture.sliding_theta)}
         return Rope.from_json(json, theta), Rope.from_json(local)
     plain = {n: v for n, v in json.items() if n not in ("rope_scaling", "rope_theta")}
     # As in transformers, `rope_scaling` is for full attention in this layout, too.
-    full = {**(nested.get(_FULL) or {}), **(json.get("rope_scaling") or {})}
-    sliding = {**plain, "rope_parameters": nested.get(_SLIDING)}
+    full = {**(nested.get(FULL) or {}), **(json.get("rope_scaling") or {})}
+    sliding = {**plain, "rope_parameters": nested.get(SLIDING)}
     return (
         Rope.from_json({**plain, "rope_parameters": full}, json.get("rope_theta", theta)),
         Rope.from_json(sliding, json.get("rope_local_base_freq", architecture.sliding_theta)),
@@ -323,7 +324,7 @@ def _ropes(json: Mapping[str, Any], architecture: Architecture) -> tuple[Rope, R
 
 def _nested(full: Rope, sliding: Rope) -> dict[str, Any]:
     """RoPE parameters in the layout of transformers 5, by kind of attention."""
-    ropes = {_FULL: full, _SLIDING: sliding}
+    ropes = {FULL: full, SLIDING: sliding}
     parameters = {
         kind: {"rope_type": rope.kind, "rope_theta": rope.theta, **dict(rope.scaling)}
         for kind, rope in ropes.items()

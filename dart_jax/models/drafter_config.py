@@ -21,6 +21,7 @@ from dart_jax.models.config_json.drafter_fields import (
     NORMS,
     check_options,
     feature_layers,
+    sliding_window,
 )
 from dart_jax.models.config_json.drafter_formats import (
     DART,
@@ -30,6 +31,7 @@ from dart_jax.models.config_json.drafter_formats import (
     known_format,
 )
 from dart_jax.models.config_json.fields import (
+    SLIDING,
     check_attention,
     check_fields,
     known_fields,
@@ -55,6 +57,8 @@ class DraftLayerConfig:
     """Fields that all drafters share, named as in their `config.json`.
 
     Attributes:
+      sliding_window: positions that a row sees, its own included, in the layers that have such a
+        window, for DART and EAGLE-3 all; None for all positions.
       own_embedding: whether the drafter has an embedding of its own, which its weights tell.
     """
 
@@ -69,6 +73,7 @@ class DraftLayerConfig:
     rms_norm_eps: float = 1e-6
     rope: Rope = Rope(1e4)  # the default of Llama configs
     max_position_embeddings: int = 40960
+    sliding_window: int | None = None
     own_embedding: bool = False
 
     def __post_init__(self) -> None:
@@ -105,6 +110,10 @@ class DraftLayerConfig:
             **fields,
         )
 
+    def with_window(self, window: int | None) -> Self:
+        """Returns the config of the same drafter with a window in all layers; None for none."""
+        return dataclasses.replace(self, sliding_window=window)
+
     @property
     def shares_embedding(self) -> bool:
         """Tells whether it reads the target's embedding, whose rows are as wide as its own."""
@@ -126,6 +135,7 @@ class DraftLayerConfig:
         check_options(json, options, {field.name for field in dataclasses.fields(cls)})
         fields = with_head_defaults(json, guess=True)
         fields["rope"] = Rope.from_json(json, 1e4)
+        fields["sliding_window"] = sliding_window(json)
         fields.setdefault("draft_vocab_size", fields.get("vocab_size"))
         if fields.get("target_hidden_size") is None:
             fields["target_hidden_size"] = fields.get("hidden_size")
@@ -142,6 +152,10 @@ class DraftLayerConfig:
         }
         for name in ("rope", *_OF_WEIGHTS):
             json.pop(name, None)
+        if self.sliding_window is None:
+            del json["sliding_window"]  # published configs have no such field
+        else:  # Llama's layers have a window only if it is said of each
+            json["layer_types"] = json.get("num_hidden_layers", 1) * [SLIDING]
         if self.shares_embedding:
             # A file that names it says to EAGLE's loaders that it brings its own embedding: without
             # one, they would leave theirs random. Published configs have no such field.
@@ -298,8 +312,7 @@ class BlockConfig(DraftLayerConfig):
       shifted: whether each row predicts the token after its own, so that the anchor does, too, as
         DSpark's; otherwise its own, as DFlash's.
       causal_layers: layers in which no row sees the rows after it.
-      sliding_window: positions that a row of `sliding_layers` sees, its own included.
-      sliding_layers: see above.
+      sliding_layers: layers with the window.
       conv_group_size: channels that share what a row adds to their factors in convolutions; None
         without convolutions.
       pair_rank: rank of the pair scores; 0 for none.
@@ -322,7 +335,6 @@ class BlockConfig(DraftLayerConfig):
     num_target_layers: int | None = None
     shifted: bool = False
     causal_layers: tuple[int, ...] = ()
-    sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
     conv_group_size: int | None = None
     pair_rank: int = 0
@@ -372,7 +384,13 @@ class BlockConfig(DraftLayerConfig):
         if self.shifted or self.pair_rank:
             return "DSpark"
         every = len(self.causal_layers) == self.num_hidden_layers
-        return "JetSpec" if every and not self.sliding_layers else "DFlash"
+        mixed = 0 < len(self.sliding_layers) < self.num_hidden_layers
+        return "JetSpec" if every and not mixed else "DFlash"
+
+    def with_window(self, window: int | None) -> Self:
+        """As for all drafters."""
+        layers = () if window is None else tuple(range(self.num_hidden_layers))
+        return dataclasses.replace(self, sliding_window=window, sliding_layers=layers)
 
     @property
     def decoder(self) -> TargetConfig:

@@ -191,6 +191,7 @@ class NativeDraftLayer(NamedTuple):
       down: see above.
       eps: of all norms.
       scoring: of attention, without a cap.
+      window: positions that a row sees, its own included; None for all.
       kv_heads: K.
       kv_dtype: of keys and values, float32 or bfloat16.
     """
@@ -206,6 +207,7 @@ class NativeDraftLayer(NamedTuple):
     down: Tiles
     eps: float
     scoring: Scoring
+    window: int | None
     kv_heads: int
     kv_dtype: DTypeLike
 
@@ -253,6 +255,7 @@ class NativeDraftLayer(NamedTuple):
             *(part for kernel in kernels for part in kernel.parts),
             eps=np.float32(self.eps),
             scale=np.float32(self.scoring.factor(h)),
+            window=np.int32(self.window or 0),
             **described(*kernels),
         )
         return y, (k, v)

@@ -26,6 +26,8 @@ from dart_jax.models.attention.segments import (
     fits_kernels,
     softcap,
     split_heads,
+    window_start,
+    windowed,
 )
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
 from dart_jax.models.cache import Cache, KVCache
@@ -365,9 +367,8 @@ class Target(nnx.Module):
             feature_layers = self.config.feature_layers
         layers, seen = list(self.layers), []
         for i in range(len(layers)):
-            window = self.config.window(i)
-            first = None if window is None else jnp.maximum(positions - window + 1, 0)
-            in_window = mask if window is None else mask & within(window, positions)
+            first = window_start(self.config.window(i), positions)
+            in_window = windowed(mask, first, positions)
             seen.append((in_window, Prefix.of(cache, i, length, first)))
         features = []
         rows: KVCache = ()
@@ -429,13 +430,3 @@ def _norm(config: TargetConfig, size: int, dtype: DTypeLike, split: bool = False
 def _times(x: jax.Array, factor: float) -> jax.Array:
     """Multiplies in float32 and rounds to the dtype of x, as PyTorch does with a Python number."""
     return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)
-
-
-def within(window: int, positions: jax.Array) -> jax.Array:
-    """Computes which rows see each other through a sliding window: bool [B, T, T].
-
-    Args:
-      window: positions that a row sees, its own included.
-      positions: int32 [B, T], of the rows.
-    """
-    return positions[:, None] > positions[:, :, None] - window

@@ -15,6 +15,7 @@ from dart_jax.models.platform.execution import AttentionChoice
 from dart_jax.models.platform.weights import WeightsDtype
 from dart_jax.named import models
 from dart_jax.named.models import NamedModel
+from dart_jax.programs.command_line import check_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,9 @@ class ModelChoice:
     """Directory or hub repository of a DART, EAGLE-3 or block drafter, or of a small model with the
     target's vocabulary; EAGLE-3 and the small model draft without an n-gram model. By default that
     of --model, and none for another --target."""
+    drafter_window: int | None = None
+    """Positions that a DART, EAGLE-3 or block drafter sees, its own included; 0 for all. By default
+    what its config.json says."""
     ngram: str | None = None
     """N-gram file (.dng, or .trie of the reference), or owner/name/file on the hub; without a
     drafter, only the n-gram model drafts. By default that of --model, and none for another
@@ -73,6 +77,7 @@ class ModelChoice:
             if getattr(self, name) is not None and self.model == "auto" and self.target is None:
                 message = f"--{name} was made for one model; pass --model or --target too"
                 raise UserError(message)
+        check_least(self, drafter_window=0)
 
     def words(self) -> list[str]:
         """Returns the options of a command line that make this choice."""
@@ -134,5 +139,6 @@ class ModelChoice:
             search=self.search,
             ngram_device_memory=memory,
             mesh=self.mesh,
+            drafter_window=self.drafter_window,
             revision=self.revision,
         )

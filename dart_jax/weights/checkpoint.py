@@ -167,6 +167,7 @@ def load_drafter(
     embedding: jax.Array | Tiles | None = None,
     *,
     target: Path | None = None,
+    config: AnyDrafterConfig | None = None,
     keep_bfloat16: bool = False,
     mesh: Mesh | None = None,
     int8: bool = False,
@@ -180,6 +181,7 @@ def load_drafter(
         parameters unless it equals this one, up to rounding to the file's dtype. Draft ids from V
         on are left out.
       target: the target's directory, whose head takes the place of a missing one.
+      config: the drafter's; None for that of the directory.
       keep_bfloat16: as for `load_target`.
       mesh: devices that share the drafter, as for `load_target`; None if each has all of it.
       int8: as for `load_target`.
@@ -193,7 +195,7 @@ def load_drafter(
     """
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
-    config = read_drafter_config(directory)
+    config = read_drafter_config(directory) if config is None else config
     files = authors_names(open_tensors(directory), config)
     config = with_stored_parts(files, config, embedding, target)
     size = None if embedding is None else embedding_shape(embedding)[0]

@@ -47,16 +47,16 @@ class Parts:
         return statistics.median(each[part] for each in self.seconds)
 
 
-def load(name: str) -> DartModel:
+def load(name: str, drafter_window: int | None = None) -> DartModel:
     """Loads a named model with its drafter, or a target without, from a directory or a GGUF file.
 
     Raises:
-      UserError: there is none, or the default device is not a CPU.
+      UserError: there is none, or no drafter for the window, or the default device is not a CPU.
     """
     if jax.default_backend() != "cpu":
         raise UserError("--model divides the steps of the C++ core, which computes on CPUs")
     named = ModelChoice(model=name) if name in ("smollm2", "demo") else ModelChoice(target=name)
-    return named.load()
+    return dataclasses.replace(named, drafter_window=drafter_window).load()
 
 
 def measure_parts(model: DartModel, context: int, nodes: int, repeats: int) -> Parts:
@@ -85,10 +85,9 @@ def measure_parts(model: DartModel, context: int, nodes: int, repeats: int) -> P
 
 
 def run_parts(
-    name: str, contexts: tuple[int, ...], nodes: tuple[int, ...], repeats: int
+    model: DartModel, name: str, contexts: tuple[int, ...], nodes: tuple[int, ...], repeats: int
 ) -> tuple[Table, list[dict[str, Any]]]:
     """Measures a model's steps, plain ones first; returns a table of parts, and what it shows."""
-    model = load(name)
     sizes = (0, *nodes) if model.drafter is not None else (0,)
     measured = [
         measure_parts(model, context, size, repeats)

@@ -36,7 +36,7 @@ from eval.latency.case import STAGES, Row, measure_stages
 from eval.latency.cost import costs
 from eval.latency.hardware import Hardware
 from eval.latency.model import random_model
-from eval.latency.parts import run_parts
+from eval.latency.parts import load, run_parts
 from eval.latency.report import narrow
 from eval.latency.shapes import drafter_of, target_of
 
@@ -68,6 +68,9 @@ class LatencyConfig:
     model: str | None = None
     """On a CPU: divide the steps of this model into the C++ core's parts and the rest. smollm2 or
     demo with their drafters, or a target's directory, repository or GGUF file without one."""
+    drafter_window: int | None = None
+    """Positions that the drafter of --model sees, its own included; 0 for all. By default what its
+    config.json says."""
     json: Path | None = None
     """Write all measurements to this file."""
 
@@ -78,7 +81,9 @@ class LatencyConfig:
                 raise UserError(f"--context must be at most {longest} with --shape {name}")
         if self.model is not None and (self.shape or self.batch_size != (1,)):
             raise UserError("--model is measured alone, without --shape and --batch-size")
-        check_least(self, context=1, tree_nodes=1, batch_size=1, repeats=1)
+        if self.drafter_window is not None and self.model is None:
+            raise UserError("--drafter-window is of the drafter of --model; pass --model too")
+        check_least(self, context=1, tree_nodes=1, batch_size=1, repeats=1, drafter_window=0)
         if len(set(self.tree_nodes)) < len(self.tree_nodes):
             raise UserError("--tree-nodes must be different numbers")
 
@@ -149,7 +154,8 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
     check_outputs(config.json)
     if config.model is not None:
         contexts, nodes = config.context or (64,), config.tree_nodes or (1, 2, 4, 8, 16)
-        table, measured = run_parts(config.model, contexts, nodes, config.repeats)
+        model = load(config.model, config.drafter_window)
+        table, measured = run_parts(model, config.model, contexts, nodes, config.repeats)
         console.print(table)
         write_report(config, f"Parts of a step: {config.model}", [table], parts=measured)
         return []

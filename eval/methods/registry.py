@@ -85,7 +85,9 @@ class MethodChoice(ModelChoice):
         models: dict[str, DartModel] = {}
         left_out: list[str] = []
         blocks = [name for name in self.methods if METHODS[name].part == _BLOCK]
-        block = base.with_drafter(self.block) if blocks and self.block is not None else base
+        block = base
+        if blocks and self.block is not None:
+            block = base.with_drafter(self.block, drafter_window=self.drafter_window)
         if blocks and not isinstance(block.drafter, BlockConfig):
             left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
         for name, named in self.methods.items():
@@ -130,7 +132,9 @@ def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
 
 
 def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    model = base if choice.eagle3 is None else base.with_drafter(choice.eagle3)
+    model = base
+    if choice.eagle3 is not None:
+        model = base.with_drafter(choice.eagle3, drafter_window=choice.drafter_window)
     return model if isinstance(model.drafter, Eagle3Config) else None
 
 

@@ -123,7 +123,7 @@ class SpeedupConfig(MethodChoice):
         target_of(shape)
         if self.acceptance is None:
             raise UserError("--shape has random weights, which accept no drafts; pass --acceptance")
-        parts = self.target, self.drafter, self.ngram
+        parts = self.target, self.drafter, self.drafter_window, self.ngram
         if self.model != "auto" or any(part is not None for part in parts):
             raise UserError("--shape brings its own target and drafter, and no n-gram model")
 

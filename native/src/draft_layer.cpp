@@ -99,6 +99,21 @@ const float* make_queries(const DraftLayer& layer, const Sizes& sizes, const flo
   return heads.q;
 }
 
+// The first positions that the drafting rows see, [B, 1 + m]; null without a window.
+const std::int32_t* make_first(const DraftLayer& layer, const Sizes& sizes, Scratch& scratch) {
+  if (layer.window == 0) return nullptr;
+  std::int32_t* const first = scratch.take<std::int32_t>(sizes.sequences * sizes.drafting);
+  const std::int64_t window = static_cast<std::int64_t>(layer.window);
+  for (std::size_t b = 0; b < sizes.sequences; ++b) {
+    const std::int64_t anchor = std::int64_t{layer.attention.length[b]} + layer.last[b];
+    for (std::size_t m = 0; m < sizes.drafting; ++m) {
+      const std::int64_t from = anchor + static_cast<std::int64_t>(m) + 1 - window;
+      first[b * sizes.drafting + m] = static_cast<std::int32_t>(std::max<std::int64_t>(from, 0));
+    }
+  }
+  return first;
+}
+
 // The mask of the new rows that the drafting rows see, [B, 1 + m, T + m].
 const bool* make_mask(const DraftLayer& layer, const Sizes& sizes, Scratch& scratch) {
   bool* const mask = scratch.take<bool>(sizes.sequences * sizes.drafting * sizes.all);
@@ -106,9 +121,14 @@ const bool* make_mask(const DraftLayer& layer, const Sizes& sizes, Scratch& scra
   for (std::size_t b = 0; b < sizes.sequences; ++b) {
     const std::size_t seen = static_cast<std::size_t>(layer.last[b]) + 1;
     for (std::size_t m = 0; m < sizes.drafting; ++m) {
-      to = std::fill_n(to, seen, true);
-      to = std::fill_n(to, sizes.real - seen, false);
-      to = std::fill_n(to, m, true);
+      // Of the rows at successive positions, the anchor's and the mask rows' after it.
+      const bool narrow = layer.window != 0 && seen + m > layer.window;
+      const std::size_t hidden = narrow ? seen + m - layer.window : 0;
+      const std::size_t real = std::min(hidden, seen), masks = hidden - real;
+      to = std::fill_n(to, real, false);
+      to = std::fill_n(to, seen - real, true);
+      to = std::fill_n(to, sizes.real - seen + masks, false);
+      to = std::fill_n(to, m - masks, true);
       to = std::fill_n(to, sizes.drafting - 1 - m, false);
     }
   }
@@ -126,6 +146,7 @@ void run(const DraftLayer& layer, Resources& resources) {
     return b * sizes.real + static_cast<std::size_t>(layer.last[b]);
   };
   attention.q = make_queries(layer, sizes, inputs, anchors, resources);
+  attention.first = make_first(layer, sizes, resources.scratch);
   attention.mask = make_mask(layer, sizes, resources.scratch);
   attention.rows = sizes.drafting;
   attention.new_rows = sizes.all;

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import GOLDEN, NAMES, load_golden
+from needs import native
 from safetensors.numpy import load_file
 from tiny_configs import EAGLE3, TARGET, random_params
 
@@ -17,6 +18,7 @@ from dart_jax.decoding.tree import ancestor_mask, unpack
 from dart_jax.errors import UserError
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.drafter_config import Eagle3Config
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import abstract_params, bind
 from dart_jax.models.rope import Rope
 from train.drafter import check_trainable
@@ -70,13 +72,15 @@ class DraftInput(NamedTuple):
         return jnp.take_along_axis(self.next_tokens, self.last[:, None], axis=1)[:, 0]
 
 
-@functools.partial(jax.jit, static_argnames=("nodes", "settings"))
-def draft(model, inputs, nodes, settings=REFERENCE, cache=None, length=None):
+@functools.partial(jax.jit, static_argnames=("nodes", "settings", "options"))
+def draft(
+    model, inputs, nodes, settings=REFERENCE, cache=None, length=None, options=LayerOptions()
+):
     """Packed trees without their scores, int32 [B, 3, nodes + 1], and the rows to append."""
     features, next_tokens, last = inputs
     first = jnp.zeros_like(last) if length is None else length
     positions = first[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
-    drafter = bind(model.config, model.params)
+    drafter = bind(model.config, model.params, options)
     rows = features, next_tokens, positions, last
     trees, rows = draft_tree(
         settings, drafter, model.embedding.__getitem__, model.draft_ids, *rows, nodes, cache, length
@@ -153,7 +157,10 @@ def layer(config, p, residual, embeds):
     out = []
     for head in range(config.num_attention_heads):
         score = q[:, head] @ k[:, head // shared].T / np.sqrt(h)
-        score = np.where(np.tri(t, dtype=bool), score, -np.inf)
+        seen = np.tri(t, dtype=bool)
+        if config.sliding_window is not None:
+            seen &= ~np.tri(t, k=-config.sliding_window, dtype=bool)
+        score = np.where(seen, score, -np.inf)
         out.append(softmax(score) @ v[:, head // shared])
     x = residual + np.concatenate(out, axis=-1) @ p["o_proj"]["kernel"]
     y = normed(x, p["post_attention_layernorm"]["scale"], eps)
@@ -265,11 +272,13 @@ def test_trees_are_the_literal_ones(settings, nodes):
     [
         {"norm_before_residual": True, "norm_output": True, "fc_norm": True, "qk_norm": True},
         {"norm_before_fc": True, "feature_layers": (1, 2, 5, 9)},
+        {"sliding_window": 2},
+        {"sliding_window": 4},
     ],
     ids=lambda options: "-".join(options),
 )
 def test_newer_drafters_draft_the_literal_trees(options):
-    """In the computation that vLLM has for these options."""
+    """In the computation that vLLM has for these options; and with windows."""
     config = dataclasses.replace(CONFIG, **options)
     settings = Eagle3Tree(depth=3, top_k=3)
     for seed in range(2):
@@ -305,10 +314,23 @@ def test_the_first_of_equal_nodes_wins():
     ]
 
 
-def test_drafting_with_a_cache():
-    model, inputs = random_model(1), random_inputs(1, [9, 1, 12])
+CORE = LayerOptions(attention="native")
+
+
+@pytest.mark.parametrize(
+    ("window", "options"),
+    [
+        (None, LayerOptions()),
+        (5, LayerOptions()),
+        pytest.param(5, CORE, marks=native),
+        pytest.param(3, CORE, marks=native),
+    ],
+)
+def test_drafting_with_a_cache(window, options):
+    config = dataclasses.replace(CONFIG, head_dim=16, sliding_window=window)
+    model, inputs = random_model(1, config), random_inputs(1, [9, 1, 12])
     expected, _ = draft(model, inputs, 59)
-    config, b = model.config, len(inputs.last)
+    b = len(inputs.last)
     cache = init_cache(1, b, config.num_key_value_heads, 40, config.head_dim, jnp.float32)
     cache = jax.tree.map(lambda x: x + 100, cache)  # garbage must not be seen
     length = jnp.zeros(b, jnp.int32)
@@ -326,7 +348,7 @@ def test_drafting_with_a_cache():
             jnp.take_along_axis(inputs.next_tokens, place, axis=1),
             count - 1,
         )
-        trees, rows = draft(model, new, 59, cache=cache, length=length)
+        trees, rows = draft(model, new, 59, cache=cache, length=length, options=options)
         every_row = jnp.broadcast_to(jnp.arange(5, dtype=jnp.int32)[None], (b, 5))
         cache = append(cache, rows, every_row, length)
         length = length + count

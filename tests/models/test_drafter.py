@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from native_pages import grouped
 from needs import native
 from tiny_configs import DART, TARGET, random_params
 
-from dart_jax.models.cache import append, init_cache
+from dart_jax.models.cache import PagedCache, append, init_cache
 from dart_jax.models.cpu import only_rows
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.kernels.options import LayerOptions
@@ -21,6 +22,10 @@ KINDS = {
     "three layers": dataclasses.replace(DART, num_hidden_layers=3, draft_length=2),
     "unshifted": dataclasses.replace(DART, shifted=False, draft_length=3),
     "one position": dataclasses.replace(DART, draft_length=0),
+    "window": DART.with_window(4),  # shorter than the text, and than a block
+    "three layers, window": dataclasses.replace(
+        DART, num_hidden_layers=3, draft_length=2, sliding_window=3
+    ),
 }
 
 
@@ -90,8 +95,9 @@ def test_layers_after_the_first_are_further_parameters():
 
 NATIVE = {
     name: dataclasses.replace(KINDS[name], head_dim=16)
-    for name in ("dart", "unshifted", "one position")
+    for name in ("dart", "unshifted", "one position", "window")
 }
+NATIVE["longer window"] = NATIVE["dart"].with_window(7)
 
 
 @native
@@ -149,3 +155,50 @@ def test_the_core_computes_the_layer_by_one_call(config, kv):
         jax.tree.leaves(read_prompt(jnp.int32(6))), jax.tree.leaves(rows), strict=True
     ):
         np.testing.assert_array_equal(ours[:, :, :6], theirs[:1, :, :6])
+
+
+@native
+@pytest.mark.parametrize("window", [15, 16, 1000])
+def test_a_window_as_long_as_the_text_changes_no_bit(window):
+    config = NATIVE["dart"]
+    params = random_params(config, 1)
+    tiles = WeightsForm(fused=True, tiles=True).prepare(jax.tree.map(jnp.copy, params))
+    inputs = *real_rows(9), jnp.array([8, 6], jnp.int32)
+    core = LayerOptions(attention="native", fused=True)
+    for options, weights in ((LayerOptions(), params), (core, tiles)):
+        whole, narrow = (
+            jax.jit(bind(each, weights, options))(*inputs)[0]
+            for each in (config, config.with_window(window))
+        )
+        same = np.array_equal(narrow, whole)
+        assert same == (window >= 16)  # 9 real rows and 7 mask rows
+
+
+@native
+@pytest.mark.parametrize("window", [None, 20])
+def test_bits_do_not_depend_on_pages(window):
+    """Nor on where the window begins in them: 35 rows in pages of 16, in one piece and without a
+    cache."""
+    config = NATIVE["dart"].with_window(window)
+    params = random_params(config, 1)
+    tiles = WeightsForm(fused=True, tiles=True).prepare(jax.tree.map(jnp.copy, params))
+    features, embeds, places = real_rows(40)
+
+    @jax.jit
+    def draft(features, embeds, places, last, cache=None, length=None):
+        drafter = bind(config, tiles, LayerOptions(attention="native", fused=True))
+        return drafter(features, embeds, places, last, cache, length)
+
+    whole, [rows] = draft(features, embeds, places, jnp.array([38, 38], jnp.int32))
+    filled = [np.pad(x, ((0, 0), (0, 0), (0, 8), (0, 0))) for x in rows]
+    pools = [x.reshape(2, 2, 3, 16, 16).swapaxes(1, 2).reshape(6, 2, 16, 16) for x in filled]
+    order = np.array([[4, 1, 3], [0, 5, 2]], np.int32)
+    shuffled = [np.empty_like(pool) for pool in pools]
+    for pool, to in zip(pools, shuffled, strict=True):
+        to[order.ravel()] = pool
+    pages = jax.tree.map(jnp.asarray, PagedCache(grouped([shuffled]), order))
+    piece = (tuple(map(jnp.asarray, filled)),)
+    new = *(x[:, 35:] for x in (features, embeds, places)), jnp.array([3, 3], jnp.int32)
+    for cache in (piece, pages):
+        logits, _ = draft(*new, cache, jnp.array([35, 35], jnp.int32))
+        np.testing.assert_array_equal(logits, whole)

@@ -132,8 +132,11 @@ def test_two_lists_of_layers_that_differ():
         {"mask_token_id": 7},
         {"target_layer_ids": [1, 3, 5]},
         {"partial_rotary_factor": 0.5},
-        {"sliding_window": 512},
         {"layer_types": ["sliding_attention"]},
+        {"sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"]},
+        {"use_sliding_window": False, "sliding_window": 9, "layer_types": ["sliding_attention"]},
+        {"sliding_window": 0},
+        {"sliding_window": "wide"},
         {"eagle_config": {"use_aux_hidden_state": False}},
         {"eagle_config": {"use_input_layernorm_in_first_layer": False}},
         {"eagle_config": {"use_last_layernorm": False}},
@@ -152,6 +155,25 @@ def test_options_that_change_the_computation_are_refused_by_name(changes):
     name = next(iter(value)) if isinstance(value, dict) else name
     with pytest.raises(UserError, match=name):
         read(**changes)
+
+
+@pytest.mark.parametrize("kind", ["drafter", "eagle3"])
+def test_windows(kind):
+    narrow = read(kind, sliding_window=512)
+    assert narrow == read(kind).with_window(512) != read(kind)
+    assert read(kind, sliding_window=512, use_sliding_window=False) == read(kind)
+    assert read(kind, sliding_window=512, layer_types=["full_attention"]) == read(kind)
+    json = narrow.to_json()
+    assert (json["sliding_window"], json["layer_types"]) == (512, ["sliding_attention"])
+    assert drafter_config(json) == narrow
+    assert not {"sliding_window", "layer_types"} & read(kind).to_json().keys()
+
+
+def test_unclear_windows_of_speculators():
+    json = speculators()
+    json["transformer_layer_config"]["sliding_window"] = 512
+    with pytest.raises(UserError, match="sliding_window=512, by which it is not known"):
+        drafter_config(json)
 
 
 @pytest.mark.parametrize("kind", ["drafter", "eagle3"])

@@ -51,6 +51,8 @@ def draft_logits(
     own = (block[row] == block[column]) & (place[column] <= place[row])
     prefix = (place[column] <= last[row]) & (document[column] == document[row])
     seen = jnp.where(block[column] < 0, prefix, own & (block[row] >= 0))
+    if config.sliding_window is not None:
+        seen &= place[column] > place[row] - config.sliding_window
 
     hidden = drafter.fc(data.outputs.features)
     masks = jnp.broadcast_to(drafter.mask_rep[...], (b, a * m, 2 * config.hidden_size))

@@ -225,7 +225,9 @@ class Models:
         tiny_model.NgramModel.count(tiny_model.tokenize(tokenizer, files)).save(self.ngram)
         tiny_model.write_target(self.target, TARGETS[self.name], tokenizer)
         for method in ("dart", "eagle3"):
-            config = DrafterShape(method=method, positions=4).config(TARGETS[self.name])
+            target = TARGETS[self.name]
+            config = DrafterShape(method=method, positions=4).config(target)
+            config = config.with_window(target.sliding_window)  # Gemma 2's alone
             tiny_model.write_drafter(self.drafters[method], config)
         uneven = block_drafter(dataclasses.replace(QWEN3, intermediate_size=100), "dflash")
         parts = {kind: block_drafter(QWEN3, kind) for kind in BLOCK_KINDS}

@@ -95,6 +95,9 @@ PAIRS = dataclasses.replace(DART, draft_length=3, pair_rank=5)
         (dataclasses.replace(DART, draft_length=3, num_hidden_layers=3), ALL, SOME),
         (dataclasses.replace(PAIRS, draft_vocab_size=40), FEW, None),
         (dataclasses.replace(PAIRS, num_hidden_layers=2), ALL, SOME),
+        (DART.with_window(5), ALL, None),  # shorter than documents, and than a block
+        (dataclasses.replace(PAIRS, num_hidden_layers=2, sliding_window=3), ALL, None),
+        (dataclasses.replace(PAIRS, num_hidden_layers=2, sliding_window=2), ALL, SOME),
     ],
 )
 def test_the_efficient_way_is_exact(batch, target, drafter, ids, anchors):
@@ -196,7 +199,15 @@ def test_agreement_with_a_target_of_more_tokens(batch, target):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("drafter", [DART, dataclasses.replace(DART, num_hidden_layers=2)])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        DART,
+        dataclasses.replace(DART, num_hidden_layers=2),
+        DART.with_window(4),
+        dataclasses.replace(DART, num_hidden_layers=2, sliding_window=3),
+    ],
+)
 def test_training_sees_what_decoding_computes(batch, target, drafter):
     """After one anchor: the drafter over only its document's prefix, as in drafting."""
     row, n, start = 0, 13, 7  # the seventh token of the second document
@@ -216,11 +227,13 @@ def test_training_sees_what_decoding_computes(batch, target, drafter):
 
 
 @pytest.mark.long
-def test_eagle3_is_trained_as_it_drafts(batch, target):
+@pytest.mark.parametrize("window", [None, 2, 4])
+def test_eagle3_is_trained_as_it_drafts(batch, target, window):
     """Its steps against its own layer, row by row, with growing keys as in drafting."""
-    params, steps = random_params(EAGLE3, 2), 3
-    drafter, module = bind(EAGLE3, params), bind(TARGET, target)
-    loss = loss_of(EAGLE3, steps=steps, gamma=0.8)
+    config = EAGLE3.with_window(window)
+    params, steps = random_params(config, 2), 3
+    drafter, module = bind(config, params), bind(TARGET, target)
+    loss = loss_of(config, steps=steps, gamma=0.8)
     expected = 0.0
     for row, n in ((0, 2), (0, 9), (1, 6)):
         start = int(np.flatnonzero(batch.document[row] == batch.document[row, n])[0])
@@ -236,8 +249,14 @@ def test_eagle3_is_trained_as_it_drafts(batch, target):
             place = jnp.array([[at + t - 1]], jnp.int32)
             if t > 1:
                 seen.append(drafter.keys_at(inputs, place))
-            everything = jnp.ones((1, 1, 1), bool)
-            hidden = drafter(hidden, inputs, place, [(*keys, everything) for keys in seen])
+            least, ends = 0, np.cumsum([keys[0].shape[2] for keys in seen])
+            if window is not None:
+                least = ends[-1] - window
+            in_window = [
+                (*keys, jnp.asarray(np.arange(end - keys[0].shape[2], end) >= least)[None, None])
+                for keys, end in zip(seen, ends, strict=True)
+            ]
+            hidden = drafter(hidden, inputs, place, in_window)
             if bool(
                 valid_predictions(
                     batch.document, supervised_runs(batch.supervised), jnp.array([[n]] * 2), t

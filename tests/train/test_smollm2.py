@@ -155,6 +155,7 @@ def test_everything_is_made_once(tmp_path):
     assert isinstance(model.drafter, DrafterConfig)
     assert model.drafter.pair_rank
     assert model.drafter.draft_vocab_size == 512
+    assert model.drafter.sliding_window == 256
     eagle3 = model.with_drafter(export / "eagle3")
     assert isinstance(eagle3.drafter, Eagle3Config)
     dspark = model.with_drafter(export / "dspark")

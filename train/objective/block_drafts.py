@@ -14,6 +14,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from dart_jax.models.attention.segments import window_start
 from dart_jax.models.cache import KVCache
 from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.drafters.layer import take_rows
@@ -70,17 +71,13 @@ def draft(
     chex.assert_equal(steps, config.num_positions)
     size = config.block_size
     positions = anchors[:, :, None] + 1 + jnp.arange(size, dtype=jnp.int32)[None, None]
-    prefix = jnp.repeat(prefix_mask(document, anchors), size, axis=1)
+    place, last = positions.reshape(b, c * size), jnp.repeat(anchors, size, axis=1)
     first = take_rows(embeds, anchors).reshape(b * c, 1, -1)
     masks = jnp.broadcast_to(rows.mask.astype(first.dtype), (b * c, size - 1, first.shape[2]))
     x = jnp.concatenate([first, masks], axis=1)
     of_block = positions.reshape(b * c, size)
     for i, (layer, (k, v)) in enumerate(zip(drafter.layers, rows.rows, strict=True)):
-        seen = prefix
-        window = config.decoder.window(i)
-        if window is not None:
-            place, at = positions.reshape(b, c * size), row_index(document)
-            seen = seen & (at[:, None] > place[:, :, None] - window)
+        seen = prefix_mask(document, last, window_start(config.decoder.window(i), place))
 
         def attend(inputs, layer=layer, k=k, v=v, seen=seen, i=i):
             q, own_k, own_v = layer.self_attn.rotated_heads(inputs, of_block)

@@ -28,7 +28,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.models.attention.segments import Segment, scores, weighted_values
+from dart_jax.models.attention.segments import (
+    Segment,
+    scores,
+    weighted_values,
+    window_start,
+    windowed,
+)
+from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.drafters.dart import Drafter
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.rope import Rope, rotate
@@ -127,7 +134,9 @@ def real_rows(
         rows.append(RealRows(inputs, x, k, v))
         if after is not None:
             q = rotate(layer.queries(inputs), index, rope)
-            x = layer.finish(x, [Segment(q, k, v, causal(document))])
+            first = window_start(drafter.config.sliding_window, index)
+            seen = windowed(causal(document), first, index)
+            x = layer.finish(x, [Segment(q, k, v, seen)])
             inputs = after.input_layernorm(x)
     return tuple(rows)
 
@@ -171,21 +180,19 @@ def draft(
             inputs = drafter.layers[i - 1].input_layernorm(x)
             q = _blocks(layer.queries(inputs.reshape(b, c * (m + 1), -1)), c)
             k, v = (_blocks(y, c) for y in layer.keys(inputs[:, :, 1:].reshape(b, c * m, -1)))
-            attended = _attend_each(config.rope, real, q, k, v, document, anchors)
+            attended = _attend_each(config, real, q, k, v, document, anchors)
         else:
             at = layer.queries(take_rows(real.inputs, anchors))
             q, (k, v) = layer.queries(mask_rep[None, None]), layer.keys(mask_rep[None, None])
             if successive:
-                attended = _attend_shared_scores(
-                    config.rope, m, real, at, q, k, v, document, anchors
-                )
+                attended = _attend_shared_scores(config, real, at, q, k, v, document, anchors)
             else:
                 q, k, v = (
                     jnp.broadcast_to(y[:, :, None], (b, y.shape[1], c, m, y.shape[3]))
                     for y in (q, k, v)
                 )
                 q = jnp.concatenate([at[:, :, :, None], q], axis=3)
-                attended = _attend_each(config.rope, real, q, k, v, document, anchors)
+                attended = _attend_each(config, real, q, k, v, document, anchors)
         flat = attended.transpose(0, 2, 3, 1, 4).reshape(b, c * (m + 1), -1)
         x = layer.after_attention(x.reshape(b, c * (m + 1), -1), flat.astype(x.dtype))
         x = x.reshape(b, c, m + 1, -1)
@@ -193,7 +200,7 @@ def draft(
 
 
 def _attend_each(
-    rope: Rope,
+    config: DrafterConfig,
     real: RealRows,
     q: jax.Array,
     k: jax.Array,
@@ -204,7 +211,7 @@ def _attend_each(
     """Attention of all rows of all blocks, each row with its own scores.
 
     Args:
-      rope: of the drafter.
+      config: of the drafter.
       real: the layer's real rows.
       q: [B, H, C, 1 + m, h], queries of the anchors and mask rows, not yet rotated.
       k: [B, K, C, m, h], keys of the mask rows, not yet rotated.
@@ -218,20 +225,22 @@ def _attend_each(
     b, _, c, rows, _ = q.shape
     offset = jnp.arange(rows, dtype=jnp.int32)
     positions = anchors[:, :, None] + offset[None, None]
+    rope, window = config.rope, config.sliding_window
     q, k = _rotate_blocks(q, positions, rope), _rotate_blocks(k, positions[:, :, 1:], rope)
-    seen = jnp.repeat(prefix_mask(document, anchors), rows, axis=1)
+    first = window_start(window, positions.reshape(b, c * rows))
+    seen = prefix_mask(document, jnp.repeat(anchors, rows, axis=1), first)
     prefix = PartialAttention.to(q.reshape(b, q.shape[1], c * rows, -1), real.k, real.v, seen)
     prefix = prefix.map(lambda y: _blocks(y, c))
     if rows == 1:
         return prefix.out / prefix.total
     own = offset[None, None, 1:] <= offset[None, :, None]
+    own = windowed(own, window_start(window, offset[None]), offset[None, 1:])
     block = PartialAttention.to(by_block(q), by_block(k), by_block(v), own)
     return merge(prefix, block.map(lambda y: unblock(y, b)))
 
 
 def _attend_shared_scores(
-    rope: Rope,
-    masks: int,
+    config: DrafterConfig,
     real: RealRows,
     at: jax.Array,
     q: jax.Array,
@@ -246,8 +255,7 @@ def _attend_shared_scores(
     Queries and keys are not yet rotated.
 
     Args:
-      rope: of the drafter.
-      masks: m.
+      config: of the drafter.
       real: the layer's real rows.
       at: [B, H, C, h], queries of the anchors.
       q: [1, H, 1, h], query of a mask row.
@@ -256,8 +264,9 @@ def _attend_shared_scores(
       document: int32 [B, T].
       anchors: int32 [B, C].
     """
-    (b, c), m = anchors.shape, masks
-    seen = prefix_mask(document, anchors)
+    (b, c), m = anchors.shape, config.draft_length
+    rope, window = config.rope, config.sliding_window
+    seen = prefix_mask(document, anchors, window_start(window, anchors))
     anchor = PartialAttention.to(rotate(at, anchors, rope), real.k, real.v, seen)
     at_anchor = (anchor.out / anchor.total)[:, :, :, None]
     if not m:
@@ -267,7 +276,8 @@ def _attend_shared_scores(
     # see.
     place = anchors[:, :1] + jnp.arange(1, c + m, dtype=jnp.int32)[None]
     q_shared = rotate(_repeat(q, b, c + m - 1), place, rope)
-    far = PartialAttention.to(q_shared, real.k, real.v, prefix_mask(document, place - m))
+    seen = prefix_mask(document, place - m, window_start(window, place))
+    far = PartialAttention.to(q_shared, real.k, real.v, seen)
     # Mask row j after anchor i of the chunk is at entry i + j - 1 of these positions.
     spread = np.arange(c)[:, None] + np.arange(m)
     far, q_mask = far.map(lambda y: y[:, :, spread]), q_shared[:, :, spread]
@@ -275,21 +285,25 @@ def _attend_shared_scores(
     own = _document_at(document, anchors)[:, :, None]
     far = far.where((_document_at(document, place - m)[:, spread] == own)[:, None, :, :, None])
 
-    parts = [far]
+    parts, step = [far], jnp.arange(1, m + 1, dtype=jnp.int32)
     if m > 1:
         # The keys from there to the anchor: at most the last m - 1, fewer for later mask rows.
         nearest = anchors[:, :, None] + jnp.arange(2 - m, 1, dtype=jnp.int32)[None, None]
         within = jnp.asarray(np.arange(m - 1) >= np.arange(m)[:, None])[None, None]
-        seen = within & (_document_at(document, nearest) == own)[:, :, None]
+        seen = (within & (_document_at(document, nearest) == own)[:, :, None]).reshape(-1, m, m - 1)
+        first = window_start(window, (anchors[:, :, None] + step[None, None]).reshape(-1, m))
+        seen = windowed(seen, first, nearest.reshape(-1, m - 1))
         k_near, v_near = (_rows_at(y, jnp.maximum(nearest, 0)) for y in (real.k, real.v))
-        near = PartialAttention.to(by_block(q_mask), k_near, v_near, seen.reshape(b * c, m, m - 1))
+        near = PartialAttention.to(by_block(q_mask), k_near, v_near, seen)
         parts.append(near.map(lambda y: unblock(y, b)))
 
     # The mask rows of a block to one another, once for all blocks.
-    step = jnp.arange(1, m + 1, dtype=jnp.int32)
     q, k, v = (_repeat(y, 1, m) for y in (q, k, v))
     q, k = rotate(q, step[None], rope), rotate(k, step[None], rope)
-    block = PartialAttention.to(q, k, v, step[None, None] <= step[None, :, None])
+    seen = windowed(
+        step[None, None] <= step[None, :, None], window_start(window, step[None]), step[None]
+    )
+    block = PartialAttention.to(q, k, v, seen)
     parts.append(block.map(lambda y: y[:, :, None]))
     return jnp.concatenate([at_anchor, merge(*parts)], axis=3)
 
@@ -306,11 +320,12 @@ def _document_at(document: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.where(index < 0, -1, flat.reshape(index.shape))
 
 
-def prefix_mask(document: jax.Array, last: jax.Array) -> jax.Array:
-    """Returns bool [B, R, T]: the rows up to each row `last` [B, R], in the same document."""
-    index = jnp.arange(document.shape[1], dtype=jnp.int32)
+def prefix_mask(document: jax.Array, last: jax.Array, first: jax.Array | None = None) -> jax.Array:
+    """Returns bool [B, R, T]: the rows up to each row `last` [B, R], in the same document, from the
+    row `first` [B, R] on if there is one (`window_start`)."""
+    index = row_index(document)
     same = _document_at(document, last)[:, :, None] == document[:, None]
-    return same & (index[None, None] <= last[:, :, None])
+    return windowed(same & (index[:, None] <= last[:, :, None]), first, index)
 
 
 def _repeat(row: jax.Array, batch: int, times: int) -> jax.Array:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from dart_jax.models.attention.segments import window_start, windowed
 from dart_jax.models.drafters.eagle3 import Eagle3Drafter
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.rope import rotate
@@ -47,8 +48,7 @@ def draft(
     """Drafts from a chunk of anchors along the true tokens; arguments and result as for
     `train.objective.dart_blocks.draft`, with any `steps`, and `successive` without effect."""
     del successive
-    (b, c), rope = anchors.shape, drafter.config.rope
-    prefix = prefix_mask(document, anchors)
+    (b, c), rope, window = anchors.shape, drafter.config.rope, drafter.config.sliding_window
     hidden, inputs = take_rows(rows.residual, anchors), take_rows(rows.inputs, anchors)
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
@@ -56,15 +56,17 @@ def draft(
     for step in range(steps):
         place = anchors + step
         q = rotate(drafter.queries(inputs), place, rope)
+        prefix = prefix_mask(document, anchors, window_start(window, place))
         parts = [PartialAttention.to(q, rows.k, rows.v, prefix)]
         if step:
             k, v = drafter.keys_at(inputs, place)
             keys.append(k)
             values.append(v)
             k, v = (by_block(jnp.stack(each, axis=3)) for each in (keys, values))
-            own = PartialAttention.to(
-                by_block(q[:, :, :, None]), k, v, jnp.ones((1, 1, step), bool)
-            )
+            steps_before = jnp.arange(1, step + 1, dtype=jnp.int32)[None]
+            first = window_start(window, steps_before[:, -1:])
+            seen = windowed(jnp.ones((1, 1, step), bool), first, steps_before)
+            own = PartialAttention.to(by_block(q[:, :, :, None]), k, v, seen)
             parts.append(own.map(lambda y: unblock(y, b)[:, :, :, 0]))
         attended = merge(*parts).swapaxes(1, 2).reshape(b, c, -1)
         hidden = drafter.after_attention(hidden, attended.astype(hidden.dtype))

@@ -18,9 +18,9 @@ import numpy as np
 
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.errors import UserError
-from dart_jax.models.attention.segments import Prefix
+from dart_jax.models.attention.segments import Prefix, window_start, windowed
 from dart_jax.models.cache import Cache, KVCache
-from dart_jax.models.drafters.eagle3 import Eagle3Drafter
+from dart_jax.models.drafters.eagle3 import Eagle3Drafter, Seen
 from dart_jax.models.drafters.layer import take_rows
 
 
@@ -157,11 +157,15 @@ def draft_tree(
     inputs = drafter.join(embed(next_tokens), hidden)
     k, v = real_rows = drafter.keys_at(inputs, positions)
     real = jnp.arange(p, dtype=jnp.int32)[None] <= at
-    newest = (k, v, real[:, None])
-    prefix = None
-    if cache is not None and length is not None:
-        prefix = Prefix.of(cache, 0, length)
+
+    def in_window(position: jax.Array) -> tuple[jax.Array | None, Seen, Prefix | None]:
+        """What rows at positions int32 [B, R] see: from where on, the new and the cached rows."""
+        first = window_start(drafter.config.sliding_window, position)
+        newest = k, v, windowed(real[:, None], first, positions)
+        return first, newest, Prefix.of(cache, 0, length, first)
+
     start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, next_tokens))
+    _, newest, prefix = in_window(start)
     hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, [newest], prefix)
     root_score = jnp.zeros((b, 1), jnp.float32)
     first = propose(jnp.int32(0), hidden, root_score, jnp.zeros_like(at))
@@ -174,13 +178,15 @@ def draft_tree(
         inputs = drafter.join(embed(rows.chosen.tokens), rows.hidden)
         # The rows of a level share a position and do not see each other.
         position = jnp.broadcast_to(start + level, (b, top_k))
+        first, newest, prefix = in_window(position)
         own = (level - 1) * top_k + row
         k, v = (
             jax.lax.dynamic_update_slice_in_dim(old, new, own[0], axis=2)
             for old, new in zip((rows.k, rows.v), drafter.keys_at(inputs, position), strict=True)
         )
         lineage = rows.lineage | (slot[None] == own[:, None])[None]
-        hidden = drafter(rows.hidden, inputs, position, [newest, (k, v, lineage)], prefix)
+        seen = k, v, windowed(lineage, first, start + 1 + slot[None] // top_k)
+        hidden = drafter(rows.hidden, inputs, position, [newest, seen], prefix)
         proposed = propose(level, hidden, rows.chosen.scores, rows.numbers)
 
         _, best = jax.lax.top_k(proposed.scores, top_k)

@@ -100,6 +100,27 @@ class Prefix(NamedTuple):
         return Prefix(rows(self.k), rows(self.v), self.length, self.first)
 
 
+def window_start(window: int | None, positions: jax.Array) -> jax.Array | None:
+    """Returns the first position that rows see through a sliding window, int32 [B, T].
+
+    Args:
+      window: positions that a row sees, its own included; None for all, which returns None.
+      positions: int32 [B, T], of the rows.
+    """
+    return None if window is None else jnp.maximum(positions - window + 1, 0)
+
+
+def windowed(mask: jax.Array, first: jax.Array | None, positions: jax.Array) -> jax.Array:
+    """Masks the keys that are before rows' windows, too: bool [B, T, S].
+
+    Args:
+      mask: bool, broadcastable to [B, T, S].
+      first: int32 [B, T], from `window_start`; None leaves the mask as it is.
+      positions: int32 [B, S], of the keys.
+    """
+    return mask if first is None else mask & (positions[:, None] >= first[:, :, None])
+
+
 class Scoring(NamedTuple):
     """Options of the scores, which are computed from products of queries and keys.
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from dart_jax.errors import UserError
 from dart_jax.models.config_json.drafter_fields import IGNORED
 from dart_jax.models.config_json.drafter_formats import classes
+from dart_jax.models.config_json.fields import FULL, SLIDING
 
 # Where the fields are and how files spell them: z-lab's, in `dflash_config`; DeepSpec's, at the top
 # level; SpecForge's DSpark, in `dflash_config`; speculators', with the layers' in an object.
@@ -196,19 +197,18 @@ def _windows(own: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any
     count, window = layers.get("num_hidden_layers"), layers.get("sliding_window")
     if type(count) is not int:
         return {}
-    full, sliding = "full_attention", "sliding_attention"
     types = layers.get("layer_types")
     if types is None:  # as Qwen3's config fills them in
         windowed = window is not None and layers.get("use_sliding_window", False)
         first = layers.get("max_window_layers", 28) if windowed else count
-        types = [sliding if i >= first else full for i in range(count)]
-    kinds = [full, sliding]
+        types = [SLIDING if i >= first else FULL for i in range(count)]
+    kinds = [FULL, SLIDING]
     if not isinstance(types, list) or len(types) != count or any(k not in kinds for k in types):
         raise UserError(
-            f"config.json has layer_types={types!r}; they must be {full!r} or {sliding!r} for each "
+            f"config.json has layer_types={types!r}; they must be {FULL!r} or {SLIDING!r} for each "
             f"of {count} layers"
         )
-    narrow = tuple(i for i, kind in enumerate(types) if kind == sliding)
+    narrow = tuple(i for i, kind in enumerate(types) if kind == SLIDING)
     if narrow and (window is None or layers.get("use_sliding_window") is False):
         raise UserError(
             "config.json has layers of sliding attention, and no sliding_window or "
@@ -262,7 +262,7 @@ def block_json(fields: Mapping[str, Any]) -> dict[str, Any]:
     layout: BlockLayout = fields["layout"]
     size, mask = fields["block_size"], fields["mask_token_id"]
     count, narrow = fields["num_hidden_layers"], fields["sliding_layers"]
-    kinds = ["sliding_attention" if i in narrow else "full_attention" for i in range(count)]
+    kinds = [SLIDING if i in narrow else FULL for i in range(count)]
     layers = {
         **fields["decoder"],
         "hidden_act": "silu",

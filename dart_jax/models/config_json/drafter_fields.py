@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dart_jax.errors import UserError, warn
+from dart_jax.models.config_json.fields import FULL, SLIDING
 
 _OFF = (False, None)
 # By option the values with which the computation is the one implemented here.
@@ -95,15 +96,27 @@ def check_options(
     for name, values in options.items():
         if name not in honoured:
             _refuse(json, name, values)
-    layers, window = json.get("layer_types"), json.get("sliding_window")
-    full = isinstance(layers, list) and {*layers} <= {"full_attention"}
-    unwindowed = window is None or json.get("use_sliding_window") is False
-    if not full and not (layers is None and unwindowed):
-        raise UserError(
-            f"config.json has layer_types={layers!r} and sliding_window={window!r}; drafters with "
-            "a sliding window are not supported: pass one that attends to all rows"
-        )
     _warn_of(name for name in json if name not in {*options, *honoured, *_OTHERS})
+
+
+def sliding_window(json: Mapping[str, Any]) -> int | None:
+    """The window of all layers of a DART or EAGLE-3 drafter; None if they see all rows.
+
+    Raises:
+      UserError: only some layers have one, or it is not clear which.
+    """
+    layers, window = json.get("layer_types"), json.get("sliding_window")
+    unused = window is None or json.get("use_sliding_window") is False
+    kinds = [FULL if unused else SLIDING] if layers is None else layers
+    if isinstance(kinds, list) and all(kind == FULL for kind in kinds):
+        return None
+    sliding = isinstance(kinds, list) and all(kind == SLIDING for kind in kinds)
+    if sliding and not unused and "speculators_model_type" not in json:
+        return window
+    raise UserError(
+        f"config.json has layer_types={layers!r} and sliding_window={window!r}, by which it is not "
+        "known that all layers have the same window; pass a drafter that says so, or has none"
+    )
 
 
 def eagle_config(json: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dart_jax.errors import UserError
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
 # Fields that change the computation in ways that are not supported -> values that do not.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),

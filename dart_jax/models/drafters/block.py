@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention.segments import Prefix, softcap
+from dart_jax.models.attention.segments import Prefix, softcap, window_start
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.drafters.layer import embedded, projected
 from dart_jax.models.drafters.pairs import PairScores
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Linear, RMSNorm, random_param
-from dart_jax.models.target import DecoderLayer, run_layers, within
+from dart_jax.models.target import DecoderLayer, run_layers
 
 
 class Convolution(nnx.Module):
@@ -183,9 +183,7 @@ class BlockDrafter(nnx.Module):
         """
         seen = []
         for i in range(len(self.layers)):
-            window, first = self.config.decoder.window(i), None
-            if window is not None:
-                first = jnp.maximum(positions - window + 1, 0)
+            first = window_start(self.config.decoder.window(i), positions)
             seen.append((self.block_mask(i, positions), Prefix.of(cache, i, length, first)))
         x, _ = run_layers(list(self.layers), embeds, positions, seen)
         return self.normed(x if self.config.shifted else x[:, 1:])
@@ -199,7 +197,7 @@ class BlockDrafter(nnx.Module):
             seen = jnp.tril(seen)
         window = self.config.decoder.window(layer)
         if window is not None:
-            seen = seen & within(window, positions) & within(window, -positions)
+            seen = seen & (jnp.abs(positions[:, None] - positions[:, :, None]) < window)
         return seen
 
     def normed(self, x: jax.Array) -> jax.Array:

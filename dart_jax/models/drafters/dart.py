@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention.segments import PLAIN, Prefix, Segment
+from dart_jax.models.attention.segments import PLAIN, Prefix, Segment, window_start, windowed
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.drafters.layer import DraftLayer, LaterLayer, take_rows
@@ -103,6 +103,8 @@ class Drafter(DraftLayer):
         order = jnp.arange(t + m, dtype=jnp.int32)
         row, column = order[None, :, None], order[None, None]
         seen = (column <= row) & ((column >= t) | (column <= at[:, :, None]) | (row < t))
+        window = self.config.sliding_window
+        seen = windowed(seen, window_start(window, all_positions), all_positions)
 
         # Before the first layer all mask rows are identical: one row represents them.
         mask_rep = jnp.broadcast_to(self.mask_rep[...], (b, 1, 2 * self.config.hidden_size))
@@ -124,7 +126,7 @@ class Drafter(DraftLayer):
                 q_seen = _drafting_rows(seen, at, t)
             q = _repeat_from(layer.queries(q_inputs), real, masks, axis=2)
             q = rotate(q, q_positions, self.config.rope)
-            prefix = Prefix.of(cache, i, length)
+            prefix = Prefix.of(cache, i, length, window_start(window, q_positions))
             x = _repeat_from(x, real, masks, axis=1)
             x = layer.finish(x, [Segment(q, k, v, q_seen)], prefix)
             if not final:
@@ -158,6 +160,7 @@ class Drafter(DraftLayer):
             down=self.mlp.down_proj.kernel.get_value(),
             eps=self.norm.eps,
             scoring=PLAIN,
+            window=self.config.sliding_window,
             kv_heads=self.kv_heads,
             kv_dtype=self.options.cache_dtype(residual.dtype),
         )

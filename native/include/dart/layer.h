@@ -55,6 +55,7 @@ struct DraftLayer {
   const std::int32_t* last;  // [B]: the anchors; null if only keys and values are made
   float* y;                  // [B, 1 + m, D]
   std::size_t masks;         // m
+  std::size_t window;        // positions that a row sees, its own included; 0 for all
   Norm embeds_norm, residual_norm;
   Matrix q;   // [2 D, H h]
   Matrix kv;  // [2 D, 2 K h]
