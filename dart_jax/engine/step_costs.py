@@ -60,7 +60,8 @@ class StepCosts:
         self._last: Hashable = None  # kind of the last burst
         self._slowdown = 1.0  # at that burst
         for nodes, cost in (known or {}).items():
-            self._add(nodes, cost, _BEFORE)
+            for _ in range(ENOUGH if nodes == PLAIN else 1):
+                self._add(nodes, cost, _BEFORE)
 
     def learn(self, kind: Hashable, nodes: np.ndarray, seconds: np.ndarray) -> None:
         """Adds the times of a burst's steps.

@@ -23,8 +23,10 @@ from dart_jax.engine.rows import SamplingMode
 from dart_jax.engine.step_costs import ENOUGH, PLAIN, CostFiles, Known, StepCosts
 
 # Steps until the next decision, fewest and most (half of those so far), and where something is
-# tried; and of plain decoding where it is timed.
+# tried; and of plain decoding where it is timed. Steps that decide themselves are left alone for
+# longer, and not called for few: each call of a program takes as long as half a step.
 BURST, _LONGEST, TRIAL, _TIMED = 32, 256, 16, 8
+_STEPWISE_BURST, _FEW = 64, 16
 
 # Plain steps of pauses. After the first, the drafter reads what was written meanwhile; the others
 # last into other texts.
@@ -102,6 +104,11 @@ class _Kind:
         paying = Paying(self.rates(), costs.astype(np.float32), numbers)
         return State(self.size, self.left, paying)
 
+    @property
+    def steady(self) -> bool:
+        """True while nothing is tried or timed."""
+        return self.size > 0 and not (self.timing or self.tour or self.pauses)
+
     def rates(self) -> np.ndarray:
         """Rates of acceptance by bin, see `Paying`."""
         tried, accepted = self.outcomes.T
@@ -115,7 +122,8 @@ class _Kind:
 
     def _decide(self) -> None:
         drafted, trying, plain = self.size > 0, self.pauses > 0, self.costs.plain
-        self.left, self.timing = min(max(BURST, self.drafted // 2), _LONGEST), False
+        least = _STEPWISE_BURST if self.stepwise else BURST
+        self.left, self.timing = min(max(least, self.drafted // 2), _LONGEST), False
         if self.tour:
             self.size, self.left = self.tour.pop(), TRIAL
             self.timing = self.stepwise and self.size > 0
@@ -123,7 +131,7 @@ class _Kind:
             self.size, self.left, self.timing = self.best(), TRIAL, self.stepwise
         elif not drafted:
             self.check = _CHECK_AFTER
-            self.size, self.left = self.best(), TRIAL if trying or plain is None else BURST
+            self.size, self.left = self.best(), TRIAL if trying or plain is None else least
         elif plain is None:
             early = self.drafted < _BEFORE_PLAIN
             self.size, self.left = (self.best(), TRIAL) if early else (0, _TIMED)
@@ -256,7 +264,7 @@ class TreeSizes:
                 every = (visits - 1) * every + every[::-1]
                 kind.tour[:] = [x for size in every for x in (0, size)]
                 kind.left = 0
-            if kind.left <= 0:
+            if kind.left < (_FEW if kind.stepwise and kind.steady else 1):
                 kind.decide()
             return kind.state._replace(left=kind.left)
 
