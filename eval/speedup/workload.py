@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -110,5 +111,5 @@ def benchmark_workload(
     if not prompts:
         raise UserError(f"no prompt of {name} is within {limit} tokens")
     length = max(len(prompt.tokens) for prompt in prompts) + config.max_new_tokens
-    where = questions[0].where
+    where = questions[0].where.removeprefix(f"{Path(__file__).parents[2]}/")  # of our own
     return Workload(benchmark.name, benchmark.title, where, prompts, length, context)
