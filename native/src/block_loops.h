@@ -35,10 +35,10 @@ struct BlockOfRows {
 };
 
 // Adds the products of inputs [4 Quad, 4 Quad + 4) to the sums of Rows rows.
-template <class Dots, int Rows, int Tiles, int Vectors, class Weights>
+template <class Dots, class Sum, int Rows, int Tiles, int Vectors, class Weights>
 DART_INLINE void add_quad(const Int8Inputs* x, std::size_t groups, std::size_t quad,
                           const Weights (&weights)[Tiles][Vectors],
-                          typename Dots::Ints (&dots)[Rows][Tiles][Vectors]) {
+                          Sum (&dots)[Rows][Tiles][Vectors]) {
   DART_UNROLL
   for (int r = 0; r < Rows; ++r) {
     const std::int8_t* const value = x[r * groups].values + quad * kQuad;
@@ -68,11 +68,11 @@ DART_INLINE typename Dots::Bytes with_upper(typename Dots::Bytes low,
 }
 
 // The sums of products of quads [Quad, End) of one group, for the outputs from `c` on.
-template <class Dots, WeightType Type, std::size_t Quad, std::size_t End, int Rows, int Tiles,
-          int Vectors>
+template <class Dots, WeightType Type, std::size_t Quad, std::size_t End, class Sum, int Rows,
+          int Tiles, int Vectors>
 DART_INLINE void add_quads(const Int8Inputs* x, std::size_t groups, const std::uint8_t* w,
                            std::size_t tile_bytes, std::size_t c,
-                           typename Dots::Ints (&dots)[Rows][Tiles][Vectors]) {
+                           Sum (&dots)[Rows][Tiles][Vectors]) {
   if constexpr (Quad < End) {
     constexpr BlockForm kForm = form_of(Type);
     const auto at = [&](int t, int v) {
@@ -108,6 +108,31 @@ DART_INLINE void add_quads(const Int8Inputs* x, std::size_t groups, const std::u
   }
 }
 
+// The same where a few quads at a time are summed in fewer bits.
+template <class Dots, WeightType Type, std::size_t Quad, std::size_t End, int Rows, int Tiles,
+          int Vectors>
+DART_INLINE void add_quads_together(const Int8Inputs* x, std::size_t groups, const std::uint8_t* w,
+                                    std::size_t tile_bytes, std::size_t c,
+                                    typename Dots::Ints (&dots)[Rows][Tiles][Vectors]) {
+  constexpr std::size_t kTogether = Dots::quads_together(form_of(Type).bits);
+  if constexpr (kTogether == 0) {
+    add_quads<Dots, Type, Quad, End>(x, groups, w, tile_bytes, c, dots);
+  } else if constexpr (Quad < End) {
+    constexpr std::size_t kEnd = Quad + kTogether < End ? Quad + kTogether : End;
+    typename Dots::Pairs pairs[Rows][Tiles][Vectors] = {};
+    add_quads<Dots, Type, Quad, kEnd>(x, groups, w, tile_bytes, c, pairs);
+    DART_UNROLL
+    for (int r = 0; r < Rows; ++r) {
+      DART_UNROLL
+      for (int t = 0; t < Tiles; ++t) {
+        DART_UNROLL
+        for (int v = 0; v < Vectors; ++v) dots[r][t][v] = Dots::add(dots[r][t][v], pairs[r][t][v]);
+      }
+    }
+    add_quads_together<Dots, Type, kEnd, End>(x, groups, w, tile_bytes, c, dots);
+  }
+}
+
 // Adds scaled products of part Part of one group to the sums; parts are those with their own scales.
 template <class Dots, WeightType Type, int Part, int Rows, int Tiles, int Vectors>
 DART_INLINE void add_part(const Int8Inputs* x, std::size_t groups, const std::uint8_t* w,
@@ -133,7 +158,8 @@ DART_INLINE void add_part(const Int8Inputs* x, std::size_t groups, const std::ui
       }
     }
   }
-  add_quads<Dots, Type, Part * kQuads, (Part + 1) * kQuads>(x, groups, w, tile_bytes, c, dots);
+  add_quads_together<Dots, Type, Part * kQuads, (Part + 1) * kQuads>(x, groups, w, tile_bytes, c,
+                                                                     dots);
   DART_UNROLL
   for (int t = 0; t < Tiles; ++t) {
     DART_UNROLL

@@ -18,12 +18,20 @@ struct Avx2 {
   struct Signed {
     __m256i values, magnitudes;
   };
+  struct Pairs {
+    __m256i values;  // sums of pairs in 16 bits
+  };
   using Floats = __m256;
   static constexpr int kSize = 8;
   static constexpr int kRows = 5;  // with a sum in integers and one in floats: 10 of 16 registers
   static constexpr int kTilesOfRow = 1;
   static constexpr int kSignedZero = 0;
   static constexpr int vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+
+  // Quads of weights of so many bits whose sums are in range; 0 for weights with a sign.
+  static constexpr std::size_t quads_together(int bits) {
+    return 32767 / (2 * 127 * ((1 << bits) - 1));
+  }
 
   static Ints zero() { return _mm256_setzero_si256(); }
   static Ints broadcast(std::int32_t x) { return _mm256_set1_epi32(x); }
@@ -41,10 +49,14 @@ struct Avx2 {
   }
   static Signed signed_weights(Bytes x) { return {x, _mm256_abs_epi8(x)}; }
   static Ints add(Ints sum, const Signed& w, const std::int8_t* quad) {
-    return add_pairs(sum, w.magnitudes, _mm256_sign_epi8(inputs(quad), w.values));
+    const __m256i x = _mm256_sign_epi8(inputs(quad), w.values);
+    return add(sum, Pairs{_mm256_maddubs_epi16(w.magnitudes, x)});
   }
-  static Ints add(Ints sum, Bytes w, const std::int8_t* quad) {
-    return add_pairs(sum, w, inputs(quad));
+  static Pairs add(Pairs sum, Bytes w, const std::int8_t* quad) {
+    return {_mm256_add_epi16(sum.values, _mm256_maddubs_epi16(w, inputs(quad)))};
+  }
+  static Ints add(Ints sum, Pairs pairs) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs.values, _mm256_set1_epi16(1)));
   }
   static Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
   static Floats halves(const std::uint8_t* from) {
@@ -71,10 +83,6 @@ struct Avx2 {
     int bits;
     __builtin_memcpy(&bits, quad, sizeof bits);
     return _mm256_set1_epi32(bits);
-  }
-  static Ints add_pairs(Ints sum, Bytes w, Bytes x) {
-    const __m256i pairs = _mm256_maddubs_epi16(w, x);
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
 };
 

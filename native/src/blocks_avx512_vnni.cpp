@@ -24,6 +24,8 @@ struct Avx512Vnni {
   // An instruction's result is there after four others.
   static constexpr int vectors(int rows) { return rows < 7 ? 2 : 1; }
 
+  static constexpr std::size_t quads_together(int) { return 0; }  // their sums have 32 bits
+
   static Ints zero() { return _mm512_setzero_si512(); }
   static Ints broadcast(std::int32_t x) { return _mm512_set1_epi32(x); }
   static Bytes load(const std::uint8_t* from) { return _mm512_loadu_si512(from); }

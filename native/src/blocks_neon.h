@@ -20,6 +20,8 @@ struct Neon {
   static constexpr int kSignedZero = 0;
   static constexpr int vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows < 5 ? 2 : 1; }
 
+  static constexpr std::size_t quads_together(int) { return 0; }  // their sums have 32 bits
+
   static Ints zero() { return vdupq_n_s32(0); }
   static Ints broadcast(std::int32_t x) { return vdupq_n_s32(x); }
   static Bytes load(const std::uint8_t* from) { return vld1q_u8(from); }

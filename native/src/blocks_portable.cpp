@@ -25,6 +25,8 @@ struct Portable {
     std::int8_t values[kSize][kQuad];
   };
 
+  static constexpr std::size_t quads_together(int) { return 0; }  // their sums have 32 bits
+
   static Ints zero() { return {}; }
   static Ints broadcast(std::int32_t x) { return {{x, x, x, x}}; }
   static Bytes load(const std::uint8_t* from) {
