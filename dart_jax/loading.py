@@ -53,8 +53,10 @@ def with_window(config: _Config, window: int | None) -> _Config:
     raises UserError if nothing has such a window."""
     if window is None:
         return config
-    if window < 0:
-        raise UserError(f"a drafter's window must be positive, or 0 for none, got {window}")
+    if not 0 <= window < 2**31:
+        raise UserError(
+            f"a drafter's window must be positive and below 2^31, or 0 for none, got {window}"
+        )
     if config is None or isinstance(config, TargetConfig):
         raise UserError(
             "a window is that of a DART, EAGLE-3 or block drafter; pass one, or leave the window "

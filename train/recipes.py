@@ -15,8 +15,8 @@ from dart_jax.weights.checkpoint import load_drafter, save_drafter
 from train.drafter import DrafterTraining, train
 from train.run import config_file, work_directory
 
-# Positions that packaged DART drafters see: with fewer they accept less, and with more too in long
-# contexts, since training has none.
+# Positions that packaged DART drafters see: with fewer they accept less, and with more they accept
+# less in contexts longer than training's.
 WINDOW = 256
 
 

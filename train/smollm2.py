@@ -148,9 +148,7 @@ def run(config: SmolLM2Config) -> None:
             recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
             train_recipe(_RECIPES / f"{recipe}.toml", options)
         if config.export is not None:
-            exported, window = (name, None)
-            if name in ("dart", "pairs"):
-                exported, window = "drafter", WINDOW
+            exported, window = ("drafter", WINDOW) if name in ("dart", "pairs") else (name, None)
             with writing("the drafter", config.export):
                 package(config.work / name / "drafter", config.export / exported, window)
 

@@ -34,7 +34,7 @@ class Paying(NamedTuple, Generic[AnyArray]):
     Attributes:
       rates: float32 [BINS], shares of the nodes of each bin that are accepted if their parents are.
       costs: float32 [N + 1], of a step by the nodes that it verifies: the tokens that steps usually
-        emit in its time.
+        emit in its time; ones where all nodes pay.
       numbers: int32 [NUMBERS], of nodes that steps verify in turn, to be timed; -1 for as many as
         pay.
     """

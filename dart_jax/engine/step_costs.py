@@ -47,7 +47,8 @@ class StepCosts:
     """
 
     def __init__(self, slope: float, known: Mapping[int, float] | None = None):
-        """Begins with costs of another process, which weigh little.
+        """Begins with costs of another process, which weigh little, and plain decoding's until it
+        was timed often enough.
 
         Args:
           slope: the part of a plain step that a node costs, and a pass of the drafter, as long as
@@ -59,8 +60,9 @@ class StepCosts:
         self._plain: deque[float] = deque(maxlen=_LATEST)
         self._last: Hashable = None  # kind of the last burst
         self._slowdown = 1.0  # at that burst
+        self._before = (known or {}).get(PLAIN)
         for nodes, cost in (known or {}).items():
-            for _ in range(ENOUGH if nodes == PLAIN else 1):
+            if nodes != PLAIN:
                 self._add(nodes, cost, _BEFORE)
 
     def learn(self, kind: Hashable, nodes: np.ndarray, seconds: np.ndarray) -> None:
@@ -76,7 +78,7 @@ class StepCosts:
         for sums in self._sums.values():
             sums *= _KEPT ** len(nodes)
         for number in np.unique(nodes).tolist():
-            if number == PLAIN and self._plain and not switched:
+            if number == PLAIN and self._plain_costs and not switched:
                 continue  # compared with itself
             timed = seconds[nodes == number]
             self._add(number, float(np.median(timed)) / slowdown, len(timed))
@@ -85,7 +87,13 @@ class StepCosts:
     @property
     def plain(self) -> float | None:
         """The cost of plain decoding; None if it was timed too seldom."""
-        return float(np.median(self._plain)) if len(self._plain) >= ENOUGH else None
+        costs = self._plain_costs
+        return float(np.median(costs)) if len(costs) >= ENOUGH else None
+
+    @property
+    def settled(self) -> bool:
+        """True if times of this process outweigh another's of plain decoding."""
+        return self._before is None or 2 * len(self._plain) > ENOUGH
 
     @property
     def known(self) -> dict[int, float]:
@@ -107,8 +115,14 @@ class StepCosts:
         line = np.maximum(middle[1] + slope * (nodes - middle[0]), 0.1 * middle[1])
         sums = np.array([self._sums.get(n, (0.0, 0.0)) for n in nodes.tolist()])
         found = (sums[:, 0] + _SHRINK * line) / (sums[:, 1] + _SHRINK)
-        plain = float(np.median(self._plain)) if self._plain else 1.0
+        plain = float(np.median(self._plain_costs or [1.0]))
         return np.where(nodes == PLAIN, plain, found)
+
+    @property
+    def _plain_costs(self) -> list[float]:
+        """Costs of plain decoding; another process's stands for those still missing."""
+        missing = 0 if self._before is None else max(ENOUGH - len(self._plain), 0)
+        return [*self._plain, *missing * [self._before or 1.0]]
 
     def _ratio(self, nodes: np.ndarray, seconds: np.ndarray) -> float:
         return float(np.median(seconds / self.of(nodes)))

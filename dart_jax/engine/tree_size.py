@@ -79,11 +79,12 @@ class _Kind:
         self.outcomes = known.outcomes
         self.places = 0.8 / np.arange(1, sizes[-1] + 1)  # probabilities by place
         self.tokens = self.cost = 0.0  # expected ones, and what they cost: of the latest steps
-        self.size, self.left = first, BURST if known.costs else TRIAL
+        self.least = _STEPWISE_BURST if stepwise else BURST
+        self.size, self.left = first, self.least if known.costs else TRIAL
         self.timing = stepwise and not known.costs  # whether steps verify one number after another
         self.tour: list[int] = []  # sizes to visit first, the last one first
         self.drafted = self.pauses = 0
-        self.check = _FIRST_CHECK if known.costs else _CHECK_AFTER  # in so many steps with drafts
+        self.check = self.next_check  # in so many steps with drafts
         self.seconds, self.timed = 0.0, 0
         self.state = self.burst()
 
@@ -105,9 +106,15 @@ class _Kind:
         return State(self.size, self.left, paying)
 
     @property
-    def steady(self) -> bool:
-        """True while nothing is tried or timed."""
-        return self.size > 0 and not (self.timing or self.tour or self.pauses)
+    def next_check(self) -> int:
+        """The steps with drafts after which plain decoding is timed again."""
+        return _CHECK_AFTER if self.costs.settled else _FIRST_CHECK
+
+    @property
+    def over(self) -> bool:
+        """True if the next burst is to be decided."""
+        steady = self.size > 0 and not (self.timing or self.tour or self.pauses)
+        return self.left < (_FEW if self.stepwise and steady else 1)
 
     def rates(self) -> np.ndarray:
         """Rates of acceptance by bin, see `Paying`."""
@@ -122,16 +129,15 @@ class _Kind:
 
     def _decide(self) -> None:
         drafted, trying, plain = self.size > 0, self.pauses > 0, self.costs.plain
-        least = _STEPWISE_BURST if self.stepwise else BURST
-        self.left, self.timing = min(max(least, self.drafted // 2), _LONGEST), False
+        self.left, self.timing = min(max(self.least, self.drafted // 2), _LONGEST), False
         if self.tour:
             self.size, self.left = self.tour.pop(), TRIAL
             self.timing = self.stepwise and self.size > 0
         elif not self.costs.known:
             self.size, self.left, self.timing = self.best(), TRIAL, self.stepwise
         elif not drafted:
-            self.check = _CHECK_AFTER
-            self.size, self.left = self.best(), TRIAL if trying or plain is None else least
+            self.check = self.next_check
+            self.size, self.left = self.best(), TRIAL if trying or plain is None else self.least
         elif plain is None:
             early = self.drafted < _BEFORE_PLAIN
             self.size, self.left = (self.best(), TRIAL) if early else (0, _TIMED)
@@ -156,8 +162,8 @@ class _Kind:
         return int(sizes[each[pays - 1]])
 
     def usual_rate(self) -> float:
-        """The tokens that steps emit for the time of a plain step, or more: with drafts lately, or
-        without."""
+        """The tokens that are expected for a unit of cost: of the latest steps with drafts, or of
+        plain decoding if that is more."""
         plain = 1 / (self.costs.plain or 1.0)
         return max(self.tokens / self.cost if self.cost else 0.0, plain)
 
@@ -264,7 +270,7 @@ class TreeSizes:
                 every = (visits - 1) * every + every[::-1]
                 kind.tour[:] = [x for size in every for x in (0, size)]
                 kind.left = 0
-            if kind.left < (_FEW if kind.stepwise and kind.steady else 1):
+            if kind.over:
                 kind.decide()
             return kind.state._replace(left=kind.left)
 
@@ -302,7 +308,7 @@ class TreeSizes:
             if size != kind.size:
                 return  # another burst has begun, or none of the texts can be drafted
             kind.learn(steps, lessons, seconds, times)
-            if kind.left <= 0 and self._files is not None:
+            if kind.over and self._files is not None:
                 self._files.keep((self._program, rows, mode), kind.known)
 
     def _is_fixed(self, rows: int) -> bool:

@@ -125,6 +125,11 @@ class ModelChoice:
         """The n-gram model to use, if any."""
         return None if self.no_ngram else self.part(self.ngram, models.NGRAM)
 
+    @property
+    def main_window(self) -> int | None:
+        """The window of the main drafter."""
+        return self.drafter_window
+
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
         memory = parse_memory(self.ngram_device_memory)
@@ -139,6 +144,6 @@ class ModelChoice:
             search=self.search,
             ngram_device_memory=memory,
             mesh=self.mesh,
-            drafter_window=self.drafter_window,
+            drafter_window=self.main_window,
             revision=self.revision,
         )

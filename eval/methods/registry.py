@@ -59,6 +59,12 @@ class MethodChoice(ModelChoice):
         _ = self.methods
 
     @property
+    def main_window(self) -> int | None:
+        """The window is that of the other drafters where there is no main one."""
+        others = self.eagle3 is not None or self.block is not None
+        return None if others and self.main_drafter is None else super().main_window
+
+    @property
     def methods(self) -> dict[str, bool]:
         """The requested methods, plain decoding first -> whether each was requested by name; raises
         UserError for an unknown name."""

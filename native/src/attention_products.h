@@ -120,7 +120,9 @@ void add_products(const Factors& factors, std::size_t column) {
   for (std::size_t i = 0; i < count; ++i, w += w_stride) {
     if (next != nullptr) {
       DART_UNROLL
-      for (int v = 0; v < Vectors; ++v) __builtin_prefetch(next + v * kSize, 0, 2);
+      for (int c = 0; c < Vectors * static_cast<int>(kSize); c += 64 / sizeof(float)) {
+        __builtin_prefetch(next + c, 0, 2);  // a line
+      }
       next += Vectors * kSize;
     }
     Vector values[Vectors][Form::kFloats];

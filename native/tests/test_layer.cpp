@@ -260,7 +260,7 @@ struct Drafted {
 };
 
 Drafted draft(const Problem& problem, std::size_t real, std::size_t masks,
-              Instructions instructions, std::size_t threads) {
+              Instructions instructions, std::size_t threads, std::size_t window = 0) {
   Drafted made{std::vector<float>(kSequences * (1 + masks) * kWidth),
                std::vector<float>(kSequences * kKvHeads * real * kHead), {}};
   made.v = made.k;
@@ -275,6 +275,7 @@ Drafted draft(const Problem& problem, std::size_t real, std::size_t masks,
   layer.last = last;
   layer.y = made.y.data();
   layer.masks = masks;
+  layer.window = window;
   layer.embeds_norm = problem.norm(0, true);
   layer.residual_norm = problem.norm(1, true);
   layer.q = problem.draft_q;
@@ -298,6 +299,11 @@ void test_draft_layer() {
     for (std::size_t threads : {2, 5}) {
       const Drafted more = draft(problem, kReal, kMasks, instructions, threads);
       CHECK(more.y == one.y && more.k == one.k && more.v == one.v);
+    }
+    for (std::size_t window : {1, 2, 5, 100}) {
+      const Drafted narrow = draft(problem, kReal, kMasks, instructions, 2, window);
+      CHECK((narrow.y == one.y) == (window == 100) && narrow.k == one.k);
+      for (float value : narrow.y) CHECK(std::isfinite(value));
     }
     bool finite = true;
     for (float value : one.y) finite &= std::isfinite(value);

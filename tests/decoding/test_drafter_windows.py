@@ -23,7 +23,7 @@ def test_texts_are_the_targets_own(demo, demo_drafters, name):
     """With windows shorter and longer than the texts; the latter draft as if there were none."""
     plain = demo.generate(PROMPTS, max_new_tokens=24, tree_nodes=0)
     steps = {}
-    for window in (0, 6, 4096):
+    for window in (0, 2, 4096):
         model = demo.with_drafter(demo_drafters[name], drafter_window=window)
         assert model.drafter.sliding_window == (window or None)
         made = model.generate(PROMPTS, max_new_tokens=24, tree_nodes=8)
@@ -31,7 +31,7 @@ def test_texts_are_the_targets_own(demo, demo_drafters, name):
             np.testing.assert_array_equal(one.tokens, other.tokens)
         steps[window] = [one.drafted.tolist() for one in made]
     assert steps[4096] == steps[0]
-    assert name != "drafter" or steps[6] != steps[0]
+    assert steps[2] != steps[0]
 
 
 def test_block_drafters_have_it_in_all_layers(demo, demo_drafters):
@@ -67,5 +67,5 @@ def test_windows_that_nothing_has(demo, tiny):
     for drafter in (DEMO / "target", PromptLookupConfig(), None):
         with pytest.raises(UserError, match=none):
             demo.with_drafter(drafter, drafter_window=8)
-    with pytest.raises(UserError, match="must be positive, or 0 for none, got -1"):
+    with pytest.raises(UserError, match="or 0 for none, got -1"):
         demo.with_drafter(DEMO / "drafter", drafter_window=-1)

@@ -94,6 +94,25 @@ def test_bursts_are_short_where_costs_are_unknown(tmp_path):
     assert policy(COSTS, tmp_path).choose(1, "greedy").left == BURST
 
 
+def test_a_wrong_cost_of_plain_decoding_is_soon_replaced(tmp_path):
+    files = CostFiles(tmp_path)
+    files.keep(("p", 1, "greedy"), known({0: 1.8, 2: 1.3, 4: 1.5, 8: 1.9}))
+    sizes = TreeSizes({1: (0, 8)}, stepwise=True, files=CostFiles(tmp_path), program="p")
+    kind = sizes._kind(1, "greedy")
+    assert kind.costs.plain == 1.8
+    stepwise_steps(sizes, RATES, lambda n: 1.0 if n == PLAIN else 1.1 + 0.1 * n, 1500)
+    assert kind.costs.plain / kind.costs.of(np.array([2]))[0] == pytest.approx(1 / 1.3, rel=0.15)
+    assert CostFiles(tmp_path).read(("p", 1, "greedy")).costs[PLAIN] < 1.5
+
+
+def test_steps_that_decide_themselves_are_not_called_for_few(tmp_path):
+    sizes = policy(COSTS, tmp_path, stepwise=True)
+    state = sizes.choose(1, "greedy")
+    steps, times = state.left - 5, np.zeros((2, 2), np.uint32)
+    sizes.learn(1, "greedy", state.size, steps, None, None, times)
+    assert sizes.choose(1, "greedy").left >= 64
+
+
 def test_times_with_compilation_teach_nothing():
     sizes = policy()
     for _ in range(20):

@@ -159,7 +159,8 @@ def test_options_that_change_the_computation_are_refused_by_name(changes):
 
 @pytest.mark.parametrize("kind", ["drafter", "eagle3"])
 def test_windows(kind):
-    narrow = read(kind, sliding_window=512)
+    narrow = read(kind, sliding_window=512, layer_types=["sliding_attention"])
+    assert narrow == read(kind, sliding_window=512, use_sliding_window=True)
     assert narrow == read(kind).with_window(512) != read(kind)
     assert read(kind, sliding_window=512, use_sliding_window=False) == read(kind)
     assert read(kind, sliding_window=512, layer_types=["full_attention"]) == read(kind)
@@ -167,6 +168,12 @@ def test_windows(kind):
     assert (json["sliding_window"], json["layer_types"]) == (512, ["sliding_attention"])
     assert drafter_config(json) == narrow
     assert not {"sliding_window", "layer_types"} & read(kind).to_json().keys()
+
+
+@pytest.mark.parametrize("kind", ["drafter", "eagle3"])
+def test_a_window_that_may_be_unused(kind):
+    with pytest.raises(UserError, match="sliding_window=512, by which it is not known"):
+        read(kind, sliding_window=512)
 
 
 def test_unclear_windows_of_speculators():

@@ -63,9 +63,9 @@ def draft(
             keys.append(k)
             values.append(v)
             k, v = (by_block(jnp.stack(each, axis=3)) for each in (keys, values))
-            steps_before = jnp.arange(1, step + 1, dtype=jnp.int32)[None]
-            first = window_start(window, steps_before[:, -1:])
-            seen = windowed(jnp.ones((1, 1, step), bool), first, steps_before)
+            own_steps = jnp.arange(1, step + 1, dtype=jnp.int32)[None]
+            first = window_start(window, own_steps[:, -1:])
+            seen = windowed(jnp.ones((1, 1, step), bool), first, own_steps)
             own = PartialAttention.to(by_block(q[:, :, :, None]), k, v, seen)
             parts.append(own.map(lambda y: unblock(y, b)[:, :, :, 0]))
         attended = merge(*parts).swapaxes(1, 2).reshape(b, c, -1)

@@ -107,7 +107,8 @@ def sliding_window(json: Mapping[str, Any]) -> int | None:
     """
     layers, window = json.get("layer_types"), json.get("sliding_window")
     unused = window is None or json.get("use_sliding_window") is False
-    kinds = [FULL if unused else SLIDING] if layers is None else layers
+    said = json.get("use_sliding_window") is True  # a window alone may be unused
+    kinds = layers if layers is not None else [FULL] if unused else [SLIDING] if said else None
     if isinstance(kinds, list) and all(kind == FULL for kind in kinds):
         return None
     sliding = isinstance(kinds, list) and all(kind == SLIDING for kind in kinds)
