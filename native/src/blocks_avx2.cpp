@@ -23,10 +23,10 @@ struct Avx2 {
   };
   using Floats = __m256;
   static constexpr int kSize = 8;
-  static constexpr int kRows = 5;  // with a sum in integers and one in floats: 10 of 16 registers
+  static constexpr int kRows = 4;  // x 2 vectors of sums in integers: 8 of 16 registers
   static constexpr int kTilesOfRow = 1;
   static constexpr int kSignedZero = 0;
-  static constexpr int vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int vectors(int rows) { return rows <= 2 ? 4 : 2; }
 
   // Quads of weights of so many bits whose sums are in range; 0 for weights with a sign.
   static constexpr std::size_t quads_together(int bits) {
@@ -53,10 +53,11 @@ struct Avx2 {
     return add(sum, Pairs{_mm256_maddubs_epi16(w.magnitudes, x)});
   }
   static Pairs add(Pairs sum, Bytes w, const std::int8_t* quad) {
-    return {_mm256_add_epi16(sum.values, _mm256_maddubs_epi16(w, inputs(quad)))};
+    return {in_order(_mm256_add_epi16(sum.values, _mm256_maddubs_epi16(w, inputs(quad))))};
   }
   static Ints add(Ints sum, Pairs pairs) {
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs.values, _mm256_set1_epi16(1)));
+    return in_order(
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs.values, _mm256_set1_epi16(1))));
   }
   static Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
   static Floats halves(const std::uint8_t* from) {
@@ -79,6 +80,11 @@ struct Avx2 {
   }
 
  private:
+  // Otherwise GCC makes all products before it adds them, and has not the registers for it.
+  static __m256i in_order(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+  }
   static Bytes inputs(const std::int8_t* quad) {
     int bits;
     __builtin_memcpy(&bits, quad, sizeof bits);

@@ -163,6 +163,7 @@ os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 import jax, jax.numpy as jnp, numpy as np
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search.host import HostSearch
+from dart_jax.decoding.tree import TREE_ROWS
 
 rows, native = int(sys.argv[1]), sys.argv[2] == "native"
 host_buffer = HostBuffer(positions=8, candidates=25)
@@ -183,7 +184,7 @@ def loop(prune, packed, matrix):
         trees = prune.in_program(packed)
         return i + 1, packed, matrix, trees
 
-    trees = jnp.zeros((rows, 3, 60), jnp.int32)
+    trees = jnp.zeros((rows, TREE_ROWS, 60), jnp.int32)
     return jax.lax.while_loop(lambda s: s[0] < 30, body, (0, packed, matrix, trees))[1::2]
 
 packed, trees = loop(prune, packed, np.full((600, 600), 1 / 600, np.float32))
