@@ -2,8 +2,7 @@
 //
 // Plain loops that compilers vectorise. As products and sums are never fused here and sums have a
 // fixed number of parts, all instruction sets agree bit for bit. Rounding to 8 bits has instructions
-// of each set. As in product_tiles.h, nothing of
-// the C++ library is called.
+// of each set. As in product_tiles.h, nothing of the C++ library is called.
 #pragma once
 
 #include <cstddef>
