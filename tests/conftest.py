@@ -3,13 +3,10 @@ that draws trees."""
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import functools
 import gc
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -66,12 +63,12 @@ if jax.version.__version_info__ < (0, 12):
     _QUICK += " --xla_cpu_use_fusion_emitters=false"
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}"
-    # Tests share compiled programs across processes; nothing is kept after the run. With a maximum
-    # size JAX locks the directory, so that no process reads what another is still writing.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dart_jax_compiled_")
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(10**10)
+    # Tests share compiled programs across processes and runs. With a maximum size JAX locks the
+    # directory, so that no process reads what another is still writing.
+    kept = Path(__file__).parents[1] / ".pytest_cache/compiled"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(kept))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(4 * 10**9))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 # Garbage is looked for between files: while programs are traced that takes a tenth of the time.
 gc.disable()
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
