@@ -11,9 +11,10 @@ from dart_jax.app.markup import note
 from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.engine.defaults import default_search
 from dart_jax.engine.request import Draft
 from dart_jax.errors import UserError
-from dart_jax.generation import Step, adaptive_tree
+from dart_jax.generation import Step
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import ParallelConfig
 from dart_jax.text.tokenizer import Tokenizer
@@ -96,7 +97,7 @@ def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) ->
     """
     if step.draft is None:
         raise UserError("this step has no drafts: use steps(with_drafts=True) and skip the prefill")
-    nodes = nodes_of(step, step.draft, model, search or adaptive_tree(model.drafter)[1])
+    nodes = nodes_of(step, step.draft, model, search or default_search(model.drafter))
     return draw(nodes, f"{_counts(step, step.draft)}.", STYLE.read_text())
 
 

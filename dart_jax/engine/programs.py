@@ -14,13 +14,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.paying import (
     BINS,
     NUMBERS,
+    Lessons,
     Paying,
     doubted,
     first_nodes,
@@ -28,76 +28,21 @@ from dart_jax.decoding.paying import (
     outcomes_of,
     probabilities_of,
 )
-from dart_jax.decoding.reading import Caches, ChunkShape, caches_without_rows, read_rows
+from dart_jax.decoding.reading import Caches, ChunkShape, read_rows
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.fitting import fit_in_program
-from dart_jax.engine.lessons import Lessons, clock
-from dart_jax.engine.request import MOST_LOGPROBS
-from dart_jax.engine.rows import History, Row, Rows, SamplingMode, sampling_of, unpack
-from dart_jax.models.attention.compaction import keep_rows
-from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
-from dart_jax.models.cpu import copy_page as copy_page_natively
-from dart_jax.models.cpu import only_rows, unwritten
+from dart_jax.engine.pools import POOLS, Pools, drafter_state, written
+from dart_jax.engine.request import MOST_LOGPROBS, SamplingMode
+from dart_jax.engine.rows import History, Row, Rows, sampling_of, unpack
+from dart_jax.models.cache import PagedCache, capacity_of
+from dart_jax.models.cpu import clock, only_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
-from dart_jax.models.sharding.mesh import DATA, MODEL
-from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, OnDevices, program
-
-
-class Pools(NamedTuple):
-    """The pages of all requests; every group of devices has pages of its own.
-
-    Attributes:
-      target: the target's keys and values, [P, K, page, h] per layer.
-      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]; None if the drafting
-        method keeps nothing, and for programs that do not draft.
-    """
-
-    target: KVCache
-    draft: Any
-
-
-# Their specs (see `dart_jax.models.sharding.program`): pages are split by groups and heads.
-_PAGES = P(DATA, MODEL)
-_SPECS: Any = _PAGES, OnDevices(P(DATA), _PAGES)
-POOLS = Pools(*_SPECS)
-
-
-@program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
-def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
-    """Pools of `pages` pages of `page` rows for every group of devices. Where the C++ core attends,
-    which reads only what was written, keys and values take memory only as they are written."""
-    caches = caches_without_rows(config.reading, params, pages, page)
-    layers, draft = parts(caches.target)[0], caches.draft
-    if config.execution.attention == "native":
-        layers = unwritten(layers)
-        draft = draft if isinstance(draft, jax.Array) else unwritten(draft)
-    return Pools(layers, draft)
-
-
-def written(pools: Pools, target: Cache, draft: Any, pages: jax.Array) -> Pools:
-    """The pools after what programs wrote into caches with pages, int32 [n, m]."""
-    return Pools(parts(target)[0], _draft_pool(pools.draft, draft, pages))
-
-
-def drafter_state(pool: Any, pages: jax.Array) -> Any:
-    """The state of the drafting method of texts with pages, int32 [n, m]."""
-    if isinstance(pool, jax.Array):
-        tokens = pool.at[jnp.where(pages < 0, len(pool), pages)].get(mode="fill", fill_value=0)
-        return tokens.reshape(len(pages), -1)
-    return None if pool is None else PagedCache(pool, pages)
-
-
-def _draft_pool(pool: Any, state: Any, pages: jax.Array) -> Any:
-    """The pool with a new state."""
-    if isinstance(pool, jax.Array):
-        tokens = state.reshape(*pages.shape, -1)
-        return pool.at[jnp.where(pages < 0, len(pool), pages)].set(tokens, mode="drop")
-    return None if state is None else parts(state)[0]
-
+from dart_jax.models.sharding.mesh import DATA
+from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program
 
 # Of the device, or of the host.
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
@@ -210,31 +155,6 @@ def read_chunk(
             min(shape.filled, capacity),
         )
     return written(pools, read.target, read.draft, pages), scores
-
-
-@program(inputs={"pools": POOLS, "source": ROWS, "target": ROWS}, outputs=POOLS, donated=("pools",))
-def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax.Array) -> Pools:
-    """Copies a page in every group of devices.
-
-    Args:
-      config: static; `DecodeConfig.reading`.
-      pools: donated.
-      source: int32 [groups], the page to read.
-      target: int32 [groups], the page to write; the same where there is nothing to copy.
-    """
-
-    def copy(pool: Any) -> Any:
-        if pool is None:
-            return None
-        if config.execution.attention == "native":
-            return copy_page_natively(pool, source[0], target[0])
-        pages = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, source[0], 1), pool)
-        if isinstance(pool, jax.Array):
-            return jax.lax.dynamic_update_slice_in_dim(pool, pages, target[0], 0)
-        cache, start = PagedCache(pool, target[:, None]), jnp.zeros(1, jnp.int32)
-        return keep_rows(cache, pages, start, config.execution.attention).layers
-
-    return Pools(copy(pools.target), copy(pools.draft))
 
 
 @program(

@@ -34,7 +34,7 @@ from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
-from dart_jax.serving.config import ServingConfig
+from dart_jax.engine.config import EngineConfig
 from eval.latency.shapes import (
     as_loaded,
     block_drafter_of,
@@ -158,7 +158,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         packed = on(_ints(case.batch, config.host_buffer.width), ROWS)
         search = on(_search(case))
         return jax.jit(type(search).in_program).lower(search, packed)
-    page = ServingConfig().page if program == "serve" else config.capacity(case.context)
+    page = EngineConfig().page if program == "serve" else config.capacity(case.context)
     columns = -(-case.context // page)
     empty = partial(empty_pools, config, pages=case.rows * columns, page=page)
     pools = on(jax.eval_shape(empty, case.params), POOLS)

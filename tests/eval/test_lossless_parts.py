@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from dart_jax.engine.decoder import Generation
 
 from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
-from dart_jax.engine.decoder import Generation
 from eval.lossless.distribution import Fit, Samples, chi_square
 from eval.lossless.divergence import ENDED, examine
 from eval.lossless.literal_sampling import (

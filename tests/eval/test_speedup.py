@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_model
+from dart_jax.engine.decoder import Generation
 from rich.console import Console
 
 from dart_jax.data.stdlib import HELD_OUT
-from dart_jax.engine.decoder import Generation
 from dart_jax.errors import UserError
 from dart_jax.models.pure import init_params
 from dart_jax.weights.checkpoint import save_drafter

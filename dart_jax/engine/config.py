@@ -1,20 +1,22 @@
-"""The options of the serving engine."""
+"""The options of an engine."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
-from dart_jax.engine.rows import SAMPLING_MODES, SamplingMode
+import tyro
+
+from dart_jax.engine.request import SAMPLING_MODES, SamplingMode
 from dart_jax.errors import UserError
 
-# Levels that are compiled in advance.
+# Sampling modes that are compiled in advance.
 Warmup = Literal["greedy", "filtered", "all", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ServingConfig:
-    """Options of an engine, by which requests are decoded together."""
+class EngineConfig:
+    """Options by which requests are decoded together."""
 
     slots: int = 16
     """Requests that are decoded together, at most."""
@@ -45,6 +47,10 @@ class ServingConfig:
     compile_first: bool = False
     """Accept requests when all these programs are compiled. Otherwise when a single text can be
     decoded; the rest is then compiled in moments without requests."""
+
+    offline: Annotated[bool, tyro.conf.Suppress] = False
+    """All texts are known from the start, as in `DartModel.generate`: prompts are read before the
+    first step, each text has its whole length in one page, and few programs are compiled."""
 
     def __post_init__(self) -> None:
         for name in ("slots", "page"):

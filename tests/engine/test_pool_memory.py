@@ -15,19 +15,19 @@ import numpy as np
 from dart_jax import DartModel
 from dart_jax.engine.request import Request
 from dart_jax.memory import resident_memory
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import Engine
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.thread import EngineThread
 
 model = DartModel.from_pretrained(sys.argv[1])
 print(resident_memory())
-config = ServingConfig(kv_memory="{POOL}", warmup="none", slots=1)
-engine = Engine(model, config)
+config = EngineConfig(kv_memory="{POOL}", warmup="none", slots=1)
+engine = EngineThread(model, config)
 assert engine.statistics().kv_bytes > 0.99 * {POOL}
 print(resident_memory())
-updates = queue.Queue()
+outputs = queue.Queue()
 request = Request(np.ones({LONGEST} - 8, np.int32), 8)
-engine.submit(request, updates.put)
-while updates.get().finish is None:
+engine.submit(request, outputs.put)
+while outputs.get().finish is None:
     pass
 print(resident_memory())
 engine.close()

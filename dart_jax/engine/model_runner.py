@@ -1,8 +1,8 @@
-"""The device's side of the engine: models, pools and programs, called with sequences."""
+"""The device's side of the engine: calls the programs with sequences, and keeps their pools."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import TokenScores
-from dart_jax.decoding.paying import Paying
+from dart_jax.decoding.paying import Lessons, Paying
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
@@ -20,18 +20,9 @@ from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.decoding.tree import MAX_NODES, TREE_ROWS
 from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
-from dart_jax.engine.lessons import Burst, Emitted, Lessons
-from dart_jax.engine.programs import (
-    BurstProgram,
-    BurstResult,
-    Pools,
-    burst,
-    config_of,
-    copy_page,
-    empty_pools,
-    read_chunk,
-)
-from dart_jax.engine.request import MOST_LOGPROBS, Draft, Request
+from dart_jax.engine.pools import Pools, copy_page, empty_pools
+from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
+from dart_jax.engine.request import MOST_LOGPROBS, Draft, Output, Request, SamplingMode
 from dart_jax.engine.rows import (
     AT_CONTEXT,
     LENGTH,
@@ -40,34 +31,15 @@ from dart_jax.engine.rows import (
     History,
     Rows,
     RowTable,
-    SamplingMode,
     begin_history,
     empty_history,
+    history_of,
 )
-from dart_jax.engine.scheduler import Sequence
+from dart_jax.engine.sequence import Sequence
 from dart_jax.engine.shapes import Shapes
 
 # Nodes that are proposed for each node of a tree that must fit a grammar.
 _PROPOSED = 4
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Models:
-    """A target with its drafter, and the search for their trees.
-
-    Attributes:
-      config: static; for the largest trees.
-      params: see `DecodeParams`.
-      search: for these trees; None if the drafting method needs none.
-    """
-
-    config: DecodeConfig
-    params: DecodeParams
-    search: TreeSearch | None
-
-    def pools(self, pages: int, page: int) -> Pools:
-        """Returns pools of `pages` pages of `page` rows for each group of devices."""
-        return empty_pools(self.config, self.params, pages=pages, page=page)
 
 
 class _Drafts(NamedTuple):
@@ -84,39 +56,70 @@ class _Drafts(NamedTuple):
     host_buffer: HostBuffer
 
 
-class Batch:
-    """The models, and the keys and values of all requests.
+class Burst(NamedTuple):
+    """What the steps of a burst gave.
 
     Attributes:
-      shapes: what programs are compiled for.
-      page_count: pages of the pools.
-      kv_bytes: bytes of the pools.
-      vocab_size: V.
+      outputs: of each sequence.
+      steps: how many were taken.
+      lessons: what it tells about drafts, of all rows together; None if nothing.
+      times: uint32 [steps, 2], see `BurstResult`; None where all slots of a tree take time.
     """
 
-    def __init__(self, models: Models, shapes: Shapes, pages: int):
-        """Allocates pools of so many pages for each group of devices."""
-        self.shapes, self.page_count = shapes, pages
-        self.vocab_size = models.config.target.vocab_size
-        self._config, self._params, self._search = models.config, models.params, models.search
+    outputs: list[Output]
+    steps: int
+    lessons: Lessons[np.ndarray] | None
+    times: np.ndarray | None
+
+
+class ModelRunner:
+    """Runs the programs of a target and its drafter for sequences, in pools of pages that hold the
+    keys and values of all of them. The first program allocates the pools.
+
+    Attributes:
+      config: static; for the largest trees.
+      params: see `DecodeParams`.
+      search: for these trees; None if the drafting method needs none.
+      shapes: what programs are compiled for.
+      pages: of the pools of each group of devices.
+    """
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        params: DecodeParams,
+        search: TreeSearch | None,
+        shapes: Shapes,
+        pages: int,
+    ):
+        """Allocates nothing yet; see the attributes."""
+        self.config, self.params, self.search = config, params, search
+        self.shapes, self.pages = shapes, pages
         self._programs: dict[tuple[int, SamplingMode, bool, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
-        self._pools = models.pools(pages, shapes.page)
-        self.kv_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._pools))
         self._history: History | None = None
         group = shapes.slots // shapes.groups
         self._table = RowTable(shapes.slots, shapes.pages_each, shapes.stop_ids, group)
         self._drafts: _Drafts | None = None
 
+    @functools.cached_property
+    def _pools(self) -> Pools:
+        return empty_pools(self.config, self.params, pages=self.pages, page=self.shapes.page)
+
+    @property
+    def vocab_size(self) -> int:
+        """The target's, V."""
+        return self.config.target.vocab_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the pools."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._pools))
+
     @property
     def reads_drafts(self) -> bool:
         """True if the drafter must read all that is written."""
         return self._pools.draft is not None
-
-    @property
-    def whole_logits(self) -> bool:
-        """True if every request needs the last sampling mode, for processors or scores."""
-        return self._config.logits.whole
 
     def begin(self, sequence: Sequence) -> None:
         """Prepares slot and pages of a sequence that will be read."""
@@ -134,25 +137,18 @@ class Batch:
         """Copies a page of a group of devices."""
         pages = np.zeros((2, self.shapes.groups), np.int32)
         pages[:, group] = source, target
-        self._pools = copy_page(self._config.reading, self._pools, *pages)
+        self._pools = copy_page(self.config.reading, self._pools, *pages)
 
     def _begin_history(self, slot: int, sequence: Sequence) -> None:
-        vocab, tokens = self.vocab_size, None
-        seen, bias = np.zeros(vocab, bool), np.zeros(vocab, np.float32)
-        seen[sequence.tokens] = True
-        for token, value in sequence.request.logit_bias.items():
-            bias[token] = value
-        counts = np.bincount(sequence.text, minlength=vocab).astype(np.int32)
-        if self._config.logits.processors:
-            tokens = np.full(self.shapes.pages_each * self.shapes.page, -1, np.int32)
-            tokens[: sequence.num_tokens] = sequence.tokens
-        new = History(seen, counts, bias, tokens)  # pyright: ignore[reportArgumentType]
         history = self._empty_history() if self._history is None else self._history
+        length = None if history.tokens is None else history.tokens.shape[1]
+        text = sequence.tokens, sequence.prompt_length
+        new = history_of(sequence.request, *text, self.vocab_size, length)
         self._history = begin_history(history, jnp.int32(slot), new)
 
     def _empty_history(self) -> History:
         rows = self.shapes.pages_each * self.shapes.page
-        length = rows if self._config.logits.processors else None
+        length = rows if self.config.logits.processors else None
         return empty_history(self.shapes.slots, self.vocab_size, length)
 
     def read(
@@ -214,10 +210,10 @@ class Batch:
         """
         shape = ChunkShape(tokens.shape[1] - 1, self.shapes.filled(int(start.max())))
         drafts = drafts and self.reads_drafts
-        config = self._config if drafts else self._config.plain
+        config = self.config if drafts else self.config.plain
         pools, scores = read_chunk(
             config.scoring(MOST_LOGPROBS) if scored else config.reading,
-            self._params,
+            self.params,
             self._pools_for(drafts),
             tokens,
             start,
@@ -265,7 +261,7 @@ class Batch:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
         runs."""
         request = Request(np.zeros(1, np.int32), 1, Sampling(1.0))
-        sequence = Sequence(request, 2, lambda _: None)
+        sequence = Sequence(request, 2)
         sequence.slot, sequence.mode = 0, mode
         self.begin(sequence)
         self._table.clear(0)
@@ -283,7 +279,7 @@ class Batch:
         """
         kind = nodes, mode, follows and self.reads_drafts, masked
         if kind not in self._programs:
-            config, steps = config_of(self._config, nodes, mode), self.shapes.steps
+            config, steps = config_of(self.config, nodes, mode), self.shapes.steps
             if masked and not fits_in_programs(config.execution):
                 steps = 1
             self._programs[kind] = BurstProgram(config, mode, steps, *kind[2:])
@@ -329,38 +325,47 @@ class Batch:
             self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
         if fitter is not None:
             fitter.advance(result.tokens, result.counts[:, 0])
-        emitted = [
-            self._emitted(sequence, place, program, result, drafts.get(place))
+        outputs = [
+            self._output(sequence, place, program, result, drafts.get(place))
             for sequence, place in zip(sequences, places, strict=True)
         ]
-        lessons, times = result.lessons, result.times
+        steps, lessons, times = int(result.counts[:, 1].max()), result.lessons, result.times
         if lessons is not None:
             lessons = Lessons(*(x.sum(axis=0) for x in lessons))
-        if times is not None:
-            times = times[0, : max(each.steps for each in emitted)]
-        return Burst(emitted, lessons, times)
+        return Burst(outputs, steps, lessons, None if times is None else times[0, :steps])
 
-    def _emitted(
+    def _output(
         self,
         sequence: Sequence,
         place: int,
         program: BurstProgram,
         result: BurstResult[np.ndarray],
         draft: Draft | None,
-    ) -> Emitted:
+    ) -> Output:
         """Adds a sequence's new tokens to it, and returns them."""
-        count, steps, verified, nodes = result.counts[place].tolist()
+        count, _, verified, nodes = result.counts[place].tolist()
         goes_on, drafting = bool(result.active[place]), program.config.nodes > 0
-        tokens = result.tokens[place, :count]
+        tokens, first = result.tokens[place, :count], not len(sequence.text)
         reads = not self.reads_drafts or drafting or program.follows
         sequence.append(tokens, drafted=reads)
         drafted = drafting and goes_on and (sequence.drafter_is_current or not self.reads_drafts)
         sequence.draft_row = place if drafted else None
-        scores = result.scores
+        scores, finish = result.scores, None
         if scores is not None:
             scores = jax.tree.map(lambda x: x[place, :count], scores)
-        ranks = result.ranks[place, :count]
-        return Emitted(tokens, ranks, steps, verified, nodes, not goes_on, scores, draft)
+        if not goes_on:
+            finish = "stop" if int(tokens[-1]) in sequence.request.stop_ids else "length"
+        return Output(
+            tokens,
+            result.ranks[place, :count],
+            finish,
+            verified,
+            nodes,
+            scores,
+            sequence.prompt_logprobs if first else None,
+            sequence.cached if first else 0,
+            draft,
+        )
 
     def _update(self, sequence: Sequence, nodes: int) -> None:
         """Writes what has changed since a sequence's last burst."""
@@ -439,17 +444,17 @@ class Batch:
 
     def _proposals(self, host_buffer: HostBuffer, nodes: int) -> HostSearch | None:
         """The search for more nodes than these, if the host searches."""
-        if not isinstance(self._search, HostSearch):
+        if not isinstance(self.search, HostSearch):
             return None
-        search = self._resized(self._search, host_buffer, min(_PROPOSED * nodes, MAX_NODES))
+        search = self._resized(self.search, host_buffer, min(_PROPOSED * nodes, MAX_NODES))
         assert isinstance(search, HostSearch)
         return search
 
     def _search_of(self, config: DecodeConfig) -> TreeSearch | None:
         """The search for a config's trees."""
-        if self._search is None or not config.searches:
+        if self.search is None or not config.searches:
             return None
-        return self._resized(self._search, config.host_buffer, config.nodes)
+        return self._resized(self.search, config.host_buffer, config.nodes)
 
     def _resized(self, search: TreeSearch, host_buffer: HostBuffer, nodes: int) -> TreeSearch:
         """The search for trees of another size, made once."""
@@ -476,7 +481,7 @@ class Batch:
         pools, search = self._pools_for(drafts), self._search_of(program.config)
         pools, history, result = burst(
             program,
-            self._params,
+            self.params,
             pools,
             history,
             rows,

@@ -14,13 +14,12 @@ from engine_requests import Answer, ask, closed_loop, tokens_of
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
+from dart_jax.engine.thread import EngineClosed, EngineThread, QueueFull
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DEMO
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import Engine, EngineClosed
-from dart_jax.serving.interface import QueueFull
 
 TEXT = (DEMO.parent / "errors.py").read_text() + (DEMO.parent / "files.py").read_text()
 SMALL = {"slots": 4, "page": 16, "max_length": 320, "warmup": "none", "tree_nodes": 4}
@@ -43,7 +42,7 @@ def model(demo):
 
 @pytest.fixture(scope="module")
 def engine(model):
-    engine = Engine(model, ServingConfig(**SMALL))
+    engine = EngineThread(model, EngineConfig(**SMALL))
     yield engine
     engine.close()
 
@@ -98,7 +97,7 @@ def test_every_method(model, demo_drafters, expected, kind):
     drafters = {"plain": None, "ngram": NgramConfig(), "prompt lookup": PromptLookupConfig()}
     drafter = (drafters | demo_drafters)[kind]
     others = {"tree_nodes": None} if kind == "plain" else {}
-    engine = Engine(model.with_drafter(drafter), ServingConfig(**SMALL | others))
+    engine = EngineThread(model.with_drafter(drafter), EngineConfig(**SMALL | others))
     answers = ask(engine, *(request_of(model, n) for n in (0, 2, 4)))
     engine.close()
     assert [answer.tokens for answer in answers] == [expected(n) for n in (0, 2, 4)]
@@ -110,7 +109,7 @@ def test_every_method(model, demo_drafters, expected, kind):
 def test_when_pages_run_out(model, expected):
     """The youngest waits and is read again; its text is the same."""
     config = SMALL | {"kv_memory": "2.2MB", "prefix_cache": False}
-    engine = Engine(model, ServingConfig(**config))
+    engine = EngineThread(model, EngineConfig(**config))
     pages = engine.statistics().pages
     assert pages < 2 * 320 / 16
     text = case(1)[0]
@@ -144,7 +143,7 @@ def test_texts_that_begin_alike_are_those_without_reuse(model, nodes):
     texts, hits = [], []
     for reuse in (False, True):
         config = SMALL | {"kv_memory": "1.8MB", "prefix_cache": reuse, "tree_nodes": nodes}
-        engine = Engine(model, ServingConfig(**config))
+        engine = EngineThread(model, EngineConfig(**config))
         texts.append([(answer.tokens, answer.drafted) for answer in ask(engine, *requests)])
         hits.append(engine.statistics().prefix_hits)
         assert engine.statistics().pages_used == 0
@@ -157,9 +156,9 @@ def test_texts_that_begin_alike_are_those_without_reuse(model, nodes):
 @pytest.mark.long
 def test_no_program_is_compiled_after_the_warm_up(model):
     options = {"tree_nodes": 2, "chunk": 32, "compile_first": True}
-    config = ServingConfig(slots=2, page=16, max_length=128, **options)
+    config = EngineConfig(slots=2, page=16, max_length=128, **options)
     messages, words = [], model.grammars.check(StructuredOutputs(regex="[a-z ]+"))
-    engine = Engine(model, config, messages.append)
+    engine = EngineThread(model, config, messages.append)
     assert re.fullmatch(r"compiled (\d+) of \1 programs", messages[-1])
     requests = [
         Request(
@@ -258,12 +257,12 @@ def test_what_does_not_fit_is_refused(model, engine):
         ({"kv_memory": "1MB"}, "is too little for one request of 320 tokens, which takes"),
         ({"max_length": 4096}, "beyond the target's 2048 positions"),
         ({"slots": 0}, "--slots must be at least 1"),
-        ({"tree_nodes": 999}, "--tree-nodes must be at most"),
+        ({"tree_nodes": 999}, "a tree cannot have 999 nodes"),
     ],
 )
 def test_options_that_do_not_fit(model, options, message):
     with pytest.raises(UserError, match=message):
-        Engine(model, ServingConfig(**SMALL | options))
+        EngineThread(model, EngineConfig(**SMALL | options))
 
 
 def test_cancel_frees_the_slot(model, engine):
@@ -273,15 +272,15 @@ def test_cancel_frees_the_slot(model, engine):
     ticket.cancel()
     ticket.cancel()
     assert wait_until(lambda: engine.statistics().running == 0)
-    count = len(answer.updates)
+    count = len(answer.outputs)
     assert engine.statistics().pages_used == 0
     time.sleep(0.1)
-    assert len(answer.updates) <= count + 1
+    assert len(answer.outputs) <= count + 1
     assert not answer.ended.is_set()
 
 
 def test_a_failing_listener_harms_nobody(model, engine, expected):
-    def fail(update):
+    def fail(output):
         raise RuntimeError("no")
 
     engine.submit(request_of(model, 0), fail)
@@ -303,12 +302,12 @@ def test_numbers_that_are_none(model, engine, expected):
 
 
 def test_a_failure_of_the_device_ends_all(model):
-    engine = Engine(model, ServingConfig(**SMALL))
+    engine = EngineThread(model, EngineConfig(**SMALL))
 
     def fail(*_, **options):
         raise MemoryError("out of memory")
 
-    engine._runner.batch.burst = fail
+    engine._engine.runner.burst = fail
     answer = Answer()
     engine.submit(Request(np.zeros(1, np.int32), 5), answer)
     with pytest.raises(UserError, match="the engine failed: MemoryError"):
@@ -321,11 +320,11 @@ def test_a_failure_of_the_device_ends_all(model):
 
 def test_a_full_queue(model):
     """A request that is cancelled frees its place at once, though nothing has moved yet."""
-    engine = Engine(model, ServingConfig(**SMALL | {"slots": 1, "queue": 1}))
+    engine = EngineThread(model, EngineConfig(**SMALL | {"slots": 1, "queue": 1}))
     gate, request, answers = threading.Event(), Request(np.zeros(1, np.int32), 3), [Answer()]
 
-    def hold(update):
-        answers[0](update)
+    def hold(output):
+        answers[0](output)
         gate.wait(60)
 
     engine.submit(request, hold)
@@ -348,11 +347,11 @@ def test_a_full_queue(model):
 @pytest.mark.long
 def test_programs_are_dropped_when_there_are_too_many(model, expected, monkeypatch):
     """As their memory mappings are limited; the texts stay the same."""
-    monkeypatch.setattr("dart_jax.serving.engine._MOST_COMPILED", 1)
+    monkeypatch.setattr("dart_jax.engine.thread._MOST_COMPILED", 1)
     jax.clear_caches()  # those of other tests
     clear, count = jax.clear_caches, itertools.count()
     monkeypatch.setattr(jax, "clear_caches", lambda: (next(count), clear()))
-    engine = Engine(model, ServingConfig(**SMALL))
+    engine = EngineThread(model, EngineConfig(**SMALL))
     for n in range(4):
         (answer,) = ask(engine, request_of(model, n))
         assert answer.tokens == expected(n)
