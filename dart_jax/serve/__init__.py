@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's API on top of an engine's thread.
+"""The HTTP server: OpenAI's API on top of the engine.
 
 `app.py` has the routes. An answer goes `body/` (what the client asks) -> `prompts.py` (its
 tokens, with `tools`) -> `service.py` (the engine's requests) -> `texts.py` (the engine's outputs
