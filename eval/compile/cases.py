@@ -35,6 +35,7 @@ from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from dart_jax.serving.config import ServingConfig
+from eval.compile.config import Level, Method, Program
 from eval.latency.shapes import (
     as_loaded,
     block_drafter_of,
@@ -42,12 +43,6 @@ from eval.latency.shapes import (
     stored_shapes,
     target_of,
 )
-
-Method = Literal["plain", "dart", "eagle3", "dflash", "dspark"]
-Program = Literal["prefill", "step", "search", "loop", "serve"]
-# How tokens are drawn: greedily; by temperature, top-k, top-p and min-p; or also with a bias of
-# logits and the penalties for what the text has. The programs depend on nothing else.
-Level = Literal["greedy", "filtered", "full"]
 
 # N-grams of two and three tokens in the table of a search on the device: the demo model's.
 _NGRAMS = 1_700_000

@@ -28,7 +28,7 @@ from eval.lossless.literal_sampling import softmax
 from eval.lossless.random_sizes import RandomMemory
 from eval.lossless.rounding import Prober
 from eval.lossless.tables import describe
-from eval.methods.registry import METHODS, PLAIN, decoder, tree
+from eval.methods.registry import METHODS, PLAIN, decoder, models_of, tree
 
 # Of the trees: deep ones test the most.
 LEVEL_DECAY = 2.5
@@ -40,7 +40,7 @@ class Lossless:
     def __init__(self, config: LosslessConfig, console: Console):
         self.config = config
         base = config.load()
-        self.models, self.left_out = config.models(base)
+        self.models, self.left_out = models_of(config, base)
         self.methods = [name for name in self.models if name != PLAIN]
         self.tokenizer = base.tokenizer
         functions = demo_prompts(self.tokenizer, config.prompts)

@@ -26,98 +26,10 @@ from dart_jax.models.drafter_config import (
     Eagle3Config,
     ParallelConfig,
 )
-from dart_jax.programs.model_choice import ModelChoice
+from eval.methods.choice import PLAIN, MethodChoice
 from eval.methods.imposed import ImposedTau
 
-PLAIN = "plain"
-
-_ModelOf = Callable[[DartModel, "MethodChoice"], DartModel | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class MethodChoice(ModelChoice):
-    """The methods, and their parts besides the target, the DART drafter and the n-gram model."""
-
-    method: str = "dart"
-    """Comma-separated: dart, dart_pairs (with pair scores), dart_no_ngram, dflash, dspark, dflash2,
-    jetspec, the same with _chain (one candidate for each position, no n-gram model: their authors'
-    drafts), eagle3, sps (a small draft model), pld (prompt lookup), ngram (only the n-gram model);
-    all uses every method whose parts are available. Plain decoding always runs too."""
-    block: str | None = None
-    """Directory or hub repository of a block drafter, for dflash, dspark, dflash2 or jetspec,
-    whichever it is, one a run; by default --drafter's."""
-    eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter, for eagle3."""
-    draft_model: str | None = None
-    """Directory or hub repository of a small model with the target's vocabulary, for sps."""
-    no_coupling: bool = False
-    """Draft without the noise of the target's draws, which is known before; matters only with a
-    temperature, and never changes the output."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.methods
-
-    @property
-    def main_window(self) -> int | None:
-        """The window is that of the other drafters where there is no main one."""
-        others = self.eagle3 is not None or self.block is not None
-        return None if others and self.main_drafter is None else super().main_window
-
-    @property
-    def methods(self) -> dict[str, bool]:
-        """The requested methods, plain decoding first -> whether each was requested by name; raises
-        UserError for an unknown name."""
-        names = [name.strip() for name in self.method.split(",") if name.strip()]
-        for name in names:
-            if name not in (*METHODS, "all"):
-                raise UserError(f"no method {name!r}; pass all, or some of {', '.join(METHODS)}")
-        expanded = (each for name in names for each in (METHODS if name == "all" else [name]))
-        methods = dict.fromkeys((PLAIN, *expanded))
-        if len(methods) == 1:
-            raise UserError(f"no method; pass all, or some of {', '.join(METHODS)}")
-        return {name: name in names for name in methods}
-
-    def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
-        """Returns the models of all methods, which share one target.
-
-        Returns:
-          Method -> model, plain decoding first; and why methods of `all` were left out.
-
-        Raises:
-          UserError: a method requested by name lacks a part, a part cannot be used, or no method is
-            left.
-        """
-        models: dict[str, DartModel] = {}
-        left_out: list[str] = []
-        blocks = [name for name in self.methods if METHODS[name].part == _BLOCK]
-        block = base
-        if blocks and self.block is not None:
-            block = base.with_drafter(self.block, drafter_window=self.drafter_window)
-        if blocks and not isinstance(block.drafter, BlockConfig):
-            left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
-        for name, named in self.methods.items():
-            model = METHODS[name].model(block if name in blocks else base, self)
-            if model is None:
-                reason = f"needs {METHODS[name].part}"
-                if isinstance(block.drafter, BlockConfig):
-                    kind = block.drafter.kind.lower()
-                    reason += f" (the block drafter given is for --method {kind})"
-            else:
-                reason = self.obstacle(model)
-            if model is not None and reason is None:
-                models[name] = model
-            elif named:
-                raise UserError(f"{name} {reason}")
-            elif model is not None or name not in blocks:
-                left_out.append(f"{name} {reason}")
-        if len(models) == 1:
-            raise UserError(f"no method is left: {left_out[-1]}")
-        return models, left_out
-
-    def obstacle(self, model: DartModel) -> str | None:
-        """Returns why a method's model cannot do what is measured, if it cannot."""
-        return None
+_ModelOf = Callable[[DartModel, MethodChoice], DartModel | None]
 
 
 def _plain(base: DartModel, choice: MethodChoice) -> DartModel | None:
@@ -214,6 +126,44 @@ METHODS |= {
     )
     for kind in _KINDS
 }
+
+
+def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
+    """Returns the models of all methods, which share one target.
+
+    Returns:
+      Method -> model, plain decoding first; and why methods of `all` were left out.
+
+    Raises:
+      UserError: a method requested by name lacks a part, a part cannot be used, or no method is
+        left.
+    """
+    models: dict[str, DartModel] = {}
+    left_out: list[str] = []
+    blocks = [name for name in choice.methods if METHODS[name].part == _BLOCK]
+    block = base
+    if blocks and choice.block is not None:
+        block = base.with_drafter(choice.block, drafter_window=choice.drafter_window)
+    if blocks and not isinstance(block.drafter, BlockConfig):
+        left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
+    for name, named in choice.methods.items():
+        model = METHODS[name].model(block if name in blocks else base, choice)
+        if model is None:
+            reason = f"needs {METHODS[name].part}"
+            if isinstance(block.drafter, BlockConfig):
+                kind = block.drafter.kind.lower()
+                reason += f" (the block drafter given is for --method {kind})"
+        else:
+            reason = choice.obstacle(model)
+        if model is not None and reason is None:
+            models[name] = model
+        elif named:
+            raise UserError(f"{name} {reason}")
+        elif model is not None or name not in blocks:
+            left_out.append(f"{name} {reason}")
+    if len(models) == 1:
+        raise UserError(f"no method is left: {left_out[-1]}")
+    return models, left_out
 
 
 class Tree(NamedTuple):

@@ -1,14 +1,4 @@
-"""Compare plain decoding and DART with other engines on this CPU, on the same weights.
-
-    pip install 'dart-jax[peers]'
-    python -m eval.peers
-    python -m eval.peers --engine dart llama.cpp --new-tokens 64
-    python -m eval.peers --engine llama.cpp --shape qwen3-0.6b --quantize Q8_0 Q4_K --threads 1 2
-
-Every engine decodes the same prompts greedily, one at a time, in a process of its own, by turns.
-Those that are not installed are left out. --quantize compares on a GGUF file's weights in other
-types, --shape on random ones.
-"""
+"""The program `eval.peers`: runs the engines by turns, prints and writes the report."""
 
 from __future__ import annotations
 
@@ -31,10 +21,7 @@ from rich.table import Table
 from dart_jax.errors import UserError, warn
 from dart_jax.generation.defaults import length_bucket
 from dart_jax.machine import available_cores
-from dart_jax.models.kernels.tiles import BLOCK_TYPES
 from dart_jax.programs.child import Child
-from dart_jax.programs.command_line import check_least, parse, program
-from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
@@ -45,64 +32,15 @@ from dart_jax.weights import hub
 from dart_jax.weights.gguf.tensors import gguf_files
 from eval.benchmarks.prompts import demo_prompts
 from eval.benchmarks.questions import prompt_tokens
-from eval.benchmarks.registry import check_bench, load_all
+from eval.benchmarks.registry import load_all
 from eval.latency.shapes import target_of
+from eval.peers.config import PeersConfig
 from eval.peers.engine import ENGINES, LLAMA, PLAIN, Decode, Loaded, Setup, check_installed
 from eval.peers.llama_cpp import quantize
 from eval.peers.random_target import write_random
 
 _PATIENCE = 5.0  # seconds in which an engine's process may end by itself
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
-
-
-@dataclasses.dataclass(frozen=True)
-class PeersConfig(ModelChoice):
-    """The model, the engines, and how to time them."""
-
-    engine: tuple[str, ...] = tuple(ENGINES)
-    """Engines, of plain, dart, transformers, lookup (transformers with its prompt lookup), and
-    llama.cpp, for GGUF targets; plain is always there. Those that lack a package or a part are left
-    out."""
-    bench: str | None = None
-    """Benchmarks or files, as for eval.speedup, of which the first turns are answered."""
-    data_dir: Path | None = None
-    """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
-    prompts: int = 2
-    """Questions of each benchmark, or functions of each of the demo benchmark's four groups."""
-    new_tokens: int = 128
-    """Tokens that every engine writes for each prompt, whichever they are; the first one, which
-    comes with the prefill, is not timed."""
-    repeats: int = 3
-    """Measured passes over all prompts, after one that compiles."""
-    threads: tuple[int, ...] = ()
-    """Cores of every engine, one or more numbers of them; by default all of the machine's."""
-    shape: str | None = None
-    """Instead of --model, random weights in a dense shape of eval.latency, such as qwen3-0.6b, as a
-    GGUF file in bfloat16, with the demo's tokenizer; for engines without drafts."""
-    quantize: tuple[str, ...] = ()
-    """Types, such as Q8_0 and Q4_K, to which llama.cpp's quantiser converts the GGUF target; the
-    engines are compared on each. By default on the target as it is."""
-    tree_nodes: int | None = None
-    """Nodes of DART's draft trees; by default as many as pay, step by step."""
-    json: Path | None = None
-    """Write all measurements to this file."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, prompts=1, repeats=1, threads=1, tree_nodes=1)
-        if self.new_tokens < 2:
-            raise UserError("--new-tokens must be at least 2: the first one is not timed")
-        check_bench(self.bench)
-        for name in self.engine:
-            if name not in ENGINES:
-                raise UserError(f"no engine {name!r}; pass some of {', '.join(ENGINES)}")
-        for type in self.quantize:
-            if type not in BLOCK_TYPES:
-                raise UserError(f"no type {type!r}; pass some of {', '.join(sorted(BLOCK_TYPES))}")
-        if self.shape is not None:
-            target_of(self.shape)
-            if self.model != "auto" or self.target is not None:
-                raise UserError("--shape brings its own target; do not pass another")
 
 
 class Peer(Child):
@@ -325,9 +263,3 @@ def _table(
         "same: prompts with the tokens of plain decoding here"
     )
     return table(title, ("engine", "weights", "tok/s", "ratio", "same"), rows, caption)
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Command line. Exit status 2: bad input, reported in one line."""
-    with program():
-        run(parse(PeersConfig, args, __doc__), Console())

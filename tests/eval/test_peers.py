@@ -27,9 +27,10 @@ from dart_jax.weights.gguf.tensors import INDEX, open_gguf
 from dart_jax.weights.layouts import leaves
 from eval.latency.shapes import target_of
 from eval.peers import own
+from eval.peers.config import PeersConfig
 from eval.peers.engine import ENGINES, LLAMA, PLAIN, Setup, whole
 from eval.peers.llama_cpp import quantize
-from eval.peers.program import Peer, PeersConfig, run, targets
+from eval.peers.program import Peer, run, targets
 from eval.peers.random_target import write_random
 
 LENGTH, NEW = 64, 6

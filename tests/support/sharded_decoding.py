@@ -29,7 +29,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.programs import burst
 from dart_jax.engine.request import Logprobs, Request
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.platform.weights import WeightsDtype
+from dart_jax.models.kernels.choices import WeightsDtype
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import Engine
 from dart_jax.weights.checkpoint import save_drafter
