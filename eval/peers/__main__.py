@@ -3,11 +3,10 @@
     pip install 'dart-jax[peers]'
     python -m eval.peers
     python -m eval.peers --engine dart llama.cpp --new-tokens 64
-    python -m eval.peers --engine llama.cpp --shape qwen3-0.6b --quantize Q8_0 Q4_K --threads 1 2
+    python -m eval.peers --engine llama.cpp --target model-Q6_K.gguf --threads 1 2
 
 Every engine decodes the same prompts greedily, one at a time, in a process of its own, by turns.
-Those that are not installed are left out. --quantize compares on a GGUF file's weights in other
-types, --shape on random ones.
+Those that are not installed are left out.
 """
 
 from __future__ import annotations

@@ -32,21 +32,13 @@ class PeersConfig(ModelChoice):
     """Measured passes over all prompts, after one that compiles."""
     threads: tuple[int, ...] = ()
     """Cores of every engine, one or more numbers of them; by default all of the machine's."""
-    shape: str | None = None
-    """Instead of --model, random weights in a dense shape of eval.latency, such as qwen3-0.6b, as a
-    GGUF file in bfloat16, with the demo's tokenizer; for engines without drafts."""
-    quantize: tuple[str, ...] = ()
-    """Types, such as Q8_0 and Q4_K, to which llama.cpp's quantiser converts the GGUF target; the
-    engines are compared on each. By default on the target as it is."""
     tree_nodes: int | None = None
     """Nodes of DART's draft trees; by default as many as pay, step by step."""
     json: Path | None = None
     """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
-        from dart_jax.models.kernels.tiles import BLOCK_TYPES
         from eval.benchmarks.registry import check_bench
-        from eval.latency.shapes import target_of
 
         super().__post_init__()
         check_least(self, prompts=1, repeats=1, threads=1, tree_nodes=1)
@@ -56,10 +48,3 @@ class PeersConfig(ModelChoice):
         for name in self.engine:
             if name not in ENGINES:
                 raise UserError(f"no engine {name!r}; pass some of {', '.join(ENGINES)}")
-        for type in self.quantize:
-            if type not in BLOCK_TYPES:
-                raise UserError(f"no type {type!r}; pass some of {', '.join(sorted(BLOCK_TYPES))}")
-        if self.shape is not None:
-            target_of(self.shape)
-            if self.model != "auto" or self.target is not None:
-                raise UserError("--shape brings its own target; do not pass another")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import itertools
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,18 +24,14 @@ from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
-from dart_jax.progress import stage, tracked
+from dart_jax.progress import tracked
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
-from dart_jax.weights.gguf.tensors import gguf_files
 from eval.benchmarks.prompts import demo_prompts
 from eval.benchmarks.questions import prompt_tokens
 from eval.benchmarks.registry import load_all
-from eval.latency.shapes import target_of
 from eval.peers.config import PeersConfig
-from eval.peers.engine import ENGINES, LLAMA, PLAIN, Decode, Loaded, Setup, check_installed
-from eval.peers.llama_cpp import quantize
-from eval.peers.random_target import write_random
+from eval.peers.engine import ENGINES, PLAIN, Decode, Loaded, Setup, check_installed
 
 _PATIENCE = 5.0  # seconds in which an engine's process may end by itself
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
@@ -157,58 +151,22 @@ def run(config: PeersConfig, console: Console) -> None:
     counts = config.threads or (cores,)
     if max(counts) > cores:
         raise UserError(f"--threads {max(counts)}: only {cores} cores are here")
+    config = config.decided()
     left_out: dict[str, None] = {}
     content: list[dict[str, object]] = []
     output: list[Table] = []
     with tempfile.TemporaryDirectory(prefix="dart_jax-") as work:
-        for name, choice in targets(config, Path(work), console):
-            for threads in counts:
-                measurements, reasons = compare(choice, threads, Path(work), console)
-                left_out |= dict.fromkeys(reasons)
-                output.append(_table(measurements, name, config.new_tokens, threads))
-                console.print(output[-1])
-                about = {"target": name, "threads": threads}
-                content += [{**about, **each._asdict()} for each in measurements]
+        for threads in counts:
+            measurements, reasons = compare(config, threads, Path(work), console)
+            left_out |= dict.fromkeys(reasons)
+            output.append(_table(measurements, config.title, config.new_tokens, threads))
+            console.print(output[-1])
+            about = {"target": config.title, "threads": threads}
+            content += [{**about, **each._asdict()} for each in measurements]
     for line in left_out:
         console.print(f"left out: {line}", highlight=False, soft_wrap=True)
-    title = f"{config.shape or config.title} in other engines"
+    title = f"{config.title} in other engines"
     write_report(config, title, output, left_out=[*left_out], measurements=content)
-
-
-def targets(config: PeersConfig, work: Path, console: Console) -> Iterator[tuple[str, PeersConfig]]:
-    """Yields what tables call a target, and the options that choose it, for each target to compare
-    on. Those that are made lie in the directory `work`, until the next one.
-
-    Raises:
-      UserError: a target cannot be made.
-    """
-    name = config.shape or config.title
-    if config.shape is not None:
-        path = work / "random.gguf"
-        write_random(path, target_of(config.shape), console)
-        config = dataclasses.replace(config, shape=None, target=_directory(path))
-    config = config.decided()
-    if not config.quantize:
-        yield name, config
-        return
-    check_installed(LLAMA)
-    directory = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    sources = gguf_files(directory)
-    if not sources:
-        raise UserError("--quantize takes GGUF targets; llama.cpp's own tools convert others")
-    parts = {"drafter": config.main_drafter, "ngram": config.ngram_model}
-    for type in config.quantize:
-        path = work / f"{type}.gguf"
-        with Child(work / "quantize.log") as child, stage(f"converting to {type}", console):
-            child.call(quantize, sources[0], path, type, available_cores())
-        options = {"model": "auto", "target": _directory(path), "revision": None, **parts}
-        yield f"{name} in {type}", dataclasses.replace(config, **options)
-        path.unlink()
-
-
-def _directory(path: Path) -> str:
-    """Moves the directory of a GGUF file from the user's cache to the file, with which it goes."""
-    return str(shutil.move(hub.resolve(path, patterns=hub.TARGET), path.with_suffix("")))
 
 
 def compare(
