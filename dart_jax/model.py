@@ -46,9 +46,8 @@ from dart_jax.loading import (
 )
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, DrafterConfig, ParallelConfig
-from dart_jax.models.kernels.options import CacheDtype
-from dart_jax.models.platform.execution import AttentionChoice, Execution
-from dart_jax.models.platform.weights import WeightsDtype
+from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, WeightsDtype
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import dtype_of
 from dart_jax.models.sharding.mesh import MeshShape, several_processes
 from dart_jax.named import models

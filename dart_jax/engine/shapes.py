@@ -29,12 +29,12 @@ _MAX_LENGTH = 8192
 
 # Tokens of prompts that are read at a time, unless it is set: beside running texts on a CPU, and
 # elsewhere.
-_CHUNK_ON_CPU, _CHUNK = 128, 512
+_CHUNK_ON_CPU, CHUNK = 128, 512
 
 # Steps of a burst, unless it is set: on an accelerator a call from the host takes as long as half a
 # step, on a CPU as long as several of a small model; but requests arrive, and streamed texts are
 # read, meanwhile.
-_STEPS, _STEPS_OFFLINE = 32, 256
+_STEPS, STEPS_OFFLINE = 32, 256
 
 # Steps between two looks of the host at all texts: for stop strings, or to keep whole scores.
 CHECKED_STEPS = 8
@@ -178,8 +178,8 @@ def shapes_of(config: DecodeConfig, options: EngineConfig) -> Shapes:
         )
     on_cpu, groups = jax.default_backend() == "cpu", execution.devices.groups
     slots = -(-options.slots // groups)
-    chunk = options.chunk or (_CHUNK_ON_CPU if on_cpu and not options.offline else _CHUNK)
-    steps = options.burst or (_STEPS_OFFLINE if options.offline else _STEPS)
+    chunk = options.chunk or (_CHUNK_ON_CPU if on_cpu and not options.offline else CHUNK)
+    steps = options.burst or (STEPS_OFFLINE if options.offline else _STEPS)
     if options.offline:
         rows = [n for n in up_to(slots) if n == slots or _SHRINKS <= slots < _SHRINKS * n]
         page = config.capacity(length)

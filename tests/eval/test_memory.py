@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dart_jax.generation.defaults import length_bucket
 from decoding import Prompts, start
 from documents import ROOT
 from needs import native
@@ -15,6 +14,7 @@ from needs import native
 from dart_jax import DartModel
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import verify
+from dart_jax.engine.defaults import length_bucket
 from dart_jax.model import DEMO
 from eval.memory import MemoryConfig, memory, rows
 

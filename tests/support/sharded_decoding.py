@@ -32,7 +32,7 @@ from dart_jax.engine.programs import burst
 from dart_jax.engine.request import Logprobs, Request
 from dart_jax.engine.thread import EngineThread
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.platform.weights import WeightsDtype
+from dart_jax.models.kernels.choices import WeightsDtype
 from dart_jax.weights.checkpoint import save_drafter
 from train.objective.drafter_shape import DrafterShape
 
