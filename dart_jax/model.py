@@ -21,10 +21,16 @@ from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.engine.config import EngineConfig
-from dart_jax.engine.defaults import default_search, default_tree, length_bucket, tree_sizes
 from dart_jax.engine.engine import Engine
 from dart_jax.engine.request import Request
-from dart_jax.engine.shapes import Shapes, shapes_of
+from dart_jax.engine.shapes import (
+    Shapes,
+    default_search,
+    default_tree,
+    length_bucket,
+    shapes_of,
+    tree_sizes,
+)
 from dart_jax.engine.step_costs import CostFiles
 from dart_jax.engine.tree_size import TreeSizes
 from dart_jax.errors import UserError
@@ -392,16 +398,18 @@ class DartModel:
         encoded = encode_prompts(
             self.tokenizer, prompts, config, sequences, self.eos, self.target.vocab_size
         )
+        if not encoded.tokens:
+            raise UserError("no prompts")
         stop_ids, grammar = encoded.stop_ids, None
         if config.structured_outputs is not None:
             grammar = self.grammars.check(StructuredOutputs.of(config.structured_outputs))
             stop_ids = tuple(dict.fromkeys((*stop_ids, *self.eos)))
-        longest, most = max(map(len, encoded.tokens), default=0), self.target.max_length
+        longest, most = max(map(len, encoded.tokens)), self.target.max_length
         limit = min(config.max_length or most, most)
         length = min(longest + max(config.max_new_tokens, 1), limit)
         engine = self.engine(
             EngineConfig(
-                slots=max(len(encoded.tokens), 1),
+                slots=len(encoded.tokens),
                 max_length=min(length_bucket(length), most),
                 tree_nodes=0 if self.drafter is None else config.tree_nodes,
                 offline=True,
@@ -461,7 +469,7 @@ class DartModel:
         nodes = options.tree_nodes
         if nodes is None:
             nodes = tree_sizes(self.drafter)[-1]
-        if nodes > MAX_NODES:
+        if not 0 <= nodes <= MAX_NODES:
             raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
         if nodes and self.drafter is None:
             raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")

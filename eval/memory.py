@@ -114,7 +114,7 @@ def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> M
     import numpy as np
 
     from dart_jax.decoding.state import DecodeConfig
-    from dart_jax.engine.defaults import length_bucket
+    from dart_jax.engine.shapes import length_bucket
     from dart_jax.models.kernels.options import LayerOptions
     from dart_jax.weights.checkpoint import resolve_dtype
     from eval.latency.shapes import cache_row, weight_bytes

@@ -59,7 +59,7 @@ def test_parts_can_be_left_out(tiny):
 @pytest.mark.parametrize(
     ("nodes", "max_length", "message"),
     [
-        (-1, 64, "--tree-nodes must not be negative, got -1"),
+        (-1, 64, "a tree cannot have -1 nodes"),
         (513, 64, "a tree cannot have 513 nodes; choose 0 to 512"),
         (4, 2049, "a maximum length of 2049 tokens is beyond the target's 2048 positions"),
     ],

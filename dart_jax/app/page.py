@@ -20,7 +20,7 @@ from dart_jax.app.tree_picture import STYLE as TREE_STYLE
 from dart_jax.data.messages import alternating, cleaned
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.engine.defaults import default_search
+from dart_jax.engine.shapes import default_search
 from dart_jax.errors import UserError, warn
 from dart_jax.generation import Completion, GenerationConfig, Step
 from dart_jax.model import DartModel

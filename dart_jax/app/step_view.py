@@ -11,8 +11,8 @@ from dart_jax.app.markup import note
 from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.engine.defaults import default_search
 from dart_jax.engine.request import Draft
+from dart_jax.engine.shapes import default_search
 from dart_jax.errors import UserError
 from dart_jax.generation import Step
 from dart_jax.model import DartModel

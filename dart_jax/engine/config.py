@@ -64,8 +64,6 @@ class EngineConfig:
             raise UserError(f"--burst must be at least 1, got {self.burst}")
         if self.max_length is not None and self.max_length < 2:
             raise UserError(f"--max-length must be at least 2, got {self.max_length}")
-        if self.tree_nodes is not None and self.tree_nodes < 0:
-            raise UserError(f"--tree-nodes must not be negative, got {self.tree_nodes}")
 
     @property
     def modes(self) -> tuple[SamplingMode, ...]:

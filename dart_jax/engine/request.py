@@ -118,8 +118,8 @@ class Request:
         """
         if len(self.tokens) + min(self.max_new_tokens, 1) > max_length:
             raise UserError(
-                f"the prompt has {len(self.tokens)} tokens, which leaves no room in a context of "
-                f"{max_length}; shorten it"
+                f"a prompt of {len(self.tokens)} tokens leaves no room in {max_length} positions; "
+                "shorten it"
             )
         ids = np.concatenate([self.tokens, np.fromiter(self.logit_bias, np.int64)])
         if ids.min() < 0 or ids.max() >= vocab_size:

@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.engine.defaults import default_search, default_tree, tree_sizes
+from dart_jax.engine.shapes import default_search, default_tree, tree_sizes
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.engine.defaults import length_bucket
+from dart_jax.engine.shapes import length_bucket
 from dart_jax.errors import UserError, warn
 from dart_jax.machine import available_cores
 from dart_jax.programs.child import Child

@@ -232,7 +232,7 @@ def test_ends(model, engine, expected):
 
 def test_what_does_not_fit_is_refused(model, engine):
     for tokens, others, message in [
-        (np.zeros(320, np.int32), {}, "leaves no room in a context of 320"),
+        (np.zeros(320, np.int32), {}, "leaves no room in 320 positions"),
         (np.array([4096], np.int32), {}, "must be in 0..4095"),
         (np.zeros(1, np.int32), {"logit_bias": {4096: 1.0}}, "must be in 0..4095"),
         (np.zeros(1, np.int32), {"logprobs": 21}, "logprobs must be in"),

@@ -8,8 +8,8 @@ import pytest
 from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.paying import BINS, Lessons, nodes_that_pay
 from dart_jax.engine.config import EngineConfig
-from dart_jax.engine.defaults import default_tree, tree_sizes
 from dart_jax.engine.request import Request
+from dart_jax.engine.shapes import default_tree, tree_sizes
 from dart_jax.engine.step_costs import PLAIN, CostFiles, Known
 from dart_jax.engine.tree_size import BURST, TRIAL, TreeSizes
 from dart_jax.model import DartModel

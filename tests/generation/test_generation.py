@@ -187,7 +187,7 @@ def test_the_name_of_a_special_token_as_a_stop(model):
 def test_stops_are_strings_and_ids(model):
     config = GenerationConfig(stop=("def", 7))
     assert split_stops(model.tokenizer, config.stop, 4096) == (["def"], (7,))
-    (text,) = model.stream(TEXT, config)._batch._texts
+    (text,) = model.stream(TEXT, config)._sequences
     assert text.request.stop_ids == (*model.eos, 7)
 
 

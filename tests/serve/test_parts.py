@@ -72,7 +72,7 @@ def asking(engine, act, *, stream=False, **limits):
 def test_a_failure_shows_nothing_of_its_inside(engine, stream, caplog):
     def fail(_):
         engine.give("wor")
-        engine.accepted[0][1](RuntimeError("secret"))
+        engine.accepted[0][1](Output.without_tokens(error=RuntimeError("secret")))
 
     response, cancelled = asking(engine, fail, stream=stream)
     assert cancelled
