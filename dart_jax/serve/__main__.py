@@ -131,7 +131,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
       UserError: a package is missing, the port is taken, or as `DartModel.from_pretrained` and
         `Engine`.
     """
-    for package in ("httptools", "prometheus_client", "pydantic", "starlette", "uvicorn"):
+    for package in ("prometheus_client", "pydantic", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"the server needs {package}: pip install 'dart-jax[serve]'")
     from dart_jax.serve.connections import starting

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -78,6 +77,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._reports = asyncio.ensure_future(self._report())
         self._ready()
@@ -103,18 +103,9 @@ class Server(uvicorn.Server):
                 )
             before = now
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handles signals while it serves; unlike uvicorn's, does not raise them anew."""
-        loop = asyncio.get_running_loop()
-        signals = signal.SIGINT, signal.SIGTERM
-        for number in signals:
-            loop.add_signal_handler(number, self._end)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Takes a signal; unlike uvicorn, does not raise it anew at the end."""
+        self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
         if self._ending is None:
