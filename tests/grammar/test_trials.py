@@ -31,6 +31,12 @@ def chain(length):
     return {"$defs": parts | {f"d{length}": {"type": "boolean"}}, "$ref": "#/$defs/d0"}
 
 
+def rules(length):
+    """A grammar of rules that lead to each other."""
+    each = [f'a{n} ::= "x" a{n + 1} | "y" a0' for n in range(length)]
+    return "\n".join(["root ::= a0", *each, f'a{length} ::= "z"'])
+
+
 def run(work, limits=LIMITS):
     """What some work with trials returns; they are ended then."""
 
@@ -109,15 +115,7 @@ def test_sizes_are_found_without_a_trial():
     "outputs",
     [
         StructuredOutputs(json=chain(1_500)),
-        StructuredOutputs(
-            grammar="\n".join(
-                [
-                    "root ::= a0",
-                    *(f'a{n} ::= "x" a{n + 1} | "y" a0' for n in range(2000)),
-                    'a2000 ::= "z"',
-                ]
-            )
-        ),
+        StructuredOutputs(grammar=rules(2_000)),
     ],
     ids=["references", "rules"],
 )
