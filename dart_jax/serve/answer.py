@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dart_jax.serve.body.errors import ApiError, internal, json_response, to_json
 from dart_jax.serve.body.fields import ChatFields, GenerationFields
-from dart_jax.serve.errors import ApiError, internal, json_response, to_json
 from dart_jax.serve.logprobs import chat_scores, completion_scores, id_of, prompt_scores
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts

@@ -13,7 +13,7 @@ from h11 import LocalProtocolError
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dart_jax.serve.errors import CLOSE, unavailable
+from dart_jax.serve.body.errors import CLOSE, unavailable
 
 # Seconds in which a request's headers must come.
 _PATIENCE = 20.0

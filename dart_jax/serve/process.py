@@ -13,8 +13,8 @@ import uvicorn
 
 from dart_jax.errors import UserError
 from dart_jax.serve.app import LOGGER, RequestLog, make_app
+from dart_jax.serve.body.errors import unavailable
 from dart_jax.serve.connections import http
-from dart_jax.serve.errors import unavailable
 from dart_jax.serve.service import Service
 
 # Seconds between two reports in the log.

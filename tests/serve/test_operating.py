@@ -22,9 +22,9 @@ from starlette.requests import Request
 
 from dart_jax.serve import connections
 from dart_jax.serve.body import fields
+from dart_jax.serve.body.errors import ApiError
 from dart_jax.serve.body.fields import DetokenizeFields
 from dart_jax.serve.connections import http, starting
-from dart_jax.serve.errors import ApiError
 from dart_jax.serve.process import open_socket
 
 

@@ -16,8 +16,8 @@ from dart_jax.engine.statistics import Statistics
 from dart_jax.errors import UserError
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
+from dart_jax.serve.body.errors import unavailable
 from dart_jax.serve.body.fields import ChatFields, CompletionFields
-from dart_jax.serve.errors import unavailable
 from dart_jax.serve.logprobs import Score, TokenTexts, chat_scores, completion_scores
 from dart_jax.serve.process import address_of, open_socket
 from dart_jax.serve.service import Limits, Service

@@ -23,8 +23,8 @@ from starlette.requests import Request
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import MOST_LOGPROBS
+from dart_jax.serve.body.errors import CLOSE, ApiError, bad
 from dart_jax.serve.body.neutral import may_matter
-from dart_jax.serve.errors import CLOSE, ApiError, bad
 
 # Options of `Sampling`, which a model's `generation_config.json` may have, too.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -364,7 +364,7 @@ class DetokenizeFields(RequestFields):
 
 
 class ResponseFields(ThoughtFields):
-    """The body of /v1/responses; see `responses/request.py`."""
+    """The body of /v1/responses; see `responses.py`."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None

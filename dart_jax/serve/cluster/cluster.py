@@ -25,9 +25,9 @@ from dart_jax.errors import UserError
 from dart_jax.grammar.matching import Grammars, grammars_of
 from dart_jax.models.config import TargetConfig
 from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.serve.body.errors import unavailable
 from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serve.cluster.replica import Replica
-from dart_jax.serve.errors import unavailable
 from dart_jax.serving.config import ServingConfig
 from dart_jax.serving.engine import EngineClosed
 from dart_jax.serving.interface import QueueFull

@@ -8,8 +8,8 @@ from typing import Any
 
 from dart_jax.engine.request import Finish
 from dart_jax.serve.answer import ChatAnswer
+from dart_jax.serve.body.errors import ApiError, to_json
 from dart_jax.serve.body.fields import ChatFields, ResponseFields
-from dart_jax.serve.errors import ApiError, to_json
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
 from dart_jax.serve.tools.reader import CallPiece
