@@ -25,7 +25,7 @@ _GRACE = 2
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket with this address, so that nobody else takes it; it does not listen yet.
+    """Returns a socket that listens at this address, so that nobody else takes it.
 
     Args:
       host: name or address of an interface.
@@ -34,19 +34,14 @@ def open_socket(host: str, port: int) -> socket.socket:
     Raises:
       UserError: the address does not exist or is in use.
     """
-    kind = socket.SOCK_STREAM
+    six = ":" in host
+    family = socket.AF_INET6 if six else socket.AF_INET
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
-        opened = socket.socket(family, kind)
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind(address)
-        except OSError:
-            opened.close()
-            raise
+        # All of IPv6 is all of IPv4 as well.
+        return socket.create_server((host, port), family=family, dualstack_ipv6=six)
     except OSError as error:
-        raise UserError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
-    return opened
+        reason = str(error.strerror).partition(" (while")[0]
+        raise UserError(f"cannot listen at {host}, port {port}: {reason}") from None
 
 
 def address_of(listening: socket.socket) -> str:

@@ -82,14 +82,14 @@ class ResponseAnswer(ChatAnswer):
 
     def _take(self, index: int, news: News) -> list[_Event]:
         """Adds news to the output; returns what happened to it."""
-        (thoughts, reading), scores = self._read(index, news), self._scores(news)
+        (thoughts, parts), scores = self._read(index, news), self._scores(news)
         if scores is not None:
             logprobs = scores["content"]
             # Thoughts have none.
             self._output.logprobs += logprobs[max(self._thought_tokens - self._scored_tokens, 0) :]
             self._scored_tokens += len(logprobs)
         events = self._output.add_thoughts(thoughts)
-        for part in reading.parts:
+        for part in parts:
             if isinstance(part, str):
                 events += self._output.add_text(part)
             else:
