@@ -36,9 +36,9 @@ def open_socket(host: str, port: int) -> socket.socket:
     """
     six = ":" in host
     family = socket.AF_INET6 if six else socket.AF_INET
+    both = six and socket.has_dualstack_ipv6()  # all of IPv6 is all of IPv4 as well
     try:
-        # All of IPv6 is all of IPv4 as well.
-        return socket.create_server((host, port), family=family, dualstack_ipv6=six)
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]
         raise UserError(f"cannot listen at {host}, port {port}: {reason}") from None
@@ -72,7 +72,6 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._reports = asyncio.ensure_future(self._report())
         self._ready()
@@ -100,7 +99,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Takes a signal; unlike uvicorn, does not raise it anew at the end."""
-        self._loop.call_soon_threadsafe(self._end)
+        asyncio.get_running_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
         if self._ending is None:
