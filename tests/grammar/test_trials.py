@@ -11,7 +11,7 @@ import pytest
 from tokenizers_made import byte_level
 
 from dart_jax.errors import UserError
-from dart_jax.grammar.limits import GrammarLimits
+from dart_jax.grammar.limits import GrammarLimits, source_size
 from dart_jax.grammar.matching import Grammars, on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.grammar.trials import Trials
@@ -99,6 +99,15 @@ def test_what_does_not_pass(outputs, message):
         return await trials.check(StructuredOutputs(regex="a"))
 
     assert run(work)
+
+
+def test_sizes():
+    assert source_size(StructuredOutputs(json={"const": "é"})) == len('{"const": "é"}'.encode())
+    assert source_size(StructuredOutputs(json_object=True)) == 0
+    limits = GrammarLimits(source_bytes=100)
+    limits.check_size("the regex", 100)
+    with pytest.raises(UserError, match=r"the regex has 101 bytes, more than the 100 of --gramm"):
+        limits.check_size("the regex", 101)
 
 
 def test_sizes_are_found_without_a_trial():
