@@ -109,6 +109,20 @@ def test_no_circles_between_the_packages_of_models():
     graphlib.TopologicalSorter(graph).prepare()
 
 
+@pytest.mark.parametrize("parent", ["dart_jax.serve"])
+def test_packages_import_neither_their_parent_nor_each_other_in_circles(parent):
+    inits = [module for path, module in PATHS.items() if path.name == "__init__.py"]
+    packages = {module for module in inits if module.rpartition(".")[0] == parent}
+    graph = {package: set() for package in packages}
+    for module, imported in IMPORTS.items():
+        package = ".".join(module.split(".")[:3])
+        if package in packages:
+            others = {".".join(x.split(".")[:3]) for x in imported if x.startswith(f"{parent}.")}
+            assert others <= packages, f"{module} imports {others - packages}"
+            graph[package] |= others - {package}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 def test_packages_and_files_are_small():
     for tree in TREES:
         for package in {path.parent for path in PATHS if path.is_relative_to(ROOT / tree)}:

@@ -77,7 +77,6 @@ class Trials:
         source = self._passed.get(key)
         if source is None:
             async with self._places:
-                await off_loop(lambda: self._limits.check_depth(outputs))
                 source = await self._try(outputs.kind, key)
         self._passed[key] = source
         self._passed.move_to_end(key)

@@ -68,8 +68,6 @@ class ServeConfig(ModelChoice):
     its first and its last event do not wait."""
     grammar_bytes: str = "64kB"
     """Maximum size of the structure that a request asks for: of its schema, grammar or choices."""
-    grammar_depth: int = 200
-    """Longest chain of references in it, or parts within parts."""
     grammar_seconds: float = 5.0
     """Seconds of a core in which it must be compiled."""
     drain: float = 30.0
@@ -87,8 +85,6 @@ class ServeConfig(ModelChoice):
         super().__post_init__()
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be in 0..65535, got {self.port}")
-        if self.grammar_depth < 1:
-            raise UserError(f"--grammar-depth must be at least 1, got {self.grammar_depth}")
         if not 0 < self.grammar_seconds < float("inf"):
             raise UserError(
                 f"--grammar-seconds must be a positive number, got {self.grammar_seconds}"
@@ -106,8 +102,7 @@ class ServeConfig(ModelChoice):
     @property
     def grammars(self) -> GrammarLimits:
         """Limits of the structures that requests ask for."""
-        size = parse_memory(self.grammar_bytes)
-        return GrammarLimits(size, self.grammar_depth, self.grammar_seconds)
+        return GrammarLimits(parse_memory(self.grammar_bytes), self.grammar_seconds)
 
     @property
     def key(self) -> str | None:
@@ -131,7 +126,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
       UserError: a package is missing, the port is taken, or as `DartModel.from_pretrained` and
         `EngineThread`.
     """
-    for package in ("httptools", "prometheus_client", "pydantic", "starlette", "uvicorn"):
+    for package in ("prometheus_client", "pydantic", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"the server needs {package}: pip install 'dart-jax[serve]'")
     from dart_jax.serve.connections import starting

@@ -14,12 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dart_jax.serve.body.errors import ApiError, internal, json_response, to_json
 from dart_jax.serve.body.fields import ChatFields, GenerationFields
-from dart_jax.serve.errors import ApiError, internal, json_response, to_json
 from dart_jax.serve.logprobs import chat_scores, completion_scores, id_of, prompt_scores
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
-from dart_jax.serve.tools.reader import CallPiece, Reading
+from dart_jax.serve.tools.reader import CallPiece, Part, divided
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.thoughts import Thinking
 
@@ -234,17 +234,17 @@ class ChatAnswer(Answer):
     def _all(self) -> dict[str, Any]:
         return super()._all() | self._prompt_scores(0)
 
-    def _read(self, index: int, news: News) -> tuple[str, Reading]:
+    def _read(self, index: int, news: News) -> tuple[str, list[Part]]:
         """Finds thoughts, and calls after them, in the news of the `index`th text."""
         thoughts, text, final = "", news.text, news.finish is not None
         if self._thoughts is not None:
             thoughts, text = self._thoughts[index].push(text, final=final)
-        reading = Reading([text])
+        parts: list[Part] = [text]
         if self._readers is not None:
-            reading = self._readers[index].push(text, final=final)
+            parts = self._readers[index].push(text, final=final)
         if not self._apart:
-            return "", Reading([thoughts, *reading.parts] if thoughts else reading.parts)
-        return thoughts if self._shows_thoughts else "", reading
+            return "", [thoughts, *parts]
+        return thoughts if self._shows_thoughts else "", parts
 
     @property
     def _thought_tokens(self) -> int:
@@ -265,24 +265,25 @@ class ChatAnswer(Answer):
         return chat_scores(news.scores, texts, first=first, by_id=by_id)
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        (thoughts, reading), finish = self._read(index, news), news.finish
+        (thoughts, parts), finish = self._read(index, news), news.finish
+        content, pieces = divided(parts)
         if finish == "stop" and self._readers is not None and self._readers[index].complete:
             finish = "tool_calls"
         rest = {"logprobs": self._scores(news), "finish_reason": finish}
-        calls = [self._call(piece) for piece in reading.calls]
+        calls = [self._call(piece) for piece in pieces]
         if not self._stream:
-            message = {"role": "assistant", "content": reading.content, "refusal": None}
+            message = {"role": "assistant", "content": content, "refusal": None}
             if self._thinking is not None and self._apart:
                 message["reasoning_content"] = thoughts or None
             if calls:
-                message |= {"content": reading.content or None, "tool_calls": calls}
+                message |= {"content": content or None, "tool_calls": calls}
             return {"index": index, "message": message, **rest}
         # The role comes with the first piece, not before: clients measure the time to the first
         # token by it.
         delta: dict[str, Any] = {"role": "assistant"} if news.first else {}
         # An answer of calls alone has no content: some clients show even an empty one.
-        if reading.content or (news.first and self._readers is None and not thoughts):
-            delta["content"] = reading.content
+        if content or (news.first and self._readers is None and not thoughts):
+            delta["content"] = content
         if thoughts:
             delta["reasoning_content"] = thoughts
         if calls:

@@ -24,6 +24,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids
 from dart_jax.serve import pages
 from dart_jax.serve.answer import ANSWER, ChatAnswer, CompletionAnswer, unless_gone
+from dart_jax.serve.body.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
 from dart_jax.serve.body.fields import (
     ChatFields,
     CompletionFields,
@@ -33,10 +34,9 @@ from dart_jax.serve.body.fields import (
     TokenizeFields,
     receive,
 )
-from dart_jax.serve.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
+from dart_jax.serve.body.responses import chat_of
 from dart_jax.serve.prompts import check_chat, continued, echo_of, encode, encode_chat
-from dart_jax.serve.responses.answer import ResponseAnswer
-from dart_jax.serve.responses.request import chat_of
+from dart_jax.serve.responses_answer import ResponseAnswer
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import Texts
 from dart_jax.serve.tools.request import Tools

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
 from dart_jax.errors import UserError
 from dart_jax.serve.app import LOGGER, RequestLog, make_app
+from dart_jax.serve.body.errors import unavailable
 from dart_jax.serve.connections import http
-from dart_jax.serve.errors import unavailable
 from dart_jax.serve.service import Service
 
 # Seconds between two reports in the log.
@@ -26,7 +25,7 @@ _GRACE = 2
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket with this address, so that nobody else takes it; it does not listen yet.
+    """Returns a socket that listens at this address, so that nobody else takes it.
 
     Args:
       host: name or address of an interface.
@@ -35,19 +34,14 @@ def open_socket(host: str, port: int) -> socket.socket:
     Raises:
       UserError: the address does not exist or is in use.
     """
-    kind = socket.SOCK_STREAM
+    six = ":" in host
+    family = socket.AF_INET6 if six else socket.AF_INET
+    both = six and socket.has_dualstack_ipv6()  # all of IPv6 is all of IPv4 as well
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
-        opened = socket.socket(family, kind)
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind(address)
-        except OSError:
-            opened.close()
-            raise
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
-        raise UserError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
-    return opened
+        reason = str(error.strerror).partition(" (while")[0]
+        raise UserError(f"cannot listen at {host}, port {port}: {reason}") from None
 
 
 def address_of(listening: socket.socket) -> str:
@@ -103,18 +97,9 @@ class Server(uvicorn.Server):
                 )
             before = now
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handles signals while it serves; unlike uvicorn's, does not raise them anew."""
-        loop = asyncio.get_running_loop()
-        signals = signal.SIGINT, signal.SIGTERM
-        for number in signals:
-            loop.add_signal_handler(number, self._end)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Takes a signal; unlike uvicorn, does not raise it anew at the end."""
+        asyncio.get_running_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
         if self._ending is None:

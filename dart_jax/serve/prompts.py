@@ -11,8 +11,9 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import Prompt, encode_prompt
+from dart_jax.serve.body.content import only_text
+from dart_jax.serve.body.errors import bad
 from dart_jax.serve.body.fields import ChatFields, TokenizeFields
-from dart_jax.serve.errors import bad
 from dart_jax.serve.tools.history import with_tools
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.stream import TextStream
@@ -110,7 +111,7 @@ async def encode_chat(
     if isinstance(fields, ChatFields) and fields.continue_final_message:
         options["continue_final_message"] = True
     options |= fields.template_options
-    chat = [_only_text(message, place) for place, message in enumerate(fields.messages or ())]
+    chat = [only_text(message, place) for place, message in enumerate(fields.messages or ())]
     return await _in_thread("messages", _chat_tokens, tokenizer, chat, options, vocab_size, tools)
 
 
@@ -119,7 +120,7 @@ def continued(fields: ChatFields) -> str | None:
     `encode_chat`."""
     if not fields.continue_final_message:
         return None
-    return _only_text(fields.messages[-1], len(fields.messages) - 1).get("content") or ""
+    return only_text(fields.messages[-1], len(fields.messages) - 1).get("content") or ""
 
 
 def _chat_tokens(
@@ -146,43 +147,3 @@ async def _in_thread(param: str, encoding: Callable[..., np.ndarray], *args: Any
         return (await asyncio.to_thread(encoding, *args)).astype(np.int32)
     except UserError as error:
         raise bad(str(error), param) from None
-
-
-def _only_text(message: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """Returns a message whose content is one text: of several parts, of what was refused, or of
-    nothing."""
-    content = message.get("content")
-    if message.get("function_call"):
-        said = f"messages.{place}.function_call is of an earlier API; send it as one of tool_calls"
-        raise bad(said, "messages", "unsupported_parameter")
-    if content is None and message.get("role") in ("assistant", "tool"):
-        return {**message, "content": message.get("refusal") or ""}
-    where = f"messages.{place}.content"
-    if not isinstance(content, str | list | None):
-        raise bad(f"{where} must be a text or a list of parts", "messages")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": joined(content, where, ["text", "refusal"])}
-
-
-def joined(parts: Sequence[Any], where: str, kinds: Sequence[str]) -> str:
-    """Returns the text of a content in several parts.
-
-    Args:
-      parts: of the content.
-      where: its place in the body, from the field on.
-      kinds: types that parts may have.
-
-    Raises:
-      ApiError: a part is none of these.
-    """
-    texts: list[str] = []
-    for part in parts:
-        part = part if isinstance(part, Mapping) else {}
-        kind = part.get("type")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if kind not in kinds or not isinstance(text, str):
-            message = f"{where} has a part of type {kind!r:.50}; only text is supported"
-            raise bad(message, where.partition(".")[0], "unsupported_parameter")
-        texts.append(text)
-    return "\n".join(texts)

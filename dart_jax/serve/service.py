@@ -18,9 +18,9 @@ from dart_jax.generation.prompts import check_ids, split_stops
 from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.grammar.trials import Trials, off_loop
+from dart_jax.serve.body.errors import ApiError, bad, busy, unavailable
 from dart_jax.serve.body.fields import SAMPLING, CompletionFields, GenerationFields
 from dart_jax.serve.body.structure import structure_of
-from dart_jax.serve.errors import ApiError, bad, busy, unavailable
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo

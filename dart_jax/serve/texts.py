@@ -14,7 +14,7 @@ from dart_jax.engine.request import Finish, Logprobs, Output, Request
 from dart_jax.engine.thread import AnyEngine, AnyTicket
 from dart_jax.generation import GeneratedText
 from dart_jax.grammar.matching import GrammarError
-from dart_jax.serve.errors import ApiError, bad, internal
+from dart_jax.serve.body.errors import ApiError, bad, internal
 from dart_jax.serve.logprobs import Score
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo

@@ -1,15 +1,18 @@
 """Trials of grammars in processes apart: what passes, what does not, and what is left of them."""
 
 import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers_made import byte_level
 
 from dart_jax.errors import UserError
-from dart_jax.grammar.limits import GrammarLimits
-from dart_jax.grammar.matching import Grammars
+from dart_jax.grammar.limits import GrammarLimits, source_size
+from dart_jax.grammar.matching import Grammars, on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.grammar.trials import Trials
 from dart_jax.text.tokenizer import Tokenizer
@@ -17,7 +20,7 @@ from dart_jax.text.tokenizer import Tokenizer
 BACKEND = byte_level()
 TOKENIZER = Tokenizer(BACKEND)
 EOS = BACKEND.token_to_id("<|im_end|>")
-LIMITS = GrammarLimits(source_bytes=10**8, depth=10**6, seconds=1.0)
+LIMITS = GrammarLimits(source_bytes=10**8, seconds=1.0)
 # It takes a minute.
 SLOW = StructuredOutputs(choice=["a" * 6_000_000])
 
@@ -26,6 +29,12 @@ def chain(length):
     """A schema of references, which breaks the stack of a compiler if it is long."""
     parts = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(length)}
     return {"$defs": parts | {f"d{length}": {"type": "boolean"}}, "$ref": "#/$defs/d0"}
+
+
+def rules(length):
+    """A grammar of rules that lead to each other."""
+    each = [f'a{n} ::= "x" a{n + 1} | "y" a0' for n in range(length)]
+    return "\n".join(["root ::= a0", *each, f'a{length} ::= "z"'])
 
 
 def run(work, limits=LIMITS):
@@ -92,16 +101,52 @@ def test_what_does_not_pass(outputs, message):
     assert run(work)
 
 
-def test_limits_are_found_without_a_trial():
+def test_sizes():
+    assert source_size(StructuredOutputs(json={"const": "é"})) == len('{"const": "é"}'.encode())
+    assert source_size(StructuredOutputs(json_object=True)) == 0
+    limits = GrammarLimits(source_bytes=100)
+    limits.check_size("the regex", 100)
+    with pytest.raises(UserError, match=r"the regex has 101 bytes, more than the 100 of --gramm"):
+        limits.check_size("the regex", 101)
+
+
+def test_sizes_are_found_without_a_trial():
     async def work(trials):
-        for outputs in (StructuredOutputs(json=chain(3000)), StructuredOutputs(choice=["a" * 99])):
-            with pytest.raises(UserError, match=r"--grammar-(bytes|depth)"):
-                await trials.check(outputs)
+        with pytest.raises(UserError, match="--grammar-bytes"):
+            await trials.check(StructuredOutputs(choice=["a" * 99]))
 
     before = processes()
-    run(work, GrammarLimits(source_bytes=90, depth=200, seconds=1.0))
-    run(work, GrammarLimits(source_bytes=90, depth=10**6, seconds=1.0))
+    run(work, GrammarLimits(source_bytes=90))
     assert processes() == before
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        StructuredOutputs(json=chain(1_500)),
+        StructuredOutputs(grammar=rules(2_000)),
+    ],
+    ids=["references", "rules"],
+)
+def test_deep_structures_need_no_deep_stack(outputs):
+    """Those of the maximum size, once they are compiled: texts follow them on other threads."""
+    grammars = Grammars(TOKENIZER, TOKENIZER.vocab_size, (EOS,))
+    source = on_large_stack(lambda: grammars.check(outputs)).result()
+
+    def follow():
+        matcher = grammars.start(source)
+        for _ in range(3):
+            [ids] = np.nonzero(matcher.allows(np.arange(TOKENIZER.vocab_size)))
+            matcher.fit(np.zeros((4, 1), np.int32), 8, 8)
+            matcher.advance(ids[:1].tolist())
+        assert matcher.error is None
+        return True
+
+    before = threading.stack_size(2**18)
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(follow)
+        threading.stack_size(before)
+    assert work.result()
 
 
 def test_a_trial_ends_when_nobody_waits_for_it():
@@ -120,7 +165,7 @@ def test_a_trial_ends_when_nobody_waits_for_it():
         assert processes() - before == {process}
 
     before = processes()
-    run(work, GrammarLimits(source_bytes=10**8, depth=10**6, seconds=60.0))
+    run(work, GrammarLimits(source_bytes=10**8, seconds=60.0))
     assert processes() == before
 
 

@@ -10,10 +10,10 @@ from chat_templates import FAMILIES, write_families
 from stub_engine import StubEngine
 
 from dart_jax.serve.app import make_app
+from dart_jax.serve.body.errors import ApiError
 from dart_jax.serve.body.fields import ChatFields, ResponseFields
-from dart_jax.serve.errors import ApiError
+from dart_jax.serve.body.responses import chat_of
 from dart_jax.serve.prompts import encode_chat
-from dart_jax.serve.responses.request import chat_of
 from dart_jax.serve.service import Limits, Service
 from dart_jax.serve.tools.formats import HERMES, XmlFormat, format_of
 

@@ -4,12 +4,15 @@ answered meanwhile."""
 import asyncio
 import os
 
+<<<<<<< HEAD
 from chat_demo import write_chat_target
 from hostile_grammars import hostile_requests
 from serve_process import QUICK, server, wait_until
 from siege import besiege, outcome_of, prepare
+=======
+from serve_process import wait_until
+>>>>>>> http
 
-from dart_jax.model import DEMO
 from eval.serving.client import Client
 
 FAMILIES = 68
@@ -41,25 +44,17 @@ def test_the_requests():
         assert any(f'"{field}": ' in each.content for each in some), field
 
 
-def test_a_server_under_hostile_grammars(tmp_path):
-    target = write_chat_target(tmp_path)
-    parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
-
+def test_a_server_under_hostile_grammars(served):
     async def run(address):
         async with Client(address, timeout=120) as client:
             await prepare(client)
             requests = hostile_requests(COUNT, 0, chats=True)
             return await besiege(client, requests, 0)
 
-    with server(*parts, *QUICK, "--served-model-name", "demo") as running:
-        siege = asyncio.run(run(running.address))
-        wait_until(running.idle)
-        assert running.process.poll() is None
-        assert "Traceback" not in running.log.read_text()
+    siege = asyncio.run(run(served.address))
+    wait_until(served.idle)
+    assert served.process.poll() is None
+    assert "Traceback" not in served.log.read_text()
     assert siege.faults(PATIENCE) == []
     assert {outcome_of(answer) for _, answer in siege.answers} >= {"used", "refused"}
-    limits = [answer.error for _, answer in siege.answers if "--grammar-" in answer.error]
-    assert {limit for limit in ("bytes", "depth") for line in limits if limit in line} == {
-        "bytes",
-        "depth",
-    }
+    assert any("--grammar-bytes" in answer.error for _, answer in siege.answers)

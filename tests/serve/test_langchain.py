@@ -2,11 +2,7 @@
 
 import pydantic
 import pytest
-from chat_demo import write_chat_target
 from needs import judge
-from serve_process import server
-
-from dart_jax.model import DEMO
 
 
 class Person(pydantic.BaseModel):
@@ -20,21 +16,17 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+@pytest.fixture
+def model(served):
     langchain = judge("langchain_openai")
-    target = write_chat_target(tmp_path_factory.mktemp("chat"))
-    quick = ("--slots", "4", "--max-length", "1024", "--tree-nodes", "2", "--warmup", "none")
-    parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
-    with server(*parts, "--served-model-name", "demo", *quick) as running:
-        yield langchain.ChatOpenAI(
-            model="demo",
-            base_url=f"{running.address}/v1",
-            api_key="none",
-            temperature=0,
-            max_tokens=200,
-            max_retries=0,
-        )
+    return langchain.ChatOpenAI(
+        model="demo",
+        base_url=f"{served.address}/v1",
+        api_key="none",
+        temperature=0,
+        max_tokens=200,
+        max_retries=0,
+    )
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

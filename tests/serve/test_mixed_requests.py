@@ -4,13 +4,17 @@ When a slot kept the logit bias of an earlier request, as at 7a68b0a7, one answe
 """
 
 import asyncio
+import contextlib
 import json
 import os
 
 import jsonschema
 import pytest
+<<<<<<< HEAD
 from chat_demo import write_chat_target
 from mixed_requests import mixed_requests
+=======
+>>>>>>> http
 from serve_process import QUICK, server, wait_until
 from soak import Visit, ask_alone, fault, visit
 
@@ -33,11 +37,16 @@ CLIENTS = (6, 2)
         pytest.param(120, ("--no-prefix-cache", "--slots", "3"), marks=pytest.mark.long),
     ],
 )
+<<<<<<< HEAD
 def test_a_mix_of_requests(tmp_path, requests, options):
     requests = max(requests, int(os.environ.get("DART_SOAK", "0")))
     target = write_chat_target(tmp_path)
     parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
     pool = mixed_requests(Tokenizer.load(target), min(2 * requests, 640), 0, max_length=512)
+=======
+def test_a_mix_of_requests(request, target, requests, options):
+    pool = mixed_requests(Tokenizer.load(target), 2 * requests, seed=0, max_length=512)
+>>>>>>> http
 
     async def soak(address):
         visits = []
@@ -47,7 +56,13 @@ def test_a_mix_of_requests(tmp_path, requests, options):
                 visits += await visit(client, pool, clients, 240, count, seed=clients)
             return visits, await ask_alone(client, pool, visits)
 
-    with server(*parts, *QUICK, *options, "--served-model-name", "demo") as running:
+    with contextlib.ExitStack() as stack:
+        if options:
+            parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
+            names = ("--served-model-name", "demo")
+            running = stack.enter_context(server(*parts, *names, *QUICK, *options))
+        else:
+            running = request.getfixturevalue("served")
         visits, alone = asyncio.run(soak(running.address))
         wait_until(running.idle)
         assert "Traceback" not in running.log.read_text()

@@ -11,25 +11,13 @@ import numpy as np
 import openai
 import pydantic
 import pytest
-from chat_demo import write_chat_target
 from documents import ROOT
-from serve_process import QUICK, post, server, wait_until
+from serve_process import post, wait_until
 
 from dart_jax import __version__
 from dart_jax.model import DEMO, DartModel
 
 PROMPT = "def mean(values):\n"
-
-# Refuses what it does not know, as many do, and has an option.
-TEMPLATE = """{%- for message in messages -%}
-{%- if message.role not in ('system', 'user', 'assistant') -%}
-{{ raise_exception('there is no role ' + message.role) }}
-{%- endif -%}
-# {{ message.role }}: {{ message.content }}
-{% endfor -%}
-{%- if short is defined %}# short
-{% endif -%}
-{%- if add_generation_prompt %}def {% endif -%}"""
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
 CHAT = [
@@ -39,21 +27,8 @@ CHAT = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    target = write_chat_target(tmp_path_factory.mktemp("chat"), TEMPLATE)
+def model(target):
     return DartModel.from_pretrained(target, DEMO / "drafter", DEMO / "ngram.dng")
-
-
-@pytest.fixture(scope="module")
-def served(model):
-    parts = ("--target", str(model.tokenizer.directory), "--drafter", str(DEMO / "drafter"))
-    with server(*parts, "--served-model-name", "demo", "second", *QUICK) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(served):
-    return served.client()
 
 
 def complete(client, prompt=PROMPT, **options):
@@ -165,8 +140,9 @@ def test_log_probabilities(client, model, greedy):
 
 
 def test_streams(client):
-    whole = complete(client, n=2, logprobs=1, temperature=0.7, seed=1)
-    chunks = list(complete(client, n=2, logprobs=1, temperature=0.7, seed=1, stream=True))
+    options = {"n": 2, "logprobs": 1, "temperature": 0.7, "seed": 1, "max_tokens": 200}
+    whole = complete(client, **options)
+    chunks = list(complete(client, **options, stream=True))
     for choice in whole.choices:
         parts = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
         assert len(parts) > 1
@@ -217,8 +193,8 @@ def test_many_at_once(served, greedy):
         ({"logit_bias": {"x": 1}}, 400, "logit_bias.x.[key]", "should be a valid integer"),
         ({"prompt": [5000]}, 400, "prompt", "the token id 5000, which the target lacks"),
         ({"prompt": ""}, 400, "prompt", "the prompt is empty"),
-        ({"prompt": "x " * 600}, 400, "prompt", "has 601, and 24 new ones"),
-        ({"max_tokens": 600}, 400, "prompt", "maximum context length is 512 tokens"),
+        ({"prompt": "x " * 1200}, 400, "prompt", "has 1201, and 24 new ones"),
+        ({"max_tokens": 1100}, 400, "prompt", "maximum context length is 1024 tokens"),
         ({"suffix": "x"}, 400, "suffix", "suffix is not supported"),
         ({"best_of": 2}, 400, "best_of", "best_of is not supported"),
         ({"extra_body": {"guided_regex": "("}}, 400, "guided_regex", "unclosed group"),
@@ -342,7 +318,7 @@ def test_parsed_answers(client):
 def test_models(client, model):
     first, second = client.models.list()
     assert (first.id, second.id) == ("demo", "second")
-    assert (first.root, first.max_model_len) == (str(model.tokenizer.directory), 512)
+    assert (first.root, first.max_model_len) == (str(model.tokenizer.directory), 1024)
     assert client.models.retrieve("demo") == first
     with pytest.raises(openai.NotFoundError, match="no model 'other'"):
         client.models.retrieve("other")
@@ -353,7 +329,7 @@ def test_tokens_of_texts(served, model):
     _, _, body = served.ask(post("/tokenize", {"prompt": PROMPT, "return_token_strs": True}))
     result = json.loads(body)
     assert (result["tokens"], result["count"]) == (tokens, len(tokens))
-    assert result["max_model_len"] == 512
+    assert result["max_model_len"] == 1024
     assert len(result["token_strs"]) == len(tokens)
     _, _, body = served.ask(post("/detokenize", {"tokens": tokens}))
     assert json.loads(body) == {"prompt": PROMPT}
@@ -565,7 +541,7 @@ def test_truncated_prompts(client, model):
     assert cut.choices == complete(client, tokens[-3:]).choices
     long = tokens * 200
     most = complete(client, long, extra_body={"truncate_prompt_tokens": -1}, max_tokens=2)
-    assert most.usage.total_tokens == 512
+    assert most.usage.total_tokens == 1024
 
 
 def test_a_message_is_continued(client, model):

@@ -17,8 +17,8 @@ from dart_jax.engine.statistics import Statistics
 from dart_jax.errors import UserError
 from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
+from dart_jax.serve.body.errors import unavailable
 from dart_jax.serve.body.fields import ChatFields, CompletionFields
-from dart_jax.serve.errors import unavailable
 from dart_jax.serve.logprobs import Score, TokenTexts, chat_scores, completion_scores
 from dart_jax.serve.process import address_of, open_socket
 from dart_jax.serve.service import Limits, Service
@@ -125,6 +125,27 @@ def test_a_token_that_only_the_tokenizer_has(engine, fields, param):
     assert response.status_code == 400
     assert f"{id} ('é日')" in response.json()["error"]["message"]
     assert param in response.json()["error"]["message"]
+
+
+def test_keys(engine):
+    """Without the key, pages say nothing of the model."""
+    good, bad = ("Authorization", "Bearer sesame"), ("Authorization", "Bearer x")
+
+    async def ask():
+        async with client_of(service_of(engine, api_key="sesame")) as client:
+            for path in ("/", "/docs", "/metrics"):
+                page = await client.get(path)
+                assert page.status_code == 200
+                assert "stub" not in page.text
+            for keys in [(), (bad,), (good, bad), (bad, good), ((good[0], "Basic sesame"),)]:
+                refused = await client.post("/tokenize", json={"prompt": "x"}, headers=[*keys])
+                assert refused.status_code == 401
+            assert (await client.get("/v1/models")).status_code == 401
+            for key in (good, tuple(map(str.lower, good)), (good[0], "BEARER  sesame")):
+                accepted = await client.post("/tokenize", json={"prompt": "x"}, headers=[key])
+                assert accepted.status_code == 200
+
+    asyncio.run(ask())
 
 
 def test_a_mistake_in_a_route(engine, monkeypatch, caplog):

@@ -6,10 +6,6 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from chat_demo import write_chat_target
-from serve_process import server
-
-from dart_jax.model import DEMO
 
 PARAMETERS = {
     "type": "object",
@@ -18,15 +14,6 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": True}
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    target = write_chat_target(tmp_path_factory.mktemp("chat"))
-    parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
-    quick = ("--slots", "4", "--max-length", "1024", "--tree-nodes", "2", "--warmup", "none")
-    with server(*parts, "--served-model-name", "demo", *quick) as running:
-        yield running.client()
 
 
 def ask(client, input="A mean.", **options):

@@ -8,9 +8,7 @@ import sys
 import numpy as np
 import openai
 import pytest
-from chat_demo import write_chat_target
 from needs import judge
-from serve_process import QUICK, server
 
 from dart_jax.model import DEMO
 from dart_jax.text.tokenizer import Tokenizer
@@ -20,26 +18,8 @@ CHAT = [{"role": "user", "content": "A mean."}]
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    template = "{% for message in messages %}# {{ message.content }}\n{% endfor %}"
-    return write_chat_target(tmp_path_factory.mktemp("chat"), template)
-
-
-@pytest.fixture(scope="module")
 def tokenizer(target):
     return Tokenizer.load(target)
-
-
-@pytest.fixture(scope="module")
-def served(target):
-    parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
-    with server(*parts, "--served-model-name", "demo", *QUICK, "--chunk", "16") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(served):
-    return served.client()
 
 
 @pytest.fixture(scope="module")

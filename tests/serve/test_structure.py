@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs
+from dart_jax.serve.body.errors import ApiError
 from dart_jax.serve.body.fields import ChatFields, CompletionFields
 from dart_jax.serve.body.neutral import HARMLESS, NEUTRAL
 from dart_jax.serve.body.structure import structure_of
-from dart_jax.serve.errors import ApiError
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 COMPLETION = {"prompt": "a"}

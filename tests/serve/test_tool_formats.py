@@ -20,7 +20,7 @@ from dart_jax.serve.tools.formats import (
     format_of,
 )
 from dart_jax.serve.tools.parameters import Parameters
-from dart_jax.serve.tools.reader import ToolCallReader
+from dart_jax.serve.tools.reader import ToolCallReader, divided
 from dart_jax.serve.tools.xml_reader import XmlCallReader
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -56,9 +56,9 @@ def read(format, pieces, schemas=None, **options):
     reader = reader_of(format, schemas, **options)
     content, found = "", []
     for number, piece in enumerate([*pieces, ""]):
-        reading = reader.push(piece, final=number == len(pieces))
-        content += reading.content
-        for part in reading.calls:
+        text, more = divided(reader.push(piece, final=number == len(pieces)))
+        content += text
+        for part in more:
             if part.name is not None:
                 assert part.index == len(found)
                 assert part.id
@@ -279,14 +279,14 @@ def test_values_have_their_types(schema, values):
 def test_text_after_a_call_follows_it():
     reader = ToolCallReader(HERMES, NAMES)
     reader.push('<tool_call>{"name": "f", "arguments": {"c": 1')
-    call, text = reader.push("}}</tool_call>Done.", final=True).parts
+    call, text = reader.push("}}</tool_call>Done.", final=True)
     assert (call.arguments, text) == ("}", "Done.")
 
 
 def test_long_texts_are_passed_on_while_they_are_written():
     reader = reader_of(QWEN_XML, SCHEMAS)
     reader.push("<function=f>\n<parameter=s>\n")
-    [piece] = reader.push('first "line"\nsecond').calls
+    [piece] = reader.push('first "line"\nsecond')
     assert piece.arguments == 'first \\"line\\"\\nsecond'
     assert not reader.complete
 
@@ -294,7 +294,7 @@ def test_long_texts_are_passed_on_while_they_are_written():
 def test_an_answer_that_must_be_a_call_has_no_text():
     for format, text in ((HERMES, '<tool_call>{"name": '), (GLM, "<tool_call>f\n<arg_k")):
         reader = reader_of(format, must=True)
-        assert not reader.push(text, final=True).parts
+        assert not reader.push(text, final=True)
         assert not reader.complete
 
 

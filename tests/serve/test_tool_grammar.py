@@ -21,6 +21,7 @@ from dart_jax.grammar import schemas
 from dart_jax.grammar.matching import Grammars
 from dart_jax.serve.body.fields import Function
 from dart_jax.serve.tools.formats import _BY_TEMPLATE, GLM, QWEN_XML, XmlFormat
+from dart_jax.serve.tools.reader import divided
 from dart_jax.serve.tools.request import Tools
 from dart_jax.serve.tools.xml_grammar import _FORMATS
 from dart_jax.text.tokenizer import Tokenizer
@@ -86,16 +87,17 @@ class Model:
     def read(self, tools, tokens, ended):
         """The content of a text and its calls, without the last one if that may be cut off."""
         reader = tools.reader()
-        reading = reader.push(self.tokenizer.decode(tokens, False), final=True)
+        parts = reader.push(self.tokenizer.decode(tokens, False), final=True)
+        content, pieces = divided(parts)
         calls = []
-        for piece in reading.calls:
+        for piece in pieces:
             if piece.name is not None:
                 calls.append([piece.name, ""])
             calls[-1][1] += piece.arguments
         if not ended:
             calls = calls[:-1]
         assert not ended or reader.complete == bool(calls)
-        return reading.content, [(name, json.loads(rest)) for name, rest in calls]
+        return content, [(name, json.loads(rest)) for name, rest in calls]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ PARTS = SCHEMAS | st.sampled_from(
         {"type": ["string", "null"]},
         {"type": ["string", "number"], "maxLength": 3},
         {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]},
-        {"oneOf": [{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 3}]},
+        {"oneOf": [{"type": "string", "minLength": 2}, {"type": "array", "maxItems": 1}]},
         {"allOf": [{"pattern": "a"}, {"type": "string", "pattern": "^b|c$"}]},
         {"enum": ["a", "</parameter>", "1", 1, None, ["a"]]},
         {"$ref": "#/$defs/text"},
@@ -262,6 +264,7 @@ def test_order_and_presence(model):
         ({"required": ["a"], "additionalProperties": False}, "the parameter 'a'"),
         ({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, "anyOf"),
         ({"properties": {"a": {"not": {"const": "b"}}}}, "not"),
+        ({"properties": {"a": {"oneOf": [{"pattern": "a"}, {"type": "string"}]}}}, "oneOf"),
         ({"properties": {"a": {"type": "string", "maxLength": "x"}}}, "length"),
         ({"properties": {"a": {"type": "string", "pattern": "(?=a)"}}}, "look-around"),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "#/$defs/none"),

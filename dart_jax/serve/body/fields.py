@@ -6,6 +6,7 @@ refused by name: it might change the answer.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,14 +23,17 @@ from starlette.requests import Request
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import MOST_LOGPROBS
+from dart_jax.serve.body.errors import CLOSE, ApiError, bad
 from dart_jax.serve.body.neutral import may_matter
-from dart_jax.serve.errors import CLOSE, ApiError, bad
 
 # Options of `Sampling`, which a model's `generation_config.json` may have, too.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 # Every stop string is looked for in every piece of text.
 MOST_STOPS = 64
+
+# Seconds in which a whole body must come.
+MOST_SECONDS = 120.0
 
 
 def _one_or_several(value: Any) -> Any:
@@ -360,7 +364,7 @@ class DetokenizeFields(RequestFields):
 
 
 class ResponseFields(ThoughtFields):
-    """The body of /v1/responses; see `responses/request.py`."""
+    """The body of /v1/responses; see `responses.py`."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -411,14 +415,17 @@ async def _body(request: Request, most: int) -> bytes:
     if coding.lower() != "identity":
         message = f"bodies in {coding!r:.40} are not read; send JSON as it is"
         raise ApiError(415, message, code="unsupported_encoding", headers=CLOSE)
-    length = request.headers.get("content-length", "")
+    length, parts = request.headers.get("content-length", ""), request.stream()
     too_large = length.isdecimal() and int(length) > most
     body = bytearray()
-    if not too_large:
-        async for part in request.stream():
-            body += part
-            if too_large := len(body) > most:
-                break
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            while not too_large and (part := await anext(parts, None)) is not None:
+                body += part
+                too_large = len(body) > most
+    except TimeoutError:
+        message = f"the body did not come within {MOST_SECONDS:g} seconds"
+        raise ApiError(408, message, headers=CLOSE) from None
     if too_large:
         message = f"the body is larger than {most:,} bytes, the most that this server reads"
         raise ApiError(413, message, code="request_too_large", headers=CLOSE)

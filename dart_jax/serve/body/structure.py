@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dart_jax.serve.body.errors import bad
 from dart_jax.serve.body.fields import GenerationFields
-from dart_jax.serve.errors import bad
 
 # Fields of a request -> the kind of structure that they give.
 _KINDS = {

@@ -27,9 +27,16 @@ from dart_jax.errors import UserError
 from dart_jax.grammar.matching import Grammars, grammars_of
 from dart_jax.models.config import TargetConfig
 from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.serve.body.errors import unavailable
 from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serve.cluster.replica import Replica
+<<<<<<< HEAD
 from dart_jax.serve.errors import unavailable
+=======
+from dart_jax.serving.config import ServingConfig
+from dart_jax.serving.engine import EngineClosed
+from dart_jax.serving.interface import QueueFull
+>>>>>>> http
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_eos, read_target_config

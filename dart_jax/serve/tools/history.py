@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from dart_jax.serve.errors import bad
+from dart_jax.serve.body.errors import bad
 from dart_jax.serve.tools.formats import HERMES, ToolFormat, format_of
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.chat_template import ChatTemplate

@@ -52,6 +52,11 @@ class Parameters:
         return given if isinstance(given, Mapping) else {}
 
     @property
+    def definitions(self) -> dict[str, Any]:
+        """Schemas to which all others may refer, by their keyword."""
+        return {name: self._root[name] for name in ("$defs", "definitions") if name in self._root}
+
+    @property
     def others(self) -> Any:
         """The schema of all others; False if there are none."""
         return self.schema.get("additionalProperties", "properties" not in self.schema)

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dart_jax.serve.tools.formats import ToolFormat
@@ -50,25 +50,14 @@ class CallPiece:
     arguments: str = ""
 
 
-@dataclasses.dataclass
-class Reading:
-    """A piece of an answer.
+# A piece of an answer: more of its text, or of a call.
+Part = str | CallPiece
 
-    Attributes:
-      parts: more of the text and of calls, in their order.
-    """
 
-    parts: list[str | CallPiece] = dataclasses.field(default_factory=list)
-
-    @property
-    def content(self) -> str:
-        """More of the text."""
-        return "".join(part for part in self.parts if isinstance(part, str))
-
-    @property
-    def calls(self) -> list[CallPiece]:
-        """More of calls, one piece of each."""
-        return [part for part in self.parts if isinstance(part, CallPiece)]
+def divided(parts: Sequence[Part]) -> tuple[str, list[CallPiece]]:
+    """Returns more of the text, and one piece of each call."""
+    text = "".join(part for part in parts if isinstance(part, str))
+    return text, [part for part in parts if isinstance(part, CallPiece)]
 
 
 class CallReader:
@@ -105,18 +94,18 @@ class CallReader:
         self._after_call = False  # whether no text has followed the last one
         self._open = False  # whether the last one still goes on
         self._read: Callable[[], bool] = self._text
-        self._reading = Reading()
+        self._parts: list[Part] = []
 
-    def push(self, text: str, *, final: bool = False) -> Reading:
-        """Reads more of the answer; `final`: nothing follows."""
+    def push(self, text: str, *, final: bool = False) -> list[Part]:
+        """Reads more of the answer; `final`: nothing follows. Returns its parts in their order."""
         self._rest += text
-        self._final, self._reading = final, Reading()
+        self._final, self._parts = final, []
         while self._rest and self._read():
             pass
         if final:
             self._add_text(self._marked)  # nothing follows it
             self._marked = ""
-        return self._reading
+        return self._parts
 
     @property
     def complete(self) -> bool:
@@ -185,7 +174,7 @@ class CallReader:
         self._after_call = self._open = True
         self._marked = ""
         if self.count == 1 or self._parallel:
-            self._reading.parts.append(CallPiece(self.count - 1, new_id(), name))
+            self._parts.append(CallPiece(self.count - 1, new_id(), name))
 
     def _end(self) -> bool:
         self._open = False
@@ -194,12 +183,12 @@ class CallReader:
     def _add_text(self, text: str) -> None:
         if text and not self._must:
             self._after_call = False
-            self._reading.parts.append(text)
+            self._parts.append(text)
 
     def _add(self, arguments: str) -> None:
         if not arguments or (self.count > 1 and not self._parallel):
             return
-        parts = self._reading.parts
+        parts = self._parts
         if not (parts and isinstance(parts[-1], CallPiece)):
             parts.append(CallPiece(self.count - 1))
         assert isinstance(parts[-1], CallPiece)

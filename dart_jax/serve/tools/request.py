@@ -9,8 +9,8 @@ from typing import Any
 from dart_jax.errors import UserError
 from dart_jax.grammar.limits import source_size
 from dart_jax.grammar.outputs import StructuredOutputs, json_grammar, literal
+from dart_jax.serve.body.errors import bad
 from dart_jax.serve.body.fields import ChatFields, Function
-from dart_jax.serve.errors import bad
 from dart_jax.serve.tools.formats import HERMES, ToolFormat, XmlFormat, format_of
 from dart_jax.serve.tools.parameters import Parameters
 from dart_jax.serve.tools.reader import CallReader, ToolCallReader

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -63,9 +62,9 @@ _NOT_OF_ARGUMENTS = (
     "patternProperties",
 )  # fmt: skip
 
-# At most: references to each other; characters of the values of a function, of which each has the
-# definitions that it uses; texts of which exactly one may hold.
-_DEEPEST, _LONGEST, _MOST_OPTIONS = 64, 1_000_000, 32
+# At most: references to each other; characters of the values of a function, of which each may have
+# the definitions of all.
+_DEEPEST, _LONGEST = 64, 1_000_000
 
 _TERM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _REFERENCE = re.compile(r'"\$ref": ("(?:[^"\\]|\\.)*")')
@@ -208,25 +207,19 @@ class XmlArguments:
                 ]
                 if keyword == "allOf":
                     parts += allowed
-                elif keyword == "oneOf" and not all(map(_is_finite, schemas)):
-                    if len(allowed) > _MOST_OPTIONS:
-                        raise _cannot("oneOf with so many texts; use anyOf")
-                    parts.append(_one_of([*map(self._apart, allowed)]))
+                elif keyword == "oneOf" and len(allowed) > 1 and not all(map(_is_finite, schemas)):
+                    raise _cannot("a oneOf whose texts may be the same; use anyOf")
                 else:
                     parts.append(_any_of(allowed))
         if isinstance(reference := schema.get("$ref"), str):
             if reference not in self._terminals:
                 if (target := self._parameters.target(reference)) is None:
                     raise _cannot(f"the reference {reference!r:.50}; use one to $defs")
-                self._terminals[reference] = self._apart(self._texts(target, depth + 1))
+                texts = self._texts(target, depth + 1)
+                name = self._terminals[reference] = f"T_{self._number}_{len(self.rules)}"
+                self.rules.append(f"{name}: {texts}")
             parts.append(self._terminals[reference])
         return f"({' & '.join(parts)})" if parts else _ANY
-
-    def _apart(self, expression: str) -> str:
-        """Adds a terminal that may be used several times; returns its name."""
-        name = f"T_{self._number}_{len(self.rules)}"
-        self.rules.append(f"{name}: {expression}")
-        return name
 
     def _terminal(
         self, name: str, expression: str, before: str = "", space: str = "", after: str = ""
@@ -242,24 +235,13 @@ class XmlArguments:
         return f"{first} {name} {last}"
 
     def _alone(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """A schema with the definitions that it uses."""
-        definitions: dict[str, dict[str, Any]] = {"$defs": {}, "definitions": {}}
-        waiting = [schema]
-        while waiting:
-            for found in _REFERENCE.findall(json.dumps(waiting.pop())):
-                _, kind, name, *_ = [*json.loads(found).split("/"), "", ""]
-                if kind not in definitions:
-                    raise _cannot(f"the reference {json.loads(found)!r:.50}; use one to $defs")
-                if name not in definitions[kind]:
-                    definitions[kind][name] = self._parameters.target(f"#/{kind}/{name}")
-                    waiting.append(definitions[kind][name])
-        result = {**schema}
-        for kind, found in definitions.items():
-            if found:
-                names = map(urllib.parse.unquote, found)
-                names = (name.replace("~1", "/").replace("~0", "~") for name in names)
-                result[kind] = dict(zip(names, found.values(), strict=True))
-        return result
+        """A schema with the definitions that it may use."""
+        definitions = self._parameters.definitions
+        for found in _REFERENCE.findall(json.dumps([schema, definitions])):
+            reference = json.loads(found)
+            if reference.split("/")[:2] not in (["#", "$defs"], ["#", "definitions"]):
+                raise _cannot(f"the reference {reference!r:.50}; use one to $defs")
+        return {**schema, **definitions}
 
     def _lark(self, text: str) -> str:
         return in_lark(text, self._marks)
@@ -286,15 +268,6 @@ def _is_finite(schema: Any) -> bool:
 
 def _any_of(texts: list[str]) -> str:
     return f"({' | '.join(texts)})" if texts else _NOTHING
-
-
-def _one_of(texts: list[str]) -> str:
-    return _any_of(
-        [
-            " & ".join([each, *(f"~{other}" for m, other in enumerate(texts) if m != n)])
-            for n, each in enumerate(texts)
-        ]
-    )
 
 
 def _search(pattern: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from dart_jax.engine.request import Finish
 from dart_jax.serve.answer import ChatAnswer
+from dart_jax.serve.body.errors import ApiError, to_json
 from dart_jax.serve.body.fields import ChatFields, ResponseFields
-from dart_jax.serve.errors import ApiError, to_json
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
 from dart_jax.serve.tools.reader import CallPiece
@@ -82,14 +82,14 @@ class ResponseAnswer(ChatAnswer):
 
     def _take(self, index: int, news: News) -> list[_Event]:
         """Adds news to the output; returns what happened to it."""
-        (thoughts, reading), scores = self._read(index, news), self._scores(news)
+        (thoughts, parts), scores = self._read(index, news), self._scores(news)
         if scores is not None:
             logprobs = scores["content"]
             # Thoughts have none.
             self._output.logprobs += logprobs[max(self._thought_tokens - self._scored_tokens, 0) :]
             self._scored_tokens += len(logprobs)
         events = self._output.add_thoughts(thoughts)
-        for part in reading.parts:
+        for part in parts:
             if isinstance(part, str):
                 events += self._output.add_text(part)
             else:

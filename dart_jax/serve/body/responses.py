@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dart_jax.serve.body.content import joined
+from dart_jax.serve.body.errors import bad
 from dart_jax.serve.body.fields import ChatFields, ResponseFields, checked
-from dart_jax.serve.errors import bad
-from dart_jax.serve.prompts import joined
 
 # What `include` may ask for: log-probabilities, and reasoning, of which there is none.
 LOGPROBS = "message.output_text.logprobs"
