@@ -17,12 +17,12 @@ from rich.table import Table
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
+from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from eval.compile.cases import Case, lower
 from eval.compile.config import CompileConfig, Program
 from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, described
 from eval.compile.findings import Result, inspect
-from eval.latency.report import narrow
 
 _CAPTION = (
     "layer: kernels in a layer of the target, the median; graphs: CUDA "
