@@ -15,6 +15,7 @@ from dart_jax.errors import UserError
 from dart_jax.models.drafter_config import BlockKind, DraftLayerConfig, ParallelConfig
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import DATA, MODEL
+from eval.methods.choice import NAMES
 from eval.methods.registry import METHODS
 from train.objective.drafter_shape import DrafterShape
 
@@ -74,6 +75,7 @@ def test_cells(matrix, name):
 
 def test_methods_are_those_that_are_measured_and_trained(matrix):
     named = ", ".join(matrix["`--method` of `dart-jax speedup`"].values()).split("`")[1::2]
+    assert tuple(METHODS) == NAMES
     chains = [name for name in METHODS if name.endswith("_chain")]
     assert sorted({*named} - {"_chain"}) == sorted({*METHODS} - {*chains} - {"plain"})
     assert {f"{kind.lower()}_chain" for kind in BlockKind.__args__} == {*chains}

@@ -88,7 +88,7 @@ def installed_from(monkeypatch, repository, modules, *, gpu=False, answer=""):
 )
 def test_the_package_and_the_plugin_of_the_device_are_installed(monkeypatch, modules, gpu, plugin):
     address = "https://github.com/somebody/dart_jax"
-    package = f"dart-jax[plot] @ git+{address}"
+    package = f"dart-jax[plot,train] @ git+{address}"
     assert installed_from(monkeypatch, address, modules, gpu=gpu) == [package, *plugin]
     # Where it is not set, it is asked for.
     packages = installed_from(monkeypatch, "", modules, gpu=gpu, answer=f" {address}\n")

@@ -109,6 +109,8 @@ def test_a_wheel_puts_only_dart_jax_at_the_top():
     packages = PYPROJECT["tool"]["scikit-build"]["wheel"]["packages"]
     assert {name.split("/")[0] for name in packages} == {"dart_jax"}
     inside = {path: name for name, path in packages.items()}
+    for pattern in PYPROJECT["tool"]["scikit-build"]["wheel"]["exclude"]:
+        assert (ROOT / pattern.removeprefix("dart_jax/_programs/").removesuffix("/**")).is_dir()
     for module in {program.module.split(".")[0] for program in programs.PROGRAMS.values()}:
         assert inside[module] in (module, f"dart_jax/_programs/{module}")
 

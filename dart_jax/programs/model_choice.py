@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dart_jax.decoding.search.config import SearchWay
 from dart_jax.errors import UserError
-from dart_jax.memory import parse_memory
 from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, WeightsDtype
 from dart_jax.named import models
 from dart_jax.named.models import NamedModel
@@ -132,6 +131,7 @@ class ModelChoice:
 
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
+        from dart_jax.memory import parse_memory
         from dart_jax.model import DartModel
 
         memory = parse_memory(self.ngram_device_memory)

@@ -6,8 +6,6 @@ import dataclasses
 import socket
 import time
 
-import jax
-
 from dart_jax.errors import UserError
 
 
@@ -55,6 +53,8 @@ def initialize(config: DistributedConfig, timeout: int = 300) -> None:
         raise UserError("--coordinator, --processes and --process-id go together; pass all three")
     elif not config.distributed:
         return
+    import jax
+
     try:
         jax.distributed.initialize(*options, initialization_timeout=timeout)
     except (RuntimeError, ValueError) as error:
@@ -74,6 +74,8 @@ def free_address() -> str:
 
 def is_main() -> bool:
     """Tells whether this process reports to the user and writes what is not sharded (process 0)."""
+    import jax
+
     return jax.process_index() == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.box import MARKDOWN
+from rich.box import MARKDOWN, SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +27,15 @@ def table(
         grid.add_column(column, justify="right" if place else "left")
     for row in rows:
         grid.add_row(*map(Text, row))
+    return grid
+
+
+def narrow(*args: Any) -> Table:
+    """Returns such a table with less between its columns, so that many of them fit into 80."""
+    grid = table(*args)
+    grid.box, grid.pad_edge, grid.collapse_padding = SIMPLE_HEAD, False, True
+    for column in grid.columns:
+        column.no_wrap = True
     return grid
 
 

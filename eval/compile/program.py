@@ -17,18 +17,17 @@ from rich.table import Table
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
+from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from eval.compile.cases import Case, lower
 from eval.compile.config import CompileConfig, Program
 from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, described
 from eval.compile.findings import Result, inspect
-from eval.latency.report import narrow
 
 _CAPTION = (
-    "layer: kernels in a layer of the target, the median; Pallas: kernels of ours; graphs: CUDA "
-    "graphs; rest: kernels outside of these; host: transfers and callbacks; sort: entries in the "
-    "longest row that is sorted; peak: MB in use at once, of each device; sent: exchanges between "
-    "devices, and KB of their results"
+    "layer: kernels in a layer of the target, the median; graphs: CUDA "
+    "graphs; host: transfers and callbacks; sort: entries in the longest row that is sorted; peak: "
+    "MB in use at once, of each device; sent: KB of results of exchanges between devices"
 )
 
 
@@ -94,17 +93,17 @@ def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
     for setting, group in itertools.groupby(results, _setting):
         rows = []
         for case, name, x in group:
-            graphs = ["-", "-"] if x.graphs is None else [str(x.graphs), f"{len(x.outside):,}"]
-            sent = [len(x.collectives), sum(y.bytes for y in x.collectives) / 1e3]
+            graphs = "-" if x.graphs is None else str(x.graphs)
+            sent = sum(y.bytes for y in x.collectives)
             rows.append(
                 [
                     *(f"{case.method} {name}", str(case.batch), str(case.nodes or "-")),
-                    *(f"{x.kernels:,}", f"{x.of_a_layer:g}", str(x.pallas), *graphs),
-                    *(str(len(x.host)), f"{x.longest_sort:,}", f"{x.peak / 1e6:,.0f}"),
-                    *(f"{number:,.0f}" for number in sent),
+                    *(f"{x.kernels:,}", f"{x.of_a_layer:g}", graphs),
+                    *(str(len(x.host)), f"{x.longest_sort:,}"),
+                    *(f"{x.peak / 1e6:,.0f}", f"{sent / 1e3:,.0f}"),
                 ]
             )
-        columns = "program batch tree kernels layer Pallas graphs rest host sort peak sent KB"
+        columns = "program batch tree kernels layer graphs host sort peak sent"
         yield narrow(f"{setting}, compiled for {where}", columns.split(), rows, _CAPTION)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import BlockConfig, DrafterConfig, ParallelConfig
+from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.pure import abstract_params
 from eval.latency.shapes import cache_row, weight_bytes
 
@@ -43,8 +43,7 @@ def cost(config: DecodeConfig, dtype: Any, batch: int, context: int) -> Cost:
     """Returns the cost of a step, whose intermediate results need not cross the memory.
 
     Args:
-      config: what steps are compiled for, on one device; its drafter, if any, is DART's or a block
-        drafter.
+      config: what steps are compiled for, on one device; its drafter, if any, is DART's.
       dtype: of weights and caches.
       batch: sequences decoded together.
       context: cached tokens of each.
@@ -56,12 +55,9 @@ def cost(config: DecodeConfig, dtype: Any, batch: int, context: int) -> Cost:
     moved = item * (read + b * nodes * target.hidden_size)
     moved += b * cache_row(target, dtype) * (context + path)
     operations = 2 * b * nodes * (products + 2 * width * (context + nodes))
-    if isinstance(config.drafter, ParallelConfig):
-        if isinstance(config.drafter, BlockConfig):
-            traffic, more = _draft_block(config.drafter, dtype, b, context, path)
-        else:
-            drafter = config.drafter.shortened(path - 1)
-            traffic, more = _draft(drafter, dtype, b, context, path)
+    if isinstance(config.drafter, DrafterConfig):
+        drafter = config.drafter.shortened(path - 1)
+        traffic, more = _draft(drafter, dtype, b, context, path)
         moved += traffic + b * (path - 1) * config.candidates * (_INT + _FLOAT)
         operations += more
     return Cost(moved, operations)
@@ -85,32 +81,6 @@ def _draft(drafter: DrafterConfig, dtype: Any, b: int, context: int, path: int) 
     return weight_bytes(drafter, dtype) + embeddings + rows_read, 2 * b * products
 
 
-def _draft_block(
-    drafter: BlockConfig, dtype: Any, b: int, context: int, path: int
-) -> tuple[int, int]:
-    """Returns a block drafter's bytes besides features and logits, and its operations. What no
-    cache of a device holds until it is read again is counted each time: the target's head, and the
-    factors of all second tokens for each position."""
-    size, drafted = drafter.block_size, path - 1
-    rows = {"fc": path, "k_proj": path + size, "v_proj": path + size, "lm_head": drafted}
-    rows |= {"next": drafted, "prev": 0}
-    reads = {"next": drafted, "prev": 0}  # of first tokens a few rows
-    shapes = _shapes(drafter)
-    if not drafter.own_head:
-        shapes.append((["lm_head"], (drafter.hidden_size, drafter.draft_vocab_size)))
-    read = products = 0
-    for names, shape in shapes:
-        count = math.prod(shape)
-        read += count * next((reads[name] for name in names if name in reads), 1)
-        if len(shape) > 1:
-            products += count * next((rows[name] for name in names if name in rows), size)
-    width = drafter.num_hidden_layers * drafter.num_attention_heads * drafter.head_dim
-    products += 2 * width * size * (context + path + size)
-    read += b * size * drafter.hidden_size  # embeddings
-    cached = b * cache_row(drafter, dtype) * (context + path)
-    return jnp.dtype(dtype).itemsize * read + cached, 2 * b * products
-
-
 def _read(target: TargetConfig, rows: int) -> tuple[int, int]:
     """Returns how many weights a forward over so many rows reads, and with how many each row is
     multiplied: all except the embeddings, which are read if they are also the head, and the experts
@@ -126,7 +96,7 @@ def _read(target: TargetConfig, rows: int) -> tuple[int, int]:
     return round(read), round(products)
 
 
-def _shapes(config: TargetConfig | ParallelConfig) -> list[tuple[list[str], tuple[int, ...]]]:
+def _shapes(config: TargetConfig | DrafterConfig) -> list[tuple[list[str], tuple[int, ...]]]:
     """Returns the names in the path of each parameter, and its shape."""
     leaves = jax.tree.leaves_with_path(abstract_params(config))
     return [([str(getattr(x, "key", "")) for x in path], leaf.shape) for path, leaf in leaves]

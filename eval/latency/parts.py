@@ -16,7 +16,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation.results import Completion
 from dart_jax.model import DartModel
 from dart_jax.programs.model_choice import ModelChoice
-from eval.latency.report import narrow
+from dart_jax.programs.tables import narrow
 
 _CAPTION = (
     "ms of a step, medians; rows: norms, rotation, gates and rounding in layers; heads: products "

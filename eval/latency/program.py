@@ -16,6 +16,7 @@ from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import environment, write_report
+from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -25,7 +26,6 @@ from eval.latency.config import LatencyConfig
 from eval.latency.cost import cost
 from eval.latency.model import random_model
 from eval.latency.parts import load, run_parts
-from eval.latency.report import narrow
 from eval.latency.shapes import drafter_of, target_of
 from eval.latency.steps import Row, measure_steps
 

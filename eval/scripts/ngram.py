@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -65,18 +65,8 @@ class NgramBenchConfig:
         check_least(self, queries=100, tree_nodes=1)
 
 
-class Drafts(NamedTuple):
-    """Drafts that a drafter could have proposed at some places of a text.
-
-    Attributes:
-      context: int32 [Q, 4].
-      ids: int32 [Q, d, k].
-      logits: float32 [Q, d, k], descending.
-    """
-
-    context: NDArray[np.int32]
-    ids: NDArray[np.int32]
-    logits: NDArray[np.float32]
+# Of Q places: context int32 [Q, 4], ids int32 [Q, d, k] and logits float32 [Q, d, k], descending.
+Drafts = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
 
 
 def make_drafts(
@@ -87,12 +77,6 @@ def make_drafts(
     The candidates of a drafted position are the true next token, ranked higher the nearer the
     position; tokens that the model has seen after the previous token, drawn by frequency; and
     random tokens of the text.
-
-    Args:
-      model: supplies the seen continuations.
-      tokens: integers [n], text that the model was not counted from.
-      queries: Q.
-      rng: source of all randomness.
     """
     d, k = POSITIONS, CANDIDATES
     place = rng.integers(CONTEXT, len(tokens) - d - 1, queries)
@@ -110,13 +94,13 @@ def make_drafts(
         row[rng.permutation(rank)] = row[:rank]
         row[rank] = true
     logits = -np.sort(-noise, axis=-1)
-    return Drafts(context.astype(np.int32), ids, logits.astype(np.float32))
+    return context.astype(np.int32), ids, logits.astype(np.float32)
 
 
 def search_seconds(model: NgramModel, drafts: Drafts, nodes: int) -> NDArray[np.float64]:
     """Times the search of each draft in C++, on one core: seconds [Q], medians of five passes."""
     search = _core.TreeSearch(model.core, nodes=nodes)
-    trees = np.empty((len(drafts.context), TREE_ROWS, nodes + 1), np.int32)
+    trees = np.empty((len(drafts[0]), TREE_ROWS, nodes + 1), np.int32)
     search.timed_search(*drafts, trees)  # warm
     return np.median([search.timed_search(*drafts, trees) for _ in range(5)], axis=0)
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from dart_jax.errors import UserError
 from dart_jax.programs.spread import spread
+from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
-from eval.latency.report import narrow
 from eval.serving.client import Answer, Client
 from eval.serving.config import ServingBenchConfig
 from eval.serving.requests import Body, bench_requests

@@ -58,7 +58,6 @@ def test_options_of_servers_that_are_started():
     words = "--no-ngram --dtype float32 --warmup greedy --queue 512 --tree-nodes 0"
     assert config.server_options("--tree-nodes", "0") == words.split()
     assert ServingBenchConfig(temperature=1).server_options() == ["--warmup", "filtered"]
-    assert ServingBenchConfig(soak=1.0).server_options() == []
     with pytest.raises(UserError, match="--serve-options: No closing quotation"):
         ServingBenchConfig(serve_options="'")
 

@@ -27,7 +27,7 @@ from eval.methods.measure import (
     repeated_grams,
     summarize,
 )
-from eval.methods.registry import METHODS
+from eval.methods.registry import METHODS, models_of
 from eval.speedup.config import SpeedupConfig
 from eval.speedup.program import run
 from train.objective.drafter_shape import DrafterShape
@@ -185,12 +185,12 @@ def test_methods_that_cannot_run_are_left_out_of_all(tiny):
     parts = {"target": str(tiny.target), "drafter": str(tiny.drafter), "ngram": str(tiny.ngram)}
     config = SpeedupConfig(**parts, method="all")
     base = config.load()
-    models, left_out = config.models(base)
+    models, left_out = models_of(config, base)
     assert list(models) == ["plain", "dart", "dart_no_ngram", "pld", "ngram"]
     assert [reason.split()[0] for reason in left_out] == ["DFlash,", "dart_pairs", "eagle3", "sps"]
     assert len({id(model.params["target"]) for model in models.values()}) == 1
     config = dataclasses.replace(config, acceptance=6, tree_nodes=8)
-    models, left_out = config.models(base)
+    models, left_out = models_of(config, base)
     assert list(models) == ["plain", "pld", "ngram"]
     assert [line for line in left_out if "depth" in line] == [
         f"{name} has trees of 8 nodes and depth 4, which emit at most 5 tokens per verification; "
@@ -198,7 +198,7 @@ def test_methods_that_cannot_run_are_left_out_of_all(tiny):
         for name in ("dart", "dart_no_ngram")
     ]
     with pytest.raises(UserError, match=r"^no method is left: ngram has trees of 2 nodes"):
-        dataclasses.replace(config, tree_nodes=2).models(base)
+        models_of(dataclasses.replace(config, tree_nodes=2), base)
 
 
 @pytest.mark.long
@@ -229,7 +229,7 @@ def test_random_weights_in_a_shape(measured, short):
     rows = content["settings"][0]["groups"]["all"]
     assert (rows["dart"]["tau"], rows["dart"]["lengths"]) == (3, [0, 0, 2])
     config = SpeedupConfig(**shape, method="all")
-    models, left_out = config.models(config.load())
+    models, left_out = models_of(config, config.load())
     assert list(models) == ["plain", "dart", "pld"]
     missing = ["DFlash,", "dart_pairs", "dart_no_ngram", "eagle3", "sps", "ngram"]
     assert [line.split()[0] for line in left_out] == missing

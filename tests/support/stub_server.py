@@ -24,8 +24,6 @@ class Faults:
     """What it does wrong."""
 
     compiles: int = 0  # programs after the warm-up
-    leaks: bool = False  # a cancelled request keeps its slot in the metrics
-    mixes: bool = False  # texts depend on how many requests run
     fails: bool = False  # every request fails with status 500
 
 
@@ -40,14 +38,13 @@ class StubServer:
     def __init__(self, faults: Faults | None = None, slots: int = 16, step: float = 0.002, tau=2):
         self.faults, self.slots, self.step, self.tau = faults or Faults(), slots, step, tau
         self.seen: list[dict] = []
-        self.running = self.waiting = self.leaked = self.drafts = self.generated = 0
+        self.running = self.waiting = self.drafts = self.generated = 0
         self.free = asyncio.Semaphore(slots)
 
     def __enter__(self):
         routes = [
             Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "stub"}]})),
             Route("/metrics", lambda request: PlainTextResponse(self._metrics())),
-            Route("/health", lambda request: PlainTextResponse("")),
             Route("/v1/completions", self._complete, methods=["POST"]),
         ]
         options: dict = {"port": 0, "ws": "none", "lifespan": "off", "log_config": None}
@@ -69,8 +66,6 @@ class StubServer:
             asked = await request.json()
         except ClientDisconnect:
             return JSONResponse({})  # nobody reads it
-        except RecursionError:
-            return JSONResponse({"error": {"message": "nested too deep"}}, 500)
         if self.faults.fails:
             return JSONResponse({"error": {"message": "broken"}}, 500)
         self.seen.append(asked)
@@ -99,9 +94,8 @@ class StubServer:
         finally:
             self.waiting -= 1
         self.running += 1
-        complete = False
         try:
-            pieces, finish = self._text(asked)
+            pieces = self._text(asked)
             for start in range(0, len(pieces), self.tau):
                 await asyncio.sleep(self.step)
                 some = pieces[start : start + self.tau]
@@ -110,34 +104,23 @@ class StubServer:
                 if await request.is_disconnected():
                     return
                 yield _choice("".join(some), None)
-            complete = True
-            yield _choice("", finish)
+            yield _choice("", "length")
             usage = {"completion_tokens": len(pieces), "prompt_tokens": len(asked["prompt"])}
             yield {"choices": [], "usage": usage}
         finally:
-            self.leaked += self.faults.leaks and not complete
             self.running -= 1
             self.free.release()
 
     def _text(self, asked):
         key = [asked["prompt"], asked.get("temperature"), asked.get("seed")]
-        if self.faults.mixes:
-            key.append(self.running)
         noise = hashlib.shake_128(json.dumps(key).encode()).digest(asked["max_tokens"])
-        pieces = [WORDS[each % len(WORDS)] for each in noise]
-        for place in range(len(pieces)):
-            text = "".join(pieces[: place + 1])
-            if found := [text.find(stop) for stop in asked.get("stop", ()) if stop in text]:
-                return [text[: min(found)], *[""] * place], "stop"
-        return pieces, "length"
+        return [WORDS[each % len(WORDS)] for each in noise]
 
     def _metrics(self):
-        running = self.running + self.leaked
         return (
             "# TYPE dart:num_requests_running gauge\n"
-            f'dart:num_requests_running{{model="stub"}} {running}\n'
+            f'dart:num_requests_running{{model="stub"}} {self.running}\n'
             f'dart:num_requests_waiting{{model="stub"}} {self.waiting}\n'
-            f"dart:kv_cache_usage_perc {running / self.slots}\n"
             f"dart:compilations_total {self.faults.compiles}\n"
             f"dart:spec_decode_num_drafts_total {self.drafts}\n"
             f"dart:spec_decode_num_accepted_tokens_total {self.generated - self.drafts}\n"

@@ -33,9 +33,11 @@ from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import say, stage
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import read_target_config
-from train import ngram, regenerate
-from train.data.questions import benchmark_questions, write_questions
+from train import regenerate
+from train.counting import program as counting
+from train.counting.config import NgramConfig
 from train.objective.drafter_shape import DrafterShape
+from train.recipes.questions import benchmark_questions, write_questions
 from train.recipes.stages import WINDOW, begin, package, train_recipe
 from train.run.config import TrainerConfig
 
@@ -195,7 +197,7 @@ def _count(config: SmolLM2Config, answers: Path) -> None:
     path = config.work / "ngram.dng"
     if not path.is_file():
         directory = hub.resolve(config.target, patterns=hub.TOKENIZER)
-        summary = ngram.run(ngram.NgramConfig((str(answers),), str(directory), path))
+        summary = counting.run(NgramConfig((str(answers),), str(directory), path))
         say(f"n-grams: {summary}")
     if config.export is not None:
         with writing("the n-gram model", config.export):
