@@ -4,14 +4,9 @@ answered meanwhile."""
 import asyncio
 import os
 
-<<<<<<< HEAD
-from chat_demo import write_chat_target
 from hostile_grammars import hostile_requests
-from serve_process import QUICK, server, wait_until
-from siege import besiege, outcome_of, prepare
-=======
 from serve_process import wait_until
->>>>>>> http
+from siege import besiege, outcome_of, prepare
 
 from eval.serving.client import Client
 

@@ -10,11 +10,7 @@ import os
 
 import jsonschema
 import pytest
-<<<<<<< HEAD
-from chat_demo import write_chat_target
 from mixed_requests import mixed_requests
-=======
->>>>>>> http
 from serve_process import QUICK, server, wait_until
 from soak import ask_alone, fault, visit
 
@@ -37,16 +33,9 @@ CLIENTS = (6, 2)
         pytest.param(120, ("--no-prefix-cache", "--slots", "3"), marks=pytest.mark.long),
     ],
 )
-<<<<<<< HEAD
-def test_a_mix_of_requests(tmp_path, requests, options):
-    requests = max(requests, int(os.environ.get("DART_SOAK", "0")))
-    target = write_chat_target(tmp_path)
-    parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))
-    pool = mixed_requests(Tokenizer.load(target), min(2 * requests, 640), 0, max_length=512)
-=======
 def test_a_mix_of_requests(request, target, requests, options):
-    pool = mixed_requests(Tokenizer.load(target), 2 * requests, seed=0, max_length=512)
->>>>>>> http
+    requests = max(requests, int(os.environ.get("DART_SOAK", "0")))
+    pool = mixed_requests(Tokenizer.load(target), min(2 * requests, 640), 0, max_length=512)
 
     async def soak(address):
         visits = []

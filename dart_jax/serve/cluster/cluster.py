@@ -30,13 +30,6 @@ from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.body.errors import unavailable
 from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serve.cluster.replica import Replica
-<<<<<<< HEAD
-from dart_jax.serve.errors import unavailable
-=======
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import EngineClosed
-from dart_jax.serving.interface import QueueFull
->>>>>>> http
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_eos, read_target_config
