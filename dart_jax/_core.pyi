@@ -1,5 +1,5 @@
-"""The C++ core, bound to Python in `native/bind_ngram.cpp`, `native/bind_search.cpp`,
-`native/bind_cuda.cpp` and `native/bind_cpu.cpp`.
+"""The C++ core, bound to Python in `native/bind_ngram.cpp`, `native/bind_search.cpp`
+and `native/bind_cpu.cpp`.
 
 Every array must have the given dtype and, unless stated otherwise, be C-contiguous; inputs are not
 converted or copied. Raises `ValueError` if a dtype, a shape, a parameter or an array's content is
@@ -19,9 +19,6 @@ MAX_VOCABULARY: int
 # The search as a foreign function for XLA, which takes a `SearchHandle`'s value; None if built
 # without jaxlib's headers.
 ffi_handler: object | None
-
-# The same on NVIDIA GPUs, within the program's stream, once a runtime has been loaded.
-cuda_ffi_handler: object | None
 
 # A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu.py,
 # kernels/tiles.py and native_layer.py); empty if built without jaxlib's headers.
@@ -236,19 +233,3 @@ class SearchHandle:
     @property
     def value(self) -> int:
         """An int32 that is unique in this process and never reused."""
-
-def load_cuda_runtime(path: str) -> None:
-    """Load the CUDA runtime that `cuda_ffi_handler` calls, once for the process.
-
-    Loading the same path again does nothing. Raises `RuntimeError` if the library cannot be loaded
-    or lacks a function, and `ValueError` if another one has been loaded.
-    """
-
-def take_search_error(handle: int) -> str | None:
-    """Take the oldest error of the searches with this handle that ran on a GPU.
-
-    Such a search cannot fail where it is called. Its trees are all zeros, and the program's next
-    call of `cuda_ffi_handler` raises the error; this is for programs that had no next call. Each
-    error is reported once, one per execution of a program; of those nobody takes, the newest are
-    kept.
-    """

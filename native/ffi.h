@@ -2,7 +2,6 @@
 
 // The handlers defined in ffi.cpp and ffi_*.cpp, in the form that XLA registers.
 void* dart_search_handler();
-void* dart_search_cuda_handler();
 void* dart_noise_handler();
 void* dart_draw_handler();
 void* dart_product_handler();

@@ -54,7 +54,7 @@ def create(request, monkeypatch):
     if request.param == "foreign function" and _core.ffi_handler is None:
         pytest.skip("built without jaxlib's headers")
     if request.param == "without foreign function":
-        monkeypatch.setattr(host, "foreign_searches", dict)
+        monkeypatch.setattr(host, "xla_can_search", lambda: False)
     return partial(HostSearch, LAYOUT, native=request.param != "python")
 
 

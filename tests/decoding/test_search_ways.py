@@ -109,20 +109,6 @@ def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     assert (hits > 3, misses) == (True, 0)
 
 
-@pytest.mark.skipif(not NATIVE, reason="XLA cannot call the C++ search")
-def test_a_trial_finds_what_goes_wrong(monkeypatch):
-    assert choice.try_native() is None
-
-    def fails(self, packed):
-        raise jax.errors.JaxRuntimeError("INTERNAL: no such symbol\nat some place")
-
-    monkeypatch.setattr(HostSearch, "in_program", fails)
-    assert choice.try_native() == "XLA failed to call the C++ search: INTERNAL: no such symbol"
-    zeros = jnp.zeros((1, 3, 4), jnp.int32)
-    monkeypatch.setattr(HostSearch, "in_program", lambda self, packed: zeros)
-    assert "does not pass on its trees" in choice.try_native()
-
-
 def platform(monkeypatch, name, missing=None):
     """As if this were another platform, where the C++ search cannot be had for a reason."""
     monkeypatch.setattr(jax, "default_backend", lambda: name)
@@ -139,8 +125,6 @@ def test_what_auto_chooses(ngram, monkeypatch, caplog):
 
     assert way() == ("native" if NATIVE else "callback")
     caplog.clear()
-    platform(monkeypatch, "gpu")
-    assert (way(), way(memory=1000)) == ("device", "native")
     platform(monkeypatch, "tpu", "XLA cannot call it on tpu")
     assert way() == "device"
     assert not caplog.records
@@ -149,22 +133,14 @@ def test_what_auto_chooses(ngram, monkeypatch, caplog):
     assert "more than the 0 MB of --ngram-device-memory" in record.getMessage()
     assert "\n" not in record.getMessage()
     caplog.clear()
-    platform(monkeypatch, "gpu", "the CUDA runtime library was not found")
-    assert way() == "device"
-    assert not caplog.records
-    assert way(memory=1000) == "callback"
-    [record] = caplog.records
-    assert record.getMessage().endswith("; the CUDA runtime library was not found")
-    with pytest.raises(UserError, match="--search native cannot be had: the CUDA runtime"):
+    platform(monkeypatch, "gpu", "XLA cannot call it on gpu")
+    with pytest.raises(UserError, match="--search native cannot be had: XLA cannot call it on gpu"):
         way("native")
-    caplog.clear()
     assert way(alone=True) == "callback"
     [record] = caplog.records
-    assert "without a drafter is searched on the host; the CUDA runtime" in record.getMessage()
+    assert "without a drafter is searched on the host; XLA cannot" in record.getMessage()
     with pytest.raises(UserError, match="--search device needs a drafter"):
         way("device", alone=True)
-    platform(monkeypatch, "gpu")
-    assert way(alone=True) == "native"
 
 
 def test_bad_choices():

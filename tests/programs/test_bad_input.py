@@ -129,7 +129,6 @@ CASES = {
     "serving --soak 1 --url a b": "--url takes one server, or two to compare; --soak takes one",
     f"serving {TARGET}": "nowhere",
     "serving --json /proc/x.json": "cannot write /proc/x.json",
-    "compile --device v6e --search native": "--search native needs a GPU",
     "quantization --weights stored": "--weights stored compares a model with itself; pass int8",
     "quantization --held-out 0": "--held-out must be at least 2",
     "peers --engine vllm": "no engine 'vllm'; pass some of plain, dart, ",

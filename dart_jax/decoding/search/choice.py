@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
-from dart_jax.decoding.search.cuda_runtime import find_cuda_runtime
 from dart_jax.decoding.search.device import DeviceSearch
-from dart_jax.decoding.search.host import HostSearch, foreign_searches
+from dart_jax.decoding.search.host import HostSearch, xla_can_search
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel
 from dart_jax.ngram.device_table import DeviceTable, device_table, table_bytes
@@ -69,9 +67,9 @@ def way_here(
     """Returns the way to search on this platform, which is not `auto`.
 
     Args:
-      way: `native`, in C++ on the host, called by XLA, for CPUs and NVIDIA GPUs; `callback`, in
-        C++, called through Python, on any platform; `device`, in JAX, on any platform; `auto` is
-        the platform's best: `native` on a CPU, elsewhere `device` for an n-gram model that fits.
+      way: `native`, in C++, called by XLA, for CPUs; `callback`, in C++ on the host, called through
+        Python, on any platform; `device`, in JAX, on any platform; `auto` is the platform's best:
+        `native` on a CPU, elsewhere `device` for an n-gram model that fits, or else `callback`.
       ngram: the n-gram model, if any.
       alone: whether only it drafts, which needs a search on the host.
       memory: bytes that it may take on the device.
@@ -140,42 +138,13 @@ def _why_not_on_device(ngram: NgramModel | None, alone: bool, memory: int) -> st
     )
 
 
-@cache
 def why_not_native() -> str | None:
     """Says why XLA cannot call the C++ search here; None if it can."""
     platform = jax.default_backend()
-    if platform not in ("cpu", "gpu"):
+    if platform != "cpu":
         return f"XLA cannot call the C++ search on {platform}"
-    if platform == "gpu":
-        client = jax.local_devices()[0].client
-        if "cuda" not in getattr(client, "platform_version", ""):
-            return "this GPU is not NVIDIA's"
-    if ("cpu" if platform == "cpu" else "cuda") not in foreign_searches():
+    if not xla_can_search():
         return "dart-jax was built without jaxlib's headers, or for another jaxlib"
-    if platform == "cpu":
-        return None
-    path = find_cuda_runtime()
-    if path is None:
-        return "the CUDA runtime library was not found (pip install nvidia-cuda-runtime)"
-    try:
-        _core.load_cuda_runtime(path)
-    except (RuntimeError, ValueError) as error:
-        return str(error)
-    return try_native()
-
-
-def try_native() -> str | None:
-    """Searches a tree in a program that calls the C++ search; says what went wrong, if anything."""
-    search = HostSearch(HostBuffer(positions=2, candidates=2), 3)
-    logits = np.log(np.array([3, 1, 2, 1], np.float32)).view(np.int32)
-    packed = np.array([[0] * 3 + [9, 1, 2, 3, 4, *logits]], np.int32)
-    try:
-        trees = np.asarray(jax.jit(HostSearch.in_program)(search, packed))
-        search.check()
-    except (RuntimeError, ValueError) as error:  # JAX's are RuntimeErrors
-        return "XLA failed to call the C++ search: " + str(error).partition("\n")[0]
-    if not np.array_equal(trees, search(packed)):
-        return "XLA calls the C++ search, but does not pass on its trees"
     return None
 
 

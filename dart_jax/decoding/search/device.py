@@ -68,8 +68,5 @@ class DeviceSearch:
         """The same search for trees of another size."""
         return dataclasses.replace(self, host_buffer=host_buffer, nodes=nodes)
 
-    def check(self) -> None:
-        """Does nothing: a failure of this search is one of its program."""
-
 
 _in_program = jax.jit(DeviceSearch.in_program)

@@ -1,8 +1,8 @@
 """The tree search on the host, in C++: candidates in a host buffer become packed draft trees.
 
 A `HostSearch` is called between two jitted steps, or inside one jitted program. In one, XLA calls
-the C++ search itself on CPUs and NVIDIA GPUs; elsewhere `jax.pure_callback` calls it. The callback
-uses only numpy: running a JAX computation inside one can deadlock.
+the C++ search itself on CPUs; elsewhere `jax.pure_callback` calls it. The callback uses only numpy:
+running a JAX computation inside one can deadlock.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class HostSearch:
         """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 4, N + 1]."""
         out = jax.ShapeDtypeStruct((packed.shape[0], TREE_ROWS, self.nodes + 1), jnp.int32)
         python = partial(_search_through_python, out)
-        if not self.native:
+        if not (self.native and xla_can_search()):
             return python(self.handle, packed)
         buffer = self.host_buffer
         attributes = {
@@ -119,18 +119,8 @@ class HostSearch:
             "pairs": np.int64(math.prod(buffer.pairs_shape)),
             "draws": np.int64(DRAWS if buffer.draws else 0),
         }
-        foreign = {
-            platform: partial(jax.ffi.ffi_call(name, out), **attributes)
-            for platform, name in foreign_searches().items()
-        }
-        return jax.lax.platform_dependent(self.handle, packed, **foreign, default=python)
-
-    def check(self) -> None:
-        """Raises RuntimeError if the last search of a program on a GPU failed; earlier ones end
-        their program."""
-        message = _core.take_search_error(self._handle.value)
-        if message is not None:
-            raise RuntimeError(message)
+        native = partial(jax.ffi.ffi_call(_FOREIGN, out), **attributes)
+        return jax.lax.platform_dependent(self.handle, packed, cpu=native, default=python)
 
     @property
     def seconds(self) -> float:
@@ -173,29 +163,20 @@ def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
     return _searches[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
 
 
+_FOREIGN = "dart_search"  # in programs
+
 # Bytes of the largest array that JAX passes to a callback without using another thread.
 _COPIED_AT_ONCE = 100 * 1024
 
-# XLA's platforms, the names that `jax.lax.platform_dependent` has for them, and the functions.
-_FOREIGN = {
-    "cpu": ("cpu", "dart_search", _core.ffi_handler),
-    "cuda": ("CUDA", "dart_search_cuda", _core.cuda_ffi_handler),
-}
-
 
 @cache
-def foreign_searches() -> dict[str, str]:
-    """The C++ search's names in programs, by platform; registers them with XLA.
-
-    A platform is left out if the extension was built without XLA's FFI, or for another jaxlib.
-    """
-    names = {}
-    for platform, (xla_platform, name, handler) in _FOREIGN.items():
-        if handler is None:
-            continue
-        try:
-            jax.ffi.register_ffi_target(name, handler, platform=xla_platform)
-        except (jax.errors.JaxRuntimeError, ValueError):
-            continue
-        names[platform] = name
-    return names
+def xla_can_search() -> bool:
+    """Registers the C++ search with XLA for CPUs; False if the extension was built without XLA's FFI,
+    or for another jaxlib."""
+    if _core.ffi_handler is None:
+        return False
+    try:
+        jax.ffi.register_ffi_target(_FOREIGN, _core.ffi_handler, platform="cpu")
+    except (jax.errors.JaxRuntimeError, ValueError):
+        return False
+    return True
