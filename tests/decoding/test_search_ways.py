@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import SEED, sequences
@@ -17,7 +16,6 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search import choice
 from dart_jax.decoding.search.choice import check_way, make_search, way_here
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel

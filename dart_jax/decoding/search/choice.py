@@ -9,7 +9,6 @@ from typing import get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
