@@ -491,5 +491,4 @@ class Batch:
         self._keep(pools)
         if history is not None:
             self._history = history
-        result = jax.device_get(result)
-        return result
+        return jax.device_get(result)

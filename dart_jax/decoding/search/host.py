@@ -171,8 +171,8 @@ _COPIED_AT_ONCE = 100 * 1024
 
 @cache
 def xla_can_search() -> bool:
-    """Registers the C++ search with XLA for CPUs; False if the extension was built without XLA's FFI,
-    or for another jaxlib."""
+    """Registers the C++ search with XLA for CPUs; False if the extension was built without XLA's
+    FFI, or for another jaxlib."""
     if _core.ffi_handler is None:
         return False
     try:
