@@ -68,7 +68,7 @@ PARTS = (
     Part("eagle3-8b", 75, f"{_8B} --method eagle3"),
     Part("dense-8b", 75, f"{_8B} --attention dense"),
     Part("search", 60, "search --model demo --prompts 1"),
-    Part("callback-8b", 75, f"{_8B} --search callback"),
+    Part("host-8b", 75, f"{_8B} --search host"),
     Part(
         "batch-16",
         75,

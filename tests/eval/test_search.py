@@ -23,9 +23,9 @@ def test_the_report(tmp_path, capsys):
     seconds = json.loads(path.read_text())["seconds"]
     assert set(seconds) == {"1", "3"}
     for ways in seconds.values():
-        assert {"callback", "device"} <= set(ways)
+        assert set(ways) == {"host", "device"}
         assert all(len(values) == 2 and 0 < min(values) < 1 for values in ways.values())
-    assert "device / callback" in capsys.readouterr().out
+    assert "device / host" in capsys.readouterr().out
 
 
 def test_different_trees_end_the_measurement():

@@ -11,7 +11,7 @@ import numpy as np
 
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.search.beam import beam_search
-from dart_jax.decoding.search.config import SearchConfig, SearchWay
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.ngram.device_table import DeviceTable
 
 
@@ -41,7 +41,6 @@ class DeviceSearch:
     eos: tuple[int, ...] = ()
     search: SearchConfig = SearchConfig()
 
-    way: ClassVar[SearchWay] = "device"
     seconds: ClassVar[float] = 0.0  # of searches on the host
 
     def __post_init__(self) -> None:

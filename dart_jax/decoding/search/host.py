@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, DRAWS, HostBuffer
-from dart_jax.decoding.search.config import SearchConfig, SearchWay
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.machine import available_cores
 from dart_jax.ngram import NgramModel
@@ -36,7 +36,7 @@ class HostSearch:
     Attributes:
       host_buffer: layout of the packed candidates.
       nodes: N.
-      native: let XLA call the C++ search, where it can; otherwise always call it through Python.
+      native: whether XLA calls the C++ search itself in programs; otherwise through Python.
       handle: int32 scalar, the number.
     """
 
@@ -49,7 +49,7 @@ class HostSearch:
         eos: tuple[int, ...] = (),
         search: SearchConfig = SearchConfig(),
         threads: int | None = None,
-        native: bool = True,
+        native: bool | None = None,
     ):
         """Creates the search for trees of N = `nodes` nodes.
 
@@ -62,12 +62,13 @@ class HostSearch:
           search: parameters.
           threads: rows of a batch searched in parallel; None uses all cores that this
             process may use.
-          native: see the attribute.
+          native: see the attribute; None where XLA can.
 
         Raises:
           ValueError: a parameter is out of range.
         """
-        self.host_buffer, self.nodes, self.native = host_buffer, nodes, native
+        self.host_buffer, self.nodes = host_buffer, nodes
+        self.native = xla_can_search() if native is None else native
         self._options = {"ngram": ngram, "eos": eos, "search": search, "threads": threads}
         self._search = _core.TreeSearch(
             ngram.core if ngram else None,
@@ -99,17 +100,11 @@ class HostSearch:
     def __repr__(self) -> str:
         return f"HostSearch({self.nodes} nodes)"
 
-    @property
-    def way(self) -> SearchWay:
-        """The way programs search: through Python also if XLA cannot call the C++ search."""
-        return "native" if self.native else "callback"
-
     def in_program(self, packed: jax.Array) -> jax.Array:
         """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 4, N + 1]."""
         out = jax.ShapeDtypeStruct((packed.shape[0], TREE_ROWS, self.nodes + 1), jnp.int32)
-        python = partial(_search_through_python, out)
-        if not (self.native and xla_can_search()):
-            return python(self.handle, packed)
+        if not self.native:
+            return _search_through_python(out, self.handle, packed)
         buffer = self.host_buffer
         attributes = {
             "context": np.int64(CONTEXT),
@@ -119,8 +114,7 @@ class HostSearch:
             "pairs": np.int64(math.prod(buffer.pairs_shape)),
             "draws": np.int64(DRAWS if buffer.draws else 0),
         }
-        native = partial(jax.ffi.ffi_call(_FOREIGN, out), **attributes)
-        return jax.lax.platform_dependent(self.handle, packed, cpu=native, default=python)
+        return jax.ffi.ffi_call(_FOREIGN, out)(self.handle, packed, **attributes)
 
     @property
     def seconds(self) -> float:
@@ -171,9 +165,9 @@ _COPIED_AT_ONCE = 100 * 1024
 
 @cache
 def xla_can_search() -> bool:
-    """Registers the C++ search with XLA for CPUs; False if the extension was built without XLA's
-    FFI, or for another jaxlib."""
-    if _core.ffi_handler is None:
+    """Registers the C++ search with XLA; False on accelerators, and if the extension was built
+    without XLA's FFI or for another jaxlib."""
+    if jax.default_backend() != "cpu" or _core.ffi_handler is None:
         return False
     try:
         jax.ffi.register_ffi_target(_FOREIGN, _core.ffi_handler, platform="cpu")
