@@ -189,7 +189,6 @@ def _search(case: Case) -> DeviceSearch:
     table = DeviceTable(
         sections=_ints(2, 4),
         seeds=jax.ShapeDtypeStruct((_NGRAMS // 4 + 1,), jnp.uint16),
-        prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
         entries=_ints(places, 3),
         vocab_size=_ints(),
     )

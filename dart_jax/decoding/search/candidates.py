@@ -8,13 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.search.exact_math import (
-    exponential,
-    logarithm,
-    product,
-    reciprocal,
-    sum_in_halves,
-)
 from dart_jax.ngram.device_table import EPS
 
 
@@ -89,7 +82,7 @@ def _weighted(logits: jax.Array, weight: jax.Array) -> jax.Array:
     """g log(p + eps), p the softmax over the last axis; -inf where the logit is."""
     left_over = logits == -np.inf
     largest = jnp.max(logits, axis=-1, keepdims=True)
-    unnormalised = jnp.where(left_over, np.float32(0), exponential(logits - largest))
-    p = product(unnormalised, reciprocal(sum_in_halves(unnormalised))[..., None])
-    log_p = jnp.minimum(logarithm(p + EPS), np.float32(0))
-    return jnp.where(left_over, -np.float32(np.inf), product(log_p, weight))
+    unnormalised = jnp.where(left_over, np.float32(0), jnp.exp(logits - largest))
+    total = jnp.maximum(jnp.sum(unnormalised, axis=-1, keepdims=True), np.float32(1))
+    log_p = jnp.minimum(jnp.log(unnormalised / total + EPS), np.float32(0))
+    return jnp.where(left_over, -np.float32(np.inf), log_p * weight)

@@ -22,7 +22,7 @@ from dart_jax.ngram.device_table import DeviceTable
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class DeviceSearch:
-    """Host buffer -> packed draft trees, int32 [B, 4, N + 1], as of a `HostSearch`, ties included.
+    """Host buffer -> packed draft trees, int32 [B, 4, N + 1], as of a `HostSearch`, up to ties.
 
     A pytree: programs take it as an argument, and are compiled for all but the n-grams.
 

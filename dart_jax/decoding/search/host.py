@@ -8,9 +8,7 @@ running a JAX computation inside one can deadlock.
 from __future__ import annotations
 
 import dataclasses
-import math
 import weakref
-from functools import cache
 from typing import Any
 
 import jax
@@ -18,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax import _core
-from dart_jax.decoding.host_buffer import CONTEXT, DRAWS, HostBuffer
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.machine import available_cores
+from dart_jax.models.cpu import available
 from dart_jax.ngram import NgramModel
 
 
@@ -77,9 +76,8 @@ class HostSearch:
             threads=threads or available_cores(),
             **dataclasses.asdict(search),
         )
-        self._handle = _core.SearchHandle(self._search)
-        self.handle = jnp.int32(self._handle.value)
-        _searches[self._handle.value] = self
+        self.handle = jnp.int32(self._search.handle)
+        _searches[self._search.handle] = self
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[HostBuffer, int, bool]]:
         """Arguments of programs, none, and the static part that they are compiled for."""
@@ -105,16 +103,23 @@ class HostSearch:
         out = jax.ShapeDtypeStruct((packed.shape[0], TREE_ROWS, self.nodes + 1), jnp.int32)
         if not self.native:
             return _search_through_python(out, self.handle, packed)
-        buffer = self.host_buffer
         attributes = {
-            "context": np.int64(CONTEXT),
-            "first": np.int64(CONTEXT),
-            "levels": np.int64(buffer.positions),
-            "candidates": np.int64(buffer.candidates),
-            "pairs": np.int64(math.prod(buffer.pairs_shape)),
-            "draws": np.int64(DRAWS if buffer.draws else 0),
+            name: value if isinstance(value, bool) else np.int64(value)
+            for name, value in self._layout.items()
         }
-        return jax.ffi.ffi_call(_FOREIGN, out)(self.handle, packed, **attributes)
+        return jax.ffi.ffi_call("dart_search", out)(self.handle, packed, **attributes)
+
+    @property
+    def _layout(self) -> dict[str, Any]:
+        """The layout of the packed candidates, as the core takes it."""
+        buffer = self.host_buffer
+        return {
+            "context": CONTEXT,
+            "levels": buffer.positions,
+            "candidates": buffer.candidates,
+            "pairs": buffer.pairs,
+            "draws": buffer.draws,
+        }
 
     @property
     def seconds(self) -> float:
@@ -123,15 +128,9 @@ class HostSearch:
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         """Searches the trees of one step, between two programs."""
-        packed = np.asarray(packed)
+        packed = np.ascontiguousarray(packed)
         trees = np.empty((len(packed), TREE_ROWS, self.nodes + 1), np.int32)
-        buffer = self.host_buffer
-        self._search.search(
-            *buffer.candidates_of(packed),
-            trees,
-            pairs=buffer.pairs_of(packed) if buffer.pairs else None,
-            draws=buffer.draws_of(packed),
-        )
+        self._search.search(packed, trees, **self._layout)
         return trees
 
 
@@ -157,20 +156,10 @@ def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
     return _searches[int(handle)](np.concatenate([np.asarray(part) for part in parts]))
 
 
-_FOREIGN = "dart_search"  # in programs
-
 # Bytes of the largest array that JAX passes to a callback without using another thread.
 _COPIED_AT_ONCE = 100 * 1024
 
 
-@cache
 def xla_can_search() -> bool:
-    """Registers the C++ search with XLA; False on accelerators, and if the extension was built
-    without XLA's FFI or for another jaxlib."""
-    if jax.default_backend() != "cpu" or _core.ffi_handler is None:
-        return False
-    try:
-        jax.ffi.register_ffi_target(_FOREIGN, _core.ffi_handler, platform="cpu")
-    except (jax.errors.JaxRuntimeError, ValueError):
-        return False
-    return True
+    """Whether XLA can call the C++ search itself: on CPUs, with a core built for this jaxlib."""
+    return jax.default_backend() == "cpu" and available()
