@@ -11,13 +11,10 @@
 #include <string>
 
 #include "dart/ngram_format.h"
+#include "require.h"
 
 namespace dart {
 namespace {
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(std::string("n-gram builder: ") + message);
-}
 
 [[noreturn]] void throw_io_error(const char* what, const std::string& path) {
   throw std::runtime_error(std::string("cannot ") + what + " " + path + ": " +

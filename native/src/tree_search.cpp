@@ -7,11 +7,11 @@
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
-#include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "dart/shared_work.h"
+#include "require.h"
 #include "row_search.h"
 
 namespace dart {
@@ -19,10 +19,6 @@ namespace {
 
 // Rows that are worth waking a thread for.
 constexpr std::size_t kRowsTogether = 4;
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(std::string("tree search: ") + message);
-}
 
 // All searches by their handles.
 struct Searches {
