@@ -90,8 +90,8 @@ def random_drafts(setting, seed, rows=ROWS):
     context[rng.random(rows) < 0.05, -1] = -1
     pairs = None
     if setting.pairs:
-        pairs = rng.normal(0, 2, (rows, *setting.buffer.pairs_shape)).astype(np.float32)
-        pairs = np.round(pairs / step) * step if step else pairs
+        pairs = rng.normal(0, 2, (rows, *setting.buffer.pairs_shape))
+        pairs = (np.round(pairs / step) * step if step else pairs).astype(np.float32)
         odd = rng.random(pairs.shape) < 0.05
         pairs[odd] = rng.choice([np.nan, np.inf, -np.inf, 3e38, -3e38], odd.sum())
     return pack(setting.buffer, context, tokens, logits, pairs)

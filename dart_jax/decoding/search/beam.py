@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.search.candidates import Candidates, read_candidates
+from dart_jax.decoding.search.candidates import UsableCandidates, read_candidates
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.lookup import Lookups, advance_found, look_up, read_context
 from dart_jax.decoding.tree import TREE_ROWS
@@ -27,7 +27,7 @@ class _Level(NamedTuple):
     """The candidates of one level.
 
     Attributes:
-      token: int32 [B, k], see `Candidates`.
+      token: int32 [B, k], see `UsableCandidates`.
       log_p: float32 [B, k]; with pair scores [B, k, k].
       ends: bool [B, k], whether they end a sequence; None if nothing does.
       weight: float32 scalar, w.
@@ -151,7 +151,9 @@ def beam_search(
     return _with_root(root, _tree(root, candidates.token, best, parents, width))
 
 
-def _levels(candidates: Candidates, eos: tuple[int, ...], level_decay: float, width: int) -> _Level:
+def _levels(
+    candidates: UsableCandidates, eos: tuple[int, ...], level_decay: float, width: int
+) -> _Level:
     """All levels, along the first axis."""
     _, depth, k = candidates.token.shape
     weights = np.array([(n + 1.0) ** -level_decay for n in range(depth)], np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 from dart_jax.ngram.device_table import EPS
 
 
-class Candidates(NamedTuple):
+class UsableCandidates(NamedTuple):
     """The usable candidates of each level by ascending token, each token once.
 
     Attributes:
@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
 
 def read_candidates(
     tokens: jax.Array, logits: jax.Array, pairs: jax.Array | None, weights: np.ndarray
-) -> Candidates:
+) -> UsableCandidates:
     """Reads the candidates.
 
     Args:
@@ -66,7 +66,7 @@ def read_candidates(
     logits = jnp.where(left_over, -np.float32(np.inf), sorted_(logits))
     weight = jnp.asarray(weights)[None, :, None]
     if pairs is None:
-        return Candidates(token, _weighted(logits, weight))
+        return UsableCandidates(token, _weighted(logits, weight))
     pairs = jnp.pad(pairs, ((0, 0), (1, 0), (0, 0), (0, 0)))  # level 0 has none
     above = jnp.concatenate([column[:, :1], column[:, :-1]], axis=1)
     pairs = jnp.take_along_axis(pairs, above[..., None], axis=2)
@@ -75,7 +75,7 @@ def read_candidates(
     summed = jnp.clip(logits[..., None, :] + pairs, -largest, largest)
     summed = jnp.where(jnp.isfinite(pairs), summed, logits[..., None, :])
     summed = jnp.where(left_over[..., None, :], -np.float32(np.inf), summed)
-    return Candidates(token, _weighted(summed, weight[..., None]))
+    return UsableCandidates(token, _weighted(summed, weight[..., None]))
 
 
 def _weighted(logits: jax.Array, weight: jax.Array) -> jax.Array:
