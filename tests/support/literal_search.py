@@ -121,11 +121,8 @@ def _beam(children, beam, eos, near):
     must = certain & (before(slack).sum(axis=1) < beam)
     if may.sum() > 3 * beam:
         raise TooManyTiesError
-    return [
-        dataclasses.replace(node, certain=bool(sure))
-        for node, possible, sure in zip(children, may, must, strict=True)
-        if possible
-    ]
+    ranked = np.lexsort((created, -score, ends))  # their children are created in this order
+    return [dataclasses.replace(children[i], certain=bool(must[i])) for i in ranked[may[ranked]]]
 
 
 def check_tree(tree, model, context, tokens, logits, pairs=None, **config):
