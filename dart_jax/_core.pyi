@@ -1,5 +1,5 @@
-"""The C++ core, bound to Python in `native/bind_ngram.cpp`, `native/bind_search.cpp`,
-`native/bind_cuda.cpp` and `native/bind_cpu.cpp`.
+"""The C++ core, bound to Python in `native/bind_ngram.cpp`, `native/bind_search.cpp`
+and `native/bind_cpu.cpp`.
 
 Every array must have the given dtype and, unless stated otherwise, be C-contiguous; inputs are not
 converted or copied. Raises `ValueError` if a dtype, a shape, a parameter or an array's content is
@@ -16,15 +16,8 @@ MAX_ORDER: int
 MAGIC: bytes
 MAX_VOCABULARY: int
 
-# The search as a foreign function for XLA, which takes a `SearchHandle`'s value; None if built
+# The search and a model's layers as foreign functions for XLA, by their names; empty if built
 # without jaxlib's headers.
-ffi_handler: object | None
-
-# The same on NVIDIA GPUs, within the program's stream, once a runtime has been loaded.
-cuda_ffi_handler: object | None
-
-# A model's layers as foreign functions for XLA, by their names (dart_jax/models/cpu.py,
-# kernels/tiles.py and native_layer.py); empty if built without jaxlib's headers.
 cpu_ffi_handlers: dict[str, object]
 
 def call_in_programs(
@@ -53,7 +46,6 @@ _UInt64: TypeAlias = NDArray[np.uint64]
 _Int32: TypeAlias = NDArray[np.int32]
 _Int64: TypeAlias = NDArray[np.int64]
 _Float32: TypeAlias = NDArray[np.float32]
-_Float64: TypeAlias = NDArray[np.float64]
 
 # token, count, child_begin: see native/include/dart/ngram_levels.h
 _Level: TypeAlias = tuple[_Int32, _Int64, _Int64]
@@ -87,14 +79,10 @@ def write_levels(
 ) -> None:
     """Write an n-gram file (see `NgramBuilder.write`), without holding the GIL."""
 
-def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32, _UInt8]:
+def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32]:
     """A perfect hash of pairs of integers [n], all different (see
     native/include/dart/perfect_hash.h), made without holding the GIL: the size of the table, the
-    buckets' seeds, and the keys' places and prints [n]."""
-
-def logarithm(x: _Float32) -> _Float32:
-    """The search's natural logarithm (native/include/dart/exact_math.h) of positive normal numbers
-    [n]."""
+    buckets' seeds, and the keys' places [n]."""
 
 def xxh64(data: bytes) -> int:
     """XXH64 with seed 0, the checksum of n-gram files."""
@@ -190,65 +178,37 @@ class TreeSearch:
     def seconds(self) -> float:
         """Total wall time of all searches so far."""
 
+    @property
+    def handle(self) -> int:
+        """An int32 by which compiled programs find the search; unique in this process, and never
+        used again."""
+
     def search(
         self,
-        context: _Int32,
-        tokens: _Int32,
-        logits: _Float32,
+        packed: _Int32,
         out: _Int32,
-        pairs: _Float32 | None = None,
-        draws: _Int32 | None = None,
+        *,
+        context: int,
+        levels: int,
+        candidates: int,
+        pairs: bool = False,
+        draws: bool = False,
     ) -> None:
         """Write the tree of every row to `out`, without holding the GIL.
 
-        All arrays except `out` need to be contiguous only within a row.
-
         Args:
-          context: [B, C] the newest tokens, padded with -1 on the left. The last is the tree's
-            root; a row whose root is negative gets an empty tree.
-          tokens: [B, d, k] the candidates of each level; negative ones are skipped. With k = 0,
-            only the n-gram model drafts, up to d levels.
-          logits: [B, d, k] the candidates' logits, in any order; candidates without a finite
-            logit are skipped.
+          packed: [B, width], see `DraftBatch` in native/include/dart/tree_search.h. The columns are
+            the context [C], the newest tokens, padded with -1 on the left, of which the last is the
+            tree's root (a row whose root is negative gets an empty tree); the candidates' tokens
+            [d, k] (negative ones are skipped) and the bits of their float32 logits [d, k] (those
+            that are not finite are skipped); then as follows.
           out: [B, 4, nodes + 1] tokens, parents, depths, and the bits of float32 scores. Index 0
             is the root, its own parent; nodes follow by descending score; unused places are zero.
-          pairs: [B, d - 1, k, k] scores of pairs of candidates: [l - 1, a, b] is that of candidate
-            a of level l - 1 and candidate b of level l; those that are not finite count as 0. None
-            if the drafter has none.
-          draws: [B, 4] how the target draws, for drafting with only the n-gram model (see
-            `DraftBatch` in native/include/dart/tree_search.h); None for greedy decoding.
+          context: C.
+          levels: d.
+          candidates: k; with 0 only the n-gram model drafts.
+          pairs: whether the bits of pair scores follow, [d - 1, k, k]: [l - 1, a, b] is that of
+            candidate a of level l - 1 and candidate b of level l. Those not finite count as 0.
+          draws: whether the last four columns say how the target draws, for drafting with only the
+            n-gram model.
         """
-
-    def timed_search(
-        self,
-        context: _Int32,
-        tokens: _Int32,
-        logits: _Float32,
-        out: _Int32,
-        pairs: _Float32 | None = None,
-    ) -> _Float64:
-        """As `search`, but sequentially row by row. Returns the seconds per row, [B]."""
-
-class SearchHandle:
-    """Keeps a search alive under an integer handle, which compiled programs take as an argument."""
-
-    def __init__(self, search: TreeSearch) -> None: ...
-    @property
-    def value(self) -> int:
-        """An int32 that is unique in this process and never reused."""
-
-def load_cuda_runtime(path: str) -> None:
-    """Load the CUDA runtime that `cuda_ffi_handler` calls, once for the process.
-
-    Loading the same path again does nothing. Raises `RuntimeError` if the library cannot be loaded
-    or lacks a function, and `ValueError` if another one has been loaded.
-    """
-
-def take_search_error(handle: int) -> str | None:
-    """Take the oldest error of the searches with this handle that ran on a GPU.
-
-    Such a search cannot fail where it is called. Its trees are all zeros, and the program's next
-    call of `cuda_ffi_handler` raises the error; this is for programs that had no next call. Each
-    error is reported once, one per execution of a program; of those nobody takes, the newest are
-    kept.
-    """

@@ -165,9 +165,8 @@ class DartModel:
             output, and also those of a mixture's experts.
           kv_dtype: of cached keys and values; "auto" is `dtype`, or bfloat16 beside blocks. On CPUs
             "bfloat16" also rounds queries and softmax weights.
-          search: what searches draft trees: "native", C++ on the host, called by XLA, for CPUs and
-            NVIDIA GPUs; "callback", C++ on the host, called through Python; "device", JAX, with the
-            n-gram model in the device's memory, with a DART drafter; "auto" is the platform's best.
+          search: what searches draft trees: "host", C++ on the host; "device", JAX, with the n-gram
+            model in the device's memory, with a DART drafter; "auto" is the platform's best.
           ngram_device_memory: bytes that the n-gram model may take on the device; if it takes more,
             "device" leaves out the least frequent n-grams.
           mesh: devices that decode together, such as "model=4" or "data=2,model=4": groups of

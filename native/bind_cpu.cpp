@@ -11,30 +11,15 @@
 #include "numpy_arrays.h"
 
 #ifdef DART_FFI
-#include "ffi.h"
+#include "ffi_handlers.h"
 #endif
 
 namespace {
 
-const char* name(dart::Instructions instructions) {
-  switch (instructions) {
-    case dart::Instructions::kAvx2:
-      return "AVX2";
-    case dart::Instructions::kAvx512:
-      return "AVX-512";
-    case dart::Instructions::kAvx512Vnni:
-      return "AVX-512 VNNI";
-    case dart::Instructions::kAvx512Bf16:
-      return "AVX-512 VNNI and BF16";
-    case dart::Instructions::kNeon:
-      return "NEON";
-    case dart::Instructions::kNeonDot:
-      return "NEON dot products";
-    case dart::Instructions::kPortable:
-      break;
-  }
-  return "portable";
-}
+// By dart::Instructions.
+constexpr const char* kInstructions[] = {
+    "portable", "AVX2", "AVX-512", "AVX-512 VNNI", "AVX-512 VNNI and BF16", "NEON",
+    "NEON dot products"};
 
 // By the names of GGUF's types.
 const std::map<std::string, dart::WeightType>& types() {
@@ -113,8 +98,15 @@ py::dict part_seconds() {
 
 }  // namespace
 
+#ifdef DART_FFI
+std::map<std::string, XLA_FFI_Handler*>& ffi_handlers() {
+  static std::map<std::string, XLA_FFI_Handler*> handlers;
+  return handlers;
+}
+#endif
+
 void bind_cpu(pybind11::module_& m) {
-  m.attr("instructions") = name(dart::best_instructions());
+  m.attr("instructions") = kInstructions[static_cast<int>(dart::best_instructions())];
   pybind11::dict numbers;
   for (const auto& [type, number] : types()) numbers[type.c_str()] = static_cast<int>(number);
   m.attr("weight_types") = numbers;
@@ -126,21 +118,9 @@ void bind_cpu(pybind11::module_& m) {
   m.def("part_seconds", &part_seconds);
   pybind11::dict handlers;
 #ifdef DART_FFI
-  handlers["dart_product"] = pybind11::capsule(dart_product_handler());
-  handlers["dart_layers"] = pybind11::capsule(dart_layers_handler());
-  handlers["dart_draft_layer"] = pybind11::capsule(dart_draft_layer_handler());
-  handlers["dart_take_tiles"] = pybind11::capsule(dart_take_tiles_handler());
-  handlers["dart_noise"] = pybind11::capsule(dart_noise_handler());
-  handlers["dart_draw"] = pybind11::capsule(dart_draw_handler());
-  handlers["dart_heads"] = pybind11::capsule(dart_heads_handler());
-  handlers["dart_largest"] = pybind11::capsule(dart_largest_handler());
-  handlers["dart_copy_page"] = pybind11::capsule(dart_copy_page_handler());
-  handlers["dart_append"] = pybind11::capsule(dart_append_handler());
-  handlers["dart_unwritten"] = pybind11::capsule(dart_unwritten_handler());
-  handlers["dart_look_up"] = pybind11::capsule(dart_look_up_handler());
-  handlers["dart_attention"] = pybind11::capsule(dart_attention_handler());
-  handlers["dart_clock"] = pybind11::capsule(dart_clock_handler());
-  handlers["dart_python"] = pybind11::capsule(dart_python_handler());
+  for (const auto& [name, handler] : ffi_handlers()) {
+    handlers[name.c_str()] = pybind11::capsule(reinterpret_cast<void*>(handler));
+  }
   m.def("call_in_programs", &call_in_programs, py::arg("function"));
 #endif
   m.attr("cpu_ffi_handlers") = handlers;

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "bindings.h"
-#include "dart/exact_math.h"
 #include "dart/ngram_builder.h"
 #include "dart/ngram_file_writer.h"
 #include "dart/ngram_levels.h"
@@ -201,7 +200,7 @@ py::tuple feed(dart::ReferenceTrieParser& self, const py::array& bytes) {
   return py::make_tuple(node_columns(std::move(leaves)), node_columns(std::move(inner)));
 }
 
-// Returns the size of the table, the buckets' seeds, and the keys' places and prints.
+// Returns the size of the table, the buckets' seeds, and the keys' places.
 py::tuple perfect_hash(const py::array& first, const py::array& second) {
   const auto firsts = vector_span<std::int32_t>(first, "first");
   const auto seconds = vector_span<std::int32_t>(second, "second");
@@ -210,15 +209,7 @@ py::tuple perfect_hash(const py::array& first, const py::array& second) {
     py::gil_scoped_release release;
     hash = dart::make_perfect_hash(firsts, seconds);
   }
-  return py::make_tuple(hash.size, to_numpy(std::move(hash.seeds)),
-                        to_numpy(std::move(hash.place)), to_numpy(std::move(hash.print)));
-}
-
-py::array logarithms(const py::array& x) {
-  const auto span = vector_span<float>(x, "x");
-  std::vector<float> y(span.size);
-  std::transform(span.begin(), span.end(), y.begin(), [](float one) { return dart::logarithm(one); });
-  return to_numpy(std::move(y));
+  return py::make_tuple(hash.size, to_numpy(std::move(hash.seeds)), to_numpy(std::move(hash.place)));
 }
 
 }  // namespace
@@ -234,7 +225,6 @@ void bind_ngram(py::module_& m) {
         py::arg("vocab_size"), py::arg("fingerprint"), py::arg("min_counts"),
         py::arg("precision"));
   m.def("perfect_hash", &perfect_hash, py::arg("first"), py::arg("second"));
-  m.def("logarithm", &logarithms, py::arg("x"));
   m.def(
       "xxh64", [](std::string_view data) { return dart::xxh64(data.data(), data.size()); },
       py::arg("data"));

@@ -5,6 +5,5 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ core of dart_jax: n-gram model, draft tree search and layers for CPUs.";
   bind_ngram(m);
   bind_search(m);
-  bind_cuda(m);
   bind_cpu(m);
 }

@@ -2,11 +2,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 
 #include "dart/attention.h"
 #include "dart/rows.h"
-#include "ffi.h"
+#include "ffi_handlers.h"
 #include "ffi_cache.h"
 #include "ffi_shapes.h"
 #include "ffi_used.h"
@@ -106,7 +105,7 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, ffi::AnyBuffer k, ffi::AnyBu
   attention.q = q.typed_data();
   attention.new_k = new_k.untyped_data();
   attention.new_v = new_v.untyped_data();
-  attention.first = first.element_count() == 0 ? nullptr : first.typed_data();
+  attention.first = or_null(first);
   attention.mask = mask.typed_data();
   attention.out = out->typed_data();
   attention.rows = t;
@@ -115,49 +114,15 @@ ffi::Error attention(ffi::ThreadPool pool, Array q, ffi::AnyBuffer k, ffi::AnyBu
   attention.cap = cap;
   const std::size_t count = used_rows(used, std::min(attention.rows, attention.new_rows));
   const std::size_t threads = size(pool.num_threads());
-  try {
-    if (used.element_count() == 0) {
-      dart::attend(attention, dart::best_instructions(), threads);
-    } else if (count > 0) {
-      attend_used(attention, count, threads);
-    }
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(error.what());
+  if (used.element_count() == 0) {
+    dart::attend(attention, dart::best_instructions(), threads);
+  } else if (count > 0) {
+    attend_used(attention, count, threads);
   }
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_heads, heads,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Ret<Array>()
-                                  .Ret<Array>()
-                                  .Ret<Array>()
-                                  .Attr<float>("eps")
-                                  .Attr<float>("offset"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_attention, attention,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Array>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::BufferR3<ffi::PRED>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::BufferR3<ffi::F32>>()
-                                  .Attr<float>("scale")
-                                  .Attr<float>("cap"));
-
-void* dart_heads_handler() { return reinterpret_cast<void*>(dart_heads); }
-void* dart_attention_handler() { return reinterpret_cast<void*>(dart_attention); }
+DART_FFI_HANDLER(dart_heads, heads, "eps", "offset");
+DART_FFI_HANDLER(dart_attention, attention, "scale", "cap");

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "ffi.h"
+#include "ffi_handlers.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -19,7 +19,4 @@ ffi::Error read_clock(ffi::AnyBuffer, ffi::Result<ffi::BufferR0<ffi::U32>> micro
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    dart_clock, read_clock, ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::BufferR0<ffi::U32>>());
-
-void* dart_clock_handler() { return reinterpret_cast<void*>(dart_clock); }
+DART_FFI_HANDLER(dart_clock, read_clock);

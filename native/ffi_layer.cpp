@@ -2,14 +2,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
 
 #include "dart/layer.h"
 #include "dart/stopwatch.h"
-#include "ffi.h"
+#include "ffi_handlers.h"
 #include "ffi_cache.h"
 #include "ffi_shapes.h"
 #include "ffi_tiles.h"
@@ -96,7 +95,7 @@ ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints us
                   ffi::RemainingArgs arguments, ffi::Result<Rows> y, ffi::RemainingRets made,
                   std::string_view activation, float eps, float offset, float multiplier,
                   float scale, float cap, Numbers counts, Sizes ins, Numbers types,
-                  Sizes outs) try {
+                  Sizes outs) {
   const dart::Timed timed(dart::Part::kOther);
   const auto shape = x.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
@@ -157,7 +156,7 @@ ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints us
     layer.heads.offset = offset;
     layer.heads.rows = count;
     dart::Attention& attention = layer.attention;
-    attention.first = from.first.element_count() == 0 ? nullptr : from.first.typed_data();
+    attention.first = or_null(from.first);
     attention.mask = from.mask.typed_data();
     if (count < t) {
       // Layers with the same window have the same mask.
@@ -173,8 +172,6 @@ ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints us
   // As many threads as XLA has, but not XLA's: those sleep between calls.
   if (count > 0) dart::run(layers, dart::best_instructions(), size(pool.num_threads()));
   return ffi::Error::Success();
-} catch (const std::exception& error) {
-  return ffi::Error::Internal(error.what());
 }
 
 // See dart::DraftLayer and `layers`. The arguments that remain are the tiles of q, kv, out, gate_up and
@@ -187,7 +184,7 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
                        ffi::Result<Rows> y, ffi::Result<ffi::AnyBuffer> k,
                        ffi::Result<ffi::AnyBuffer> v, float eps, float scale,
                        std::int32_t window, Numbers counts, Sizes ins, Numbers types,
-                       Sizes outs) try {
+                       Sizes outs) {
   const dart::Timed timed(dart::Part::kDrafter);
   const auto shape = embeds.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
@@ -241,53 +238,11 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
   }
   dart::run(layer, dart::best_instructions(), size(pool.num_threads()));
   return ffi::Error::Success();
-} catch (const std::exception& error) {
-  return ffi::Error::Internal(error.what());
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_layers, layers,
-                              with_matrices(ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Rows>()
-                                  .Arg<Ints>()
-                                  .Arg<Ints>()
-                                  .Arg<Ints>()
-                                  .RemainingArgs()
-                                  .Ret<Rows>()
-                                  .RemainingRets()
-                                  .Attr<std::string_view>("activation")
-                                  .Attr<float>("eps")
-                                  .Attr<float>("offset")
-                                  .Attr<float>("multiplier")
-                                  .Attr<float>("scale")
-                                  .Attr<float>("cap")));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draft_layer, draft_layer,
-                              with_matrices(ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Rows>()
-                                  .Arg<Rows>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Rows>()
-                                  .Arg<Rows>()
-                                  .Arg<Ints>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<Ints>()
-                                  .Arg<Ints>()
-                                  .Arg<Ints>()
-                                  .RemainingArgs()
-                                  .Ret<Rows>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<float>("eps")
-                                  .Attr<float>("scale")
-                                  .Attr<std::int32_t>("window")));
-
-void* dart_layers_handler() { return reinterpret_cast<void*>(dart_layers); }
-void* dart_draft_layer_handler() { return reinterpret_cast<void*>(dart_draft_layer); }
+DART_FFI_HANDLER(dart_layers, layers, "activation", "eps", "offset", "multiplier", "scale", "cap",
+                 "counts", "ins", "types", "outs");
+DART_FFI_HANDLER(dart_draft_layer, draft_layer, "eps", "scale", "window", "counts", "ins", "types",
+                 "outs");

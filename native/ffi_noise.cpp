@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 
 #include "dart/draws.h"
 #include "dart/noise.h"
 #include "dart/stopwatch.h"
-#include "ffi.h"
+#include "ffi_handlers.h"
+#include "ffi_shapes.h"
 #include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -29,12 +29,8 @@ ffi::Error noise(ffi::ThreadPool pool, ffi::BufferR2<ffi::U32> keys,
   noise.columns = static_cast<std::size_t>(at[1]);
   noise.vocabulary = static_cast<std::size_t>(made[2]);
   noise.out = out->typed_data();
-  try {
-    dart::make_noise(noise, dart::best_instructions(),
-                     static_cast<std::size_t>(pool.num_threads()));
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(error.what());
-  }
+  dart::make_noise(noise, dart::best_instructions(),
+                   static_cast<std::size_t>(pool.num_threads()));
   return ffi::Error::Success();
 }
 
@@ -52,9 +48,6 @@ ffi::Error draw(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR1<f
   const auto shape = x.dimensions(), found = values->dimensions(), of_keys = keys.dimensions();
   const auto b = static_cast<std::size_t>(shape[0]), t = static_cast<std::size_t>(shape[1]);
   const auto size = static_cast<std::size_t>(shape[2]), count = static_cast<std::size_t>(found[2]);
-  const auto none_or = [](const auto& argument, std::size_t elements) {
-    return argument.element_count() == 0 || argument.element_count() == elements;
-  };
   if (size < 1 || count > size || found[0] != shape[0] || found[1] != shape[1] ||
       indices->element_count() != b * t * count || temperature.element_count() != b ||
       of_keys[0] != shape[0] || of_keys[1] != 2 || first.element_count() != b ||
@@ -62,19 +55,16 @@ ffi::Error draw(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR1<f
       !none_or(top_p, b) || !none_or(min_p, b)) {
     return ffi::Error::InvalidArgument("dart_draw: arguments of other shapes");
   }
-  const auto data_or_null = [](const auto& argument) {
-    return argument.element_count() == 0 ? nullptr : argument.typed_data();
-  };
   dart::Draws draws;
   draws.x = x.typed_data();
   draws.temperature = temperature.typed_data();
-  draws.top_k = data_or_null(top_k);
-  draws.top_p = data_or_null(top_p);
-  draws.min_p = data_or_null(min_p);
+  draws.top_k = or_null(top_k);
+  draws.top_p = or_null(top_p);
+  draws.min_p = or_null(min_p);
   draws.keys = reinterpret_cast<const dart::ThreefryKey*>(keys.typed_data());
   draws.first = first.typed_data();
   draws.levels = levels.typed_data();
-  draws.ids = data_or_null(ids);
+  draws.ids = or_null(ids);
   draws.sequences = b;
   draws.size = size;
   draws.count = count;
@@ -86,38 +76,11 @@ ffi::Error draw(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR1<f
     std::fill(draws.values + draws.rows * count, draws.values + t * count, 0.0f);
     std::fill(draws.indices + draws.rows * count, draws.indices + t * count, 0);
   }
-  try {
-    dart::draw(draws, dart::best_instructions(), static_cast<std::size_t>(pool.num_threads()));
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(error.what());
-  }
+  dart::draw(draws, dart::best_instructions(), static_cast<std::size_t>(pool.num_threads()));
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_noise, noise,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR2<ffi::U32>>()
-                                  .Arg<ffi::BufferR2<ffi::S32>>()
-                                  .Ret<ffi::BufferR3<ffi::F32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_draw, draw,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Arg<ffi::BufferR2<ffi::U32>>()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Arg<ffi::BufferR2<ffi::S32>>()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::BufferR3<ffi::F32>>()
-                                  .Ret<ffi::BufferR3<ffi::S32>>());
-
-void* dart_draw_handler() { return reinterpret_cast<void*>(dart_draw); }
-void* dart_noise_handler() { return reinterpret_cast<void*>(dart_noise); }
+DART_FFI_HANDLER(dart_noise, noise);
+DART_FFI_HANDLER(dart_draw, draw);

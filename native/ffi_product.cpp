@@ -1,13 +1,12 @@
 // Products with weights in tiles as XLA foreign functions on the CPU.
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <string_view>
 
 #include "dart/blocks.h"
 #include "dart/matrix.h"
 #include "dart/stopwatch.h"
-#include "ffi.h"
+#include "ffi_handlers.h"
 #include "ffi_shapes.h"
 #include "ffi_tiles.h"
 #include "ffi_used.h"
@@ -30,7 +29,7 @@ ffi::Error product(ffi::ThreadPool pool, Rows x, Floats scale, Floats bias, Floa
                    ffi::Buffer<ffi::S32> used, ffi::RemainingArgs tiles, ffi::Result<Rows> y,
                    std::string_view input, float eps, float offset,
                    ffi::Span<const std::int32_t> counts, ffi::Span<const std::int64_t> ins,
-                   ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) try {
+                   ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) {
   const dart::Timed timed(dart::Part::kHeads);
   const auto shape = x.dimensions();
   const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
@@ -56,8 +55,6 @@ ffi::Error product(ffi::ThreadPool pool, Rows x, Floats scale, Floats bias, Floa
                                         nullptr, resources);
                        });
   return ffi::Error::Success();
-} catch (const std::exception& error) {
-  return ffi::Error::Internal(error.what());
 }
 
 // Outputs' weights, as rows: ids [..] -> [.., in]. Ids beyond the ends are those of the ends.
@@ -81,27 +78,6 @@ ffi::Error take(ffi::AnyBuffer tiles, ffi::Buffer<ffi::S32> ids, ffi::Result<Flo
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_product, product,
-                              with_matrices(ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Rows>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<Floats>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .RemainingArgs()
-                                  .Ret<Rows>()
-                                  .Attr<std::string_view>("input")
-                                  .Attr<float>("eps")
-                                  .Attr<float>("offset")));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_take_tiles, take,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<Floats>()
-                                  .Attr<std::int32_t>("type")
-                                  .Attr<std::int64_t>("out"));
-
-void* dart_product_handler() { return reinterpret_cast<void*>(dart_product); }
-void* dart_take_tiles_handler() { return reinterpret_cast<void*>(dart_take_tiles); }
+DART_FFI_HANDLER(dart_product, product, "input", "eps", "offset", "counts", "ins", "types",
+                 "outs");
+DART_FFI_HANDLER(dart_take_tiles, take, "type", "out");

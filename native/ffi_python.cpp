@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "bindings.h"
-#include "ffi.h"
-#include "ffi_errors.h"
+#include "ffi_handlers.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -37,28 +36,21 @@ py::array view(const ffi::AnyBuffer& buffer) {
 ffi::Error call(ffi::BufferR0<ffi::S32> handle, ffi::RemainingArgs inputs,
                 ffi::RemainingRets outputs) {
   const py::gil_scoped_acquire gil;
-  return error_of([&] {
-    py::list in, out;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const py::array input = view(inputs.get<ffi::AnyBuffer>(i).value());
-      input.attr("setflags")(py::arg("write") = false);
-      in.append(input);
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      out.append(view(*outputs.get<ffi::AnyBuffer>(i).value()));
-    }
-    function()(*handle.typed_data(), in, out);
-  });
+  py::list in, out;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const py::array input = view(inputs.get<ffi::AnyBuffer>(i).value());
+    input.attr("setflags")(py::arg("write") = false);
+    in.append(input);
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    out.append(view(*outputs.get<ffi::AnyBuffer>(i).value()));
+  }
+  function()(*handle.typed_data(), in, out);
+  return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_python, call,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::BufferR0<ffi::S32>>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
-
-void* dart_python_handler() { return reinterpret_cast<void*>(dart_python); }
+DART_FFI_HANDLER(dart_python, call);
 
 void call_in_programs(py::object new_function) { function() = std::move(new_function); }

@@ -7,7 +7,7 @@
 
 #include "dart/rows.h"
 #include "dart/stopwatch.h"
-#include "ffi.h"
+#include "ffi_handlers.h"
 #include "ffi_cache.h"
 #include "ffi_used.h"
 #include "xla/ffi/api/ffi.h"
@@ -117,32 +117,7 @@ ffi::Error unwritten(ffi::RemainingRets) { return ffi::Error::Success(); }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_largest, largest,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_append, append,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::BufferR2<ffi::S32>>()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_copy_page, copy_page,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(dart_unwritten, unwritten, ffi::Ffi::Bind().RemainingRets());
-
-void* dart_copy_page_handler() { return reinterpret_cast<void*>(dart_copy_page); }
-void* dart_append_handler() { return reinterpret_cast<void*>(dart_append); }
-void* dart_largest_handler() { return reinterpret_cast<void*>(dart_largest); }
-void* dart_unwritten_handler() { return reinterpret_cast<void*>(dart_unwritten); }
+DART_FFI_HANDLER(dart_largest, largest);
+DART_FFI_HANDLER(dart_append, append);
+DART_FFI_HANDLER(dart_copy_page, copy_page);
+DART_FFI_HANDLER(dart_unwritten, unwritten);

@@ -16,7 +16,8 @@ bool is(const Shape& shape, Sizes... sizes) {
 }
 
 // An optional argument, which has no elements if it is not there.
-inline const float* or_null(const xla::ffi::Buffer<xla::ffi::F32>& array) {
+template <class Array>
+auto or_null(const Array& array) {
   return array.element_count() == 0 ? nullptr : array.typed_data();
 }
 

@@ -74,16 +74,6 @@ inline bool read_matrices(const xla::ffi::RemainingArgs& tiles,
   return MatrixReader(tiles, counts, ins, types, outs).read(matrices, at) && at == tiles.size();
 }
 
-// Adds the attributes that a MatrixReader reads to a function's binding.
-template <class Binding>
-auto with_matrices(Binding binding) {
-  return std::move(binding)
-      .template Attr<xla::ffi::Span<const std::int32_t>>("counts")
-      .template Attr<xla::ffi::Span<const std::int64_t>>("ins")
-      .template Attr<xla::ffi::Span<const std::int32_t>>("types")
-      .template Attr<xla::ffi::Span<const std::int64_t>>("outs");
-}
-
 inline dart::Activation activation_of(std::string_view name) {
   return name == "gelu" ? dart::Activation::kGelu : dart::Activation::kSilu;
 }

@@ -66,7 +66,7 @@ def test_cells(matrix, name):
     yes = {True: "yes", False: "no"}
     assert cell["searches candidates"] == yes[config.searches]
     assert cell["drafts with the noise of the target's draws"] == yes[config.couples]
-    assert cell["search on the host (`native`, `callback`)"] == ("yes" if config.searches else "")
+    assert cell["search on the host (`host`)"] == ("yes" if config.searches else "")
     assert cell["search on the device (`device`)"] == search_on_device(config)
     assert (cell["n-gram model in the search"] == "yes") == isinstance(drafter, ParallelConfig)
     shared = cell["devices share the drafter's weights"]

@@ -128,7 +128,3 @@ class HostBuffer:
             floats(logits, shape),
             floats(pairs, self.pairs_shape) if self.pairs else None,
         )
-
-    def draws_of(self, packed: np.ndarray) -> np.ndarray | None:
-        """Parameters of the target's draws, int32 [B, 4]; None without these columns."""
-        return packed[:, -DRAWS:] if self.draws else None

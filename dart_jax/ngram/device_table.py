@@ -20,7 +20,7 @@ EPS = np.float32(1e-10)  # added to probabilities; as in native/include/dart/tre
 
 NO_COUNT = np.float32(1)  # in place of a log-probability: only the beginning of longer n-grams
 
-_ENTRY_BYTES, _KEYS_A_BUCKET, _SEED_BYTES = 13, 4, 2
+_ENTRY_BYTES, _KEYS_A_BUCKET, _SEED_BYTES = 12, 4, 2
 
 
 class DeviceTable(NamedTuple):
@@ -30,8 +30,6 @@ class DeviceTable(NamedTuple):
       sections: int32 [order - 1, 4], for the n-grams of each length: the first of their buckets,
         how many these are, the first of their places, how many these are.
       seeds: uint16 [K], of the buckets.
-      prints: uint8 [S], by place: a part of the n-gram's hash, by which most n-grams that are not
-        there can be told without reading an entry.
       entries: int32 [S, 3], by place: the context, the last token, and the bits of the float32
         log(q + eps), where q is the n-gram's count divided by the context's; `NO_COUNT` if the
         n-gram was not counted. Unused places have context -1.
@@ -41,7 +39,6 @@ class DeviceTable(NamedTuple):
     # Arrays of numpy, of JAX, or abstract ones.
     sections: Any
     seeds: Any
-    prints: Any
     entries: Any
     vocab_size: Any
 
@@ -126,7 +123,7 @@ def _table(
     levels: tuple[Level, ...], masks: list[NDArray[np.bool_]], vocab_size: int
 ) -> DeviceTable:
     """Makes a table of the n-grams that are marked, length by length."""
-    sections, seeds, prints, entries = [], [], [], []
+    sections, seeds, entries = [], [], []
     # What identifies each n-gram of one level.
     context_of = np.array(levels[0].token)
     buckets = places = 0
@@ -134,37 +131,31 @@ def _table(
         parent = _parents(levels, n)[keep]
         above = levels[n - 2].count[parent]
         context, token, count = context_of[parent], level.token[keep], level.count[keep]
-        size, seed, place, hash_part = _core.perfect_hash(context, token)
+        size, seed, place = _core.perfect_hash(context, token)
         part = np.full((size, 3), -1, np.int32)
         part[place, 0], part[place, 1] = context, token
         part[place, 2] = _log_q(count, above).view(np.int32)
-        print_ = np.zeros(size, np.uint8)
-        print_[place] = hash_part
         context_of = np.full(len(level.token), -1, np.int32)
         context_of[keep] = place + places
         sections.append((buckets, len(seed), places, size))
         seeds.append(seed)
-        prints.append(print_)
         entries.append(part)
         buckets, places = buckets + len(seed), places + size
     return DeviceTable(
         np.array(sections, np.int32).reshape(-1, 4),
         np.concatenate([np.empty(0, np.uint16), *seeds]),
-        np.concatenate([np.empty(0, np.uint8), *prints]),
         np.concatenate([np.empty((0, 3), np.int32), *entries]),
         np.array(vocab_size, np.int32),
     )
 
 
 def _log_q(count: NDArray[np.int64], above: NDArray[np.int64]) -> NDArray[np.float32]:
-    """log(count / above + eps), with the arithmetic of the C++ search; of 0 for a context that was
+    """log(count / above + eps), of 0 for a context that was
     not counted, and `NO_COUNT` for an n-gram that was not."""
-    one = np.float32(1)
-    reciprocal = np.where(above > 0, one / np.maximum(above, 1).astype(np.float32), np.float32(0))
-    log_q = log_probability(count.astype(np.float32) * reciprocal)
-    return np.where(count > 0, log_q, NO_COUNT)
+    q = np.where(above > 0, count / np.maximum(above, 1), 0)
+    return np.where(count > 0, log_probability(q.astype(np.float32)), NO_COUNT)
 
 
 def log_probability(q: NDArray[np.float32]) -> NDArray[np.float32]:
-    """log(q + eps), at most 0, float32 [n], with the bits of the C++ search."""
-    return np.minimum(_core.logarithm(q + EPS), np.float32(0))
+    """log(q + eps), at most 0, float32 [n]."""
+    return np.minimum(np.log(q + EPS), np.float32(0))

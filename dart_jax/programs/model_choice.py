@@ -53,8 +53,7 @@ class ModelChoice:
     """Attention to the cache: native, in the C++ core, for CPUs; triton, a kernel for NVIDIA GPUs
     from the A100 on; mosaic, a kernel for TPUs; or dense, plain JAX. auto: the platform's best."""
     search: SearchWay = "auto"
-    """Search of draft trees: native, C++ on the host, called by XLA, for CPUs and NVIDIA GPUs;
-    callback, C++ on the host, called through Python; or device, JAX, with the n-gram model in the
+    """Search of draft trees: host, C++ on the host; or device, JAX, with the n-gram model in the
     device's memory and a DART drafter. auto is the platform's best."""
     ngram_device_memory: str = "2GB"
     """Memory that the n-gram model may take on the device, such as 500MB; if it takes more,

@@ -14,9 +14,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.reading import ChunkShape
-from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.device import DeviceSearch
-from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.config import EngineConfig
@@ -65,7 +63,6 @@ class Case:
       level: how tokens are drawn.
       layers: layers of the target; None for the shape's own.
       execution: how the models are computed, and the mesh of several devices.
-      search: where trees are searched.
     """
 
     shape: str
@@ -78,7 +75,6 @@ class Case:
     level: Level = "greedy"
     layers: int | None = None
     execution: Execution = Execution()
-    search: Literal["device", "native"] = "device"
 
     @functools.cached_property
     def config(self) -> DecodeConfig:
@@ -181,16 +177,12 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     return burst.lower(static, params, pools, history, rows, trees, search, *limits)
 
 
-def _search(case: Case) -> TreeSearch:
+def _search(case: Case) -> DeviceSearch:
     """Returns the tree search, with abstract arrays."""
-    if case.search != "device":
-        search = HostSearch(case.config.host_buffer, case.nodes, native=True)
-        return jax.tree.map(lambda _: _ints(), search)
     places = _NGRAMS + _NGRAMS // 9 + 1
     table = DeviceTable(
         sections=_ints(2, 4),
         seeds=jax.ShapeDtypeStruct((_NGRAMS // 4 + 1,), jnp.uint16),
-        prints=jax.ShapeDtypeStruct((places,), jnp.uint8),
         entries=_ints(places, 3),
         vocab_size=_ints(),
     )

@@ -26,8 +26,7 @@ def violations(result: Result, kernels_a_layer: float = float("inf")) -> Iterato
         yield f"{name}: {copy} copies a cache"
     if findings.not_in_place and program != "prefill":
         yield f"{name}: {', '.join(findings.not_in_place)} are not updated in place"
-    on_host = case.config.searches and case.search != "device" and program != "step"
-    if findings.host and not on_host:
+    if findings.host:
         yield f"{name}: transfers to or from the host: {', '.join(findings.host)}"
     vocabulary = case.config.target.vocab_size
     if findings.longest_sort >= max(vocabulary, _SHORT):

@@ -30,9 +30,6 @@ class CompileConfig:
     program: tuple[Program, ...] = ("step",)
     """prefill (a chunk of prompts), step (verify and draft), search (of the trees), loop (a burst
     of up to 64 steps, as of generate), or serve (one of up to 4, with caches in pages of 64)."""
-    search: Literal["device", "native"] = "device"
-    """Place of the tree search: on the device; or native, in C++ on the host of GPUs, called by
-    XLA."""
     batch_size: tuple[int, ...] = (1,)
     """Sequences decoded together."""
     tree_nodes: tuple[int, ...] = (60,)
@@ -52,7 +49,7 @@ class CompileConfig:
     """Devices that decode together, such as data=1,model=8; programs: all but search."""
     check: bool = False
     """Exit with status 1 if a program copies a cache or does not update it in place, sorts the
-    whole vocabulary, exchanges data with the host without a search there, has no kernel for the
+    whole vocabulary, exchanges data with the host, has no kernel for the
     attention of a layer, runs a step in more than one CUDA graph or outside of it, or exchanges
     more among devices than two sums a layer, the largest logits, the drafter's sums and its
     likeliest tokens, or a few numbers of each row if tokens are drawn."""
@@ -75,8 +72,6 @@ class CompileConfig:
         check_some(self, "batch_size", "tree_nodes", "context")
         if self.layers is not None and self.layers < 7:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")
-        if self.search == "native" and not ACCELERATORS[self.device].gpu:
-            raise UserError("--search native needs a GPU; choose device")
         if self.max_kernels_a_layer < float("inf") and not self.check:
             raise UserError("--max-kernels-a-layer needs --check")
         mesh = MeshShape.parse(self.mesh)

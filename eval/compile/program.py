@@ -47,7 +47,6 @@ def programs(config: CompileConfig) -> list[tuple[Case, Program]]:
             config.prompt,
             level=config.sampling,
             layers=config.layers,
-            search=config.search,
             execution=dataclasses.replace(
                 execution, weights=dataclasses.replace(execution.weights, dtype=weights)
             ),

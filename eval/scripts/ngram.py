@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,9 @@ import tyro
 from numpy.typing import NDArray
 from rich.console import Console
 
-from dart_jax import _core
 from dart_jax.data.stdlib import read
-from dart_jax.decoding.host_buffer import CONTEXT
-from dart_jax.decoding.tree import TREE_ROWS
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.ngram.fingerprint import check_tokenizer
@@ -99,10 +99,15 @@ def make_drafts(
 
 def search_seconds(model: NgramModel, drafts: Drafts, nodes: int) -> NDArray[np.float64]:
     """Times the search of each draft in C++, on one core: seconds [Q], medians of five passes."""
-    search = _core.TreeSearch(model.core, nodes=nodes)
-    trees = np.empty((len(drafts[0]), TREE_ROWS, nodes + 1), np.int32)
-    search.timed_search(*drafts, trees)  # warm
-    return np.median([search.timed_search(*drafts, trees) for _ in range(5)], axis=0)
+    search = HostSearch(HostBuffer(POSITIONS, CANDIDATES), nodes, ngram=model, threads=1)
+    parts = (part.reshape(len(part), 1, -1).view(np.int32) for part in drafts)
+    rows = np.concatenate([*parts], axis=-1)
+    seconds = np.empty((6, len(rows)))
+    for repeat, query in np.ndindex(seconds.shape):
+        began = time.perf_counter()
+        search(rows[query])
+        seconds[repeat, query] = time.perf_counter() - began
+    return np.median(seconds[1:], axis=0)  # the first ones are warm-up
 
 
 def run(config: NgramBenchConfig, console: Console) -> None:

@@ -106,27 +106,23 @@ void walk(const NgramModel& model, Numbers* numbers) {
 void search(const NgramModel& model, Numbers* numbers) {
   constexpr std::size_t kContext = 5, kLevels = 4, kCandidates = 20;
   const auto vocabulary = static_cast<std::uint32_t>(model.header().vocab_size);
-  std::vector<std::int32_t> tokens(kContext + kLevels * kCandidates);
-  std::vector<float> logits(kLevels * kCandidates);
-  for (std::int32_t& token : tokens) {
-    token = static_cast<std::int32_t>(numbers->below(vocabulary + 1));
+  std::vector<std::int32_t> packed(kContext + 2 * kLevels * kCandidates);
+  const auto logits = packed.begin() + kContext + kLevels * kCandidates;
+  for (auto token = packed.begin(); token != logits; ++token) {
+    *token = static_cast<std::int32_t>(numbers->below(vocabulary + 1));
   }
-  for (float& logit : logits) logit = 0.25f * static_cast<float>(numbers->below(16));
+  for (auto logit = logits; logit != packed.end(); ++logit) {
+    const float value = 0.25f * static_cast<float>(numbers->below(16));
+    std::memcpy(&*logit, &value, sizeof value);
+  }
 
   TreeSearchConfig config;
   config.nodes = 40;
   config.beam = 6;
   config.eos = {1};
-  DraftBatch batch;
-  batch.rows = 1;
-  batch.context = kContext;
-  batch.levels = kLevels;
-  batch.candidates = kCandidates;
-  batch.context_tokens = tokens.data();
-  batch.tokens = tokens.data() + kContext;
-  batch.logits = logits.data();
+  const DraftBatch batch{packed.data(), 1, kContext, kLevels, kCandidates};
   const std::size_t places = static_cast<std::size_t>(config.nodes) + 1;
-  std::vector<std::int32_t> tree(static_cast<std::size_t>(kTreeRows) * places);
+  std::vector<std::int32_t> tree(kTreeRows * places);
   TreeSearch(&model, config).search(batch, tree.data());
 
   const std::int32_t* parent = tree.data() + places;

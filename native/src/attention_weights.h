@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "attention_products.h"
-#include "dart/exact_math.h"
+#include "elementary.h"
 #include "kernels.h"
 #include "sum_of_parts.h"
 

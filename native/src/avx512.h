@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lanes.h"
 #include "unroll.h"
 
 namespace dart {
@@ -42,22 +43,14 @@ struct Avx512 {
     const __m512i high = _mm512_and_epi32(_mm512_castps_si512(load(x + 16)), signless);
     const __m512i both = _mm512_maskz_max_epu32(0xffff, low, high);
     const __m256i first = _mm512_maskz_extracti64x4_epi64(0xff, both, 0);
-    const __m256i eight = _mm256_max_epu32(first, _mm512_maskz_extracti64x4_epi64(0xff, both, 1));
-    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
-    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
-    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
+    return largest_lane(_mm256_max_epu32(first, _mm512_maskz_extracti64x4_epi64(0xff, both, 1)));
   }
   static std::int32_t round_half(const float* x, float factor, std::int8_t* y) {
     const __m512 scaled = _mm512_mul_ps(load(x), broadcast(factor));
     const __m512i values = _mm512_maskz_cvtps_epi32(0xffff, scaled);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(y), _mm512_maskz_cvtepi32_epi8(0xffff, values));
     const __m256i first = _mm512_maskz_extracti64x4_epi64(0xff, values, 0);
-    const __m256i eight = _mm256_add_epi32(first, _mm512_maskz_extracti64x4_epi64(0xff, values, 1));
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
-    return _mm_cvtsi128_si32(four);
+    return sum_of_lanes(_mm256_add_epi32(first, _mm512_maskz_extracti64x4_epi64(0xff, values, 1)));
   }
 
   // Copies kSize rows of kSize numbers, with these distances between rows, to columns.

@@ -99,17 +99,19 @@ const float* make_queries(const DraftLayer& layer, const Sizes& sizes, const flo
   return heads.q;
 }
 
+// How many of the first so many positions the last of them does not see.
+std::size_t hidden(const DraftLayer& layer, std::size_t positions) {
+  return layer.window == 0 || positions <= layer.window ? 0 : positions - layer.window;
+}
+
 // The first positions that the drafting rows see, [B, 1 + m]; null without a window.
 const std::int32_t* make_first(const DraftLayer& layer, const Sizes& sizes, Scratch& scratch) {
   if (layer.window == 0) return nullptr;
   std::int32_t* const first = scratch.take<std::int32_t>(sizes.sequences * sizes.drafting);
-  const std::int64_t window = static_cast<std::int64_t>(layer.window);
-  for (std::size_t b = 0; b < sizes.sequences; ++b) {
-    const std::int64_t anchor = std::int64_t{layer.attention.length[b]} + layer.last[b];
-    for (std::size_t m = 0; m < sizes.drafting; ++m) {
-      const std::int64_t from = anchor + static_cast<std::int64_t>(m) + 1 - window;
-      first[b * sizes.drafting + m] = static_cast<std::int32_t>(std::max<std::int64_t>(from, 0));
-    }
+  for (std::size_t i = 0; i < sizes.sequences * sizes.drafting; ++i) {
+    const std::size_t b = i / sizes.drafting, m = i % sizes.drafting;
+    const auto anchor = static_cast<std::size_t>(layer.attention.length[b] + layer.last[b]);
+    first[i] = static_cast<std::int32_t>(hidden(layer, anchor + 1 + m));
   }
   return first;
 }
@@ -122,9 +124,8 @@ const bool* make_mask(const DraftLayer& layer, const Sizes& sizes, Scratch& scra
     const std::size_t seen = static_cast<std::size_t>(layer.last[b]) + 1;
     for (std::size_t m = 0; m < sizes.drafting; ++m) {
       // Of the rows at successive positions, the anchor's and the mask rows' after it.
-      const bool narrow = layer.window != 0 && seen + m > layer.window;
-      const std::size_t hidden = narrow ? seen + m - layer.window : 0;
-      const std::size_t real = std::min(hidden, seen), masks = hidden - real;
+      const std::size_t before = hidden(layer, seen + m);
+      const std::size_t real = std::min(before, seen), masks = before - real;
       to = std::fill_n(to, real, false);
       to = std::fill_n(to, seen - real, true);
       to = std::fill_n(to, sizes.real - seen + masks, false);

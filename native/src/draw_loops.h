@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "dart/exact_math.h"
+#include "elementary.h"
 #include "kernels.h"
 #include "noise_loops.h"
 #include "row_loops.h"

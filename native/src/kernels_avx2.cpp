@@ -5,11 +5,8 @@
 
 #include <immintrin.h>
 
-#include "attention_loops.h"
-#include "draw_loops.h"
-#include "noise_loops.h"
-#include "product_tiles.h"
-#include "row_loops.h"
+#include "kernel_table.h"
+#include "lanes.h"
 
 namespace dart {
 namespace {
@@ -45,11 +42,7 @@ struct Avx2 {
       const __m256i bits = _mm256_and_si256(_mm256_castps_si256(load(x + 8 * i)), signless);
       largest = _mm256_max_epu32(largest, bits);
     }
-    __m128i four =
-        _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
-    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
-    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
+    return largest_lane(largest);
   }
   static std::int32_t round_half(const float* x, float factor, std::int8_t* y) {
     const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(load(x), broadcast(factor)));
@@ -59,11 +52,7 @@ struct Avx2 {
     const __m128i bytes =
         _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(y), bytes);
-    const __m256i eight = _mm256_add_epi32(low, high);
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
-    return _mm_cvtsi128_si32(four);
+    return sum_of_lanes(_mm256_add_epi32(low, high));
   }
 
   // Copies kSize rows of kSize numbers, with these distances between rows, to columns.
@@ -93,18 +82,8 @@ struct Avx2 {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Avx2>,
-                              normalize_rows,
-                              gate_rows,
-                              quantize_rows<Avx2>,
-                              rotate_all_heads,
-                              largest_of_rows,
-                              attend_rows<Avx2>,
-                              attend_pairs<Bfloat16<Avx2>>,
-                              fold_key,
-                              gumbel_numbers,
-                              gumbel_numbers_of,
-                              draw_row};
+constexpr Kernels kKernels = kernels_with<Avx2>();
+
 }  // namespace
 
 const Kernels* const kAvx2Kernels = &kKernels;

@@ -5,11 +5,7 @@
 
 #include <arm_neon.h>
 
-#include "attention_loops.h"
-#include "draw_loops.h"
-#include "noise_loops.h"
-#include "product_tiles.h"
-#include "row_loops.h"
+#include "kernel_table.h"
 
 namespace dart {
 namespace {
@@ -41,18 +37,8 @@ struct Neon {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Neon>,
-                              normalize_rows,
-                              gate_rows,
-                              quantize_rows<PlainRounding>,
-                              rotate_all_heads,
-                              largest_of_rows,
-                              attend_rows<Neon>,
-                              attend_pairs<Bfloat16<Neon>>,
-                              fold_key,
-                              gumbel_numbers,
-                              gumbel_numbers_of,
-                              draw_row};
+constexpr Kernels kKernels = kernels_with<Neon, PlainRounding>();
+
 }  // namespace
 
 const Kernels* const kNeonKernels = &kKernels;

@@ -1,11 +1,7 @@
 // Layers in plain C++, for any processor; see kernels.h.
 #include <cstring>
 
-#include "attention_loops.h"
-#include "draw_loops.h"
-#include "noise_loops.h"
-#include "product_tiles.h"
-#include "row_loops.h"
+#include "kernel_table.h"
 
 namespace dart {
 namespace {
@@ -72,18 +68,8 @@ struct Portable {
   }
 };
 
-constexpr Kernels kKernels = {multiply_tiles<Portable>,
-                              normalize_rows,
-                              gate_rows,
-                              quantize_rows<PlainRounding>,
-                              rotate_all_heads,
-                              largest_of_rows,
-                              attend_rows<Portable>,
-                              attend_pairs<Bfloat16<Portable>>,
-                              fold_key,
-                              gumbel_numbers,
-                              gumbel_numbers_of,
-                              draw_row};
+constexpr Kernels kKernels = kernels_with<Portable, PlainRounding>();
+
 }  // namespace
 
 const Kernels* const kPortableKernels = &kKernels;

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "dart/exact_math.h"
 #include "dart/ngram_model.h"
 #include "dart/tree_search.h"
+#include "elementary.h"
 
 namespace dart {
 
@@ -22,7 +22,7 @@ struct Candidate {
   std::int32_t token;
   bool eos;
   float logit;
-  std::uint32_t column;  // where the drafts hold it; only if they hold pair scores
+  std::uint32_t column;  // where the drafts hold it
 };
 
 // A candidate as a child: its place among the level's candidates, and its weighted log-probability
@@ -50,18 +50,13 @@ class LevelCandidates {
   void weigh(const float* pairs, Choice* choices);
 
  private:
-  void find_columns(const std::int32_t* tokens, const float* logits);
-
   const NgramModel* ngram_;
   const TreeSearchConfig& config_;
   const std::size_t k_;
-  const bool with_pairs_;
   float logit_weight_ = 1.0f;
   std::vector<Candidate> candidates_;
   std::size_t eos_ = 0;
-  std::vector<std::uint64_t> sorted_;
   std::vector<float> exponential_;
-  std::vector<float> sums_;
 };
 
 }  // namespace dart

@@ -1,5 +1,7 @@
 #include "dart/ngram_builder.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -9,18 +11,10 @@
 #include <string>
 
 #include "dart/ngram_format.h"
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <sys/mman.h>
-#define DART_MMAP 1
-#endif
+#include "require.h"
 
 namespace dart {
 namespace {
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(std::string("n-gram builder: ") + message);
-}
 
 [[noreturn]] void throw_io_error(const char* what, const std::string& path) {
   throw std::runtime_error(std::string("cannot ") + what + " " + path + ": " +
@@ -39,9 +33,7 @@ Column<T>::Column(const std::string& path) : path_(path) {
 
 template <class T>
 Column<T>::~Column() {
-#ifdef DART_MMAP
   if (mapped_ != nullptr) munmap(mapped_, stored_ * sizeof(T));
-#endif
   if (file_ != nullptr) std::fclose(file_);
 }
 
@@ -60,27 +52,15 @@ Span<T> Column<T>::finish() {
   flush();
   if (std::fflush(file_) != 0) throw_io_error("write", path_);
   if (stored_ == 0) return {};
-#ifdef DART_MMAP
   void* mapped = mmap(nullptr, stored_ * sizeof(T), PROT_READ, MAP_SHARED, fileno(file_), 0);
   if (mapped == MAP_FAILED) throw_io_error("map", path_);
   mapped_ = mapped;
   return {static_cast<const T*>(mapped), stored_};
-#else
-  std::rewind(file_);
-  buffer_.resize(stored_);
-  if (std::fread(buffer_.data(), sizeof(T), stored_, file_) != stored_) {
-    throw_io_error("read", path_);
-  }
-  stored_ = 0;
-  return buffer_;
-#endif
 }
 
 template <class T>
 void Column<T>::release() const {
-#ifdef DART_MMAP
   if (mapped_ != nullptr) madvise(mapped_, stored_ * sizeof(T), MADV_DONTNEED);
-#endif
 }
 
 template class Column<std::int32_t>;

@@ -1,16 +1,12 @@
 #include <algorithm>
 #include <array>
-#include <stdexcept>
 #include <vector>
 
 #include "dart/ngram_model.h"
+#include "require.h"
 
 namespace dart {
 namespace {
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
 
 // The lists of a context's suffixes: [k - 1] is the list of its last k tokens.
 using Suffixes = std::array<NgramList, kMaxOrder>;

@@ -10,13 +10,10 @@
 #include "dart/bits.h"
 #include "dart/xxh64.h"
 #include "ngram_list_writer.h"
+#include "require.h"
 
 namespace dart {
 namespace {
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(std::string("n-gram file: ") + message);
-}
 
 [[noreturn]] void throw_write_error() { throw std::runtime_error(std::strerror(errno)); }
 

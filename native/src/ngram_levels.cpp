@@ -1,16 +1,10 @@
 #include "dart/ngram_levels.h"
 
-#include <stdexcept>
-#include <string>
-
 #include "dart/ngram_format.h"
+#include "require.h"
 
 namespace dart {
 namespace {
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(std::string("n-grams: ") + message);
-}
 
 // Siblings are the children of one n-gram, or all of level 1.
 void check_siblings(const NgramLevel& level, std::int64_t begin, std::int64_t end,

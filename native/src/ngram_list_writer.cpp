@@ -2,18 +2,14 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
 #include "dart/span.h"
+#include "require.h"
 
 namespace dart {
 namespace {
 
 using format::kChunk;
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(std::string("n-gram file: ") + message);
-}
 
 // Returns the first index in [begin, end) whose token is not smaller. Galloping search: fast if the
 // result is close to `begin`.
@@ -190,7 +186,7 @@ void ListWriter::write_long(Depth& depth, std::uint64_t bound, std::uint64_t uni
     offset_bits = std::max(offset_bits, wider_offset);
     base_bits = std::max(base_bits, wider_base);
   }
-  if (base_bits > kMaxFieldBits) throw std::length_error("n-gram file: too much after one token");
+  if (base_bits > kMaxFieldBits) throw std::length_error("too much after one token");
 
   out->append(1, 1);
   out->append(size, bit_length(universe));

@@ -8,13 +8,10 @@
 #include <utility>
 
 #include "dart/xxh64.h"
+#include "require.h"
 
 namespace dart {
 namespace {
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
 
 void check_section(Span<std::uint8_t> file, const format::Section& section, std::uint64_t offset,
                    std::uint64_t bits, bool checksum) {

@@ -6,10 +6,9 @@
 #include <queue>
 #include <vector>
 
-#include "dart/exact_math.h"
 #include "dart/noise.h"
+#include "elementary.h"
 #include "row_search.h"
-#include "sum_in_halves.h"
 
 namespace dart {
 namespace {
@@ -120,9 +119,9 @@ class NgramSearch final : public RowSearch {
       steps_[i] = (steps_[i] - first) * scale_ + noise_[i];
       largest = std::max(largest, steps_[i]);
     }
-    sums_ = steps_;
-    for (float& x : sums_) x = exponential(x - largest);
-    const float total = logarithm(sum_in_halves(sums_));
+    float sum = 0;
+    for (float step : steps_) sum += exponential(step - largest);
+    const float total = logarithm(sum);
     for (float& step : steps_) step = std::min(0.0f, step - largest - total);
   }
 
@@ -150,7 +149,6 @@ class NgramSearch final : public RowSearch {
   std::vector<float> steps_;  // log-probabilities
   std::vector<std::int32_t> tokens_;
   std::vector<float> noise_;
-  std::vector<float> sums_;
   float scale_ = 0;  // 1 / temperature; 0 without noise
   ThreefryKey key_{};
   std::int32_t position_ = 0;

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "dart/exact_math.h"
+#include "elementary.h"
 #include "kernels.h"
 
 namespace dart {

@@ -20,7 +20,6 @@ class Placement {
     hash_.size = size;
     hash_.seeds.assign(first.size / kKeysPerBucket + 1, 0);
     hash_.place.assign(first.size, 0);
-    hash_.print.assign(first.size, 0);
   }
 
   bool run() {
@@ -57,11 +56,9 @@ class Placement {
     for (std::uint32_t seed = 0; seed < kSeeds; ++seed) {
       std::uint32_t at = begin_[bucket];
       for (; at < begin_[bucket + 1]; ++at) {
-        const std::uint32_t hash = hash_of(keys_[at], seed + 1);
-        const std::uint32_t place = scale_hash(hash, hash_.size);
+        const std::uint32_t place = scale_hash(hash_of(keys_[at], seed + 1), hash_.size);
         if (taken_[place]) break;
         taken_[place] = true;
-        hash_.print[keys_[at]] = static_cast<std::uint8_t>(hash);
         hash_.place[keys_[at]] = static_cast<std::int32_t>(place);
       }
       if (at == begin_[bucket + 1]) {

@@ -14,15 +14,6 @@
 
 namespace dart {
 
-// One row of a DraftBatch.
-struct DraftRow {
-  const std::int32_t* context;
-  const std::int32_t* tokens;
-  const float* logits;
-  const float* pairs;         // see DraftBatch; null for none
-  const std::int32_t* draws;  // see DraftBatch; null for none
-};
-
 // Searches one row at a time, with buffers that are reused across rows.
 class RowSearch {
  public:

@@ -144,14 +144,11 @@ void with_team(std::size_t threads, const std::function<void(Team&)>& work) {
   const std::thread::id leader = std::this_thread::get_id();
   run_parallel(team.threads_, [&] {
     if (std::this_thread::get_id() != leader) return team.help();
-    std::exception_ptr failure;
-    try {
-      work(team);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    team.over_.store(true, std::memory_order_release);
-    if (failure) std::rethrow_exception(failure);
+    struct End {
+      Team& team;
+      ~End() { team.over_.store(true, std::memory_order_release); }
+    } end{team};
+    work(team);
   });
 }
 

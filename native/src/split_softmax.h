@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "dart/exact_math.h"
+#include "elementary.h"
 #include "sum_of_parts.h"
 
 namespace dart {

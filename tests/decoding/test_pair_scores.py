@@ -1,6 +1,7 @@
 """Decoding with a drafter that scores pairs of candidates: the same tokens, and the formula's
 trees."""
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import RANK, SEED
 from decoding import Options, stream
-from literal_search import paths, transcribe
+from literal_search import check_tree
 from tiny_configs import DART, random_params
 
 from dart_jax.decoding.sampling import Sampling
@@ -89,8 +90,9 @@ def test_trees_are_those_of_the_formula(models, scored, prompts, sampling, nodes
     for new in itertools.islice(bursts, 1, STEPS + 1):
         for draft in (each.draft for each in new.values() if each.draft is not None):
             row = draft.context, draft.ids, draft.logits
-            expected, _ = transcribe(models.ngram, *row, draft.pairs, nodes=nodes, eos=EOS)
-            assert paths(draft.tree) == expected
-            without, _ = transcribe(models.ngram, *row, nodes=nodes, eos=EOS)
-            changed += without != expected
+            check_tree(draft.tree, models.ngram, *row, draft.pairs, nodes=nodes, eos=EOS)
+            with contextlib.suppress(AssertionError):
+                check_tree(draft.tree, models.ngram, *row, nodes=nodes, eos=EOS)
+                continue
+            changed += 1
     assert changed

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import SEED, sequences
@@ -14,9 +13,9 @@ from decoding import Options, generate
 
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search import choice
-from dart_jax.decoding.search.choice import check_way, make_search, way_here
+from dart_jax.decoding.search.choice import check_way, make_search, tell, way_here
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.config import EngineConfig
@@ -25,8 +24,6 @@ from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
 
 GREEDY, SAMPLED = Sampling(), Sampling(0.9, top_k=30)
-NATIVE = choice.why_not_native() is None  # not for another jaxlib than it was built for
-WAYS = ("callback", "device", *(["native"] if NATIVE else []))
 EOS = (511,)
 
 
@@ -45,10 +42,13 @@ def method(request, models, scored):
     return scored if "pair" in request.param else (models.drafter, models.params)
 
 
-def make(config, ngram, way):
-    return make_search(
-        config.host_buffer, config.nodes, ngram=ngram, eos=EOS, search=SearchConfig(), way=way
-    )
+def searches(config, ngram):
+    """As XLA calls the host's, through Python, and on the device."""
+    options = {"ngram": ngram, "eos": EOS, "search": SearchConfig()}
+    for native in (None, False):
+        yield HostSearch(config.host_buffer, config.nodes, native=native, **options)
+    if config.host_buffer.candidates:
+        yield make_search(config.host_buffer, config.nodes, way="device", **options)
 
 
 @pytest.mark.long(keep=1)
@@ -58,11 +58,7 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
     config = DecodeConfig(models.target, drafter, nodes)
     options = Options(sampling, seed=SEED)
     steps = []
-    for way in WAYS:
-        if way == "device" and drafter == NgramConfig():
-            continue
-        search = make(config, ngram, way)
-        assert search.way == way
+    for search in searches(config, ngram):
         generation = generate(config, params, search, prompts, options)
         for row, expected in zip(generation.tokens, plain(sampling).tokens, strict=True):
             np.testing.assert_array_equal(row, expected)
@@ -72,12 +68,11 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
     assert steps[0].sum() < share * plain(sampling).steps.sum()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_model_searches_where_it_is_told(tiny, way):
+@pytest.mark.parametrize(("way", "kind"), [("host", HostSearch), ("device", DeviceSearch)])
+def test_a_model_searches_where_it_is_told(tiny, way, kind):
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram, search=way)
-    search = model.engine(EngineConfig(max_length=64, tree_nodes=6)).runner.search
-    assert search is not None
-    assert search.way == way
+    engine = model.engine(EngineConfig(max_length=64, tree_nodes=6))
+    assert isinstance(engine.runner.search, kind)
 
 
 CACHED = """
@@ -95,7 +90,7 @@ print(*(events.count(f"/jax/compilation_cache/cache_{kind}") for kind in ("hits"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "callback"])
+@pytest.mark.parametrize("way", ["host", "device"])
 def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     # Not the cache of all tests, where another may have put the programs.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
@@ -110,27 +105,6 @@ def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     assert (hits > 3, misses) == (True, 0)
 
 
-@pytest.mark.skipif(not NATIVE, reason="XLA cannot call the C++ search")
-def test_a_trial_finds_what_goes_wrong(monkeypatch):
-    assert choice.try_native() is None
-
-    def fails(self, packed):
-        raise jax.errors.JaxRuntimeError("INTERNAL: no such symbol\nat some place")
-
-    monkeypatch.setattr(HostSearch, "in_program", fails)
-    assert choice.try_native() == "XLA failed to call the C++ search: INTERNAL: no such symbol"
-    zeros = jnp.zeros((1, 3, 4), jnp.int32)
-    monkeypatch.setattr(HostSearch, "in_program", lambda self, packed: zeros)
-    assert "does not pass on its trees" in choice.try_native()
-
-
-def platform(monkeypatch, name, missing=None):
-    """As if this were another platform, where the C++ search cannot be had for a reason."""
-    monkeypatch.setattr(jax, "default_backend", lambda: name)
-    monkeypatch.setattr(choice, "why_not_native", lambda: missing)
-    choice.tell.cache_clear()
-
-
 def test_what_auto_chooses(ngram, monkeypatch, caplog):
     """With one line where it falls back."""
     caplog.set_level(logging.WARNING)
@@ -138,38 +112,26 @@ def test_what_auto_chooses(ngram, monkeypatch, caplog):
     def way(choice="auto", memory=10**9, alone=False):
         return way_here(choice, ngram, alone=alone, memory=memory)
 
-    assert way() == ("native" if NATIVE else "callback")
-    caplog.clear()
-    platform(monkeypatch, "gpu")
-    assert (way(), way(memory=1000)) == ("device", "native")
-    platform(monkeypatch, "tpu", "XLA cannot call it on tpu")
+    assert way() == "host"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    tell.cache_clear()
     assert way() == "device"
+    assert way("host") == "host"
     assert not caplog.records
-    assert (way(memory=1000), way(memory=1000)) == ("callback", "callback")
+    assert (way(memory=1000), way(memory=1000)) == ("host", "host")
     [record] = caplog.records  # told once
     assert "more than the 0 MB of --ngram-device-memory" in record.getMessage()
     assert "\n" not in record.getMessage()
     caplog.clear()
-    platform(monkeypatch, "gpu", "the CUDA runtime library was not found")
-    assert way() == "device"
-    assert not caplog.records
-    assert way(memory=1000) == "callback"
+    assert way(alone=True) == "host"
     [record] = caplog.records
-    assert record.getMessage().endswith("; the CUDA runtime library was not found")
-    with pytest.raises(UserError, match="--search native cannot be had: the CUDA runtime"):
-        way("native")
-    caplog.clear()
-    assert way(alone=True) == "callback"
-    [record] = caplog.records
-    assert "without a drafter is searched on the host; the CUDA runtime" in record.getMessage()
+    assert "without a drafter is searched on the host" in record.getMessage()
     with pytest.raises(UserError, match="--search device needs a drafter"):
         way("device", alone=True)
-    platform(monkeypatch, "gpu")
-    assert way(alone=True) == "native"
 
 
 def test_bad_choices():
-    with pytest.raises(UserError, match="one of auto, callback, native, device, got 'gpu'"):
+    with pytest.raises(UserError, match="one of auto, host, device, got 'gpu'"):
         check_way("gpu", 0)
     with pytest.raises(UserError, match="at least 0, got -1"):
         check_way("device", -1)

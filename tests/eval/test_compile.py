@@ -269,13 +269,9 @@ def test_checks(result):
     outside = {"outside": ["a/b", "a/b"]}
     assert messages(result, **outside) == ["outside of CUDA graphs run a/b"]
     assert messages(result, program="loop", **outside) == []
-    # A search on the host exchanges data in the loop; EAGLE-3 has none.
-    call, native = {"host": ["call"]}, {"search": "native"}
-    assert messages(result, program="loop", settings=native, **call) == []
-    eagle3 = native | {"method": "eagle3"}
-    for program, settings in (("step", native), ("loop", eagle3), ("loop", {})):
-        line = "transfers to or from the host: call"
-        assert messages(result, program=program, settings=settings, **call) == [line]
+    for program in ("step", "loop"):
+        found = messages(result, program=program, host=["call"])
+        assert found == ["transfers to or from the host: call"]
     # One device exchanges nothing.
     line = "2 all-reduces in layer 0, not 0 all-reduces"
     assert messages(result, collectives=layers_of()) == [line]

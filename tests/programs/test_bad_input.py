@@ -104,7 +104,6 @@ CASES = {
     "serving --url a b c": "--url takes one server, or two to compare",
     f"serving {TARGET}": "nowhere",
     "serving --json /proc/x.json": "cannot write /proc/x.json",
-    "compile --device v6e --search native": "--search native needs a GPU",
     "peers --engine vllm": "no engine 'vllm'; pass some of plain, dart, ",
     "peers --new-tokens 1": "--new-tokens must be at least 2: the first one is not timed",
     "peers --threads 100000": "--threads 100000: only ",

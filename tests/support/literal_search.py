@@ -1,6 +1,11 @@
-"""The tree search by its formulas: every node is scored, and nothing is optimised."""
+"""The tree search by its formulas: every node is scored, in float64, and nothing is optimised.
 
-import exact_math
+Searches round otherwise, so they may decide otherwise between nodes of almost equal scores.
+`check_tree` accepts every tree that such decisions lead to, and no other.
+"""
+
+import dataclasses
+
 import numpy as np
 
 f32 = np.float32
@@ -15,16 +20,35 @@ def paths(tree):
     return result
 
 
-def softmax(logits):
-    if not logits:
-        return []
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A scored node.
+
+    Attributes:
+      score: float.
+      path: tokens from the root on.
+      place: in its level's drafts.
+      certain: whether every search scores it, whatever it decides between almost equal nodes.
+    """
+
+    score: float
+    path: tuple[int, ...]
+    place: int
+    certain: bool
+
+
+class TooManyTiesError(Exception):
+    """Too many trees are right."""
+
+
+def log_softmax(logits, eps):
+    """log(p + eps), at most 0."""
     with np.errstate(over="ignore"):
-        differences = np.array(logits, f32) - max(logits)
-    unnormalised = exact_math.exponential(differences)
-    return [*(unnormalised * exact_math.reciprocal(exact_math.sum_in_halves(unnormalised)))]
+        p = np.exp(logits - logits.max())
+    return np.minimum(np.log(p / p.sum() + eps), 0)
 
 
-def transcribe(
+def all_nodes(
     model,
     context,
     tokens,
@@ -39,16 +63,13 @@ def transcribe(
     ngram_weight=0.5,
     eps=1e-10,
 ):
-    """One row's tree by the formulas of docs/method.md, in float32 and without optimisations.
-
-    Returns the paths and their scores.
-    """
-    eps, ngram_weight = f32(eps), f32(ngram_weight)
-    root = (int(context[-1]),)
-    pool = []  # (score, path, place in its level's drafts), in order of creation
-    entries = [(f32(0), root, 0)]
+    """All nodes that a search of one row may score (docs/method.md), the root first, in order of
+    creation; and how far apart scores are that it may order as it likes."""
+    near = 2e-6 * (1 + ngram_weight)
+    root = Node(0.0, (int(context[-1]),), 0, True)
+    pool, entries = [root], [root]
     for level, (level_tokens, level_logits) in enumerate(zip(tokens, logits, strict=True)):
-        level_weight, logit_weight = f32((level + 1.0) ** -level_decay), f32(logit_decay**level)
+        level_weight, logit_weight = (level + 1.0) ** -level_decay, logit_decay**level
         usable = [
             (t, x, place)
             for place, (t, x) in enumerate(zip(level_tokens.tolist(), level_logits, strict=True))
@@ -57,24 +78,77 @@ def transcribe(
         # One entry per token, with its highest logit, by ascending token.
         usable.sort(key=lambda candidate: (*candidate[:2], -candidate[2]))
         usable = list({candidate[0]: candidate for candidate in usable}.values())
-        p = softmax([x for _, x, _ in usable])
+        if not usable:
+            break
+        followers = [t for t, _, _ in usable]
+        own = np.array([x for _, x, _ in usable], np.float64)
         children = []
-        for score, path, parent in entries:
-            seen = [f32(0)] * len(usable)
-            if model is not None and level > 0:
-                seen = model.probabilities([*context[:-1], *path], [t for t, _, _ in usable])
+        for entry in entries:
+            every = own
             if pairs is not None and level > 0:
-                row = pairs[level - 1, parent]
-                p = softmax([with_pair(x, row[place]) for _, x, place in usable])
-            for (token, _, place), likely, q in zip(usable, p, seen, strict=True):
-                increment = min(exact_math.logarithm(likely + eps), f32(0)) * logit_weight
-                if model is not None and level > 0:
-                    increment += min(exact_math.logarithm(q + eps), f32(0)) * ngram_weight
-                children.append((score + level_weight * increment, (*path, token), place))
+                row = pairs[level - 1, entry.place]
+                every = np.array([with_pair(x, row[place]) for _, x, place in usable], np.float64)
+            increment = log_softmax(every, eps) * logit_weight
+            if model is not None and level > 0:
+                q = model.probabilities([*context[:-1], *entry.path], followers)
+                increment += np.minimum(np.log(q.astype(np.float64) + eps), 0) * ngram_weight
+            for (token, _, place), more in zip(usable, increment, strict=True):
+                score = entry.score + level_weight * float(more)
+                children.append(Node(score, (*entry.path, token), place, entry.certain))
         pool += children
-        entries = sorted(children, key=lambda child: (child[1][-1] in eos, -child[0]))[:beam]
-    best = sorted(pool, key=lambda child: -child[0])[:nodes]
-    return [root, *(path for _, path, _ in best)], [f32(0), *(score for score, _, _ in best)]
+        entries = _beam(children, beam, eos, near)
+    return pool, near
+
+
+def _beam(children, beam, eos, near):
+    """The nodes that may be extended; certain are those that must."""
+    score = np.array([node.score for node in children])
+    ends = np.array([node.path[-1] in eos for node in children])
+    certain = np.array([node.certain for node in children])
+    created = np.arange(len(children))
+    slack = (near + 1e-5 * np.abs(score))[:, None]
+    # Equal scores are equal in all searches: the node created first is better.
+    tied = (score == score[:, None]) & (created < created[:, None])
+    alike, first = ends == ends[:, None], ends < ends[:, None]
+
+    def before(slack):
+        """For each node, the nodes that come before it if scores may differ by so much."""
+        return first | (
+            alike & (tied | (score + slack > score[:, None]) & (score != score[:, None]))
+        )
+
+    may = (before(-slack) & certain).sum(axis=1) < beam
+    must = certain & (before(slack).sum(axis=1) < beam)
+    if may.sum() > 3 * beam:
+        raise TooManyTiesError
+    ranked = np.lexsort((created, -score, ends))  # their children are created in this order
+    return [dataclasses.replace(children[i], certain=bool(must[i])) for i in ranked[may[ranked]]]
+
+
+def check_tree(tree, model, context, tokens, logits, pairs=None, **config):
+    """Raises AssertionError unless a tree, int32 [3 or 4, N + 1], is one that the formulas allow;
+    see `all_nodes`.
+
+    Raises:
+      TooManyTiesError: too many are.
+    """
+    pool, near = all_nodes(model, context, tokens, logits, pairs, **config)
+    by_path = {node.path: node for node in pool}
+    found = paths(tree)
+    assert len(set(found)) == len(found), "a node twice"
+    assert set(found) <= by_path.keys(), "a node that no beam leads to"
+    expected = np.array([by_path[path].score for path in found])
+    assert (np.diff(expected) <= 2 * near + 1e-5 * np.abs(expected[1:])).all(), "out of order"
+    if len(tree) > 3:
+        scores = tree[3, : len(found)].view(f32)
+        np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=near)
+    most = min(config["nodes"] + 1, sum(node.certain for node in pool))
+    assert len(found) >= most, "too few nodes"
+    assert len(found) <= config["nodes"] + 1
+    if len(found) == config["nodes"] + 1:
+        least = expected.min() + near + 1e-5 * abs(expected.min())
+        better = {node.path for node in pool if node.certain and node.score > least}
+        assert better <= set(found), "better nodes are left out"
 
 
 def with_pair(logit, pair):

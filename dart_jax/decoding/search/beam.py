@@ -1,8 +1,8 @@
 """The beam search on the device: candidates and an n-gram table give the trees of a batch.
 
-Trees equal those of the C++ search (native/src/bounded_search.cpp), ties included: the scores are
-computed with the same roundings, and of equal scores the node created first is the better one. As
-there, nodes that can no longer enter the tree are left out; but level by level, not one by one.
+Trees are those of the C++ search (native/src/bounded_search.cpp), up to ties: scores may be rounded
+otherwise, and of equal scores the node created first is the better one. As there, nodes that can no
+longer enter the tree are left out; but level by level, not one by one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.search.candidates import Candidates, read_candidates
+from dart_jax.decoding.search.candidates import UsableCandidates, read_candidates
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.decoding.search.exact_math import product
 from dart_jax.decoding.search.lookup import Lookups, advance_found, look_up, read_context
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.decoding.vocabulary import exact_top_k
@@ -28,7 +27,7 @@ class _Level(NamedTuple):
     """The candidates of one level.
 
     Attributes:
-      token: int32 [B, k], see `Candidates`.
+      token: int32 [B, k], see `UsableCandidates`.
       log_p: float32 [B, k]; with pair scores [B, k, k].
       ends: bool [B, k], whether they end a sequence; None if nothing does.
       weight: float32 scalar, w.
@@ -111,13 +110,17 @@ def beam_search(
         beam: _Beam, best: _Best, level: _Level, ngrams: bool = True
     ) -> tuple[_Best, Lookups | None]:
         """Scores the children, and keeps the best nodes."""
-        score, wanted = _bound(beam, best, level)
         found = None
         if table is not None and beam.known is not None:
-            found = look_up(table, beam.known, level.token, wanted)
-            if ngrams:
-                score = _score(beam, level, found, search.ngram_weight)
-        return _keep(best, jnp.where(wanted, score, _NEVER), level.start), found
+            found = look_up(table, beam.known, level.token)
+        increment = level.log_p[:, None]
+        if level.log_p.ndim == 3:
+            increment = jnp.take_along_axis(level.log_p, beam.candidate[..., None], axis=1)
+        if found is not None and ngrams:
+            increment = increment + found.log_q * np.float32(search.ngram_weight)
+        score = beam.score[..., None] + increment * level.weight
+        score = jnp.where(increment > _NEVER, score, _NEVER)
+        return _keep(best, score, level.start), found
 
     def follow(
         carry: tuple[_Beam, _Best], level: _Level, ngrams: bool = True
@@ -148,7 +151,9 @@ def beam_search(
     return _with_root(root, _tree(root, candidates.token, best, parents, width))
 
 
-def _levels(candidates: Candidates, eos: tuple[int, ...], level_decay: float, width: int) -> _Level:
+def _levels(
+    candidates: UsableCandidates, eos: tuple[int, ...], level_decay: float, width: int
+) -> _Level:
     """All levels, along the first axis."""
     _, depth, k = candidates.token.shape
     weights = np.array([(n + 1.0) ** -level_decay for n in range(depth)], np.float32)
@@ -166,31 +171,10 @@ def _levels(candidates: Candidates, eos: tuple[int, ...], level_decay: float, wi
     )
 
 
-def _bound(beam: _Beam, best: _Best, level: _Level) -> tuple[jax.Array, jax.Array]:
-    """Upper bounds of the children's scores, float32 [B, W, k], at an n-gram probability of 1; and
-    whether they could be among the best nodes: their own children score no more."""
-    score = beam.score[..., None] + product(_increment(beam, level), level.weight)
-    score = jnp.where(score == 0, np.float32(0), score)  # -0 equals 0
-    return score, score > best.score[:, -1:, None]
-
-
-def _score(beam: _Beam, level: _Level, found: Lookups, ngram_weight: float) -> jax.Array:
-    """The scores of the beam's children, float32 [B, W, k]."""
-    increment = _increment(beam, level) + product(found.log_q, np.float32(ngram_weight))
-    score = beam.score[..., None] + product(increment, level.weight)
-    return jnp.where(score == 0, np.float32(0), score)
-
-
-def _increment(beam: _Beam, level: _Level) -> jax.Array:
-    """The children's log-probabilities under the drafter, float32 [B, W or 1, k]."""
-    if level.log_p.ndim == 2:
-        return level.log_p[:, None]
-    return jnp.take_along_axis(level.log_p, beam.candidate[..., None], axis=1)
-
-
 def _keep(best: _Best, score: jax.Array, start: jax.Array) -> _Best:
     """The best N of those so far and the children, the first of which is number `start`."""
     batch, nodes = best.number.shape
+    score = jnp.where(score == 0, np.float32(0), score)  # -0 equals 0
     every = jnp.concatenate([best.score, score.reshape(batch, -1)], axis=1)
     value, at = exact_top_k(every, nodes)
     before = jnp.take_along_axis(best.number, jnp.minimum(at, nodes - 1), axis=1)

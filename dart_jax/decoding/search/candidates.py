@@ -8,17 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.search.exact_math import (
-    exponential,
-    logarithm,
-    product,
-    reciprocal,
-    sum_in_halves,
-)
 from dart_jax.ngram.device_table import EPS
 
 
-class Candidates(NamedTuple):
+class UsableCandidates(NamedTuple):
     """The usable candidates of each level by ascending token, each token once.
 
     Attributes:
@@ -33,7 +26,7 @@ class Candidates(NamedTuple):
 
 def read_candidates(
     tokens: jax.Array, logits: jax.Array, pairs: jax.Array | None, weights: np.ndarray
-) -> Candidates:
+) -> UsableCandidates:
     """Reads the candidates.
 
     Args:
@@ -73,7 +66,7 @@ def read_candidates(
     logits = jnp.where(left_over, -np.float32(np.inf), sorted_(logits))
     weight = jnp.asarray(weights)[None, :, None]
     if pairs is None:
-        return Candidates(token, _weighted(logits, weight))
+        return UsableCandidates(token, _weighted(logits, weight))
     pairs = jnp.pad(pairs, ((0, 0), (1, 0), (0, 0), (0, 0)))  # level 0 has none
     above = jnp.concatenate([column[:, :1], column[:, :-1]], axis=1)
     pairs = jnp.take_along_axis(pairs, above[..., None], axis=2)
@@ -82,14 +75,14 @@ def read_candidates(
     summed = jnp.clip(logits[..., None, :] + pairs, -largest, largest)
     summed = jnp.where(jnp.isfinite(pairs), summed, logits[..., None, :])
     summed = jnp.where(left_over[..., None, :], -np.float32(np.inf), summed)
-    return Candidates(token, _weighted(summed, weight[..., None]))
+    return UsableCandidates(token, _weighted(summed, weight[..., None]))
 
 
 def _weighted(logits: jax.Array, weight: jax.Array) -> jax.Array:
     """g log(p + eps), p the softmax over the last axis; -inf where the logit is."""
     left_over = logits == -np.inf
     largest = jnp.max(logits, axis=-1, keepdims=True)
-    unnormalised = jnp.where(left_over, np.float32(0), exponential(logits - largest))
-    p = product(unnormalised, reciprocal(sum_in_halves(unnormalised))[..., None])
-    log_p = jnp.minimum(logarithm(p + EPS), np.float32(0))
-    return jnp.where(left_over, -np.float32(np.inf), product(log_p, weight))
+    unnormalised = jnp.where(left_over, np.float32(0), jnp.exp(logits - largest))
+    total = jnp.maximum(jnp.sum(unnormalised, axis=-1, keepdims=True), np.float32(1))
+    log_p = jnp.minimum(jnp.log(unnormalised / total + EPS), np.float32(0))
+    return jnp.where(left_over, -np.float32(np.inf), log_p * weight)

@@ -1,22 +1,19 @@
-"""A decode step's search: C++ that XLA or Python calls, or JAX on the device."""
+"""A decode step's search: C++ on the host, or JAX on the device."""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from functools import cache
-from typing import get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from dart_jax import _core
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
-from dart_jax.decoding.search.cuda_runtime import find_cuda_runtime
 from dart_jax.decoding.search.device import DeviceSearch
-from dart_jax.decoding.search.host import HostSearch, foreign_searches
+from dart_jax.decoding.search.host import HostSearch
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel
 from dart_jax.ngram.device_table import DeviceTable, device_table, table_bytes
@@ -55,46 +52,38 @@ def make_search(
     Raises:
       UserError: as `way_here`.
     """
-    way = way_here(way, ngram, alone=host_buffer.candidates == 0, memory=memory)
-    if way == "device":
+    if way_here(way, ngram, alone=host_buffer.candidates == 0, memory=memory) == "device":
         table = None if ngram is None else table_on_device(ngram, memory)
         return DeviceSearch(host_buffer, nodes, table=table, eos=eos, search=search)
-    native = way == "native"
-    return HostSearch(host_buffer, nodes, ngram=ngram, eos=eos, search=search, native=native)
+    return HostSearch(host_buffer, nodes, ngram=ngram, eos=eos, search=search)
 
 
 def way_here(
     way: SearchWay, ngram: NgramModel | None, *, alone: bool, memory: int = DEFAULT_MEMORY
-) -> SearchWay:
-    """Returns the way to search on this platform, which is not `auto`.
+) -> Literal["host", "device"]:
+    """Returns where this platform searches.
 
     Args:
-      way: `native`, in C++ on the host, called by XLA, for CPUs and NVIDIA GPUs; `callback`, in
-        C++, called through Python, on any platform; `device`, in JAX, on any platform; `auto` is
-        the platform's best: `native` on a CPU, elsewhere `device` for an n-gram model that fits.
+      way: `host`, in C++; `device`, in JAX; `auto`: on an accelerator `device` for an n-gram model
+        that fits, otherwise `host`.
       ngram: the n-gram model, if any.
       alone: whether only it drafts, which needs a search on the host.
       memory: bytes that it may take on the device.
 
     Raises:
-      UserError: the way that was chosen cannot be had.
+      UserError: there is no such way, or the device cannot search.
     """
     check_way(way, memory)
-    if way == "device" and alone:
-        raise UserError(f"--search device needs a drafter: {_ALONE}; choose auto")
-    if way == "native" and (missing := why_not_native()) is not None:
-        raise UserError(f"--search native cannot be had: {missing}; choose auto")
-    if way != "auto":
-        return way
-    on_device = _why_not_on_device(ngram, alone, memory)
-    if jax.default_backend() != "cpu" and on_device is None:
+    if way == "device":
+        if alone:
+            raise UserError(f"--search device needs a drafter: {_ALONE}; choose auto")
         return "device"
-    missing = why_not_native()
-    if missing is None:
-        return "native"
-    why = missing if on_device is None else f"{on_device}; {missing}"
-    tell(f"trees are searched by the host, called through Python: {why}")
-    return "callback"
+    if way == "auto" and jax.default_backend() != "cpu":
+        on_host = _why_not_on_device(ngram, alone, memory)
+        if on_host is None:
+            return "device"
+        tell(f"trees are searched by the host, which waits for the device at every step: {on_host}")
+    return "host"
 
 
 def check_way(way: SearchWay, memory: int) -> None:
@@ -138,45 +127,6 @@ def _why_not_on_device(ngram: NgramModel | None, alone: bool, memory: int) -> st
         f"{memory / 1e6:,.0f} MB of --ngram-device-memory; --search device leaves out the least "
         "frequent n-grams"
     )
-
-
-@cache
-def why_not_native() -> str | None:
-    """Says why XLA cannot call the C++ search here; None if it can."""
-    platform = jax.default_backend()
-    if platform not in ("cpu", "gpu"):
-        return f"XLA cannot call the C++ search on {platform}"
-    if platform == "gpu":
-        client = jax.local_devices()[0].client
-        if "cuda" not in getattr(client, "platform_version", ""):
-            return "this GPU is not NVIDIA's"
-    if ("cpu" if platform == "cpu" else "cuda") not in foreign_searches():
-        return "dart-jax was built without jaxlib's headers, or for another jaxlib"
-    if platform == "cpu":
-        return None
-    path = find_cuda_runtime()
-    if path is None:
-        return "the CUDA runtime library was not found (pip install nvidia-cuda-runtime)"
-    try:
-        _core.load_cuda_runtime(path)
-    except (RuntimeError, ValueError) as error:
-        return str(error)
-    return try_native()
-
-
-def try_native() -> str | None:
-    """Searches a tree in a program that calls the C++ search; says what went wrong, if anything."""
-    search = HostSearch(HostBuffer(positions=2, candidates=2), 3)
-    logits = np.log(np.array([3, 1, 2, 1], np.float32)).view(np.int32)
-    packed = np.array([[0] * 3 + [9, 1, 2, 3, 4, *logits]], np.int32)
-    try:
-        trees = np.asarray(jax.jit(HostSearch.in_program)(search, packed))
-        search.check()
-    except (RuntimeError, ValueError) as error:  # JAX's are RuntimeErrors
-        return "XLA failed to call the C++ search: " + str(error).partition("\n")[0]
-    if not np.array_equal(trees, search(packed)):
-        return "XLA calls the C++ search, but does not pass on its trees"
-    return None
 
 
 @cache

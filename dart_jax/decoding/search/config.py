@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-# In C++ on the host, called through Python or by XLA; in JAX on the device; or the platform's best.
-SearchWay = Literal["auto", "callback", "native", "device"]
+# In C++ on the host; in JAX on the device; or the platform's best.
+SearchWay = Literal["auto", "host", "device"]
 
 
 @dataclasses.dataclass(frozen=True)

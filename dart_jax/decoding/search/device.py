@@ -11,7 +11,7 @@ import numpy as np
 
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.search.beam import beam_search
-from dart_jax.decoding.search.config import SearchConfig, SearchWay
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.ngram.device_table import DeviceTable
 
 
@@ -22,7 +22,7 @@ from dart_jax.ngram.device_table import DeviceTable
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class DeviceSearch:
-    """Host buffer -> packed draft trees, int32 [B, 4, N + 1], as of a `HostSearch`, ties included.
+    """Host buffer -> packed draft trees, int32 [B, 4, N + 1], as of a `HostSearch`, up to ties.
 
     A pytree: programs take it as an argument, and are compiled for all but the n-grams.
 
@@ -41,7 +41,6 @@ class DeviceSearch:
     eos: tuple[int, ...] = ()
     search: SearchConfig = SearchConfig()
 
-    way: ClassVar[SearchWay] = "device"
     seconds: ClassVar[float] = 0.0  # of searches on the host
 
     def __post_init__(self) -> None:
@@ -67,9 +66,6 @@ class DeviceSearch:
     def resized(self, host_buffer: HostBuffer, nodes: int) -> DeviceSearch:
         """The same search for trees of another size."""
         return dataclasses.replace(self, host_buffer=host_buffer, nodes=nodes)
-
-    def check(self) -> None:
-        """Does nothing: a failure of this search is one of its program."""
 
 
 _in_program = jax.jit(DeviceSearch.in_program)

@@ -1,16 +1,14 @@
 """The tree search on the host, in C++: candidates in a host buffer become packed draft trees.
 
 A `HostSearch` is called between two jitted steps, or inside one jitted program. In one, XLA calls
-the C++ search itself on CPUs and NVIDIA GPUs; elsewhere `jax.pure_callback` calls it. The callback
-uses only numpy: running a JAX computation inside one can deadlock.
+the C++ search itself on CPUs; elsewhere `jax.pure_callback` calls it. The callback uses only numpy:
+running a JAX computation inside one can deadlock.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import weakref
-from functools import cache, partial
 from typing import Any
 
 import jax
@@ -18,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax import _core
-from dart_jax.decoding.host_buffer import CONTEXT, DRAWS, HostBuffer
-from dart_jax.decoding.search.config import SearchConfig, SearchWay
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.machine import available_cores
+from dart_jax.models.cpu import available
 from dart_jax.ngram import NgramModel
 
 
@@ -36,7 +35,7 @@ class HostSearch:
     Attributes:
       host_buffer: layout of the packed candidates.
       nodes: N.
-      native: let XLA call the C++ search, where it can; otherwise always call it through Python.
+      native: whether XLA calls the C++ search itself in programs; otherwise through Python.
       handle: int32 scalar, the number.
     """
 
@@ -49,7 +48,7 @@ class HostSearch:
         eos: tuple[int, ...] = (),
         search: SearchConfig = SearchConfig(),
         threads: int | None = None,
-        native: bool = True,
+        native: bool | None = None,
     ):
         """Creates the search for trees of N = `nodes` nodes.
 
@@ -62,12 +61,13 @@ class HostSearch:
           search: parameters.
           threads: rows of a batch searched in parallel; None uses all cores that this
             process may use.
-          native: see the attribute.
+          native: see the attribute; None where XLA can.
 
         Raises:
           ValueError: a parameter is out of range.
         """
-        self.host_buffer, self.nodes, self.native = host_buffer, nodes, native
+        self.host_buffer, self.nodes = host_buffer, nodes
+        self.native = xla_can_search() if native is None else native
         self._options = {"ngram": ngram, "eos": eos, "search": search, "threads": threads}
         self._search = _core.TreeSearch(
             ngram.core if ngram else None,
@@ -76,9 +76,8 @@ class HostSearch:
             threads=threads or available_cores(),
             **dataclasses.asdict(search),
         )
-        self._handle = _core.SearchHandle(self._search)
-        self.handle = jnp.int32(self._handle.value)
-        _searches[self._handle.value] = self
+        self.handle = jnp.int32(self._search.handle)
+        _searches[self._search.handle] = self
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[HostBuffer, int, bool]]:
         """Arguments of programs, none, and the static part that they are compiled for."""
@@ -99,38 +98,28 @@ class HostSearch:
     def __repr__(self) -> str:
         return f"HostSearch({self.nodes} nodes)"
 
-    @property
-    def way(self) -> SearchWay:
-        """The way programs search: through Python also if XLA cannot call the C++ search."""
-        return "native" if self.native else "callback"
-
     def in_program(self, packed: jax.Array) -> jax.Array:
         """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 4, N + 1]."""
         out = jax.ShapeDtypeStruct((packed.shape[0], TREE_ROWS, self.nodes + 1), jnp.int32)
-        python = partial(_search_through_python, out)
         if not self.native:
-            return python(self.handle, packed)
-        buffer = self.host_buffer
+            return _search_through_python(out, self.handle, packed)
         attributes = {
-            "context": np.int64(CONTEXT),
-            "first": np.int64(CONTEXT),
-            "levels": np.int64(buffer.positions),
-            "candidates": np.int64(buffer.candidates),
-            "pairs": np.int64(math.prod(buffer.pairs_shape)),
-            "draws": np.int64(DRAWS if buffer.draws else 0),
+            name: value if isinstance(value, bool) else np.int64(value)
+            for name, value in self._layout.items()
         }
-        foreign = {
-            platform: partial(jax.ffi.ffi_call(name, out), **attributes)
-            for platform, name in foreign_searches().items()
-        }
-        return jax.lax.platform_dependent(self.handle, packed, **foreign, default=python)
+        return jax.ffi.ffi_call("dart_search", out)(self.handle, packed, **attributes)
 
-    def check(self) -> None:
-        """Raises RuntimeError if the last search of a program on a GPU failed; earlier ones end
-        their program."""
-        message = _core.take_search_error(self._handle.value)
-        if message is not None:
-            raise RuntimeError(message)
+    @property
+    def _layout(self) -> dict[str, Any]:
+        """The layout of the packed candidates, as the core takes it."""
+        buffer = self.host_buffer
+        return {
+            "context": CONTEXT,
+            "levels": buffer.positions,
+            "candidates": buffer.candidates,
+            "pairs": buffer.pairs,
+            "draws": buffer.draws,
+        }
 
     @property
     def seconds(self) -> float:
@@ -139,15 +128,9 @@ class HostSearch:
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
         """Searches the trees of one step, between two programs."""
-        packed = np.asarray(packed)
+        packed = np.ascontiguousarray(packed)
         trees = np.empty((len(packed), TREE_ROWS, self.nodes + 1), np.int32)
-        buffer = self.host_buffer
-        self._search.search(
-            *buffer.candidates_of(packed),
-            trees,
-            pairs=buffer.pairs_of(packed) if buffer.pairs else None,
-            draws=buffer.draws_of(packed),
-        )
+        self._search.search(packed, trees, **self._layout)
         return trees
 
 
@@ -176,26 +159,7 @@ def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
 # Bytes of the largest array that JAX passes to a callback without using another thread.
 _COPIED_AT_ONCE = 100 * 1024
 
-# XLA's platforms, the names that `jax.lax.platform_dependent` has for them, and the functions.
-_FOREIGN = {
-    "cpu": ("cpu", "dart_search", _core.ffi_handler),
-    "cuda": ("CUDA", "dart_search_cuda", _core.cuda_ffi_handler),
-}
 
-
-@cache
-def foreign_searches() -> dict[str, str]:
-    """The C++ search's names in programs, by platform; registers them with XLA.
-
-    A platform is left out if the extension was built without XLA's FFI, or for another jaxlib.
-    """
-    names = {}
-    for platform, (xla_platform, name, handler) in _FOREIGN.items():
-        if handler is None:
-            continue
-        try:
-            jax.ffi.register_ffi_target(name, handler, platform=xla_platform)
-        except (jax.errors.JaxRuntimeError, ValueError):
-            continue
-        names[platform] = name
-    return names
+def xla_can_search() -> bool:
+    """Whether XLA can call the C++ search itself: on CPUs, with a core built for this jaxlib."""
+    return jax.default_backend() == "cpu" and available()

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.models.cpu import available, look_up_native
 from dart_jax.ngram.device_table import NO_COUNT, DeviceTable, log_probability
 
 # log(0 + eps): what an n-gram counts that was never seen.
@@ -20,12 +19,12 @@ class Lookups(NamedTuple):
 
     Attributes:
       log_q: float32 [B, W, k], log(q + eps) of the longest n-gram that was counted.
-      places: int32 [order - 2, B, W, k], of the n-grams of 2, 3, .. tokens in the table, but not of
-        the longest; -1 for one that was never seen.
+      places: int32 [B, W, k] each, of the n-grams of 2, 3, .. tokens in the table, but not of the
+        longest; -1 for one that was never seen.
     """
 
     log_q: jax.Array
-    places: jax.Array
+    places: list[jax.Array]
 
 
 def longest_context(table: DeviceTable) -> int:
@@ -59,32 +58,14 @@ def find(
     return jnp.where(seen, at, -1), log_q
 
 
-def look_up(table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax.Array) -> Lookups:
+def look_up(table: DeviceTable, known: jax.Array, token: jax.Array) -> Lookups:
     """Looks up tokens after contexts.
 
     Args:
       table: the n-grams.
       known: int32 [B, W, order - 1], see `read_context`.
       token: int32 [B, k].
-      wanted: bool [B, W, k]; what is found of others is undefined.
     """
-    if known.shape[-1] == 0:
-        shape = (*known.shape[:2], token.shape[-1])
-        return Lookups(jnp.full(shape, LOG_UNSEEN), jnp.empty((0, *shape), jnp.int32))
-    arguments = table, known, token, wanted
-    if not available():
-        return _look_up(*arguments)
-    return jax.lax.platform_dependent(*arguments, cpu=_look_up_natively, default=_look_up)
-
-
-def _look_up_natively(
-    table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax.Array
-) -> Lookups:
-    return Lookups(*look_up_native(*table[:4], known, token, wanted, unseen=LOG_UNSEEN))
-
-
-def _look_up(table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax.Array) -> Lookups:
-    del wanted  # a device reads all at once
     log_q = jnp.full((*known.shape[:2], token.shape[-1]), LOG_UNSEEN)
     places = []
     for n in range(known.shape[-1]):
@@ -93,7 +74,7 @@ def _look_up(table: DeviceTable, known: jax.Array, token: jax.Array, wanted: jax
             place = jnp.where(places[-1] >= 0, place, -1)
         log_q = jnp.where((place >= 0) & (found != NO_COUNT), found, log_q)
         places.append(place)
-    return Lookups(log_q, jnp.stack(places)[:-1])
+    return Lookups(log_q, places[:-1])
 
 
 def first_context(table: DeviceTable, token: jax.Array) -> jax.Array:

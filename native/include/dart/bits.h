@@ -17,13 +17,7 @@ constexpr unsigned kMaxFieldBits = 57;
 
 // The number of bits needed for values up to this one; 0 for 0.
 inline unsigned bit_length(std::uint64_t value) {
-#if defined(__GNUC__)
   return value == 0 ? 0 : 64u - static_cast<unsigned>(__builtin_clzll(value));
-#else
-  unsigned length = 0;
-  for (; value != 0; value >>= 1) ++length;
-  return length;
-#endif
 }
 
 // Loads a value from `data`, aligned or not.

@@ -76,13 +76,9 @@ class NgramList {
     return low;
   }
   void prefetch(std::uint32_t chunk) const {
-#if defined(__GNUC__)
     if (chunks_ == 0) return;
     const std::uint64_t at = chunk_begin(chunk);
     if (at < end_) __builtin_prefetch(file_->data + (at >> 3));
-#else
-    (void)chunk;
-#endif
   }
   bool find_in(std::uint32_t number, std::uint64_t position, Entry* entry) const {
     Chunk chunk;

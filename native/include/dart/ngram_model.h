@@ -109,11 +109,7 @@ class NgramModel {
 
  private:
   static void prefetch(const std::uint8_t* data, std::uint64_t bit) {
-#if defined(__GNUC__)
     __builtin_prefetch(data + (bit >> 3));
-#else
-    (void)data, (void)bit;
-#endif
   }
 
   std::vector<bool> unigrams_present() const;

@@ -15,7 +15,6 @@ struct PerfectHash {
   std::uint32_t size = 0;            // about a ninth more than there are keys
   std::vector<std::uint16_t> seeds;  // by the bucket that a key falls into
   std::vector<std::int32_t> place;   // by key
-  std::vector<std::uint8_t> print;   // by key: the last 8 bits of the hash that gives its place
 };
 
 // Hash and displace (Belazzougui, Botelho, Dietzfelbinger 2009): keys fall into small buckets, and

@@ -8,8 +8,7 @@
 //   w_l = (l + 1) ** -level_decay,  g_l = logit_decay ** l,  l = 0 .. d - 1
 //
 // p is the softmax over the level's k logits only, q the n-gram model's probability. The n-gram
-// term is omitted at level 0, and at all levels without a model. All arithmetic is in float32,
-// with the same bits on every platform (dart/exact_math.h).
+// term is omitted at level 0, and at all levels without a model. All arithmetic is in float32.
 //
 // The drafter may also score pairs of candidates of successive levels. From level 1 on, p is then
 // the softmax over the level's k sums of a candidate's logit and its pair score with the parent.
@@ -32,6 +31,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "dart/ngram_model.h"
@@ -49,39 +49,48 @@ struct TreeSearchConfig {
   int threads = 1;  // rows searched at the same time
 };
 
-constexpr std::int64_t kTreeRows = 4;  // numbers of each node in a tree
+constexpr std::size_t kTreeRows = 4;  // numbers of each node in a tree
 
-constexpr std::int64_t kDraws = 4;  // numbers that say how the target draws in a row
+constexpr std::size_t kDraws = 4;  // numbers that say how the target draws in a row
 
-// The drafts of a batch of sequences. Inner axes are contiguous; rows are `stride` values apart, so
-// that a packed batch can be read in place.
+// One row of a batch.
+struct DraftRow {
+  // [C] the newest tokens of the sequence, padded with -1 on the left. The last one is the root.
+  const std::int32_t* context;
+  // [d, k] in any order. A candidate is skipped if its token is negative or its logit is not finite.
+  // Of duplicates within a level, the higher logit counts.
+  const std::int32_t* tokens;
+  const float* logits;
+  // [d - 1, k, k], or null: scores of pairs of candidates. Entry [l - 1, a, b] is that of candidate
+  // a of level l - 1, as the parent, and candidate b of level l, in the order of `tokens`. One that
+  // is not finite counts as 0. A duplicate that does not count has no say here either; of duplicates
+  // with equal logits the first one counts.
+  const float* pairs;
+  // [4], or null: how the target draws, for drafting with only the n-gram model. The key of its
+  // noise (2 numbers; dart/noise.h), the position of the first draw after the root, and the bits of
+  // the float32 1 / temperature, 0 for greedy decoding.
+  const std::int32_t* draws;
+};
+
+// The drafts of a batch of sequences in one array, int32 [B, width()], as the host buffer has them
+// (dart_jax/decoding/host_buffer.py). The columns are the arrays of a row, in their order, floats as
+// their bits.
 struct DraftBatch {
+  const std::int32_t* packed = nullptr;
   std::size_t rows = 0;        // B
   std::size_t context = 0;     // C >= 1
   std::size_t levels = 0;      // d
   std::size_t candidates = 0;  // k
+  bool pairs = false;
+  bool draws = false;
 
-  // [B, C] the newest tokens of each sequence, padded with -1 on the left. The last one is the
-  // root.
-  const std::int32_t* context_tokens = nullptr;
-  std::size_t context_stride = 0;
-  // [B, d, k] in any order. A candidate is skipped if its token is negative or its logit is not
-  // finite. Of duplicates within a level, the higher logit counts.
-  const std::int32_t* tokens = nullptr;
-  std::size_t tokens_stride = 0;
-  const float* logits = nullptr;
-  std::size_t logits_stride = 0;
-  // [B, d - 1, k, k], or null: scores of pairs of candidates. Entry [l - 1, a, b] is that of
-  // candidate a of level l - 1, as the parent, and candidate b of level l, in the order of `tokens`.
-  // One that is not finite counts as 0. A duplicate that does not count has no say here either; of
-  // duplicates with equal logits the first one counts.
-  const float* pairs = nullptr;
-  std::size_t pairs_stride = 0;
-  // [B, 4], or null: how the target draws, for drafting with only the n-gram model. The key of its
-  // noise (2 numbers; dart/noise.h), the position of the first draw after the root, and the bits of the
-  // float32 1 / temperature, 0 for greedy decoding.
-  const std::int32_t* draws = nullptr;
-  std::size_t draws_stride = 0;
+  std::size_t pair_count() const {
+    return pairs && levels > 0 ? (levels - 1) * candidates * candidates : 0;
+  }
+  std::size_t width() const {
+    return context + 2 * levels * candidates + pair_count() + (draws ? kDraws : 0);
+  }
+  DraftRow row(std::size_t i) const;
 };
 
 class TreeSearch {
@@ -91,6 +100,9 @@ class TreeSearch {
   // 0 <= logit_decay <= 1, 0 <= ngram_weight <= 1e6, 0 < eps < 1, no subnormal number, and
   // threads >= 1.
   TreeSearch(const NgramModel* ngram, TreeSearchConfig config);
+  ~TreeSearch();
+  TreeSearch(const TreeSearch&) = delete;
+  TreeSearch& operator=(const TreeSearch&) = delete;
 
   const TreeSearchConfig& config() const { return config_; }
 
@@ -104,6 +116,15 @@ class TreeSearch {
   // Safe to call from several threads at once.
   void search(const DraftBatch& batch, std::int32_t* out) const;
 
+  // A number that compiled programs take as an argument, and by which they find the search at every
+  // call: its address would be useless to other processes, and dangerous once it is destroyed. Never
+  // used again.
+  std::int32_t handle() const { return handle_; }
+
+  // Calls `use` with the search of a handle, which is not destroyed meanwhile. Throws
+  // std::invalid_argument if there is none.
+  static void with(std::int32_t handle, const std::function<void(const TreeSearch&)>& use);
+
   // Wall time of all searches so far.
   double seconds() const { return 1e-9 * static_cast<double>(nanoseconds_); }
 
@@ -111,6 +132,7 @@ class TreeSearch {
   mutable std::atomic<std::int64_t> nanoseconds_{0};
   const NgramModel* ngram_;
   TreeSearchConfig config_;
+  std::int32_t handle_;
 };
 
 }  // namespace dart

@@ -1,9 +1,7 @@
-// Logarithm, exponential and reciprocal: the same bits on every platform.
+// Logarithm and exponential that compilers vectorise, with the same bits on every platform.
 //
-// The C library's differ from one platform to the next, as do the divisions of GPUs, and the tree
-// search would order nearly equal scores differently. These are sums and products in a fixed order,
-// none of them fused (see CMakeLists.txt), with the polynomials of Cephes (S. Moshier); other
-// implementations can repeat them. As in row_loops.h, nothing of the C++ library is called.
+// Sums and products in a fixed order, none of them fused (see CMakeLists.txt), with the polynomials of
+// Cephes (S. Moshier). As in row_loops.h, nothing of the C++ library is called.
 #pragma once
 
 #include <cstdint>
@@ -59,17 +57,6 @@ inline float exponential(float x) {
   __builtin_memcpy(&two_to_n, &bits, sizeof two_to_n);
   const float result = power * two_to_n;
   return x < kLeast ? 0.0f : result;
-}
-
-// 1 / x, to within 1.5 units in the last place, for x from 2^-100 to 2^100.
-inline float reciprocal(float x) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  bits = 0x7ef311c7u - bits;  // within 13 %
-  float y;
-  __builtin_memcpy(&y, &bits, sizeof y);
-  for (int i = 0; i < 4; ++i) y = y + y * (1.0f - x * y);  // Newton's method
-  return y;
 }
 
 }  // namespace
