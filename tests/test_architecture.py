@@ -22,6 +22,15 @@ PATHS = {
     for path in sorted((ROOT / tree).rglob("*.py"))
 }
 MODULES = {*PATHS.values(), "dart_jax._core"}
+PACKAGES = {module for path, module in PATHS.items() if path.name == "__init__.py"}
+# Packages that still import their parent and are imported by it. None may be added.
+MUTUAL = {
+    "dart_jax.decoding.drafting",
+    *(f"dart_jax.models.{x}" for x in ("attention", "drafters", "experts", "kernels", "platform")),
+    "dart_jax.models.sharding",
+    *(f"dart_jax.serve.{name}" for name in ("body", "cluster", "responses", "tools")),
+    "dart_jax.weights.gguf",
+}
 
 
 # Modules and packages in the picture -> their box.
@@ -107,6 +116,23 @@ def test_no_circles_between_the_packages_of_models():
             others = {x.split(".")[2] for x in imported if x.startswith("dart_jax.models.")}
             graph.setdefault(one, set()).update(others - {one})
     graphlib.TopologicalSorter(graph).prepare()
+
+
+def package(module):
+    """The package of a module; that of a package is itself."""
+    return module if module in PACKAGES else module.rpartition(".")[0]
+
+
+def test_packages_and_their_parents_do_not_import_each_other():
+    """Between the files of a package and a package in it, imports go one way. (The tops are no
+    packages of this kind: `dart_jax/errors.py` is for all, and `dart_jax/model.py` on top.)"""
+    pairs = {(package(one), package(other)) for one, others in IMPORTS.items() for other in others}
+    mutual = {
+        inner
+        for inner, outer in pairs
+        if "." in outer and inner.startswith(f"{outer}.") and (outer, inner) in pairs
+    }
+    assert mutual <= MUTUAL
 
 
 def test_packages_and_files_are_small():
