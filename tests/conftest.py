@@ -68,7 +68,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     kept = Path(__file__).parents[1] / ".pytest_cache/compiled"
     for program in kept.glob("*"):
         if program.stat().st_atime < time.time() - 7 * 86_400:
-            program.unlink()
+            program.unlink(missing_ok=True)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(kept))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # Garbage is looked for between files: while programs are traced that takes a tenth of the time.
