@@ -89,6 +89,28 @@ def test_ci_installs_every_extra():
     assert {"aot", "tpu"} <= {*compiled}
 
 
+def test_nothing_private_is_in_the_checkout():
+    """The source distribution is what git tracks, but for .ci."""
+    names = tracked()
+    if "pyproject.toml" not in names:
+        return
+    assert not [name for name in names if re.search(r"\.(so|o|whl|log|pyc)$|^build/|^dist/", name)]
+    assert {"tests/conftest.py", "native/CMakeLists.txt", "LICENSE"} <= names
+
+
+def test_a_wheel_puts_only_dart_jax_at_the_top():
+    packages = PYPROJECT["tool"]["scikit-build"]["wheel"]["packages"]
+    assert {name.split("/")[0] for name in packages} == {"dart_jax"}
+    inside = {path: name for name, path in packages.items()}
+    for module in {program.module.split(".")[0] for program in programs.PROGRAMS.values()}:
+        assert inside[module] in (module, f"dart_jax/_programs/{module}")
+
+
+def test_the_console_script_runs_the_dispatcher():
+    [script] = PYPROJECT["project"]["scripts"].items()
+    assert script == ("dart-jax", "dart_jax.__main__:main")
+
+
 @pytest.mark.parametrize("installed", [True, False])
 def test_the_dispatcher_finds_the_programs(installed, tmp_path, monkeypatch):
     """Before others of the same name: in a wheel inside of `dart_jax`, in a checkout beside it."""

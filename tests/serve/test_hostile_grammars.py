@@ -3,6 +3,7 @@ answered meanwhile."""
 
 import asyncio
 
+import pytest
 from chat_demo import write_chat_target
 from serve_process import QUICK, server, wait_until
 
@@ -39,6 +40,7 @@ def test_the_requests():
         assert any(f'"{field}": ' in each.content for each in some), field
 
 
+@pytest.mark.long(ci=True)
 def test_a_server_under_hostile_grammars(tmp_path):
     target = write_chat_target(tmp_path)
     parts = ("--target", str(target), "--drafter", str(DEMO / "drafter"))

@@ -8,6 +8,8 @@ from serve_process import server
 
 from dart_jax.model import DEMO
 
+pytestmark = pytest.mark.long(ci=True)
+
 
 class Person(pydantic.BaseModel):
     """A person."""
