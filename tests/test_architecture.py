@@ -85,18 +85,6 @@ def test_imports_go_down():
     assert not list(filter(None, faults))
 
 
-@pytest.mark.parametrize(
-    ("importer", "imported"),
-    [
-        ("dart_jax.models.target", "dart_jax.decoding.step"),
-        ("dart_jax.model", "eval.compare"),
-        ("eval.compare", "train.drafter"),
-    ],
-)
-def test_an_import_against_the_arrow_is_found(importer, imported):
-    assert fault(importer, imported) is not None
-
-
 def test_everything_is_drawn_and_everything_drawn_exists():
     for module in sorted(MODULES):
         box_of(module)
