@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -62,19 +63,17 @@ if jax.version.__version_info__ < (0, 12):
     _QUICK += " --xla_cpu_use_fusion_emitters=false"
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}"
-    # Tests share compiled programs across processes and runs. With a maximum size JAX locks the
-    # directory, so that no process reads what another is still writing.
+    # Processes and runs share compiled programs; what no run of a week has used goes.
     kept = Path(__file__).parents[1] / ".pytest_cache/compiled"
+    for program in kept.glob("*"):
+        if program.stat().st_atime < time.time() - 7 * 86_400:
+            program.unlink(missing_ok=True)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(kept))
-    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(4 * 10**9))
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # Garbage is looked for between files: while programs are traced that takes a tenth of the time.
 gc.disable()
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update(
-    "jax_compilation_cache_max_size", int(os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"])
-)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -138,7 +138,7 @@ def test_options_on_top_of_the_targets_own(directory):
         assert union == GenerationConfig(top_k=20, eos_token_id=0, **expected)
 
 
-@pytest.mark.long
+@pytest.mark.long(ci=True)
 def test_in_a_terminal(directory):
     """Two turns, Ctrl-C during a third, Ctrl-D."""
     own, other = pty.openpty()

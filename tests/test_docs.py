@@ -230,18 +230,6 @@ def known_variable(name: str) -> bool:
     return name.startswith("DART_") and name in words_of_the_code()
 
 
-def test_there_are_commands():
-    found = {command.document for command in COMMANDS}
-    assert {"README.md", "CONTRIBUTING.md", "docs/training.md", "docs/evaluation.md"} <= found
-
-
-@pytest.mark.parametrize("words", ["eval.speedup --no-such", "train.drafter --out a --targt b"])
-def test_a_wrong_option_is_found(words):
-    module, *args = words.split()
-    with pytest.raises(AssertionError, match=args[-2] if args[-1] == "b" else args[-1]):
-        check_python(["-m", module, *args], None)
-
-
 @functools.cache
 def options_of(program: str) -> set[str]:
     """The options that a program's help lists."""
@@ -346,12 +334,6 @@ def test_bare_names(path):
     # Of these, one is about the past, and the others name what other software has.
     if path.name not in ("CHANGELOG.md", "migrating.md", "proxy.md"):
         assert not unknown_names(path.read_text())
-
-
-def test_a_name_that_does_not_exist_is_found():
-    gone = ["TreeSearc" + "hes", "tree_" + "sizes_gone", "tree_" + "siz.py", "SearchCon" + "fik"]
-    text = " ".join(f"`{name}`" for name in [*gone, "HostSearch", "tree_size.py", "x_j", "t_2 / n"])
-    assert unknown_names(text) == gone
 
 
 def test_documents_that_the_code_names():

@@ -14,6 +14,9 @@ def test_short(): pass
 @pytest.mark.long
 def test_long(): pass
 
+@pytest.mark.long(ci=True)
+def test_of_ci(): pass
+
 @pytest.mark.parametrize("case", range(30))
 def test_cheap(case): pass
 
@@ -26,8 +29,8 @@ def test_grid(row, column): pass
 def test_one_is_long(case): pass
 """
 EVERYDAY = {"short": 1, "cheap": 30, "grid": 2, "one_is_long": 1}
-CI = {"short": 1, "long": 1, "cheap": 30, "grid": 5, "one_is_long": 2}
-WHOLE = {"short": 1, "long": 1, "cheap": 30, "grid": 15, "one_is_long": 2}
+CI = {"short": 1, "long": 1, "of_ci": 1, "cheap": 30, "grid": 5, "one_is_long": 2}
+WHOLE = CI | {"grid": 15}
 
 
 @pytest.fixture
@@ -77,6 +80,7 @@ def test_a_share_of_the_long_tests(collect):
     longs = set()
     for seed in range(9):
         counts = number(collect("--share", "3", "--grid-seed", str(seed))[0])
+        assert counts["of_ci"] == 1
         longs |= {test for test in CI if counts.get(test) != EVERYDAY.get(test)}
         for test, count in CI.items():
             assert counts.get(test) in (count, EVERYDAY.get(test))

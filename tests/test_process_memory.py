@@ -55,7 +55,8 @@ def test_huge_pages():
     sizes = [(3, 70), (1,), (5000, 1000), (7, 11, 13), (80_000_000,), (4, 4)]
     dtypes = [np.uint8, np.float32, ml_dtypes.bfloat16, np.float32, np.uint8, np.uint8]
     arrays = [
-        rng.normal(size=size).astype(dtype) for size, dtype in zip(sizes, dtypes, strict=True)
+        rng.integers(256, size=size, dtype=np.uint8).astype(dtype)
+        for size, dtype in zip(sizes, dtypes, strict=True)
     ]
     copies = [memory.copy(array) for array in arrays]
     for array, copy in zip(arrays, copies, strict=True):

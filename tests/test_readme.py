@@ -9,7 +9,7 @@ import pytest
 README = Path(__file__).parents[1] / "README.md"
 
 
-@pytest.mark.long
+@pytest.mark.long(ci=True)
 def test_the_example_in_python(capsys):
     needs.smollm2()
     # The one that needs a server is tested with it.
@@ -18,7 +18,7 @@ def test_the_example_in_python(capsys):
     assert "def " in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.long(ci=True)
 def test_the_examples_of_the_guide_to_generation(capsys):
     """In order, with the demo model."""
     guide = README.with_name("docs") / "generation.md"

@@ -4,6 +4,7 @@ answered meanwhile."""
 import asyncio
 import os
 
+import pytest
 from hostile_grammars import hostile_requests
 from serve_process import wait_until
 from siege import besiege, outcome_of, prepare
@@ -39,6 +40,7 @@ def test_the_requests():
         assert any(f'"{field}": ' in each.content for each in some), field
 
 
+@pytest.mark.long(ci=True)
 def test_a_server_under_hostile_grammars(served):
     async def run(address):
         async with Client(address, timeout=120) as client:

@@ -4,6 +4,8 @@ import pydantic
 import pytest
 from needs import judge
 
+pytestmark = pytest.mark.long(ci=True)
+
 
 class Person(pydantic.BaseModel):
     """A person."""

@@ -197,6 +197,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
+@pytest.mark.long(ci=True)
 def test_lm_evaluation_harness(served, target, expected, tmp_path):
     """Its log-likelihoods of choices are those of transformers."""
     judge("lm_eval")

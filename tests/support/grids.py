@@ -21,7 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--share",
         type=int,
         metavar="N",
-        help="run about one of N long tests as well, as CI does: others with every commit",
+        help="run about one of N long tests as well, as CI does: others with every commit; and "
+        "all with ci=True",
     )
     parser.addoption("--whole", action="store_true", help="run all tests, and all cases of each")
     parser.addoption(
@@ -34,9 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "long(keep=0): run only with --long, --share, --whole or by its name. Of a parametrised "
-        "test, a sample of `keep` cases runs always, and with --long one in which every value of "
-        "every argument occurs.",
+        "long(keep=0, ci=False): run only with --long, --share, --whole or by its name. Of a "
+        "parametrised test, a sample of `keep` cases runs always, and with --long one in which "
+        "every value of every argument occurs. With `ci`, every --share has the test.",
     )
     # Workers of pytest-xdist get the value from the process that starts them.
     config.option.grid_seed = config.option.grid_seed or _commit(config.rootpath)
@@ -58,9 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             grids[item.path, getattr(item, "originalname", item.name)].append(item)
     left: set[pytest.Item] = set()
     for (path, name), grid in grids.items():
-        keep = grid[0].get_closest_marker("long").kwargs.get("keep", 0)
-        is_long = config.option.long or _is_in_share(config, path.name, name)
-        size = None if is_long else keep
+        marked = {"keep": 0, "ci": False} | grid[0].get_closest_marker("long").kwargs
+        is_long = config.option.long or _is_in_share(config, path.name, name, marked["ci"])
+        size = None if is_long else marked["keep"]
         left |= {*grid} - {*sample(grid, config.option.grid_seed, size)}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
@@ -89,11 +90,11 @@ def sample(grid: Sequence[pytest.Item], seed: str, size: int | None) -> list[pyt
     return taken
 
 
-def _is_in_share(config: pytest.Config, file: str, test: str) -> bool:
-    """Returns True if the seed chooses a long test for `--share`."""
+def _is_in_share(config: pytest.Config, file: str, test: str, always: bool) -> bool:
+    """Returns True if a long test is one of `--share`: always, or if the seed chooses it."""
     text = f"{config.option.grid_seed} {file} {test}"
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
-    return bool(config.option.share) and number % config.option.share == 0
+    return bool(config.option.share) and (always or number % config.option.share == 0)
 
 
 def _values(case: pytest.Item) -> set[tuple[str, int]]:

@@ -43,7 +43,7 @@ def check(checker, paths, cache):
     return found
 
 
-@pytest.mark.long
+@pytest.mark.long(ci=True)
 @pytest.mark.parametrize("checker", ["pyright", "mypy"])
 def test_checkers(checker, tmp_path):
     text = SCRIPT.read_text()
@@ -59,7 +59,7 @@ def test_checkers(checker, tmp_path):
         assert lines <= set(found[path]), path
 
 
-@pytest.mark.long
+@pytest.mark.long(ci=True)
 def test_the_script_runs():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

@@ -201,6 +201,12 @@ def save(directory, config, scale=1.0):
     return params
 
 
+def written(tmp_path, config=LLAMA, **options):
+    """A file of a saved model."""
+    save(tmp_path / "hf", config)
+    return write(tmp_path / "m.gguf", tmp_path / "hf", **options)
+
+
 def resolved(path):
     return hub.resolve(path, patterns=hub.TARGET)
 
@@ -229,9 +235,12 @@ def test_divisors_of_frequencies(tmp_path):
         ("original_max_position_embeddings", 16),
     )
     rope = Rope(100.0, "llama3", llama3)
-    save(tmp_path / "hf", dataclasses.replace(LLAMA, rope=Rope(100.0)))
     factors = Rope(100.0).frequencies(8) / rope.frequencies(8)
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", tensors={"rope_freqs.weight": factors})
+    path = written(
+        tmp_path,
+        dataclasses.replace(LLAMA, rope=Rope(100.0)),
+        tensors={"rope_freqs.weight": factors},
+    )
     config, _ = open_target(resolved(path))
     np.testing.assert_allclose(config.rope.frequencies(8), rope.frequencies(8), rtol=1e-6)
     assert config.rope.amplitude == 1
@@ -256,9 +265,8 @@ def test_files_of_one_model(tmp_path):
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 def test_types_of_weights(kind, tmp_path):
     """Matrices are what the package makes of them, whole and in parts."""
-    save(tmp_path / "hf", LLAMA)
     type_ = gguf.GGMLQuantizationType[kind]
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", kinds={"ffn|token_embd|output": type_})
+    path = written(tmp_path, kinds={"ffn|token_embd|output": type_})
     _, files = open_target(resolved(path))
     reader = {t.name: t for t in gguf.GGUFReader(path).tensors}
     for name, own in (
@@ -304,9 +312,8 @@ def test_blocks_stay_as_they_are(kind, tmp_path):
 
 
 def test_blocks_that_are_not_finite(tmp_path):
-    save(tmp_path / "hf", LLAMA)
     kinds = {"ffn_up": gguf.GGMLQuantizationType.Q4_1}
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", kinds=kinds)
+    path = written(tmp_path, kinds=kinds)
     tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_up.weight")
     content = bytearray(path.read_bytes())
     at = tensor.data_offset + 20 + 2  # the minimum of the second block
@@ -544,19 +551,10 @@ def test_what_converters_of_gemma_3_left_out_or_made_up(tmp_path):
     assert config["final_logit_softcapping"] == 20
 
 
-def test_the_older_name_of_linear_scaling_counts(tmp_path):
-    save(tmp_path / "hf", LLAMA)
-    extra = {"llama.rope.scale_linear": 4.0}
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
-    config, _ = open_target(resolved(path))
-    assert config.rope == Rope(1e4, "linear", (("factor", 4.0),))
-
-
 def test_a_window_of_llamas_architecture(tmp_path):
     """Mistral's, whose files have the same architecture."""
-    save(tmp_path / "hf", LLAMA)
     extra = {"llama.attention.sliding_window": 10}
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    path = written(tmp_path, extra=extra)
     config, _ = open_target(resolved(path))
     assert config == dataclasses.replace(LLAMA, model_type="mistral", sliding_window=10)
 
@@ -572,8 +570,9 @@ ALONE = re.compile(
 def test_no_field_of_the_specification_is_passed_over(name, tmp_path):
     """Each is used or refused; none that could change the text is only warned about."""
     changes, extra = MODELS[name]
-    save(tmp_path / "hf", dataclasses.replace(LLAMA, **changes))
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra, tensors=FACTORS.get(name))
+    path = written(
+        tmp_path, dataclasses.replace(LLAMA, **changes), extra=extra, tensors=FACTORS.get(name)
+    )
     files = gguf_file.read(path)
     architecture, factors = files.metadata["general.architecture"], rope_factors(files)
     plain = hf_config(files, factors)
@@ -592,9 +591,8 @@ def test_no_field_of_the_specification_is_passed_over(name, tmp_path):
 
 
 def test_the_cure_of_a_field_that_is_not_supported(tmp_path):
-    save(tmp_path / "hf", LLAMA)
     extra = {"llama.attention.clamp_kqv": 8.0}
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    path = written(tmp_path, extra=extra)
     with pytest.raises(UserError, match=r"has llama\.attention\.clamp_kqv = 8\.0, which") as info:
         resolved(path)
     program, *options, _ = shlex.split(str(info.value).rpartition(": ")[2])
@@ -713,10 +711,9 @@ def test_a_tokenizer_of_which_a_part_would_be_lost(field, value, match, tmp_path
 
 def test_how_the_authors_sample(tmp_path):
     """As `generation_config.json` has it."""
-    save(tmp_path / "hf", LLAMA)
     fields = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0, "penalty_repeat": 1.05}
     extra = {f"general.sampling.{name}": value for name, value in fields.items()}
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    path = written(tmp_path, extra=extra)
     options = read_options(resolved(path))
     sampling = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0, "do_sample": True}
     assert options == {"eos_token_id": [1], "repetition_penalty": 1.05, **sampling}
@@ -732,9 +729,8 @@ def test_how_the_authors_sample(tmp_path):
 @pytest.mark.parametrize("own", [None, "of the file", "{% broken"])
 def test_a_chat_template_beside_the_file(own, tmp_path):
     """It wins, whatever the file has, and a change of it counts."""
-    save(tmp_path / "hf", LLAMA)
     extra = {"tokenizer.chat_template": own} if own else {}
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra=extra)
+    path = written(tmp_path, extra=extra)
     own_first = Tokenizer.load(resolved(path)).chat_template
     assert own_first == own
     other = json.dumps({"chat_template": "in the config", "tokenizer_class": "NoSuchTokenizer"})
@@ -758,18 +754,6 @@ def test_a_chat_template_in_another_encoding(with_tokenizer, tmp_path):
         resolved(tmp_path / "m.gguf")
 
 
-def test_the_place_of_files_beside_is_written_down(tmp_path):
-    """For those who tell a user where to put one."""
-    directory = resolved(write_plain(tmp_path))
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    assert config["gguf_directory"] == str(tmp_path)
-
-
-def write_plain(tmp_path):
-    save(tmp_path / "hf", LLAMA)
-    return write(tmp_path / "m.gguf", tmp_path / "hf")
-
-
 def test_a_tokenizer_beside_the_file(tmp_path):
     """It wins, with its config; another model's is refused."""
     original = byte_level()
@@ -779,7 +763,11 @@ def test_a_tokenizer_beside_the_file(tmp_path):
     original.add_special_tokens(["<|more|>"])
     original.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|more|>"}))
-    tokenizer = Tokenizer.load(resolved(tmp_path / "m.gguf"))
+    directory = resolved(tmp_path / "m.gguf")
+    # Written down for those who tell a user where to put one.
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    assert config["gguf_directory"] == str(tmp_path)
+    tokenizer = Tokenizer.load(directory)
     assert tokenizer.encode("<|more|>") == [original.token_to_id("<|more|>")]
     assert tokenizer.wrapped.eos_token == "<|more|>"
     assert tokenizer.chat_template == "of the file"
@@ -789,8 +777,7 @@ def test_a_tokenizer_beside_the_file(tmp_path):
 
 
 def refused(tmp_path, match, **options):
-    save(tmp_path / "hf", LLAMA)
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", **options)
+    path = written(tmp_path, **options)
     with pytest.raises(UserError, match=match):
         resolved(path)
     return path
@@ -863,8 +850,7 @@ def test_refused_by_name(tmp_path, options, match):
 
 def test_a_field_that_is_not_known(tmp_path):
     """Every reader is told, not only the first."""
-    save(tmp_path / "hf", LLAMA)
-    path = write(tmp_path / "m.gguf", tmp_path / "hf", extra={"llama.new_option": 3})
+    path = written(tmp_path, extra={"llama.new_option": 3})
     for _ in range(2):
         with pytest.warns(InputWarning, match="new_option"):
             load_target(resolved(path))
@@ -872,8 +858,7 @@ def test_a_field_that_is_not_known(tmp_path):
 
 def test_damaged_files(tmp_path):
     """Cut off, or gone after the first time."""
-    save(tmp_path / "hf", LLAMA)
-    path = write(tmp_path / "m.gguf", tmp_path / "hf")
+    path = written(tmp_path)
     directory, whole = resolved(path), path.read_bytes()
     for size in (10, 400, len(whole) // 2):
         path.write_bytes(whole[:size])
