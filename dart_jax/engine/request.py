@@ -172,6 +172,7 @@ class Update(NamedTuple):
       prompt_logprobs: of the prompt's after the first, likewise; only in the first update.
       cached: tokens of the prompt that were not read, since their keys and values were there; only
         in the first update.
+      draft: what was verified, if that was asked for and anything was drafted.
     """
 
     tokens: tuple[int, ...]
@@ -180,6 +181,7 @@ class Update(NamedTuple):
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     cached: int = 0
+    draft: Draft | None = None
 
     @property
     def drafted(self) -> tuple[bool, ...]:

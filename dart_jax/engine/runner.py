@@ -358,6 +358,7 @@ class Runner:
             logprobs,
             sequence.prompt_logprobs if first else None,
             sequence.cached if first else 0,
+            each.draft,
         )
         if not self.give(sequence, update) or finish is not None:
             self.end(sequence)

@@ -1,0 +1,48 @@
+"""Answers while the engine writes them: all that the app asks of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import numpy as np
+
+from dart_jax.engine.request import Request, Update
+from dart_jax.errors import UserError
+from dart_jax.generation import GeneratedText, GenerationConfig, Step
+from dart_jax.generation.prompts import Prompt, encode_prompts
+from dart_jax.serving.engine import Engine
+
+
+async def write(
+    engine: Engine, prompt: Prompt, config: GenerationConfig
+) -> AsyncGenerator[tuple[GeneratedText, list[Step], float], None]:
+    """Yields a text so far, its steps after the first one, which has no draft, and their seconds,
+    after each step; closing the generator ends the decoding. Raises UserError if the prompt or an
+    option is refused, too many requests wait, or the engine failed."""
+    loop, inbox, model = asyncio.get_running_loop(), asyncio.Queue[object](), engine.model
+    tokenizer, vocabulary, began = model.tokenizer, model.target.vocab_size, 0.0
+    encoded = encode_prompts(tokenizer, prompt, config, 1, model.eos, vocabulary)
+    (tokens,), _, strings, ids = encoded
+    options: dict[str, Any] = {"seed": config.seed, "stop_ids": ids, "drafts": True}
+    tokens, length = np.asarray(tokens, np.int32), config.max_new_tokens
+    request = Request(tokens, length, config.sampling, **options)
+    text = GeneratedText(tokenizer, strings, ids, continues=isinstance(prompt, str))
+    steps = list[Step]()
+    ticket = engine.submit(request, lambda news: loop.call_soon_threadsafe(inbox.put_nowait, news))
+    try:
+        while text.finish is None:
+            update = await inbox.get()
+            if not isinstance(update, Update):
+                raise UserError(str(update))
+            pieces = text.append(update.tokens, update.drafted)
+            pieces += text.end() if update.finish else []
+            if began:
+                emitted = np.array(update.tokens, np.int32)
+                steps.append(Step(pieces, emitted, sum(update.drafted), update.draft))
+            began = began or time.monotonic()
+            yield text, steps, time.monotonic() - began
+    finally:
+        ticket.cancel()
