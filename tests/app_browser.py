@@ -88,9 +88,10 @@ class Visitor:
 
     def send(self, message: str) -> None:
         """Sends a message, and waits for the first tokens of its answer."""
+        self.page.evaluate("document.querySelector('#tokens .text')?.classList.add('old')")
         self.page.fill(MESSAGE, message)
         self.page.press(MESSAGE, "Enter")
-        self.page.wait_for_selector("#tokens .text")
+        self.page.wait_for_selector("#tokens .text:not(.old)")
 
     def finished(self) -> str:
         """Waits for the answer's end; the line above its tokens."""

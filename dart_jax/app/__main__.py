@@ -50,8 +50,7 @@ def run(config: AppConfig) -> None:
     `DartModel.from_pretrained`."""
     if importlib.util.find_spec("gradio") is None:
         raise UserError("the web app needs Gradio: pip install 'dart-jax[app]'")
-    # Disables usage reports. Gradio reads it at import.
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # no usage reports; read at import
     from dart_jax.app.page import served
 
     model = config.load()
@@ -61,12 +60,11 @@ def run(config: AppConfig) -> None:
     except UserError as error:
         warn(f"{error}; the page begins with greedy decoding")
         own = GenerationConfig()
-    default = config.named.title if config.named else str(config.target)
-    name = default if config.name is None else config.name
+    name = config.name or (config.named.title if config.named else str(config.target))
     host = "0.0.0.0" if config.listen else "127.0.0.1"
     serving = ServingConfig(slots=4, tree_nodes=config.tree_nodes)
-    with stage("preparing the model") as progress:
-        engine = Engine(model, serving, progress, own.sampling)
+    with stage("preparing the model") as tell:
+        engine = Engine(model, serving, tell, own.sampling)
     with contextlib.closing(engine), served(engine, own, name, host, config.port) as address:
         print(f"dart_jax is at {address}", flush=True)
         threading.Event().wait()

@@ -23,9 +23,8 @@ async def write(
     after each step; closing the generator ends the decoding. Raises UserError if the prompt or an
     option is refused, too many requests wait, or the engine failed."""
     loop, inbox, model = asyncio.get_running_loop(), asyncio.Queue[object](), engine.model
-    tokenizer, vocabulary, began = model.tokenizer, model.target.vocab_size, 0.0
-    encoded = encode_prompts(tokenizer, prompt, config, 1, model.eos, vocabulary)
-    (tokens,), _, strings, ids = encoded
+    tokenizer, size, began = model.tokenizer, model.target.vocab_size, 0.0
+    (tokens,), _, strings, ids = encode_prompts(tokenizer, prompt, config, 1, model.eos, size)
     options: dict[str, Any] = {"seed": config.seed, "stop_ids": ids, "drafts": True}
     tokens, length = np.asarray(tokens, np.int32), config.max_new_tokens
     request = Request(tokens, length, config.sampling, **options)

@@ -20,19 +20,17 @@ from dart_jax.errors import UserError
 from dart_jax.generation import GeneratedText, GenerationConfig, Step
 from dart_jax.serving.engine import Engine
 
-_STYLES = [Path(__file__).with_name("style.css"), step_view.STYLE]
-
 _CODE = [["def mean(values):\n"], ['class Stack:\n    """A stack."""\n\n'], ["import os\n"]]
 _QUESTIONS = [["Name the first ten prime numbers."], ["Write a function that reverses a string."]]
 _LEGEND = """<span class="drafted">Drafted</span> and accepted, or the target's
 <span class="own">own</span>."""
 _NOTHING = '<p class="note">The tokens and draft trees of the next answer will be here.</p>'
 
-# The page loads nothing from other hosts, such as images that an answer names, whose addresses
-# could tell others what was said.
+# Nothing is loaded from other hosts, which could learn what was said by the images of an answer.
 _POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 _HEAD = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 
+_STYLE = Path(__file__).with_name("style.css")
 _REFRESH = 0.08  # seconds between updates of the page
 
 # Name of an option -> label, hint, least, most, step.
@@ -81,30 +79,20 @@ class Page:
                     tokens = gr.HTML(_NOTHING, elem_id="tokens", padding=False)
                     number = gr.Slider(1, 2, step=1, label="Step", visible=False, elem_id="step")
                     tree = gr.HTML(elem_id="tree", padding=False)
-            hint = "Enter sends, Shift+Enter begins a new line"
-            textbox = gr.Textbox(
-                placeholder=hint, max_lines=12, submit_btn=True, stop_btn=True, render=False
-            )
+            box: Any = {"submit_btn": True, "stop_btn": True, "max_lines": 12, "render": False}
+            textbox = gr.Textbox(placeholder="Enter sends, Shift+Enter begins a new line", **box)
             look: Any = {"show_label": False, "scale": 1, "min_height": 400, "elem_id": "chat"}
             look |= {"render_markdown": chat, "elem_classes": [] if chat else ["plain"]}
-            buttons: Any = {"buttons": ["copy", "copy_all"], "editable": "user", "render": False}
-            chatbot = gr.Chatbot(**look, **buttons)
+            look |= {"buttons": ["copy", "copy_all"], "editable": "user", "render": False}
+            chatbot = gr.Chatbot(**look)
             views = [tokens, steps := gr.State(), number, tree, textbox]
+            settings = gr.Accordion("Settings", open=False, render=False)
+            parts: Any = {"chatbot": chatbot, "textbox": textbox, "additional_outputs": views}
+            parts |= {"additional_inputs": self._settings(), "concurrency_limit": None, **private}
+            parts |= {"additional_inputs_accordion": settings, "analytics_enabled": False}
+            parts |= {"examples": _QUESTIONS if chat else _CODE, "save_history": True}
             with column:
-                interface = _Chat(
-                    self.reply,
-                    chatbot=chatbot,
-                    textbox=textbox,
-                    editable=True,
-                    examples=_QUESTIONS if chat else _CODE,
-                    additional_inputs=self._settings(),
-                    additional_inputs_accordion=gr.Accordion("Settings", open=False, render=False),
-                    additional_outputs=views,
-                    save_history=True,
-                    concurrency_limit=None,
-                    analytics_enabled=False,
-                    **private,
-                )
+                interface = _Chat(self.reply, editable=True, **parts)
             # Gradio's own reaction leaves out answers to edited messages.
             cancels: Any = [f.get_config() for f in blocks.fns.values() if f.name == "_submit_fn"]
             ready: Any = {"interactive": True, "submit_btn": True, "stop_btn": False}
@@ -117,10 +105,9 @@ class Page:
 
     def _settings(self) -> list[Any]:
         """Returns the inputs of `reply` after the history."""
-        own: Any = {"max_new_tokens": 512 if self._chat else 128, "seed": 0}
-        own |= dataclasses.asdict(self._own.sampling)
+        own: Any = dataclasses.asdict(self._own.sampling) | {"max_new_tokens": 512, "seed": 0}
         options: Any = {"placeholder": "The chat template's own", "visible": self._chat}
-        settings: list[Any] = [gr.Textbox(label="System prompt", render=False, **options)]
+        settings: list[Any] = [gr.Textbox("", label="System prompt", render=False, **options)]
         for name, (label, info, least, most, step) in _OPTIONS.items():
             ends, value = (min(least, own[name]), max(most, own[name])), own[name]
             options = {"label": label, "info": info, "elem_id": name, "render": False}
@@ -158,9 +145,7 @@ class Page:
             messages.append({"role": each["role"], "content": text})
         return cleaned(messages)
 
-    def _views(
-        self, message: str, text: GeneratedText, steps: list[Step], seconds: float
-    ) -> tuple[Any, ...]:
+    def _views(self, message: str, text: GeneratedText, steps: list[Step], seconds: float) -> Any:
         """Returns the tokens, the steps, the slider, the newest tree, and the message's box."""
         count, own, last = len(text.tokens), text.drafted[:-1].count(False), len(steps)
         drafts, ended, line = (
@@ -175,8 +160,8 @@ class Page:
             line += " · finished" if text.finish == "stop" else " · cut at the maximum length"
         before = "" if self._chat else f'<span class="prompt">{escape(message)}</span>'
         after = coloured(text.pieces) if drafts else escape("".join(text.pieces))
-        html = f'<p class="note">{line}. {_LEGEND if drafts else ""}</p>'
-        html += f'<div class="end"><div class="text">{before}{after}</div></div>'
+        note = f'<p class="note">{line}. {_LEGEND if drafts else ""}</p>'
+        html = f'{note}<div class="end"><div class="text">{before}{after}</div></div>'
         slider = gr.update(maximum=max(last, 2), value=max(last, 1), visible=drafts)
         box = gr.update(submit_btn=ended, stop_btn=not ended)
         return html, steps, slider, self._picture(steps, last), box
@@ -186,7 +171,7 @@ class Page:
         if not 0 < number <= len(steps):
             return ""
         step = steps[number - 1]
-        svg = "" if step.draft is None else step_view.drawing(step, self._model, "")
+        svg = "" if step.draft is None else step_view.drawing(step, self._model)
         line = f"Step {number} of {len(steps)}: {step_view.counts(step)}."
         return f'<p class="note">{line}</p><div class="wide">{svg}</div>'
 
@@ -198,7 +183,7 @@ def served(engine: Engine, own: GenerationConfig, name: str, host: str, port: in
     blocks = Page(engine, own).blocks(name)
     blocks.queue(api_open=False)
     theme = Default(primary_hue="green").set(button_primary_background_fill="*primary_700")
-    options: Any = {"theme": theme, "css_paths": _STYLES, "head": _HEAD, "footer_links": []}
+    options: Any = {"theme": theme, "css_paths": _STYLE, "head": _HEAD, "footer_links": []}
     options |= {"quiet": True, "run_history": False, "ssr_mode": False, "prevent_thread_lock": True}
     try:
         _, address, _ = blocks.launch(server_name=host, server_port=port or None, **options)

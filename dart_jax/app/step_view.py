@@ -14,7 +14,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation import Piece, Step
 from dart_jax.model import DartModel
 
-STYLE = Path(__file__).with_name("tree.css")
+_STYLE = Path(__file__).with_name("tree.css")
 
 # Characters that a template of the page would interpret, besides those of HTML.
 _TEMPLATE = str.maketrans({sign: f"&#{ord(sign)};" for sign in "$`{}\\"})
@@ -46,13 +46,12 @@ def counts(step: Step) -> str:
     return f"{drafted} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
 
 
-def drawing(step: Step, model: DartModel, style: str | None = None) -> str:
+def drawing(step: Step, model: DartModel) -> str:
     """Draws the tree of a step of `TextGeneration.steps`, from left to right.
 
     Args:
       step: a step with its drafts; not the prefill.
       model: the model that generated it.
-      style: CSS of the picture; None for its own, so that it can stand alone.
 
     Raises:
       UserError: the step has no drafts.
@@ -85,11 +84,10 @@ def drawing(step: Step, model: DartModel, style: str | None = None) -> str:
             f'<text class="line" x="{center}" y="{y + _HEIGHT - 5}">{escape(line)}</text></g>'
         )
     width, height = max(xs) + _WIDTH + 2, max(ys) + _HEIGHT + 2
-    style = f"<style>{STYLE.read_text() if style is None else style}</style>"
     return (
         f'<svg class="tree" role="img" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">'
-        f"<title>{counts(step)}</title>{style}{edges}{boxes}</svg>"
+        f"<title>{counts(step)}</title><style>{_STYLE.read_text()}</style>{edges}{boxes}</svg>"
     )
 
 

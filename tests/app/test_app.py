@@ -153,9 +153,7 @@ def test_drawings(engine):
         step_view.drawing(prefill, model)
     for step in (step for step in steps if step.draft is not None):
         svg = ET.fromstring(step_view.drawing(step, model))
-        assert "fill: var(--panel, #" in next(
-            each.text for each in svg.iter() if "style" in each.tag
-        )
+        assert "fill: var(--panel, #" in step_view.drawing(step, model)
         boxes = [each for each in svg.iter() if each.tag.endswith("rect")]
         assert len({(box.get("x"), box.get("y")) for box in boxes}) == len(boxes)
         nodes = step_view.nodes_of(step, step.draft, model)
