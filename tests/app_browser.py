@@ -1,4 +1,4 @@
-"""Runs the web app in a separate process and drives it with a headless browser."""
+"""A headless browser for the web app."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ import pytest
 
 REQUIRED = os.environ.get("DART_REQUIRE_BROWSER") == "1"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-# On a busy machine programs take a while to compile.
-PATIENCE = 240_000  # milliseconds
+_PATIENCE = 240_000  # milliseconds; on a busy machine programs take a while to compile
 
 
 class Served(NamedTuple):
@@ -71,52 +69,40 @@ class Visitor:
     def __init__(self, context: Any, address: str):
         """Opens the page."""
         self.page = context.new_page()
-        self.page.set_default_timeout(PATIENCE)
+        self.page.set_default_timeout(_PATIENCE)
         self.problems: list[str] = []
         self.requests: list[str] = []
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("dialog", lambda dialog: self.problems.append(dialog.message))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(address)
-        self.page.wait_for_selector("#send")
+        self.page.wait_for_selector(MESSAGE)
 
-    def set(self, name: str, value: float | str) -> None:
-        """Types a number into a control; an empty string empties it."""
-        sampling = self.page.locator("#sampling > button")
-        if "open" not in (sampling.get_attribute("class") or ""):
-            sampling.click()
+    def set(self, name: str, value: float) -> None:
+        """Types a number into a control of the settings, or of the trees."""
         box = self.page.locator(f"#{name} input[type=number]")
+        if not box.is_visible():
+            self.page.get_by_role("button", name="Settings").click()
         box.fill(str(value))
         box.press("Tab")
 
-    def method(self, title: str) -> None:
-        """Chooses a method."""
-        self.page.locator("#method").get_by_label(title, exact=True).check()
-
-    def write(self, prompt: str) -> None:
-        """Sends a prompt, and waits for the first tokens of its answer."""
-        before = self.page.locator(".entry").count()
-        self.page.fill("#prompt textarea", prompt)
-        self.page.press("#prompt textarea", "Enter")
-        self.page.wait_for_function(
-            f"document.querySelectorAll('.written')[{before}]?.textContent.length > 0"
-        )
+    def send(self, message: str) -> None:
+        """Sends a message, and waits for the first tokens of its answer."""
+        self.page.evaluate("document.querySelector('#tokens .text')?.classList.add('old')")
+        self.page.fill(MESSAGE, message)
+        self.page.press(MESSAGE, "Enter")
+        self.page.wait_for_selector("#tokens .text:not(.old)")
 
     def finished(self) -> str:
-        """Waits for the newest answer's end; its line."""
-        line = ".entry:last-child > .note > span"
-        self.page.wait_for_function(
-            f"/cut|finished/.test(document.querySelector('{line}')?.textContent)"
-        )
-        return self.page.inner_text(line)
+        """Waits for the answer's end; the line above its tokens."""
+        self.page.wait_for_selector("#tokens .note:text-matches('cut|finished')")
+        self.page.wait_for_selector(f"{MESSAGE}:enabled")
+        return self.page.inner_text("#tokens .note")
 
     @property
-    def answer(self) -> str:
-        """The newest answer's text."""
-        return self.page.evaluate(
-            "document.querySelector('.entry:last-child .written').textContent"
-        )
+    def tokens(self) -> str:
+        """The text of the view of tokens."""
+        return self.page.evaluate("document.querySelector('#tokens .text').textContent")
 
-    def tab(self, name: str) -> None:
-        """Shows a part of the page."""
-        self.page.get_by_role("tab", name=name).click()
+
+MESSAGE = "textarea[data-testid=textbox]:not(#system *)"

@@ -1,4 +1,4 @@
-"""Serve a chat in the browser that shows how drafting works: coloured text, draft trees, a race.
+"""Serve a chat in the browser that shows how drafting works: coloured tokens, and draft trees.
 
     python -m dart_jax.app
 
@@ -8,14 +8,20 @@ model, which continues Python code. Only this machine can open the page, unless 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
+import threading
 from collections.abc import Sequence
 
-from dart_jax.errors import UserError
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.thread import EngineThread
+from dart_jax.errors import UserError, warn
+from dart_jax.generation import GenerationConfig
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.progress import stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +34,8 @@ class AppConfig(ModelChoice):
     """Let other machines open the page. There are no passwords."""
     port: int = 7860
     """Port of the page; 0 picks a free one."""
+    tree_nodes: int | None = None
+    """Nodes of the draft tree, beside the root; 0 for plain decoding. By default as many as pay."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,21 +46,28 @@ class AppConfig(ModelChoice):
 
 
 def run(config: AppConfig) -> None:
-    """Serves the page until Ctrl-C.
-
-    Raises:
-      UserError: Gradio is not installed, the port is taken, or as `DartModel.from_pretrained`.
-    """
+    """Serves the page until Ctrl-C. Raises UserError if Gradio is missing, the port is taken, or as
+    `DartModel.from_pretrained`."""
     if importlib.util.find_spec("gradio") is None:
         raise UserError("the web app needs Gradio: pip install 'dart-jax[app]'")
-    # Disables usage reports. Gradio reads it at import.
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    from dart_jax.app.page import serve
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # no usage reports; read at import
+    from dart_jax.app.page import served
 
-    default = config.named.title if config.named else str(config.target)
-    name = default if config.name is None else config.name
+    model = config.load()
+    try:  # the temperature decides whether to sample
+        own = model.generation_config
+        own = dataclasses.replace(own, do_sample=None, temperature=own.sampling.temperature)
+    except UserError as error:
+        warn(f"{error}; the page begins with greedy decoding")
+        own = GenerationConfig()
+    name = config.name or (config.named.title if config.named else str(config.target))
     host = "0.0.0.0" if config.listen else "127.0.0.1"
-    serve(config.load(), name, host=host, port=config.port)
+    options = EngineConfig(slots=4, tree_nodes=config.tree_nodes)
+    with stage("preparing the model") as tell:
+        engine = EngineThread(model, options, tell, own.sampling)
+    with contextlib.closing(engine), served(engine, own, name, host, config.port) as address:
+        print(f"dart_jax is at {address}", flush=True)
+        threading.Event().wait()
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -1,396 +1,195 @@
-"""The page: its layout and its buttons."""
+"""The page: Gradio's chat, and two views of its last answer."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.components import Component
-from gradio.themes import Base, Default
+from gradio.themes import Default
 
-from dart_jax.app import answer, markup, race, step_view
-from dart_jax.app.tree_picture import STYLE as TREE_STYLE
-from dart_jax.data.messages import alternating, cleaned
+from dart_jax.app import answers, step_view
+from dart_jax.app.step_view import coloured, escape
+from dart_jax.data.messages import cleaned
 from dart_jax.decoding.drafting import drafter_title
-from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.engine.shapes import default_search
-from dart_jax.errors import UserError, warn
-from dart_jax.generation import Completion, GenerationConfig, Step
-from dart_jax.model import DartModel
+from dart_jax.engine.thread import EngineThread
+from dart_jax.errors import UserError
+from dart_jax.generation import GeneratedText, GenerationConfig, Step
 
-STYLE = Path(__file__).with_name("style.css")
+_CODE = [["def mean(values):\n"], ['class Stack:\n    """A stack."""\n\n'], ["import os\n"]]
+_QUESTIONS = [["Name the first ten prime numbers."], ["Write a function that reverses a string."]]
+_LEGEND = """<span class="drafted">Drafted</span> and accepted, or the target's
+<span class="own">own</span>."""
+_NOTHING = '<p class="note">The tokens and draft trees of the next answer will be here.</p>'
 
-# The demo's target was trained on Python; these functions are from held-out modules.
-CODE = (
-    'def heappush(heap, item):\n    """Push item onto heap."""\n',
-    'def mean(values):\n    """Return the arithmetic mean of a list of numbers."""\n',
-    "class Stack:\n    def __init__(self):\n",
-)
-QUESTIONS = (
-    "Name the first ten prime numbers.",
-    "Explain speculative decoding to a child.",
-    "Write a Python function that merges two sorted lists.",
-)
+# Nothing is loaded from other hosts, which could learn what was said by the images of an answer.
+_POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
+_HEAD = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 
-NOTHING = markup.note("Write something, or choose an example.")
-
-# The visitor's system fonts: nothing is loaded from other hosts.
-_FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
-_MONO = ("ui-monospace", "Menlo", "Consolas", "monospace")
-
+_STYLE = Path(__file__).with_name("style.css")
 _REFRESH = 0.08  # seconds between updates of the page
-_CHARACTERS = 100_000  # of a prompt, at most
-_QUEUE = 48  # answers that wait, at most
-_LONGEST = 4096  # new tokens, at most
 
-# Name of an option of sampling -> label, hint, least, most, step.
-_SAMPLING = {
+# Name of an option -> label, hint, least, most, step.
+_OPTIONS = {
+    "max_new_tokens": ("Maximum new tokens", None, 8, 4096, 1),
     "temperature": ("Temperature", "0 is greedy decoding", 0, 2, 0.05),
     "top_p": ("Top-p", "1 for all", 0.05, 1, 0.05),
     "top_k": ("Top-k", "0 for all", 0, 200, 1),
     "min_p": ("Min-p", "0 for all", 0, 1, 0.05),
     "repetition_penalty": ("Repetition penalty", "1 for none", 0.5, 2, 0.05),
+    "seed": ("Seed", None, 0, 9999, 1),
 }
-_NUMBERS = ("max_new_tokens", *_SAMPLING, "seed", "tree_nodes")
 
 
-@dataclasses.dataclass
-class Visit:
-    """The conversation in one tab of a browser.
+class _Chat(gr.ChatInterface):
+    """Keeps the white space of messages, with which a text to be continued may end."""
 
-    Attributes:
-      turns: prompts and answers, in turn.
-      html: the same, drawn, an entry for each pair.
-      steps: the steps of the last answer after the first one, which has nothing to verify.
-      model: the one that wrote it.
-      search: the parameters of its tree search.
-    """
+    def _message_as_message_dict(self, message: Any, role: Any) -> list[Any]:
+        message = _said(role, message) if isinstance(message, str) else message
+        return super()._message_as_message_dict(message, role)
 
-    turns: list[str] = dataclasses.field(default_factory=list)
-    html: list[str] = dataclasses.field(default_factory=list)
-    steps: list[Step] = dataclasses.field(default_factory=list)
-    model: DartModel | None = None
-    search: SearchConfig = SearchConfig()
 
-    @property
-    def drafts(self) -> bool:
-        """True if something was drafted for the last answer."""
-        return any(step.draft is not None for step in self.steps)
+def _said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
 class Page:
-    """The page of a model, which Gradio's queue lets one visitor after the other use.
+    """The page of an engine's model."""
 
-    Attributes:
-      own: how the target samples by its `generation_config.json`, with which the page begins.
-    """
-
-    def __init__(self, model: DartModel):
-        """Takes the model, which a visitor can also let decode plainly."""
-        self._models = {"plain decoding": model.with_drafter(None)}
-        if model.drafter is not None:
-            self._models = {drafter_title(model.drafter): model, **self._models}
-        self._chat = bool(model.tokenizer.chat_template)
-        self._options = _own_options(model)
-        self.own = self._options.sampling
-        self._longest = min(_LONGEST, model.target.max_length)
+    def __init__(self, engine: EngineThread, own: GenerationConfig):
+        """Takes the engine, and the options with which the page begins."""
+        self._engine, self._own, self._model = engine, own, engine.model
+        self._chat = bool(engine.model.tokenizer.chat_template)
 
     def blocks(self, name: str) -> gr.Blocks:
         """Builds the Gradio app; `name` is the model's."""
-        chat, (first, *others) = self._chat, self._models
-        line = f"Drafted by {first}." if others else "Decoded plainly: there is no drafter."
+        chat, drafter = self._chat, self._model.drafter
+        line = f"Drafted by {drafter_title(drafter)}." if drafter else "There is no drafter."
         line += "" if chat else " It continues your text; it does not chat."
-        with gr.Blocks(title=name, analytics_enabled=False) as blocks:
-            visit = gr.State(Visit())
-            gr.HTML(f"<h1>{markup.escape(name)}</h1>{markup.note(line)}")
-            with gr.Row():
-                with gr.Column(scale=3, min_width=320):
-                    with gr.Tab("Chat" if chat else "Text"):
-                        gr.Radio(
-                            ["Markdown", "Tokens"],
-                            value="Markdown",
-                            visible=bool(chat and others),
-                            show_label=False,
-                            container=False,
-                            interactive=True,  # style.css reads it
-                            elem_id="view",
-                        )
-                        # The outer column scrolls and stays at its end while the inner one grows.
-                        with gr.Column(elem_id="answers"), gr.Column():
-                            answers = gr.HTML(
-                                NOTHING,
-                                elem_classes=["chat"] if chat else [],
-                                js_on_load=answer.COPYING,
-                            )
-                    with gr.Tab("Draft tree", visible=bool(others)):
-                        label = "Step of the last answer"
-                        number = gr.Slider(
-                            1, 2, 1, step=1, label=label, visible=False, elem_id="step"
-                        )
-                        tree = gr.HTML(step_view.NOTHING, elem_id="tree")
-                    with gr.Tab("Race", visible=bool(others)):
-                        start = gr.Button("Race", elem_id="start")
-                        track = gr.HTML(race.NOTHING, elem_id="track")
-                    prompt = gr.Textbox(
-                        label="Your message" if chat else "Text to continue",
-                        info="Enter sends, Shift+Enter begins a new line.",
-                        lines=1,
-                        max_lines=12,
-                        max_length=_CHARACTERS,
-                        autofocus=True,
-                        elem_id="prompt",
-                    )
-                    with gr.Row():
-                        send = gr.Button("Send", variant="primary", elem_id="send", min_width=90)
-                        stop = gr.Button("Stop", elem_id="stop", min_width=90)
-                        clear = gr.Button("Clear", elem_id="clear", min_width=90)
-                    gr.Examples([[text] for text in (QUESTIONS if chat else CODE)], prompt)
-                with gr.Column(scale=1, min_width=320):
-                    settings = self._settings()
-
-            private: dict[str, Any] = {"api_visibility": "private"}
-            quiet = {"show_progress": "hidden", "concurrency_limit": None, **private}
-            busy = {"concurrency_id": "model", **private}  # one at a time
-            writing = gr.on(
-                [send.click, prompt.submit],
-                self.write,
-                [visit, prompt, *settings],
-                [visit, answers, prompt],
-                show_progress="hidden",
-                **busy,
-            )
-            racing = start.click(
-                self.race, [visit, *settings[1:]], track, show_progress="hidden", **busy
-            )
-            running: list[Any] = [writing, racing]
-            stopping = stop.click(lambda: None, cancels=running, **quiet)
-            clearing = clear.click(
-                lambda: (Visit(), NOTHING), None, [visit, answers], cancels=running, **quiet
-            )
-            for event in (writing.then, stopping.then, clearing.then):
-                event(_newest, visit, [number, tree, track], **quiet)
-            number.change(_picture, [visit, number], tree, trigger_mode="always_last", **quiet)
+        private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        with gr.Blocks(title=name, analytics_enabled=False, fill_height=True) as blocks:
+            gr.HTML(f'<h1>{escape(name)}</h1><p class="note">{line}</p>', padding=False)
+            with gr.Row(scale=1):
+                column = gr.Column(scale=3, min_width=320)
+                with gr.Column(scale=2, min_width=320):
+                    tokens = gr.HTML(_NOTHING, elem_id="tokens", padding=False)
+                    number = gr.Slider(1, 2, step=1, label="Step", visible=False, elem_id="step")
+                    tree = gr.HTML(elem_id="tree", padding=False)
+            box: Any = {"submit_btn": True, "stop_btn": True, "max_lines": 12, "render": False}
+            textbox = gr.Textbox(placeholder="Enter sends, Shift+Enter begins a new line", **box)
+            look: Any = {"show_label": False, "scale": 1, "min_height": 400, "elem_id": "chat"}
+            look |= {"render_markdown": chat, "elem_classes": [] if chat else ["plain"]}
+            look |= {"buttons": ["copy", "copy_all"], "editable": "user", "render": False}
+            chatbot = gr.Chatbot(**look)
+            views = [tokens, steps := gr.State(), number, tree, textbox]
+            settings = gr.Accordion("Settings", open=False, render=False)
+            parts: Any = {"chatbot": chatbot, "textbox": textbox, "additional_outputs": views}
+            parts |= {"additional_inputs": self._settings(), "concurrency_limit": None, **private}
+            parts |= {"additional_inputs_accordion": settings, "analytics_enabled": False}
+            parts |= {"examples": _QUESTIONS if chat else _CODE, "save_history": True}
+            with column:
+                interface = _Chat(self.reply, editable=True, **parts)
+            # Gradio's own reaction leaves out answers to edited messages.
+            cancels: Any = [f.get_config() for f in blocks.fns.values() if f.name == "_submit_fn"]
+            ready: Any = {"interactive": True, "submit_btn": True, "stop_btn": False}
+            stop = textbox.stop(lambda: gr.update(**ready), None, textbox, cancels=cancels)
+            stop.then(lambda chat: chat, chatbot, interface.chatbot_state, **private)
+            nothing = _NOTHING, None, gr.update(visible=False), "", gr.skip()
+            chatbot.clear(lambda: nothing, None, views, **private)
+            number.input(self._picture, [steps, number], tree, queue=False, **private)
         return blocks
 
-    def _settings(self) -> list[Component]:
-        """Draws the inputs of `write` after the prompt, in their order."""
-        first, *others = self._models
-        settings: list[Component] = [
-            gr.Radio(
-                [first, *others],
-                value=first,
-                label="Method",
-                visible=bool(others),
-                elem_id="method",
-            ),
-            gr.Textbox(
-                label="System prompt",
-                placeholder="The chat template's own",
-                lines=1,
-                max_lines=12,
-                max_length=_CHARACTERS,
-                visible=self._chat,
-                elem_id="system",
-            ),
-            gr.Slider(
-                8,
-                self._longest,
-                min(512 if self._chat else 128, self._longest),
-                step=1,
-                precision=0,
-                label="Maximum new tokens",
-                elem_id="max_new_tokens",
-            ),
-        ]
-        own = dataclasses.asdict(self.own)
-        with gr.Accordion("Sampling", open=False, elem_id="sampling"):
-            for option, (label, hint, least, most, step) in _SAMPLING.items():
-                settings.append(
-                    gr.Slider(
-                        min(least, own[option]),
-                        max(most, own[option]),
-                        own[option],
-                        step=step,
-                        precision=0 if step >= 1 else None,
-                        label=label,
-                        info=hint,
-                        elem_id=option,
-                    )
-                )
-            settings.append(gr.Number(0, label="Seed", precision=0, elem_id="seed"))
-        settings.append(
-            gr.Slider(
-                0,
-                64,
-                0,
-                step=4,
-                precision=0,
-                label="Tree nodes",
-                info="0 for as many as pay",
-                visible=bool(others),
-                elem_id="tree_nodes",
-            )
-        )
+    def _settings(self) -> list[Any]:
+        """Returns the inputs of `reply` after the history."""
+        own: Any = dataclasses.asdict(self._own.sampling) | {"max_new_tokens": 512, "seed": 0}
+        options: Any = {"placeholder": "The chat template's own", "visible": self._chat}
+        settings: list[Any] = [gr.Textbox("", label="System prompt", render=False, **options)]
+        for name, (label, info, least, most, step) in _OPTIONS.items():
+            ends, value = (min(least, own[name]), max(most, own[name])), own[name]
+            options = {"label": label, "info": info, "elem_id": name, "render": False}
+            settings.append(gr.Slider(*ends, value, step=step, **options))
         return settings
 
-    def write(
-        self, visit: Visit, prompt: str, method: str, system: str, *numbers: float | None
-    ) -> Iterator[tuple[Visit, str, Any]]:
-        """Yields the conversation while an answer is written, its HTML, and the prompt's new value.
-
-        Args:
-          visit: the conversation before, which stays as it is.
-          prompt: the message, or the text to continue.
-          method: the title of one.
-          system: the system prompt, if any.
-          numbers: the values of `_NUMBERS`.
-
-        Raises:
-          gr.Error: the prompt or an option is refused; shown to the visitor, and not in the log.
-        """
-        model, config = self._models[method], self._config(numbers)
-        with _errors():
-            if not prompt.strip():
-                raise UserError("the prompt is empty; write some text or choose an example")
-            turns = [*visit.turns, prompt]
-            generation = model.stream(self._prompt(turns, system), config)
-            search = default_search(model.drafter)
-
-            def now(seen: list[Step]) -> tuple[Visit, str]:
-                completion = generation.completion
-                after = Visit([*turns, completion.text], visit.html, seen[1:], model, search)
-                drawn = answer.entry(prompt, completion, chat=self._chat, drafts=after.drafts)
-                after.html = [*visit.html, drawn]
-                return after, "".join(after.html)
-
-            yield *now([]), ""
-            seen, shown = list[Step](), time.monotonic()
-            with contextlib.closing(generation.steps(with_drafts=True)) as steps:
-                for step in itertools.chain(steps, [None]):
-                    seen += [step] if step is not None and len(step.tokens) else []
-                    if step is None or time.monotonic() > shown + _REFRESH:
+    async def reply(
+        self, message: str, history: Sequence[Any], system: str, *numbers: float | None
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        """Yields an answer's message and its views while it is written. `numbers` are values of
+        `_OPTIONS`; a UserError is shown to the visitor as a gr.Error, and is not in the log."""
+        shown = 0.0
+        try:
+            if not message.strip():
+                raise UserError("the message is empty; write some text or choose an example")
+            config = GenerationConfig.of(self._own, dict(zip(_OPTIONS, numbers, strict=True)))
+            prompt = self._messages(message, history, system) if self._chat else message
+            async with contextlib.aclosing(answers.write(self._engine, prompt, config)) as writing:
+                async for text, steps, seconds in writing:
+                    if text.finish or time.monotonic() > shown + _REFRESH:
+                        said = _said("assistant", "".join(text.pieces))
+                        yield said, *self._views(message, text, steps, seconds)
                         shown = time.monotonic()
-                        yield *now(seen), gr.skip()
+        except UserError as error:
+            sentence = escape(f"{str(error)[:1].upper()}{str(error)[1:]}.")
+            raise gr.Error(sentence, print_exception=False) from None
 
-    def race(self, visit: Visit, system: str, *numbers: float | None) -> Iterator[str]:
-        """Has the last message answered with drafting and without, in turn, and yields the HTML.
+    def _messages(self, message: str, history: Sequence[Any], system: str) -> list[dict[str, Any]]:
+        """Returns what the model reads. A message that got no answer is left out."""
+        messages = [{"role": "system", "content": system}] if system.strip() else []
+        for each in [*history, _said("user", message)]:
+            if each["role"] == "user" and messages and messages[-1]["role"] == "user":
+                messages.pop()
+            text = "".join(part.get("text", "") for part in each["content"])
+            messages.append({"role": each["role"], "content": text})
+        return cleaned(messages)
 
-        Arguments are those of `write`.
+    def _views(self, message: str, text: GeneratedText, steps: list[Step], seconds: float) -> Any:
+        """Returns the tokens, the steps, the slider, the newest tree, and the message's box."""
+        count, own, last = len(text.tokens), text.drafted[:-1].count(False), len(steps)
+        drafts, ended, line = (
+            any(step.draft for step in steps),
+            bool(text.finish),
+            f"{count} tokens",
+        )
+        if steps and own:
+            tau = f"tau {(count - 1) / own:.2f}" if drafts else "nothing drafted"
+            line += f" · {(count - 1) / seconds:,.0f} tokens/s · {tau}"
+        if ended:
+            line += " · finished" if text.finish == "stop" else " · cut at the maximum length"
+        before = "" if self._chat else f'<span class="prompt">{escape(message)}</span>'
+        after = coloured(text.pieces) if drafts else escape("".join(text.pieces))
+        note = f'<p class="note">{line}. {_LEGEND if drafts else ""}</p>'
+        html = f'{note}<div class="end"><div class="text">{before}{after}</div></div>'
+        slider = gr.update(maximum=max(last, 2), value=max(last, 1), visible=drafts)
+        box = gr.update(submit_btn=ended, stop_btn=not ended)
+        return html, steps, slider, self._picture(steps, last), box
 
-        Raises:
-          gr.Error: there is no message yet, or an option is refused.
-        """
-        config = self._config(numbers)
-        tokens = min(config.max_new_tokens, race.MAX_NEW_TOKENS)
-        config = dataclasses.replace(config, max_new_tokens=tokens)
-        with _errors():
-            if not visit.turns:
-                raise UserError("nothing to race with yet; send a message first")
-            answers: dict[str, list[Completion]] = {method: [] for method in self._models}
-            name, drafted, plain = next(iter(answers)), *answers.values()
-            yield race.standings(name, drafted, plain)
-            prompt = self._prompt(visit.turns[:-1], system)
-            for lap in range(race.ROUNDS + 1):
-                for method, done in answers.items():
-                    generation = self._models[method].stream(prompt, config)
-                    generation.run()
-                    if lap:  # the first one warms up
-                        done.append(generation.completion)
-                    yield race.standings(name, drafted, plain)
-
-    def _prompt(self, turns: list[str], system: str) -> str | list[dict[str, Any]]:
-        """Returns what the model reads of a conversation whose last turn is the visitor's."""
-        if not self._chat:
-            return turns[-1]
-        first = [{"role": "system", "content": cleaned(system)}] if system.strip() else []
-        return [*first, *alternating(turns)]
-
-    def _config(self, numbers: tuple[float | None, ...]) -> GenerationConfig:
-        options: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True))
-        options["tree_nodes"] = options["tree_nodes"] or None
-        with _errors():
-            return GenerationConfig.of(self._options, options)
-
-
-def _own_options(model: DartModel) -> GenerationConfig:
-    """Returns the target's own options, but that the temperature decides whether to sample."""
-    try:
-        own = model.generation_config
-        return dataclasses.replace(own, do_sample=None, temperature=own.sampling.temperature)
-    except UserError as error:
-        warn(f"{error}; the page begins with greedy decoding")
-        return GenerationConfig()
-
-
-def _newest(visit: Visit) -> tuple[Any, str, str]:
-    """Returns the slider for the steps of the last answer, the picture of the first one, and the
-    race before its start."""
-    slider = gr.Slider(maximum=max(len(visit.steps), 2), value=1, visible=visit.drafts)
-    return slider, _picture(visit, 1), race.NOTHING
-
-
-def _picture(visit: Visit, number: int) -> str:
-    if visit.model is None:
-        return step_view.NOTHING
-    if not visit.drafts:
-        return markup.note("Nothing was drafted for the last answer, so it has no draft trees.")
-    return step_view.picture(visit.steps, number, visit.model, visit.search)
+    def _picture(self, steps: list[Step], number: int) -> str:
+        """Draws one of an answer's steps, counted from 1."""
+        if not 0 < number <= len(steps):
+            return ""
+        step = steps[number - 1]
+        svg = "" if step.draft is None else step_view.drawing(step, self._model)
+        line = f"Step {number} of {len(steps)}: {step_view.counts(step)}."
+        return f'<p class="note">{line}</p><div class="wide">{svg}</div>'
 
 
 @contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Shows a UserError to the visitor, and not in the log."""
+def served(
+    engine: EngineThread, own: GenerationConfig, name: str, host: str, port: int
+) -> Iterator[str]:
+    """Serves the page of an engine's model, called `name`, which begins with the options `own`;
+    yields its address. Port 0 is the first free one from 7860 on. A UserError if it is taken."""
+    blocks = Page(engine, own).blocks(name)
+    blocks.queue(api_open=False)
+    theme = Default(primary_hue="green").set(button_primary_background_fill="*primary_700")
+    options: Any = {"theme": theme, "css_paths": _STYLE, "head": _HEAD, "footer_links": []}
+    options |= {"quiet": True, "run_history": False, "ssr_mode": False, "prevent_thread_lock": True}
     try:
-        yield
-    except UserError as error:
-        sentence = markup.escape(f"{str(error)[:1].upper()}{str(error)[1:]}.")
-        raise gr.Error(sentence, print_exception=False) from None
-
-
-def _theme() -> Base:
-    """Returns Gradio's theme with more contrast."""
-    return Default(primary_hue="green", font=_FONT, font_mono=_MONO).set(
-        button_primary_background_fill="*primary_700",
-        button_primary_background_fill_hover="*primary_800",
-        button_primary_background_fill_dark="*primary_700",
-        button_primary_background_fill_hover_dark="*primary_800",
-        block_info_text_color="*neutral_500",
-        block_info_text_color_dark="*neutral_400",
-        input_placeholder_color="*neutral_500",
-        input_placeholder_color_dark="*neutral_400",
-        body_text_color_subdued="*neutral_500",
-    )
-
-
-def serve(model: DartModel, name: str, *, host: str, port: int) -> None:
-    """Serves the page of a model, prints its address, and closes it with Ctrl-C.
-
-    Raises:
-      UserError: the port is taken.
-    """
-    blocks = Page(model).blocks(name)
-    blocks.queue(max_size=_QUEUE, api_open=False)
-    try:
-        _, address, _ = blocks.launch(
-            server_name=host,
-            server_port=port or None,  # the first free one from 7860 on
-            quiet=True,
-            prevent_thread_lock=True,
-            footer_links=[],
-            run_history=False,
-            ssr_mode=False,
-            theme=_theme(),
-            css_paths=[STYLE, TREE_STYLE],
-        )
-        print(f"dart_jax is at {address}", flush=True)
-        threading.Event().wait()
+        _, address, _ = blocks.launch(server_name=host, server_port=port or None, **options)
+        yield address
     except OSError as error:
         raise UserError(f"cannot listen at port {port}: {error}; choose another --port") from None
     finally:

@@ -1,120 +1,124 @@
-"""Draws one step of an answer, with a line of text."""
+"""Draws an answer's tokens, and the draft tree of a step. All texts pass through `escape`."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+import html
+import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
-from dart_jax.app.markup import note
-from dart_jax.app.scores import Score, scores
-from dart_jax.app.tree_picture import STYLE, Node, draw
-from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.engine.request import Draft
-from dart_jax.engine.shapes import default_search
+from dart_jax.engine.thread import ServedModel
 from dart_jax.errors import UserError
-from dart_jax.generation import Step
-from dart_jax.model import DartModel
-from dart_jax.models.drafter_config import ParallelConfig
-from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.generation import Piece, Step
 
-NOTHING = '<p class="note">The draft trees of the next answer will be shown here.</p>'
+_STYLE = Path(__file__).with_name("tree.css")
 
+# Characters that a template of the page would interpret, besides those of HTML.
+_TEMPLATE = str.maketrans({sign: f"&#{ord(sign)};" for sign in "$`{}\\"})
+# Characters that could hide or reorder text, such as direction marks and unpaired surrogates.
+_HIDDEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 
-def nodes_of(step: Step, draft: Draft, model: DartModel, search: SearchConfig) -> list[Node]:
-    """Returns the nodes of a step's draft, with the bonus token after the accepted path."""
-    tokens, parents, depths = draft.tree.tolist()
-    scored = isinstance(model.drafter, ParallelConfig)  # by the search on the host
-    ranks = scores(draft, search, model.ngram) if scored else [None] * len(tokens)
-    accepted, text = accepted_path(step, draft), functools.partial(_text, model.tokenizer)
-    nodes = [Node(text(tokens[0]), None, "root", details="the newest token of the text")]
-    place = {0: 0}  # tree index -> index among the drawn nodes; unused places are not drawn
-    for index in range(1, len(tokens)):
-        if depths[index] == 0:
-            continue
-        place[index] = len(nodes)
-        kind, score = "accepted" if index in accepted else "rejected", ranks[index]
-        short = "" if score is None else f"{score.total:.1f} · {score.drafter:.0%}"
-        details = f"{text(tokens[index])!r}, {kind}{_details(score)}"
-        nodes.append(Node(text(tokens[index]), place[parents[index]], kind, short, details))
-    if len(step.tokens) > step.drafted:
-        own = text(int(step.tokens[step.drafted]))
-        end = place[accepted[step.drafted]]
-        nodes.append(Node(own, end, "bonus", "target", f"{own!r}, the target's own token"))
-    return nodes
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 92, 30, 22, 12  # of a node's box, and between two
+_LABEL = 11  # characters shown of a token, at most
+# A node's text, parent (before it; the root is its own), kind, and line below the text.
+Node = tuple[str, int, str, str]
+_SIGNS = str.maketrans({" ": "·", "\n": "↵", "\t": "⇥"})
 
 
-def accepted_path(step: Step, draft: Draft) -> list[int]:
-    """Returns the accepted nodes, from the root down."""
-    path = [0]
-    tokens, parents, depths = draft.tree.tolist()
-    for token in step.tokens[: step.drafted].tolist():
-        followers = (
-            node
-            for node in range(1, len(tokens))
-            if depths[node] and parents[node] == path[-1] and tokens[node] == token
-        )
-        path.append(next(followers))
-    return path
+def escape(text: str) -> str:
+    """Escapes a text for HTML and templates; hidden characters become U+FFFD."""
+    shown = re.sub(_HIDDEN, "\ufffd", re.sub("\r\n?", "\n", text))
+    return html.escape(shown).translate(_TEMPLATE)
 
 
-def picture(steps: Sequence[Step], number: int, model: DartModel, search: SearchConfig) -> str:
-    """Returns the HTML of one of an answer's steps.
-
-    Args:
-      steps: those after the first one, which has nothing to verify.
-      number: counted from 1; the nearest if there is no such step.
-      model: the one that wrote them.
-      search: the parameters of its tree search.
-    """
-    if not steps:
-        return NOTHING
-    number = min(max(number, 1), len(steps))
-    step, caption = steps[number - 1], f"Step {number} of {len(steps)}: "
-    if step.draft is None:
-        return note(f"{caption}nothing is drafted; the target emits one token.")
-    caption += f"{_counts(step, step.draft)}."
-    nodes, legend = nodes_of(step, step.draft, model, search), ""
-    if any(node.score for node in nodes if node.kind != "bonus"):
-        legend = (
-            " Below a token: the search's score of its path, and the drafter's probability. "
-            "Point at a node for more."
-        )
-    return f'{note(caption + legend)}<div class="wide">{draw(nodes, caption)}</div>'
+def coloured(pieces: Iterable[Piece]) -> str:
+    """Colours the pieces of a text by who wrote them."""
+    kinds = {True: "drafted", False: "own"}
+    return "".join(f'<span class="{kinds[each.drafted]}">{escape(each)}</span>' for each in pieces)
 
 
-def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) -> str:
-    """Draws a step of `TextGeneration.steps` as a standalone SVG, for a notebook or a file.
+def counts(step: Step) -> str:
+    """Tells how many tokens a step drafted, accepted and emitted."""
+    drafted = 0 if step.draft is None else np.count_nonzero(step.draft.tree[2])
+    return f"{drafted} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
+
+
+def drawing(step: Step, model: ServedModel) -> str:
+    """Draws the tree of a step of `TextGeneration.steps`, from left to right.
 
     Args:
       step: a step with its drafts; not the prefill.
       model: the model that generated it.
-      search: the search config that was used; None for the default of trees whose size changes.
 
     Raises:
       UserError: the step has no drafts.
     """
     if step.draft is None:
         raise UserError("this step has no drafts: use steps(with_drafts=True) and skip the prefill")
-    nodes = nodes_of(step, step.draft, model, search or default_search(model.drafter))
-    return draw(nodes, f"{_counts(step, step.draft)}.", STYLE.read_text())
+    nodes = nodes_of(step, step.draft, model)
+    places = range(len(nodes))
+    children = [[n for n in places if nodes[n][1] == place < n] for place in places]
+    xs, ys, leaves, stack = [2] * len(nodes), [2] * len(nodes), 0, [0]
+    while stack:  # depth first, so that no edge crosses another; a row for each leaf
+        index = stack.pop()
+        xs[index] = xs[nodes[index][1]] + (index > 0) * (_WIDTH + _GAP_X)
+        ys[index] += leaves * (_HEIGHT + _GAP_Y)
+        leaves += not children[index]
+        stack += reversed(children[index])
+    edges = boxes = ""
+    for (text, parent, kind, line), x, y in zip(nodes, xs, ys, strict=True):
+        begin, top = xs[parent] + _WIDTH, ys[parent] + _HEIGHT // 2
+        middle, end, center = (begin + x) // 2, y + _HEIGHT // 2, x + _WIDTH // 2
+        if kind != "root":
+            curve = f"M{begin} {top}C{middle} {top} {middle} {end} {x} {end}"
+            edges += f'<path class="edge {kind}" d="{curve}"/>'
+        token = text.translate(_SIGNS)
+        token = token if len(token) <= _LABEL else token[: _LABEL - 1] + "…"
+        boxes += (
+            f'<g class="node {kind}"><title>{escape(f"{text!r}, {kind}")}</title>'
+            f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"/>'
+            f'<text x="{center}" y="{end + (-2 if line else 4)}">{escape(token)}</text>'
+            f'<text class="line" x="{center}" y="{y + _HEIGHT - 5}">{escape(line)}</text></g>'
+        )
+    width, height = max(xs) + _WIDTH + 2, max(ys) + _HEIGHT + 2
+    return (
+        f'<svg class="tree" role="img" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">'
+        f"<title>{counts(step)}</title><style>{_STYLE.read_text()}</style>{edges}{boxes}</svg>"
+    )
 
 
-def _counts(step: Step, draft: Draft) -> str:
-    drafted = np.count_nonzero(draft.tree[2])
-    return f"{drafted} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
+def nodes_of(step: Step, draft: Draft, model: ServedModel) -> list[Node]:
+    """Returns the nodes of a step's draft, with the bonus token after the accepted path."""
+
+    def text(token: int) -> str:  # special tokens by name
+        name = model.tokenizer.backend.id_to_token(token) or ""
+        return name if token in model.tokenizer.special_ids else model.tokenizer.decode([token])
+
+    tokens, parents, depths = draft.tree.tolist()
+    emitted, path = step.tokens.tolist(), [0]
+    nodes, place = [(text(tokens[0]), 0, "root", "")], {0: 0}  # tree's index -> picture's
+    for index, (token, parent, depth) in enumerate(zip(tokens, parents, depths, strict=True)):
+        if not depth:
+            continue  # the root and unused places
+        taken = parent == path[-1] and [token] == emitted[len(path) - 1 : step.drafted][:1]
+        path += [index] * taken
+        place[index], line = len(nodes), ""
+        if depth <= len(draft.ids):
+            line = f"{probability(draft, depth - 1, token, tokens[parent]):.0%}"
+        nodes.append((text(token), place[parent], "accepted" if taken else "rejected", line))
+    bonus = emitted[step.drafted :][:1]
+    return nodes + [(text(token), place[path[-1]], "bonus", "target") for token in bonus]
 
 
-def _text(tokenizer: Tokenizer, token: int) -> str:
-    """Decodes a token; special tokens are shown by name."""
-    if token in tokenizer.special_ids:
-        return tokenizer.backend.id_to_token(token) or ""
-    return tokenizer.decode([token])
-
-
-def _details(score: Score | None) -> str:
-    if score is None:
-        return ""
-    ngram = "" if score.ngram is None else f", n-gram model {score.ngram:.1%}"
-    return f"; drafter {score.drafter:.1%}{ngram}; score {score.total:.2f}"
+def probability(draft: Draft, level: int, token: int, parent: int) -> float:
+    """Returns the drafter's probability of a token among its level's candidates, after a parent."""
+    ids, logits = draft.ids[level], draft.logits[level]
+    if level and len(draft.pairs):
+        before = np.where(draft.ids[level - 1] == parent, draft.logits[level - 1], -np.inf)
+        logits = logits + draft.pairs[level - 1, before.argmax()]
+    weights = np.exp(logits - logits.max())
+    return float(weights[ids == token].sum() / weights.sum())

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
+from dart_jax.decoding.drafting import AnyDrafter
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.engine import Engine
@@ -65,6 +66,11 @@ class ServedModel(Protocol):
 
 class DecodedModel(ServedModel, Protocol):
     """A model with its parameters, as a `DartModel`."""
+
+    @property
+    def drafter(self) -> AnyDrafter | None:
+        """The drafting method's config."""
+        ...
 
     def engine(self, options: EngineConfig) -> Engine:
         """Returns an engine that decodes with the model."""
