@@ -14,7 +14,6 @@ times the probability that the target gives to the draft vocabulary.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -95,9 +94,37 @@ class DrafterLoss:
     def total(
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> jax.Array:
-        """Returns the sum of the losses of these anchors; None stands for all rows."""
-        weigh = path_weights if self.objective.position_weights == "path" else None
-        return total(self.forward, self.measure, params, frozen, batch, anchors, weigh)
+        """Returns the sum of the losses of these anchors; None stands for all rows.
+
+        Only the trained parameters receive gradients, and nothing before the head if they are all
+        in it.
+        """
+        inputs = self.forward.inputs(params, frozen, batch, anchors)
+        trained = ("params",) if params.keys() <= HEAD else ("params", "real")
+        return chunked_sum(self._of_chunk, self.forward.chunks(inputs)[0], inputs, trained)
+
+    def _of_chunk(self, inputs: DraftInputs, i: jax.Array) -> jax.Array:
+        """The losses of a chunk of anchors at all positions."""
+        chunk = self.forward.chunk(inputs, i)
+        if self.objective.position_weights == "path":
+            chunk = chunk._replace(weights=self._path_weights(jax.lax.stop_gradient(chunk)))
+        trained = ("head",) if inputs.params.keys() <= HEAD else ("head", "hidden")
+        return chunked_sum(self._at_position, self.forward.num_positions, chunk, trained)
+
+    def _at_position(self, chunk: Chunk, i: jax.Array) -> jax.Array:
+        """The losses of a chunk at one position."""
+        return self.measure(self.forward.predictions(chunk, i + 1))
+
+    def _path_weights(self, chunk: Chunk) -> jax.Array:
+        """The weights of a chunk's predictions by the rates at which they are accepted."""
+
+        def rate(t: jax.Array) -> jax.Array:
+            predictions = self.forward.predictions(chunk, t)
+            accepted = predictions.mass * acceptance(predictions)
+            return jnp.where(predictions.valid, accepted, 0.0)
+
+        rates = jax.lax.map(rate, self.forward.positions)
+        return path_weights(jnp.moveaxis(rates, 0, -1))
 
     def measure(self, predictions: Predictions) -> jax.Array:
         """Sums the valid losses, weighted by their position: a float32 scalar."""
@@ -113,51 +140,6 @@ class DrafterLoss:
         if predictions.confidence is not None:
             losses += _surprise(predictions.confidence, predictions.mass * accepted)
         return jnp.sum(jnp.where(predictions.valid, losses, 0.0))
-
-
-def total(
-    forward: PackedForward,
-    measure: Callable[[Predictions], jax.Array],
-    params: Params,
-    frozen: Frozen,
-    batch: Batch,
-    anchors: jax.Array | None,
-    weigh: Callable[[jax.Array], jax.Array] | None = None,
-) -> jax.Array:
-    """Returns the sum of a measure over the predictions at all positions after all anchors.
-
-    Args:
-      forward: target and drafter.
-      measure: predictions -> float32 of a fixed shape, a scalar if it is differentiated; it may
-        close over constants only.
-      params: the drafter's trained parameters; only these receive gradients.
-      frozen: the parameters that are not trained.
-      batch: packed rows.
-      anchors: int32 [B, A], the rows to draft from; None for all rows.
-      weigh: makes the weights of predictions, [B, C, d], of the rates at which they are accepted.
-    """
-    only_head = params.keys() <= HEAD
-
-    def of_position(chunk: Chunk, i: jax.Array) -> jax.Array:
-        return measure(forward.predictions(chunk, i + 1))
-
-    def rate(chunk: Chunk, i: jax.Array) -> jax.Array:
-        predictions = forward.predictions(chunk, i + 1)
-        accepted = predictions.mass * acceptance(predictions)
-        return jnp.where(predictions.valid, accepted, 0.0)
-
-    def of_chunk(inputs: DraftInputs, i: jax.Array) -> jax.Array:
-        chunk = forward.chunk(inputs, i)
-        if weigh is not None:
-            fixed, positions = jax.lax.stop_gradient(chunk), jnp.arange(forward.num_positions)
-            rates = jax.lax.map(lambda t: rate(fixed, t), positions)
-            chunk = chunk._replace(weights=weigh(jnp.moveaxis(rates, 0, -1)))
-        trained = ("head",) if only_head else ("head", "hidden")
-        return chunked_sum(of_position, forward.num_positions, chunk, trained)
-
-    inputs = forward.inputs(params, frozen, batch, anchors)
-    trained = ("params",) if only_head else ("params", "real")
-    return chunked_sum(of_chunk, forward.chunks(inputs)[0], inputs, trained)
 
 
 def divergence(predictions: Predictions) -> jax.Array:

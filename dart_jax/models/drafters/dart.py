@@ -28,7 +28,7 @@ class Drafter(DraftLayer):
     """One or a few decoder layers over real rows and mask rows; the head is over the draft
     vocabulary.
 
-    `__call__` drafts after the last row of a sequence; `train.objective.dart_blocks` drafts after
+    `__call__` drafts after the last row of a sequence; `train.objective.dart` drafts after
     every row.
     """
 
