@@ -64,7 +64,7 @@ def random_params(
     of norms are 1."""
     shapes, mesh = abstract_params(config, execution.weights.fused), execution.devices.mesh
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    shards = isinstance(config, TargetConfig) or execution.devices.split_drafter
+    shards = not config.traits.features or execution.devices.split_drafter
     specs = model_specs(config, shapes) if shards else jax.tree.map(lambda _: ALL, shapes)
     specs = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))

@@ -19,7 +19,6 @@ from dart_jax.models.drafter_config import (
     BlockConfig,
     DrafterConfig,
     DraftLayerConfig,
-    Eagle3Config,
 )
 from dart_jax.models.kernels.int8 import round_params
 from dart_jax.models.platform.execution import Execution
@@ -157,8 +156,8 @@ def as_loaded(
 
 def cache_row(config: AnyDrafter, dtype: Any) -> int:
     """Returns the bytes of one token's keys and values in all layers of a model's cache."""
-    layers = 1 if isinstance(config, Eagle3Config) else config.num_hidden_layers
-    return jnp.dtype(dtype).itemsize * layers * 2 * config.num_key_value_heads * config.head_dim
+    layers, heads = config.num_hidden_layers, config.num_key_value_heads
+    return jnp.dtype(dtype).itemsize * layers * 2 * heads * config.head_dim
 
 
 def stored_shapes(config: AnyDrafter, dtype: Any, *, int8: bool, fused: bool = False) -> Any:

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafting_method
+from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.decoder import Decoder
@@ -18,14 +19,7 @@ from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.defaults import default_search, tree_of
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import (
-    BlockConfig,
-    BlockKind,
-    DrafterConfig,
-    Eagle3Config,
-    ParallelConfig,
-)
+from dart_jax.models.block_config import BlockKind
 from dart_jax.programs.model_choice import ModelChoice
 from eval.methods.imposed import ImposedTau
 
@@ -94,15 +88,14 @@ class MethodChoice(ModelChoice):
         block = base
         if blocks and self.block is not None:
             block = base.with_drafter(self.block, drafter_window=self.drafter_window)
-        if blocks and not isinstance(block.drafter, BlockConfig):
+        if blocks and _kind(block) not in _KINDS:
             left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
         for name, named in self.methods.items():
             model = METHODS[name].model(block if name in blocks else base, self)
             if model is None:
                 reason = f"needs {METHODS[name].part}"
-                if isinstance(block.drafter, BlockConfig):
-                    kind = block.drafter.kind.lower()
-                    reason += f" (the block drafter given is for --method {kind})"
+                if (kind := _kind(block)) in _KINDS:
+                    reason += f" (the block drafter given is for --method {kind.lower()})"
             else:
                 reason = self.obstacle(model)
             if model is not None and reason is None:
@@ -120,16 +113,21 @@ class MethodChoice(ModelChoice):
         return None
 
 
+def _kind(model: DartModel) -> str:
+    """The kind of a model's drafter; empty without one."""
+    return "" if model.drafter is None else model.drafter.traits.kind
+
+
 def _plain(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return base.with_drafter(None)
 
 
 def _dart(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return base.without_pair_scores() if isinstance(base.drafter, DrafterConfig) else None
+    return base.without_pair_scores() if _kind(base) == "DART" else None
 
 
 def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return base if isinstance(base.drafter, DrafterConfig) and base.drafter.pair_rank else None
+    return base if base.drafter is not None and base.drafter.pairs_apart else None
 
 
 def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
@@ -141,7 +139,7 @@ def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel | None:
     model = base
     if choice.eagle3 is not None:
         model = base.with_drafter(choice.eagle3, drafter_window=choice.drafter_window)
-    return model if isinstance(model.drafter, Eagle3Config) else None
+    return model if _kind(model) == "EAGLE-3" else None
 
 
 def _block(
@@ -150,7 +148,7 @@ def _block(
     """Returns what makes the model with a block drafter of a kind, if it is that."""
 
     def model(base: DartModel, choice: MethodChoice) -> DartModel | None:
-        if not isinstance(base.drafter, BlockConfig) or base.drafter.kind != kind:
+        if _kind(base) != kind:
             return None
         return dataclasses.replace(base, ngram=None) if chain else base
 
@@ -159,7 +157,7 @@ def _block(
 
 def _sps(base: DartModel, choice: MethodChoice) -> DartModel | None:
     model = base if choice.draft_model is None else base.with_drafter(choice.draft_model)
-    return model if isinstance(model.drafter, TargetConfig) else None
+    return model if _kind(model) == "draft model" else None
 
 
 def _pld(base: DartModel, choice: MethodChoice) -> DartModel | None:
@@ -259,10 +257,11 @@ def tree(
     options = GenerationConfig(tree_nodes=nodes)
     nodes, sizes, search = tree_of(model.drafter, options, batch)
     decay = search.level_decay if decay is None else decay
-    if chain and isinstance(model.drafter, BlockConfig):
-        longest = model.drafter.num_positions
+    if chain:
+        most = max((nodes, *sizes))
+        longest = drafting_method(model.drafter, most, 1, Eagle3Tree()).depth
         nodes, sizes = min(nodes, longest), tuple(sorted({min(size, longest) for size in sizes}))
-    searched = isinstance(model.drafter, ParallelConfig)
+    searched = model.drafter.traits.search == "candidates"
     return Tree(nodes, decay if searched else None, sizes, chain)
 
 

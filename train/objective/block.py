@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dart_jax.models.attention.segments import window_start
 from dart_jax.models.cache import KVCache
 from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.drafters.layer import take_rows
+from dart_jax.models.pure import Params
+from train.objective import first_weights
 from train.objective.packed import (
     HeadInput,
     PackedDrafter,
@@ -30,6 +33,7 @@ from train.objective.packed import (
     row_index,
     unblock,
 )
+from train.teacher.teacher import Teacher
 
 
 class ContextRows(NamedTuple):
@@ -53,6 +57,19 @@ class PackedBlock(PackedDrafter):
     def score_rows(self, successive: bool) -> int:
         """The rows of a block; see the base class."""
         return self.config.block_size
+
+    def informed(self, params: Params, teacher: Teacher, data: Any, ids: np.ndarray) -> Params:
+        """See `first_weights` and the base class."""
+        return first_weights.informed(self.config, params, teacher, data, ids)
+
+    def same_shape(self, options: Any) -> bool:
+        """See the base class."""
+        brought = (
+            *("layout", "draft_vocab_size", "own_head", "rope", "num_target_layers"),
+            "max_position_embeddings",
+        )
+        own = {name: getattr(self.config, name) for name in brought}
+        return super().same_shape(options) and self.config == dataclasses.replace(options, **own)
 
     def real_rows(
         self,

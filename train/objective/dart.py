@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +54,12 @@ class PackedDart(PackedDrafter):
     def score_rows(self, successive: bool) -> int:
         """Two of one layer that shares its scores; see the base class."""
         return 2 if successive and self.config.num_hidden_layers == 1 else self.num_positions
+
+    def same_shape(self, options: Any) -> bool:
+        """See the base class; pair scores can be added."""
+        given = options.num_positions, options.num_hidden_layers, options.shifted
+        own = self.config.num_positions, self.config.num_hidden_layers, self.config.shifted
+        return super().same_shape(options) and own == given
 
     def real_rows(
         self,

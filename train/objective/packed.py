@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dart_jax.models.attention.segments import Segment, scores, weighted_values, windowed
+from dart_jax.models.pure import Params
 from train.data.batch import TeacherOutputs
+from train.teacher.teacher import Teacher
 
 _NO_SCORE = -1e30  # the highest score over an empty set of keys
 
@@ -108,6 +111,23 @@ class PackedDrafter(abc.ABC):
         Returns:
           [B, C, d, D], the last layer's output, which the head reads.
         """
+
+    def informed(self, params: Params, teacher: Teacher, data: Any, ids: np.ndarray) -> Params:
+        """Returns the parameters to begin with, by what the target's outputs tell; by default those
+        given.
+
+        Args:
+          params: random ones, but for a head of its own.
+          teacher: the target.
+          data: packed rows, of which some are read; with the target's outputs, or it is run.
+          ids: int32 [Vd], the target's id of each draft id.
+        """
+        return params
+
+    def same_shape(self, options: Any) -> bool:
+        """Tells whether the config that options make has the same shape, but for what a drafter to
+        start from brings."""
+        return type(self.config) is type(options)
 
     def logits(self, drafter: Any, inputs: HeadInput) -> tuple[jax.Array, jax.Array | None]:
         """Returns the logits of one position, float32 [B, C, Vd], and the confidence of

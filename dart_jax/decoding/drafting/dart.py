@@ -1,4 +1,4 @@
-"""DART: one forward pass drafts all positions; the host's search builds the tree from them."""
+"""DART: one forward pass drafts all positions; the search builds the tree from them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from dart_jax.decoding.drafting.base import (
     Candidates,
     DraftInput,
+    Parallel,
     PromptRows,
     Proposal,
     most_coupled,
 )
-from dart_jax.decoding.drafting.parallel import Parallel
 from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
