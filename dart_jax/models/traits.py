@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Any, Literal, Self
 
 from dart_jax.errors import UserError
-
-if TYPE_CHECKING:
-    from dart_jax.models.config import TargetConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,7 @@ class Traits:
 
 class DraftingConfig:
     """Base class of configs that select a drafting method: those of drafters, of a small language
-    model, and of methods without parameters."""
+    model, and of methods without parameters. A `target` is a `TargetConfig`."""
 
     @property
     def traits(self) -> Traits:
@@ -60,7 +57,7 @@ class DraftingConfig:
         """Returns the config of the same drafter without pair scores of their own file."""
         return self
 
-    def layers_read(self, target: TargetConfig) -> tuple[int, ...]:
+    def layers_read(self, target: Any) -> tuple[int, ...]:
         """The target's layers whose input it reads, ascending; empty if the target is too small to
         have them."""
         return target.feature_layers
@@ -72,5 +69,5 @@ class DraftingConfig:
             "out"
         )
 
-    def check_fit(self, target: TargetConfig) -> None:
+    def check_fit(self, target: Any) -> None:
         """Raises UserError unless it was trained for a target of these shapes."""

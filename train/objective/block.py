@@ -8,7 +8,6 @@ to it and to itself.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +22,7 @@ from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.pure import Params
 from train.objective import first_weights
 from train.objective.packed import (
+    Embed,
     HeadInput,
     PackedDrafter,
     PartialAttention,
@@ -72,11 +72,7 @@ class PackedBlock(PackedDrafter):
         return super().same_shape(options) and self.config == dataclasses.replace(options, **own)
 
     def real_rows(
-        self,
-        drafter: BlockDrafter,
-        features: jax.Array,
-        data: TeacherBatch,
-        embed: Callable[[jax.Array], jax.Array],
+        self, drafter: BlockDrafter, features: jax.Array, data: TeacherBatch, embed: Embed
     ) -> ContextRows:
         """Computes the context's rows; see the base class."""
         mask = jax.lax.stop_gradient(embed(jnp.int32(self.config.mask_token_id)))

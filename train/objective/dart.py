@@ -17,7 +17,6 @@ m mask rows: d * T rows that attend to one another under a mask. Nothing of that
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +30,7 @@ from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.rope import Rope, rotate
 from train.data.batch import causal
 from train.objective.packed import (
+    Embed,
     HeadInput,
     PackedDrafter,
     PartialAttention,
@@ -62,11 +62,7 @@ class PackedDart(PackedDrafter):
         return super().same_shape(options) and own == given
 
     def real_rows(
-        self,
-        drafter: Drafter,
-        features: jax.Array,
-        data: TeacherBatch,
-        embed: Callable[[jax.Array], jax.Array],
+        self, drafter: Drafter, features: jax.Array, data: TeacherBatch, embed: Embed
     ) -> tuple[RealRows, ...]:
         """Computes the real rows of each layer; see the base class."""
         index, rope = row_index(data.document), self.config.rope

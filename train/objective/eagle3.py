@@ -8,7 +8,6 @@ to the real rows up to its own and to its own earlier steps; each step moves it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from dart_jax.models.drafters.eagle3 import Eagle3Drafter
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.rope import rotate
 from train.objective.packed import (
+    Embed,
     PackedDrafter,
     PartialAttention,
     RealRows,
@@ -42,11 +42,7 @@ class PackedEagle3(PackedDrafter):
         return 1
 
     def real_rows(
-        self,
-        drafter: Eagle3Drafter,
-        features: jax.Array,
-        data: TeacherBatch,
-        embed: Callable[[jax.Array], jax.Array],
+        self, drafter: Eagle3Drafter, features: jax.Array, data: TeacherBatch, embed: Embed
     ) -> RealRows:
         """Computes the real rows; see the base class."""
         hidden = drafter.fc(features)

@@ -25,6 +25,10 @@ from train.teacher.teacher import Teacher
 _NO_SCORE = -1e30  # the highest score over an empty set of keys
 
 
+# The target's embedding, int32 [..] -> [.., D] in the drafter's dtype.
+Embed = Callable[[jax.Array], jax.Array]
+
+
 class TeacherBatch(NamedTuple):
     """A batch with the target's outputs.
 
@@ -78,20 +82,14 @@ class PackedDrafter(abc.ABC):
         """Returns the rows of attention scores that an anchor takes; see `draft`."""
 
     @abc.abstractmethod
-    def real_rows(
-        self,
-        drafter: Any,
-        features: jax.Array,
-        data: TeacherBatch,
-        embed: Callable[[jax.Array], jax.Array],
-    ) -> Any:
+    def real_rows(self, drafter: Any, features: jax.Array, data: TeacherBatch, embed: Embed) -> Any:
         """Computes every layer's real rows.
 
         Args:
           drafter: the network.
           features: [B, T, F], the target's features in the drafter's dtype.
           data: the batch.
-          embed: the target's embedding, int32 [..] -> [.., D] in the drafter's dtype.
+          embed: the target's embedding.
         """
 
     @abc.abstractmethod
