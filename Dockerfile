@@ -31,11 +31,11 @@ CMD ["--help"]
 
 # CUDA comes from pip with JAX; of the host only the driver is needed.
 FROM base AS cuda
-RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[app,cuda,plot,serve]"
+RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[app,cuda,plot,serve,train]"
 USER 1000
 WORKDIR /home/user
 
 FROM base AS cpu
-RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[app,plot,serve]"
+RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[app,plot,serve,train]"
 USER 1000
 WORKDIR /home/user

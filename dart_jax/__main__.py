@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import dart_jax
+from dart_jax.errors import UserError
 
 
 class Program(NamedTuple):
@@ -28,45 +29,49 @@ class Program(NamedTuple):
     what: str
 
 
-PROGRAMS = {
-    "generate": Program("dart_jax.generate", "continue a prompt in the terminal"),
-    "app": Program("dart_jax.app", "the same in a browser"),
-    "serve": Program("dart_jax.serve", "the same for OpenAI's clients, many at once"),
-    "fetch": Program("dart_jax.programs.fetch", "bring a model by its name, once"),
-    "ngram": Program("dart_jax.programs.ngram", "inspect and convert n-gram files"),
-    "speedup": Program(
-        "eval.speedup", "compare the speed of plain decoding, DART and other methods"
-    ),
-    "lossless": Program("eval.lossless", "check that drafting does not change any token"),
-    "latency": Program("eval.latency", "time every stage of a step against the hardware's limits"),
-    "search": Program("eval.search", "time the ways of searching trees beside each other"),
-    "measure-ngram": Program("eval.ngram", "measure the size and the speed of an n-gram file"),
-    "serving": Program("eval.serving", "compare a server drafted and plain, or soak it"),
-    "campaign": Program("eval.campaign", "measure a new device, what matters most first"),
-    "compile": Program("eval.compile", "show what a GPU or TPU would run, compiled without one"),
-    "loading": Program(
-        "eval.loading", "measure the memory and time that loading a checkpoint takes"
-    ),
-    "memory": Program("eval.memory", "show the memory that decoding with a model needs"),
-    "products": Program("eval.products", "time products of a few rows on this CPU"),
-    "quantization": Program(
-        "eval.quantization", "show what weights in 8 bits change in a model's answers"
-    ),
-    "peers": Program("eval.peers", "compare with other engines on this CPU"),
-    "startup": Program("eval.startup", "measure how long a new process takes to its first text"),
-    "compare": Program("eval.compare", "compare two reports of speedup"),
-    "regenerate": Program(
-        "train.regenerate", "let the target write the answers that a drafter is trained on"
-    ),
-    "train-drafter": Program("train.drafter", "train a drafter for a target"),
-    "train-smollm2": Program(
-        "train.smollm2", "train drafters for SmolLM2-135M-Instruct in a given time"
-    ),
-    "train-demo": Program("train.demo", "rebuild the demo model"),
-    "plot-training": Program("train.plot", "plot the curves of training runs"),
-    "measure-training": Program("train.measure", "measure the memory of the training objective"),
-    "ablate": Program("train.ablate", "repeat three of the paper's experiments"),
-    "count-ngrams": Program("train.ngram", "count an n-gram model of a corpus"),
+GROUPS = {
+    "use": {
+        "generate": Program("dart_jax.generate", "continue a prompt in the terminal"),
+        "app": Program("dart_jax.app", "the same in a browser"),
+        "serve": Program("dart_jax.serve", "the same for OpenAI's clients, many at once"),
+        "fetch": Program("dart_jax.programs.fetch", "bring a model by its name, once"),
+    },
+    "measure": {
+        "speedup": Program(
+            "eval.speedup", "compare the speed of plain decoding, DART and other methods"
+        ),
+        "compare": Program("eval.compare", "compare two reports of speedup"),
+        "lossless": Program("eval.lossless", "check that drafting does not change any token"),
+        "latency": Program("eval.latency", "time a step against the hardware's limits"),
+        "serving": Program("eval.serving", "compare a server drafted and plain"),
+        "memory": Program("eval.memory", "show the memory that decoding with a model needs"),
+        "peers": Program("eval.peers", "compare with other engines on this CPU"),
+        "compile": Program("eval.compile", "show what a GPU or TPU would run"),
+    },
+    "train": {
+        "regenerate": Program(
+            "train.regenerate", "let the target write the answers that a drafter is trained on"
+        ),
+        "train-drafter": Program("train.drafter", "train a drafter for a target"),
+        "ngram": Program("train.ngram", "count, inspect and convert n-gram models"),
+    },
+}
+PROGRAMS = {name: program for group in GROUPS.values() for name, program in group.items()}
+
+# Programs of earlier versions -> what does the same; modules that a wheel lacks run in a checkout.
+GONE = {
+    "count-ngrams": "dart-jax ngram count",
+    "measure-ngram": "python -m eval.scripts.ngram",
+    "startup": "python -m eval.scripts.startup",
+    "search": "dart-jax latency",
+    "products": "dart-jax latency",
+    "campaign": "dart-jax speedup, lossless and latency",
+    "quantization": "lm-eval with dart-jax serve --weights int8",
+    "train-smollm2": "python -m train.recipes.smollm2",
+    "train-demo": "python -m train.recipes.demo",
+    "ablate": "python -m train.recipes.ablate",
+    "plot-training": "metrics.jsonl of the run",
+    "measure-training": "python -m train.recipes.measure",
 }
 
 
@@ -84,7 +89,6 @@ def main() -> None:
         sys.argv = [f"{called} {name}", *args]
         find_main(PROGRAMS[name])()
         return
-    from dart_jax.errors import UserError
     from dart_jax.programs.command_line import program
 
     with program():
@@ -92,6 +96,8 @@ def main() -> None:
             print(overview(called))
         elif name == "--version":
             print(f"dart-jax {dart_jax.__version__}")
+        elif name in GONE:
+            raise UserError(f"no program {name!r} any more; use {GONE[name]}")
         else:
             near = difflib.get_close_matches(name, PROGRAMS, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
@@ -101,11 +107,13 @@ def main() -> None:
 def overview(called: str) -> str:
     """Lists the programs; `called` is the command that runs them."""
     width = max(map(len, PROGRAMS))
-    lines = [f"  {called} {name:{width}}  {each.what}" for name, each in PROGRAMS.items()]
+    lines = []
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {called} {name:{width}}  {each.what}" for name, each in group.items()]
     return "\n".join(
         [
             f"dart_jax {dart_jax.__version__}: DART speculative decoding in JAX",
-            "",
             *lines,
             "",
             f"Each has --help. To get started: {called} generate 'def mean(values):'",

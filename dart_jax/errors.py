@@ -1,7 +1,8 @@
-"""Bad user input: the exception, and the warning."""
+"""Bad user input: the exception, the warning, and the check of a package that is optional."""
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 
 
@@ -19,3 +20,9 @@ class InputWarning(UserWarning):
 def warn(message: str) -> None:
     """Issues an `InputWarning` of one line, which programs print once."""
     warnings.warn(message, InputWarning, stacklevel=2)
+
+
+def require(package: str, extra: str, what: str) -> None:
+    """Raises UserError if what needs a package of one of our extras lacks it."""
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"{what} needs {package}: pip install 'dart-jax[{extra}]'")

@@ -6,24 +6,31 @@ import dataclasses
 import functools
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import jax
 import numpy as np
 from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
+from dart_jax.decoding.search.choice import DEFAULT_MEMORY, TreeSearch, check_way, make_search
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.engine.decoder import Decoder, TreeMemory
+from dart_jax.decoding.tree import MAX_NODES
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.defaults import default_search, default_tree, length_bucket, tree_sizes
+from dart_jax.engine.engine import Engine
+from dart_jax.engine.request import Request
+from dart_jax.engine.shapes import Shapes, shapes_of
+from dart_jax.engine.step_costs import CostFiles
+from dart_jax.engine.tree_size import TreeSizes
 from dart_jax.errors import UserError
+from dart_jax.files import user_cache
 from dart_jax.generation import Completion, GenerationConfig
 from dart_jax.generation.config import GenerationOptions
-from dart_jax.generation.defaults import check_sizes, default_search, length_bucket, tree_of
 from dart_jax.generation.prompts import Batch, Chat, Prompt, encode_prompts, is_batch, sequences_of
 from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.grammar.matching import Grammars, grammars_of
@@ -39,11 +46,10 @@ from dart_jax.loading import (
 )
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig
-from dart_jax.models.kernels.options import CacheDtype
-from dart_jax.models.platform.execution import AttentionChoice, Execution
-from dart_jax.models.platform.weights import WeightsDtype
+from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, WeightsDtype
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import dtype_of
-from dart_jax.models.sharding.mesh import MeshShape
+from dart_jax.models.sharding.mesh import MeshShape, several_processes
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
@@ -386,109 +392,129 @@ class DartModel:
         encoded = encode_prompts(
             self.tokenizer, prompts, config, sequences, self.eos, self.target.vocab_size
         )
-        count, longest = len(encoded.tokens), max(map(len, encoded.tokens), default=0)
-        limit = min(config.max_length or self.target.max_length, self.target.max_length)
+        stop_ids, grammar = encoded.stop_ids, None
+        if config.structured_outputs is not None:
+            grammar = self.grammars.check(StructuredOutputs.of(config.structured_outputs))
+            stop_ids = tuple(dict.fromkeys((*stop_ids, *self.eos)))
+        longest, most = max(map(len, encoded.tokens), default=0), self.target.max_length
+        limit = min(config.max_length or most, most)
         length = min(longest + max(config.max_new_tokens, 1), limit)
-        nodes, sizes, search = tree_of(self.drafter, config, count)
-        decoder = self.decoder(
-            nodes=nodes,
-            sizes=sizes,
-            max_length=min(length_bucket(length), self.target.max_length),
-            sampling=config.sampling,
-            stop=encoded.stop_ids,
+        engine = self.engine(
+            EngineConfig(
+                slots=max(len(encoded.tokens), 1),
+                max_length=min(length_bucket(length), most),
+                tree_nodes=0 if self.drafter is None else config.tree_nodes,
+                offline=True,
+            ),
+            search=config.search,
             use_ngram=config.use_ngram,
-            search=search,
             logits=config.logits,
-            structured_outputs=config.structured_outputs,
         )
-        return TextGeneration(decoder, self.tokenizer, encoded, config)
+        requests = [
+            Request(
+                tokens.astype(np.int32),
+                config.max_new_tokens,
+                config.sampling,
+                seed=config.seed,
+                choice=row,
+                stop_ids=stop_ids,
+                grammar=grammar,
+                logprobs=config.logprobs,
+            )
+            for row, tokens in enumerate(encoded.tokens)
+        ]
+        return TextGeneration(engine, self.tokenizer, encoded, requests, limit)
 
     @property
     def grammars(self) -> Grammars:
         """Grammars for the target's tokens."""
         return grammars_of(self.tokenizer, self.target.vocab_size, self.eos)
 
-    @functools.cached_property
-    def _tree_memory(self) -> TreeMemory:
-        return TreeMemory.of(self.execution.devices.mesh)
-
-    def decoder(
+    def engine(
         self,
+        options: EngineConfig = EngineConfig(),
         *,
-        nodes: int,
-        max_length: int,
-        sizes: tuple[int, ...] = (),
-        sampling: Sampling | None = None,
-        stop: tuple[int, ...] | None = None,
-        use_ngram: bool = True,
         search: SearchConfig | None = None,
+        use_ngram: bool = True,
         logits: LogitsConfig = LogitsConfig(),
-        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
         coupled: bool = True,
         candidates: int = DecodeConfig.candidates,
-    ) -> Decoder:
-        """Returns a decoder with draft trees of `nodes` nodes.
+        acceptance: Callable[..., Any] | None = None,
+        policy: Callable[[Shapes], TreeSizes] | None = None,
+    ) -> Engine:
+        """Returns an engine that decodes requests with this model.
 
         Args:
-          nodes: N; 0 for plain decoding.
-          max_length: maximum length of prompt and new tokens together.
-          sizes: numbers of nodes, ascending from 0, that decoding takes as they pay, N first; empty
-            for N in every step.
-          sampling: how the target samples; None decodes greedily.
-          stop: ids that end a sequence; None for the model's own.
+          options: its options.
+          search: parameters of the tree search; None for the drafter's own.
           use_ngram: use the n-gram model in the search, if there is one.
-          search: parameters of the search; unused when only the n-gram model drafts.
           logits: processors of the target's logits, and what is reported about them.
-          structured_outputs: what the texts must follow; its end ends them, whatever `stop` says.
           coupled: whether drafts are ranked with the noise of the target's draws.
           candidates: tokens of each position that the search chooses from; with 1 it makes chains.
+          acceptance: see `DecodeConfig`.
+          policy: makes what chooses the sizes of trees; None for what this model's engines have
+            learned.
 
         Raises:
-          UserError: `nodes` or `sizes` are out of range or need a drafter that was not loaded,
-            `max_length` exceeds the target's positions, or `search_way` cannot be taken.
+          UserError: the options do not fit the model, or `search_way` cannot be taken.
         """
-        if max_length > (most := self.target.max_length):
-            raise UserError(
-                f"a cache of {max_length} tokens is beyond the target's {most} positions; lower it"
-            )
-        check_sizes(self.drafter, nodes, sizes)
-        largest = sizes[-1] if sizes else nodes
+        nodes = options.tree_nodes
+        if nodes is None:
+            nodes = tree_sizes(self.drafter)[-1]
+        if nodes > MAX_NODES:
+            raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
+        if nodes and self.drafter is None:
+            raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
         config = DecodeConfig(
             self.target,
             self.drafter if nodes else None,
-            largest,
+            nodes,
             candidates=candidates,
             logits=logits,
             coupled=coupled,
+            acceptance=acceptance if nodes else None,
             execution=self.execution,
         )
+        shapes = shapes_of(config, options)
+        config = dataclasses.replace(config, nodes=shapes.most_nodes)
         tree_search = None
         if config.searches:
-            if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
+            alone = config.host_buffer.candidates == 0
+            if alone and not (use_ngram and self.ngram):
                 raise UserError("drafting with only an n-gram model needs one; pass one and use it")
             tree_search = make_search(
                 config.host_buffer,
-                largest,
+                config.nodes,
                 ngram=self.ngram if use_ngram else None,
                 eos=self.eos,
                 search=search or default_search(self.drafter),
                 way=self.search_way,
                 memory=self.ngram_device_memory,
             )
-        grammar, stop = None, self.eos if stop is None else stop
-        if structured_outputs is not None:
-            grammar = self.grammars.check(StructuredOutputs.of(structured_outputs))
-            stop = tuple(dict.fromkeys((*stop, *self.eos)))
-        return Decoder(
-            config,
-            self.params,
-            tree_search,
-            max_length,
-            sampling or Sampling(),
-            stop,
-            sizes=sizes,
-            first=nodes if sizes else None,
-            memory=self._tree_memory,
-            grammar=grammar,
-            grammars=self.grammars,
-        )
+        chosen = policy(shapes) if policy else self._policy(config, tree_search, shapes)
+        parts = config, self.params, tree_search, options
+        return Engine(*parts, shapes=shapes, tree_sizes=chosen, grammars=self.grammars)
+
+    @functools.cached_property
+    def _policies(self) -> dict[Hashable, TreeSizes]:
+        return {}
+
+    def _policy(self, config: DecodeConfig, search: TreeSearch | None, shapes: Shapes) -> TreeSizes:
+        """Chooses the sizes of trees, with what was learned before about the same programs."""
+        if shapes.fixed:
+            return TreeSizes(shapes.sizes, fixed=True)
+        length = shapes.max_length if shapes.bounded else None
+        program = config, jax.tree.structure(search), shapes.slots, length, shapes.steps
+        if program not in self._policies:
+            # Several processes must know the same.
+            alone = not several_processes(self.execution.devices.mesh)
+            on_cpu = jax.default_backend() == "cpu"
+            new = TreeSizes(
+                shapes.sizes,
+                stepwise=shapes.stepwise,
+                first=default_tree(self.drafter)[0] if on_cpu else None,
+                files=CostFiles(user_cache() / "tree_costs") if alone else None,
+                program=program,
+            )
+            self._policies.setdefault(program, new)
+        return self._policies[program]

@@ -13,35 +13,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
 from rich.console import Console
 
-from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.errors import UserError
-from dart_jax.generation.defaults import length_bucket
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.kernels.options import CacheDtype, LayerOptions
-from dart_jax.models.platform.execution import check_cache
+from dart_jax.models.kernels.choices import CacheDtype
 from dart_jax.programs.command_line import check_least, parse, program
 from dart_jax.programs.tables import table
-from dart_jax.weights import hub
-from dart_jax.weights.checkpoint import (
-    read_any_drafter_config,
-    read_target_config,
-    resolve_dtype,
-)
-from dart_jax.weights.drafter_files import check_fit
-from eval.latency.shapes import (
-    QWEN3,
-    AnyDrafter,
-    cache_row,
-    drafter_of,
-    target_of,
-    weight_bytes,
-)
+
+if TYPE_CHECKING:
+    from dart_jax.models.config import TargetConfig
+    from eval.latency.shapes import AnyDrafter
 
 _FLOAT = 4  # bytes of a logit
 
@@ -55,7 +38,10 @@ class MemoryConfig:
     drafter: str | None = None
     """Directory or hub repository of a drafter for --target; by default a DART drafter of the
     target's shape."""
-    shape: tuple[str, ...] = (*QWEN3, "llama-3-8b", "llama-3-70b")
+    shape: tuple[str, ...] = (
+        "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b",
+        "llama-3-8b", "llama-3-70b",
+    )  # fmt: skip
     """Names of published shapes; case does not matter."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """dtype of weights and caches. On a CPU, the weights of products that bfloat16 holds exactly
@@ -73,6 +59,10 @@ class MemoryConfig:
     """Nodes of the draft tree, beside the root."""
 
     def __post_init__(self) -> None:
+        from dart_jax.decoding.tree import MAX_NODES
+        from dart_jax.models.platform.execution import check_cache
+        from dart_jax.weights.checkpoint import resolve_dtype
+
         check_least(self, length=1, batch_size=1)
         check_cache(self.kv, resolve_dtype(self.dtype))
         if not 0 <= self.tree_nodes <= MAX_NODES:
@@ -86,6 +76,11 @@ class MemoryConfig:
         Raises:
           UserError: a shape is unknown, or a config cannot be read.
         """
+        from dart_jax.weights import hub
+        from dart_jax.weights.checkpoint import read_any_drafter_config, read_target_config
+        from dart_jax.weights.drafter_files import check_fit
+        from eval.latency.shapes import drafter_of, target_of
+
         if self.target is None:
             targets = [(name.lower(), target_of(name)) for name in self.shape]
             return [(name, target, drafter_of(target)) for name, target in targets]
@@ -116,6 +111,14 @@ class Memory(NamedTuple):
 
 def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> Memory:
     """Computes what one model needs, with the options of `config`."""
+    import numpy as np
+
+    from dart_jax.decoding.state import DecodeConfig
+    from dart_jax.engine.defaults import length_bucket
+    from dart_jax.models.kernels.options import LayerOptions
+    from dart_jax.weights.checkpoint import resolve_dtype
+    from eval.latency.shapes import cache_row, weight_bytes
+
     dtype, int8 = np.dtype(resolve_dtype(config.dtype)), config.weights == "int8"
     kv = LayerOptions(kv=config.kv).cache_dtype(dtype)
     decoding = DecodeConfig(target, drafter, config.tree_nodes)

@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding import Options, Prompts, generate_stepwise
+from decoding import Generation, Options, Prompts, generate_stepwise
 from hypothesis import settings
 from tiny_configs import block_drafter
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.engine.decoder import Generation
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (

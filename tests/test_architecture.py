@@ -167,7 +167,7 @@ def test_the_package_loads_its_exports_lazily():
 
 def test_generating_imports_nothing_that_only_others_need():
     """Each of these takes a tenth of a second or more, and several MB."""
-    others = "duckdb", "gguf", "transformers", "torch", "scipy", "jax.experimental.pallas"
+    others = "duckdb", "orbax", "gguf", "transformers", "torch", "scipy", "jax.experimental.pallas"
     code = f"import sys, dart_jax.generate; print(sorted({set(others)} & set(sys.modules)))"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout == "[]\n"

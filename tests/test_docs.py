@@ -21,7 +21,6 @@ from documents import (
     ROOT,
     anchors,
     commands,
-    commands_of,
     documents,
     fenced,
     inline,
@@ -29,7 +28,6 @@ from documents import (
     prose,
     tracked,
 )
-from results_pages import pages
 from stub_engine import StubEngine
 
 import dart_jax
@@ -42,12 +40,14 @@ from dart_jax.serve.service import Limits, Service
 from train.run import config_file
 
 COMMANDS = [command for path in documents() for command in commands(path)]
-COMMANDS += [command for path, text in pages().items() for command in commands_of(path, text)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Our programs, whose options stand between backticks in the documents.
-PROGRAMS = {program.module for program in NAMED.values()} - {"dart_jax.programs.ngram"}
-PROGRAMS |= {f"dart_jax.programs.ngram {name}" for name in ("info", "query", "convert")}
+PROGRAMS = {program.module for program in NAMED.values()} - {"train.ngram"}
+PROGRAMS |= {f"train.ngram {name}" for name in ("count", "info", "query", "convert")}
+
+# Programs of a checkout.
+RECIPES = {"train.recipes.demo", "train.recipes.smollm2", "train.recipes.ablate"}
 
 # Modules of others that are run with `python -m`.
 OTHERS = ("build", "cibuildwheel", "venv")
@@ -255,7 +255,7 @@ def options_of(program: str) -> set[str]:
 
 
 def test_options_outside_of_commands():
-    known = set[str]().union(*map(options_of, PROGRAMS)) | {"--config", "--help"}
+    known = set[str]().union(*map(options_of, PROGRAMS | RECIPES)) | {"--config", "--help"}
     for path in documents():
         text = path.read_text()
         for code in inline(text):

@@ -63,10 +63,11 @@ SHORT = {
     "regenerate": "--max-new-tokens 24 --batch-size 2",
     "train-drafter": "--steps 2 --batch-size 2 --context 64 --warmup 0 --held-out 2 --eval-rows 2 "
     "--eval-prompts 1 --eval-new-tokens 8",
-    "train-smollm2": "--target Qwen/Qwen3-1.7B --data chats.jsonl --no-sharegpt --draft-vocab 64",
-    "ablate": "--seeds 1 --values 0.6 --steps 2 --prompts 1 --max-new-tokens 6",
+    "train.recipes.smollm2": "--target Qwen/Qwen3-1.7B --data chats.jsonl --no-sharegpt "
+    "--draft-vocab 64",
+    "train.recipes.ablate": "--seeds 1 --values 0.6 --steps 2 --prompts 1 --max-new-tokens 6",
     "latency": "--context 64 --tree-nodes 8 --repeats 1",
-    "measure-ngram": "--queries 100",
+    "eval.scripts.ngram": "--queries 100",
 }
 # Options that name what a command writes.
 RESULTS = ("--out", "--json", "--plot", "--export")
@@ -236,7 +237,7 @@ def brief(command: Command) -> str:
     if words[1] in ("speedup", "latency"):
         words = [TINY.get(word, word) for word in words]
     line = re.sub(r"--minutes \d+", "--minutes 0.05", shlex.join(words))
-    return f"{line} {SHORT.get(words[1], '')}"
+    return f"{line} {SHORT.get(words[2 if words[1] == '-m' else 1], '')}"
 
 
 def assigned(words: list[str]) -> dict[str, str]:

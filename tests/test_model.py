@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 import tiny_model
 
+from dart_jax.engine.config import EngineConfig
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
@@ -50,23 +51,22 @@ def test_parts_can_be_left_out(tiny):
     assert model.drafter is None
     assert model.ngram is None
     assert set(model.params) == {"target"}
-    generation = model.decoder(nodes=0, max_length=MAX_LENGTH)(tiny.prompts[:1], 3)
-    assert len(generation.tokens[0]) == 3
+    assert len(model.generate(tiny.prompts[0], max_new_tokens=3).tokens) == 3
     with pytest.raises(UserError, match="no drafter was loaded"):
-        model.decoder(nodes=4, max_length=MAX_LENGTH)
+        model.engine(EngineConfig(max_length=MAX_LENGTH, tree_nodes=4))
 
 
 @pytest.mark.parametrize(
     ("nodes", "max_length", "message"),
     [
-        (-1, 64, "a tree cannot have -1 nodes"),
+        (-1, 64, "--tree-nodes must not be negative, got -1"),
         (513, 64, "a tree cannot have 513 nodes; choose 0 to 512"),
-        (4, 2049, "a cache of 2049 tokens is beyond the target's 2048 positions"),
+        (4, 2049, "a maximum length of 2049 tokens is beyond the target's 2048 positions"),
     ],
 )
-def test_invalid_decoders(model, nodes, max_length, message):
+def test_invalid_engines(model, nodes, max_length, message):
     with pytest.raises(UserError, match=message):
-        model.decoder(nodes=nodes, max_length=max_length)
+        model.engine(EngineConfig(max_length=max_length, tree_nodes=nodes))
 
 
 @pytest.mark.parametrize(

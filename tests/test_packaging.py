@@ -89,6 +89,13 @@ def test_ci_installs_every_extra():
     assert {"aot", "tpu"} <= {*compiled}
 
 
+def test_generating_requires_nothing_that_only_training_needs():
+    names = [{Requirement(text).name for text in EXTRAS["train"]}]
+    names += [{Requirement(text).name for text in PYPROJECT["project"]["dependencies"]}]
+    assert names[0] == {"duckdb", "optax", "orbax-checkpoint"}
+    assert not names[0] & names[1]
+
+
 def test_nothing_private_is_in_the_checkout():
     """The source distribution is what git tracks, but for .ci."""
     names = tracked()

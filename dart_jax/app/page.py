@@ -20,9 +20,9 @@ from dart_jax.app.tree_picture import STYLE as TREE_STYLE
 from dart_jax.data.messages import alternating, cleaned
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.engine.defaults import default_search
 from dart_jax.errors import UserError, warn
 from dart_jax.generation import Completion, GenerationConfig, Step
-from dart_jax.generation.defaults import tree_of
 from dart_jax.model import DartModel
 
 STYLE = Path(__file__).with_name("style.css")
@@ -261,7 +261,7 @@ class Page:
                 raise UserError("the prompt is empty; write some text or choose an example")
             turns = [*visit.turns, prompt]
             generation = model.stream(self._prompt(turns, system), config)
-            search = tree_of(model.drafter, config, 1)[2]
+            search = default_search(model.drafter)
 
             def now(seen: list[Step]) -> tuple[Visit, str]:
                 completion = generation.completion

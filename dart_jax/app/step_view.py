@@ -11,11 +11,11 @@ from dart_jax.app.markup import note
 from dart_jax.app.scores import Score, scores
 from dart_jax.app.tree_picture import STYLE, Node, draw
 from dart_jax.decoding.search.config import SearchConfig
+from dart_jax.engine.defaults import default_search
 from dart_jax.engine.request import Draft
 from dart_jax.errors import UserError
-from dart_jax.generation import Step, adaptive_tree
+from dart_jax.generation import Step
 from dart_jax.model import DartModel
-from dart_jax.models.drafter_config import ParallelConfig
 from dart_jax.text.tokenizer import Tokenizer
 
 NOTHING = '<p class="note">The draft trees of the next answer will be shown here.</p>'
@@ -24,7 +24,7 @@ NOTHING = '<p class="note">The draft trees of the next answer will be shown here
 def nodes_of(step: Step, draft: Draft, model: DartModel, search: SearchConfig) -> list[Node]:
     """Returns the nodes of a step's draft, with the bonus token after the accepted path."""
     tokens, parents, depths = draft.tree.tolist()
-    scored = isinstance(model.drafter, ParallelConfig)  # by the search on the host
+    scored = model.drafter is not None and model.drafter.traits.search == "candidates"
     ranks = scores(draft, search, model.ngram) if scored else [None] * len(tokens)
     accepted, text = accepted_path(step, draft), functools.partial(_text, model.tokenizer)
     nodes = [Node(text(tokens[0]), None, "root", details="the newest token of the text")]
@@ -96,7 +96,7 @@ def drawing(step: Step, model: DartModel, search: SearchConfig | None = None) ->
     """
     if step.draft is None:
         raise UserError("this step has no drafts: use steps(with_drafts=True) and skip the prefill")
-    nodes = nodes_of(step, step.draft, model, search or adaptive_tree(model.drafter)[1])
+    nodes = nodes_of(step, step.draft, model, search or default_search(model.drafter))
     return draw(nodes, f"{_counts(step, step.draft)}.", STYLE.read_text())
 
 

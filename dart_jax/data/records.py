@@ -29,9 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, cast
 
-import duckdb
-
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, require
 from dart_jax.weights import hub
 
 try:
@@ -123,12 +121,7 @@ def records(
     """
     with _one_line(path):
         if ending(path) == ".parquet":
-            try:
-                yield from _rows(path, memory)
-            except duckdb.OutOfMemoryException:
-                raise
-            except duckdb.Error as error:
-                bad(_damaged(path, error))
+            yield from _rows(path, memory, bad)
             return
         with path.open("rb") as raw, _decompressed(raw, path) as stream:
             try:
@@ -286,33 +279,38 @@ def _one_line(path: Path) -> Iterator[None]:
         raise DamagedError(
             f"{path} is not UTF-8 text ({error.reason}); convert it or leave it out"
         ) from None
-    except duckdb.OutOfMemoryException:
-        raise UserError(
-            f"cannot read {path}: its row groups are too large for the memory; give more "
-            "--memory, or write the file again with smaller ones"
-        ) from None
-    except (*_DAMAGES, duckdb.Error) as error:
-        if not isinstance(error, duckdb.Error) and getattr(error, "errno", None) is None:
+    except _DAMAGES as error:
+        if getattr(error, "errno", None) is None:
             raise _damaged(path, error) from None
         reason = str(error).split("\n", 1)[0]
         raise UserError(f"cannot read {path}: {reason}") from None
 
 
-def _rows(path: Path, memory: int) -> Iterator[Record]:
-    size = path.stat().st_size
-    with duckdb.connect(config={"threads": 1, "memory_limit": f"{memory}B"}) as database:
-        # As a query parameter, so that no character of the name is interpreted.
-        source = [glob.escape(str(path))]
-        count = database.execute("select count(*) from read_parquet($1)", [source])
-        rows = cast(tuple, count.fetchone())[0]
-        database.execute("select * from read_parquet($1)", [source])
-        names = [name for name, *_ in database.description or ()]
-        row = 0
-        while batch := database.fetchmany(64):
-            for values in batch:
-                row += 1
-                value = dict(zip(names, map(_without_none, values), strict=True))
-                yield Record(f"{path}, row {row}", value, size * row // rows)
+def _rows(path: Path, memory: int, bad: Callable[[UserError], None]) -> Iterator[Record]:
+    require("duckdb", "train", "a Parquet file")
+    import duckdb
+
+    size, row = path.stat().st_size, 0
+    try:
+        with duckdb.connect(config={"threads": 1, "memory_limit": f"{memory}B"}) as database:
+            # As a query parameter, so that no character of the name is interpreted.
+            source = [glob.escape(str(path))]
+            count = database.execute("select count(*) from read_parquet($1)", [source])
+            rows = cast(tuple, count.fetchone())[0]
+            database.execute("select * from read_parquet($1)", [source])
+            names = [name for name, *_ in database.description or ()]
+            while batch := database.fetchmany(64):
+                for values in batch:
+                    row += 1
+                    value = dict(zip(names, map(_without_none, values), strict=True))
+                    yield Record(f"{path}, row {row}", value, size * row // rows)
+    except duckdb.OutOfMemoryException:
+        raise UserError(
+            f"cannot read {path}: its row groups are too large for the memory; give more "
+            "--memory, or write the file again with smaller ones"
+        ) from None
+    except duckdb.Error as error:
+        bad(_damaged(path, error))
 
 
 def _without_none(value: Any) -> Any:

@@ -50,6 +50,32 @@ class Paying(NamedTuple, Generic[AnyArray]):
         return Paying(prior_rates(), costs, np.full(NUMBERS, -1, np.int32))
 
 
+class Lessons(NamedTuple, Generic[AnyArray]):
+    """Evidence of a burst about its drafts.
+
+    Attributes:
+      outcomes: int32 [n, BINS, 2], see `outcomes_of`.
+      expected: float32 [n, N + 1], sums over all trees of the probabilities of verified nodes, by
+        place; the root's count the trees.
+    """
+
+    outcomes: AnyArray
+    expected: AnyArray
+
+    def plus(
+        self: Lessons[jax.Array], outcomes: jax.Array, expected: jax.Array, drafted: jax.Array
+    ) -> Lessons[jax.Array]:
+        """Adds a step.
+
+        Args:
+          outcomes: int32 [n, BINS, 2].
+          expected: float32 [n, N + 1], probabilities of the nodes that were verified.
+          drafted: bool [n], rows with trees.
+        """
+        expected = jnp.where(drafted[:, None], expected, 0)
+        return Lessons(self.outcomes + outcomes, self.expected + expected)
+
+
 def prior_rates() -> np.ndarray:
     """The rates of a drafter of which nothing is known, float32 [BINS]: smollm2's, about."""
     gain = -_WIDTH * (np.arange(_GAINS, dtype=np.float32) + 0.5)

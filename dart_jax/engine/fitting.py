@@ -15,7 +15,7 @@ from dart_jax import _core
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.engine.scheduler import Sequence
+from dart_jax.engine.sequence import Sequence
 from dart_jax.grammar.matching import Masked
 from dart_jax.models.platform.execution import Execution
 
@@ -28,8 +28,8 @@ Proposals = Callable[[HostBuffer, int], HostSearch | None]
 
 
 class Fitter:
-    """Fits the drafts of a burst. A program on a CPU calls it between two steps, from a thread of
-    XLA's, while the engine's waits for the burst.
+    """Fits the drafts of a burst. Between two steps a program on a CPU calls it, from a thread of
+    XLA's; the engine's own thread waits for the burst meanwhile.
 
     Attributes:
       handle: a number that identifies the fitter in this process, for `fit_in_program`.
@@ -39,9 +39,9 @@ class Fitter:
         """Begins a burst.
 
         Args:
-          texts: those that take part, by row.
+          texts: the sequences that take part, by row.
           config: of its steps.
-          proposals: see there.
+          proposals: the search for more nodes, where the host searches.
         """
         self._matchers = {n: text.matcher for n, text in texts.items() if text.matcher is not None}
         self._config, self._proposals = config, proposals

@@ -14,13 +14,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.paying import (
     BINS,
     NUMBERS,
+    Lessons,
     Paying,
     doubted,
     first_nodes,
@@ -28,76 +28,21 @@ from dart_jax.decoding.paying import (
     outcomes_of,
     probabilities_of,
 )
-from dart_jax.decoding.reading import Caches, ChunkShape, caches_without_rows, read_rows
+from dart_jax.decoding.reading import Caches, ChunkShape, read_rows
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.fitting import fit_in_program
-from dart_jax.engine.lessons import Lessons, clock
-from dart_jax.engine.request import MOST_LOGPROBS
-from dart_jax.engine.rows import History, Row, Rows, SamplingMode, sampling_of, unpack
-from dart_jax.models.attention.compaction import keep_rows
-from dart_jax.models.cache import Cache, KVCache, PagedCache, capacity_of, parts
-from dart_jax.models.cpu import copy_page as copy_page_natively
-from dart_jax.models.cpu import only_rows, unwritten
+from dart_jax.engine.pools import POOLS, Pools, drafter_state, written
+from dart_jax.engine.request import MOST_LOGPROBS, SamplingMode
+from dart_jax.engine.rows import History, Row, Rows, sampling_of, unpack
+from dart_jax.models.cache import PagedCache, capacity_of
+from dart_jax.models.cpu import clock, only_rows
 from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
-from dart_jax.models.sharding.mesh import DATA, MODEL
-from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, OnDevices, program
-
-
-class Pools(NamedTuple):
-    """The pages of all requests; every group of devices has pages of its own.
-
-    Attributes:
-      target: the target's keys and values, [P, K, page, h] per layer.
-      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]; None if the drafting
-        method keeps nothing, and for programs that do not draft.
-    """
-
-    target: KVCache
-    draft: Any
-
-
-# Their specs (see `dart_jax.models.sharding.program`): pages are split by groups and heads.
-_PAGES = P(DATA, MODEL)
-_SPECS: Any = _PAGES, OnDevices(P(DATA), _PAGES)
-POOLS = Pools(*_SPECS)
-
-
-@program(inputs={}, outputs=POOLS, static=("config", "pages", "page"))
-def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page: int) -> Pools:
-    """Pools of `pages` pages of `page` rows for every group of devices. Where the C++ core attends,
-    which reads only what was written, keys and values take memory only as they are written."""
-    caches = caches_without_rows(config.reading, params, pages, page)
-    layers, draft = parts(caches.target)[0], caches.draft
-    if config.execution.attention == "native":
-        layers = unwritten(layers)
-        draft = draft if isinstance(draft, jax.Array) else unwritten(draft)
-    return Pools(layers, draft)
-
-
-def written(pools: Pools, target: Cache, draft: Any, pages: jax.Array) -> Pools:
-    """The pools after what programs wrote into caches with pages, int32 [n, m]."""
-    return Pools(parts(target)[0], _draft_pool(pools.draft, draft, pages))
-
-
-def drafter_state(pool: Any, pages: jax.Array) -> Any:
-    """The state of the drafting method of texts with pages, int32 [n, m]."""
-    if isinstance(pool, jax.Array):
-        tokens = pool.at[jnp.where(pages < 0, len(pool), pages)].get(mode="fill", fill_value=0)
-        return tokens.reshape(len(pages), -1)
-    return None if pool is None else PagedCache(pool, pages)
-
-
-def _draft_pool(pool: Any, state: Any, pages: jax.Array) -> Any:
-    """The pool with a new state."""
-    if isinstance(pool, jax.Array):
-        tokens = state.reshape(*pages.shape, -1)
-        return pool.at[jnp.where(pages < 0, len(pool), pages)].set(tokens, mode="drop")
-    return None if state is None else parts(state)[0]
-
+from dart_jax.models.sharding.mesh import DATA
+from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program
 
 # Of the device, or of the host.
 AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
@@ -212,31 +157,6 @@ def read_chunk(
     return written(pools, read.target, read.draft, pages), scores
 
 
-@program(inputs={"pools": POOLS, "source": ROWS, "target": ROWS}, outputs=POOLS, donated=("pools",))
-def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax.Array) -> Pools:
-    """Copies a page in every group of devices.
-
-    Args:
-      config: static; `DecodeConfig.reading`.
-      pools: donated.
-      source: int32 [groups], the page to read.
-      target: int32 [groups], the page to write; the same where there is nothing to copy.
-    """
-
-    def copy(pool: Any) -> Any:
-        if pool is None:
-            return None
-        if config.execution.attention == "native":
-            return copy_page_natively(pool, source[0], target[0])
-        pages = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, source[0], 1), pool)
-        if isinstance(pool, jax.Array):
-            return jax.lax.dynamic_update_slice_in_dim(pool, pages, target[0], 0)
-        cache, start = PagedCache(pool, target[:, None]), jnp.zeros(1, jnp.int32)
-        return keep_rows(cache, pages, start, config.execution.attention).layers
-
-    return Pools(copy(pools.target), copy(pools.draft))
-
-
 @program(
     inputs={
         "pools": POOLS,
@@ -298,15 +218,17 @@ def burst(
     state = dataclasses.replace(state, noise=noise_of_draft(config, state), masks=masks)
     no_scores = state.scores
 
-    def take_step(state: DecodeState, trees: jax.Array | None) -> _Step:
+    def take_step(state: DecodeState, trees: jax.Array | None) -> Any:
+        """Returns the state, the next trees, what they were searched among, what was emitted
+        [n, P, ...], and how many tokens [n]."""
         state, path, packed = decode_step(config, params, state, trees)
         features = path.features if static.follows else None
-        emitted = _Emitted(path.next_tokens, path.ranks, state.scores, features)
+        emitted = path.next_tokens, path.ranks, state.scores, features
         trees = state.trees if searched is None else searched(packed)
         if trees is not None and state.confidence is not None:
             trees = doubted(trees, state.confidence)
         state = dataclasses.replace(state, trees=None, confidence=None, scores=no_scores)
-        return _Step(state, trees, packed, emitted, path.count)
+        return state, trees, packed, emitted, path.count
 
     def goes_on(carry: _Carry) -> jax.Array:
         state, turn = carry.state, carry.turn
@@ -319,7 +241,7 @@ def burst(
         before, trees, packed, emitted, counts, lessons, times, turn = carry
         if masks is not None and fitter is not None and not one:
             drafted = jnp.zeros((n, TREE_ROWS, 1), jnp.int32) if trees is None else trees
-            new = packed, drafted, emitted.tokens, counts[:, 0]
+            new = packed, drafted, emitted[0], counts[:, 0]
             fitted, allowed = jax.lax.cond(
                 turn > 0,
                 partial(fit_in_program, fitter, *new, masks.shape[2]),
@@ -337,25 +259,22 @@ def burst(
                 kept = jnp.where(number < 0, kept, number)
                 trees, expected = (first_nodes(x, kept) for x in (trees, expected[:, None]))
             nodes = jnp.where(before.active, jnp.count_nonzero(trees[:, 2], axis=1), 0)
-        after = take_step(before, trees)
+        state, next_trees, packed, new, count = take_step(before, trees)
         if lessons is not None and trees is not None and expected is not None:
             drafted = before.active & (row.nodes > 0)
-            outcomes = outcomes_of(trees, after.emitted.ranks, after.state.active)
+            outcomes = outcomes_of(trees, new[1], state.active)
             lessons = lessons.plus(outcomes, expected[:, 0], drafted)
         if times is not None:
-            time = jnp.stack([clock(after.count), nodes[0].astype(jnp.uint32)])
+            time = jnp.stack([clock(count), nodes[0].astype(jnp.uint32)])
             times = jax.lax.dynamic_update_slice(times, time[None, None], (0, turn, 0))
-        emitted = jax.tree.map(
-            lambda all_, new: _write(all_, new, counts[:, 0]), emitted, after.emitted
-        )
-        new = after.count, before.active, nodes > 0, nodes
-        counts = counts + jnp.stack([x.astype(jnp.int32) for x in new], axis=1)
-        after = after.state, after.trees, after.packed
-        return _Carry(*after, emitted, counts, lessons, times, turn + 1)
+        emitted = jax.tree.map(lambda all_, new: _write(all_, new, counts[:, 0]), emitted, new)
+        more = count, before.active, nodes > 0, nodes
+        counts = counts + jnp.stack([x.astype(jnp.int32) for x in more], axis=1)
+        return _Carry(state, next_trees, packed, emitted, counts, lessons, times, turn + 1)
 
     # Without a loop, what groups of devices share is joined where it is used, layer by layer.
     one = static.steps == 1
-    step = jax.eval_shape(take_step, state, trees)
+    *_, packed, emitted, _ = jax.eval_shape(take_step, state, trees)
     n, most = row.length.shape[0], static.steps * (config.max_depth + 1)
     lessons = times = None
     if paying is not None and trees is not None:
@@ -366,8 +285,8 @@ def burst(
     carry = _Carry(
         state,
         trees,
-        jnp.zeros(step.packed.shape, jnp.int32),
-        jax.tree.map(lambda x: jnp.zeros((n, most, *x.shape[2:]), x.dtype), step.emitted),
+        jnp.zeros(packed.shape, jnp.int32),
+        jax.tree.map(lambda x: jnp.zeros((n, most, *x.shape[2:]), x.dtype), emitted),
         jnp.zeros((n, 4), jnp.int32),
         lessons,
         times,
@@ -375,9 +294,10 @@ def burst(
     )
     carry = body(carry) if one else jax.lax.while_loop(goes_on, body, carry)
     state, trees, packed, emitted, counts, lessons, times, _ = carry
+    new_tokens, ranks, scores, features = emitted
     draft_state = state.draft_state
     if static.follows:
-        draft_state = _follow(config, params, draft_state, row, emitted, counts[:, 0])
+        draft_state = _follow(config, params, draft_state, row, new_tokens, features, counts[:, 0])
     if history is not None:
         seen, counted, tokens = jax.tree.map(
             lambda old, new: old.at[row.slot].set(new, mode="drop"),
@@ -385,31 +305,18 @@ def burst(
             (state.seen, state.counts, state.tokens),
         )
         history = History(seen, counted, history.bias, tokens)
-    result = BurstResult(*emitted[:3], counts, lessons, times, state.active, trees, packed)
+    result = BurstResult(
+        new_tokens, ranks, scores, counts, lessons, times, state.active, trees, packed
+    )
     pools = written(pools, state.target_cache, draft_state, row.pages)
     return pools, history, result
-
-
-class _Emitted(NamedTuple):
-    tokens: jax.Array
-    ranks: jax.Array
-    scores: TokenScores | None
-    features: jax.Array | None
-
-
-class _Step(NamedTuple):
-    state: DecodeState
-    trees: jax.Array | None
-    packed: jax.Array
-    emitted: _Emitted  # [n, P, ...]
-    count: jax.Array
 
 
 class _Carry(NamedTuple):
     state: DecodeState
     trees: jax.Array | None
     packed: jax.Array
-    emitted: _Emitted
+    emitted: Any  # tokens, ranks, scores and features, [n, S, ...]
     counts: jax.Array
     lessons: Lessons[jax.Array] | None
     times: jax.Array | None
@@ -421,23 +328,24 @@ def _follow(
     params: DecodeParams,
     draft_state: Any,
     row: Row,
-    emitted: _Emitted,
+    new_tokens: jax.Array,
+    features: jax.Array,
     counts: jax.Array,
 ) -> Any:
-    """Lets the drafter read what plain decoding has written, `counts` tokens [n], some at a time;
-    returns its state. Rows beyond that are overwritten later, or have no page."""
+    """Lets the drafter read what plain decoding has written, `counts` [n] of `new_tokens` [n, S]
+    with their features [n, S, 3D], some at a time; returns its state. Rows beyond that are
+    overwritten later, or have no page."""
     drafting = config.reading.drafting
     assert drafting is not None
-    assert emitted.features is not None
     capacity = (
         draft_state.shape[1] if isinstance(draft_state, jax.Array) else capacity_of(draft_state)
     )
-    count = min(_FOLLOWED, emitted.tokens.shape[1])
+    count = min(_FOLLOWED, new_tokens.shape[1])
     target = bind(config.target, params["target"], config.execution.target)
-    before = jnp.concatenate([row.context[:, -1:], emitted.tokens[:, :-1]], axis=1)
+    before = jnp.concatenate([row.context[:, -1:], new_tokens[:, :-1]], axis=1)
     whole = [
         jnp.pad(x, ((0, 0), (0, -x.shape[1] % count), *((0, 0),) * (x.ndim - 2)))
-        for x in (before, emitted.tokens, emitted.features)
+        for x in (before, new_tokens, features)
     ]
 
     def read(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:

@@ -1,11 +1,12 @@
-"""Requests to the engine, and its answers."""
+"""Requests to the engine, and its outputs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
 from dart_jax.decoding.logits import TokenScores
@@ -19,6 +20,16 @@ Finish = Literal["stop", "length"]
 # Ids that end a text, at most, and most likely tokens that can be reported for each token.
 MOST_STOP_IDS = 16
 MOST_LOGPROBS = 20
+
+# How a step samples; each of them serves the requests of those before it. `filtered` has top-k,
+# top-p and min-p, `full` penalties, logit bias and log-probabilities as well.
+SamplingMode = Literal["greedy", "sampled", "filtered", "full"]
+SAMPLING_MODES: tuple[SamplingMode, ...] = ("greedy", "sampled", "filtered", "full")
+
+
+def highest(modes: Iterable[SamplingMode]) -> SamplingMode:
+    """The lowest mode that serves the requests of all of these."""
+    return SAMPLING_MODES[max(map(SAMPLING_MODES.index, modes))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +57,7 @@ class Request:
       logprobs: report every token's log-probability, and this many of the most likely tokens; None
         for none. They are the target's, before penalties, temperature and filters.
       prompt_logprobs: report the same of every token of the prompt after the first, with its rank,
-        given those before it; the first update has them.
+        given those before it; the first output has them.
       drafts: report what each step verified.
 
     Raises:
@@ -89,19 +100,22 @@ class Request:
             if not -100 <= bias <= 100:
                 raise UserError(f"logit_bias of {token} must be between -100 and 100, got {bias}")
 
-    def check_fits(self, max_length: int, vocab_size: int) -> None:
-        """Raises UserError if the request does not fit a server's model.
-
-        Args:
-          max_length: maximum length of a prompt and its new tokens together.
-          vocab_size: the target's.
-        """
+    def check_limits(self) -> None:
+        """Raises UserError if more is asked for than a server's programs are compiled for."""
         if len(self.stop_ids) > MOST_STOP_IDS:
             raise UserError(f"there can be at most {MOST_STOP_IDS} stop ids")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MOST_LOGPROBS:
                 raise UserError(f"{name} must be in 0..{MOST_LOGPROBS}, got {count}")
+
+    def check_fits(self, max_length: int, vocab_size: int) -> None:
+        """Raises UserError if the request does not fit a model.
+
+        Args:
+          max_length: maximum length of a prompt and its new tokens together.
+          vocab_size: the target's.
+        """
         if len(self.tokens) + min(self.max_new_tokens, 1) > max_length:
             raise UserError(
                 f"the prompt has {len(self.tokens)} tokens, which leaves no room in a context of "
@@ -116,6 +130,17 @@ class Request:
         """True if logits are changed before they are divided by the temperature."""
         penalties = self.presence_penalty, self.frequency_penalty
         return self.sampling.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias)
+
+    @property
+    def mode(self) -> SamplingMode:
+        """The lowest mode that serves the request."""
+        sampling = self.sampling
+        if self.penalizes or self.logprobs is not None:
+            return "full"
+        if sampling.temperature == 0:
+            return "greedy"
+        filters = sampling.top_k or sampling.top_p < 1 or sampling.min_p
+        return "filtered" if filters else "sampled"
 
 
 class Logprobs(NamedTuple):
@@ -160,32 +185,86 @@ class Draft(NamedTuple):
     pairs: np.ndarray
 
 
-class Update(NamedTuple):
-    """New tokens of a text, from a burst.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Output:
+    """What a step of the engine gave a request, or, `joined`, all of its steps.
 
     Attributes:
-      tokens: the new ids; the last one may be a stop id.
-      ranks: the places in their trees of the nodes that drafted them; 0 for tokens that the target
-        drew in its own step.
-      finish: why the text ended; None if more follows. The last update has it.
-      logprobs: of the tokens, if they were asked for.
-      prompt_logprobs: of the prompt's after the first, likewise; only in the first update.
+      tokens: int32 [n], the new ids; the last one may be a stop id.
+      ranks: int32 [n], the places in their trees of the nodes that drafted them, from the best one,
+        1, on; 0 for tokens that the target drew in its own step.
+      finish: why the text ended; None if more follows.
+      verified: draft trees that were verified.
+      nodes: of these trees, roots not counted.
+      scores: what is reported about the tokens, without the batch axis; None if nothing is.
+      prompt_logprobs: of the prompt's tokens after the first, if they were asked for; only in the
+        first output.
       cached: tokens of the prompt that were not read, since their keys and values were there; only
-        in the first update.
+        in the first output.
+      draft: what was verified, if that was asked for and anything was drafted.
+      error: why the request failed; nothing follows.
     """
 
-    tokens: tuple[int, ...]
-    ranks: tuple[int, ...]
+    tokens: np.ndarray
+    ranks: np.ndarray
     finish: Finish | None = None
-    logprobs: Logprobs | None = None
+    verified: int = 0
+    nodes: int = 0
+    scores: TokenScores | None = None
     prompt_logprobs: Logprobs | None = None
     cached: int = 0
+    draft: Draft | None = None
+    error: Exception | None = None
+
+    @classmethod
+    def without_tokens(cls, **fields: Any) -> Output:
+        """An output of no tokens."""
+        none = np.zeros(0, np.int32)
+        return cls(none, none, **fields)
+
+    @classmethod
+    def joined(cls, outputs: Sequence[Output]) -> Output:
+        """The outputs of a request, one after another, as one; without their drafts."""
+        if not outputs:
+            return cls.without_tokens()
+        scores = [each.scores for each in outputs if each.scores is not None]
+        return cls(
+            np.concatenate([each.tokens for each in outputs]),
+            np.concatenate([each.ranks for each in outputs]),
+            outputs[-1].finish,
+            sum(each.verified for each in outputs),
+            sum(each.nodes for each in outputs),
+            jax.tree.map(lambda *parts: np.concatenate(parts), *scores) if scores else None,
+            outputs[0].prompt_logprobs,
+            outputs[0].cached,
+            error=outputs[-1].error,
+        )
 
     @property
-    def drafted(self) -> tuple[bool, ...]:
-        """True for each of the tokens that was drafted."""
-        return tuple(rank > 0 for rank in self.ranks)
+    def last(self) -> bool:
+        """True if nothing follows."""
+        return self.finish is not None or self.error is not None
 
+    @property
+    def drafted(self) -> np.ndarray:
+        """Bool [n], which tokens the drafter proposed; the others are the target's."""
+        return self.ranks > 0
 
-# Receives each update of a request, or an exception if the request fails.
-OnUpdate = Callable[[Update | BaseException], object]
+    @property
+    def steps(self) -> int:
+        """Verifications that gave the tokens of a whole text. Each ends with a token of the
+        target's own; the first one, which follows the prompt, does not count."""
+        return int(np.count_nonzero(self.ranks[:-1] == 0))
+
+    @property
+    def tau(self) -> float:
+        """Acceptance length of a whole text: tokens emitted per verification, bonus token included;
+        nan without a verification."""
+        return (len(self.tokens) - 1) / self.steps if self.steps else float("nan")
+
+    def logprobs(self, most: int | None) -> Logprobs | None:
+        """The log-probabilities of the tokens and of the `most` likely ones; None if they were not
+        asked for."""
+        if most is None or self.scores is None:
+            return None
+        return Logprobs.of(self.scores, most)

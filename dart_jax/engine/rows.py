@@ -1,13 +1,13 @@
-"""The numbers by which a step knows its requests, packed into few arrays; and modes of sampling.
+"""The numbers by which a step knows its requests, packed into few arrays.
 
 A program call costs some microseconds for every array, so there are few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,7 @@ from jax.typing import ArrayLike
 
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.sampling import SamplingValues, row_keys
-from dart_jax.engine.request import Request
-
-# How a step samples; each of them serves the requests of those before it. `filtered` has top-k,
-# top-p and min-p, `full` penalties, logit bias and log-probabilities as well.
-SamplingMode = Literal["greedy", "sampled", "filtered", "full"]
-SAMPLING_MODES: tuple[SamplingMode, ...] = ("greedy", "sampled", "filtered", "full")
-
-
-def highest(modes: Iterable[SamplingMode]) -> SamplingMode:
-    """The lowest mode that serves the requests of all of these."""
-    return SAMPLING_MODES[max(map(SAMPLING_MODES.index, modes))]
+from dart_jax.engine.request import Request, SamplingMode
 
 
 class Rows(NamedTuple):
@@ -105,17 +95,6 @@ def sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
     return sampling if mode == "filtered" else SamplingValues(*sampling[:4], *penalties)
 
 
-def mode_of(request: Request) -> SamplingMode:
-    """The lowest mode that serves a request."""
-    sampling = request.sampling
-    if request.penalizes or request.logprobs is not None:
-        return "full"
-    if sampling.temperature == 0:
-        return "greedy"
-    filters = sampling.top_k or sampling.top_p < 1 or sampling.min_p
-    return "filtered" if filters else "sampled"
-
-
 def values_of(request: Request, vocab_size: int) -> np.ndarray:
     """A request's row of `Rows.values`."""
     sampling = request.sampling
@@ -170,6 +149,8 @@ class RowTable:
         row[SLOT] = slot % self._group
         if request.sampling.temperature:
             row[KEYS:AT_CONTEXT] = keys_of(request)
+        if (missing := len(request.stop_ids) - self.stop.shape[1]) > 0:
+            self.stop = np.pad(self.stop, ((0, 0), (0, missing)), constant_values=-1)
         self.stop[slot, : len(request.stop_ids)] = request.stop_ids
         self.values[slot] = values_of(request, vocab_size)
 
@@ -210,6 +191,29 @@ def empty_history(slots: int, vocab_size: int, length: int | None = None) -> His
     return History(
         jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), tokens
     )
+
+
+def history_of(
+    request: Request, tokens: np.ndarray, prompt: int, vocab_size: int, length: int | None
+) -> History:
+    """The history of a request, without the axis of slots.
+
+    Args:
+      request: the request.
+      tokens: int32 [n], of prompt and text.
+      prompt: how many of them are the prompt's.
+      vocab_size: V.
+      length: S; None without logits processors.
+    """
+    seen, bias = np.zeros(vocab_size, bool), np.zeros(vocab_size, np.float32)
+    seen[tokens] = True
+    for token, value in request.logit_bias.items():
+        bias[token] = value
+    counts = np.bincount(tokens[prompt:], minlength=vocab_size).astype(np.int32)
+    padded = None if length is None else np.full(length, -1, np.int32)
+    if padded is not None:
+        padded[: len(tokens)] = tokens
+    return History(seen, counts, bias, padded)  # pyright: ignore[reportArgumentType]
 
 
 @partial(jax.jit, donate_argnames=("history",))

@@ -6,6 +6,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import jax
+
+from dart_jax.decoding.state import DecodeConfig
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.defaults import tree_sizes
+from dart_jax.engine.request import MOST_STOP_IDS
+from dart_jax.errors import UserError
+
 # A table has at most this many times the places that are needed, and so has a chunk.
 STEP = 4
 
@@ -16,23 +24,33 @@ _CHUNK_ROWS = 8
 # The same on an accelerator, which waits for its weights.
 _CHUNK_ROWS_ELSEWHERE = 256
 
+# Tokens of the longest texts, unless it is set.
+_MAX_LENGTH = 8192
+
+# Tokens of prompts that are read at a time, unless it is set: beside running texts on a CPU, and
+# elsewhere.
+_CHUNK_ON_CPU, CHUNK = 128, 512
+
+# Steps of a burst, unless it is set: on an accelerator a call from the host takes as long as half a
+# step, on a CPU as long as several of a small model; but requests arrive, and streamed texts are
+# read, meanwhile.
+_STEPS, STEPS_OFFLINE = 32, 256
+
+# Steps between two looks of the host at all texts: for stop strings, or to keep whole scores.
+CHECKED_STEPS = 8
+
+# Sequences from which on steps of texts that begin together have fewer rows when many of them have
+# ended: programs for fewer rows must be compiled.
+_SHRINKS = 8
+
 # Nodes that programs of one row, whose steps verify as many as pay, mostly have room for: drafts of
 # eight positions, of which few pay, take a tenth of a step more.
 _FEW_NODES = 4
 
 
-def stepwise_sizes(most: int) -> tuple[int, ...]:
-    """The tree sizes of programs whose steps decide how many nodes they verify, ascending from 0.
-
-    Args:
-      most: the largest.
-    """
-    return tuple(sorted({0, min(_FEW_NODES, most), most}))
-
-
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """Shapes of one runner's programs.
+    """Shapes of one engine's programs.
 
     Attributes:
       slots: requests that are decoded together, at most, by all groups of devices.
@@ -140,3 +158,61 @@ def up_to(most: int, step: int = STEP) -> tuple[int, ...]:
     while numbers[-1] < most:
         numbers.append(min(numbers[-1] * step, most))
     return tuple(numbers)
+
+
+def shapes_of(config: DecodeConfig, options: EngineConfig) -> Shapes:
+    """Returns the shapes of a model's engine.
+
+    Args:
+      config: of the largest trees.
+      options: of the engine.
+
+    Raises:
+      UserError: the options do not fit the target.
+    """
+    execution, most = config.execution, config.target.max_length
+    length = options.max_length or min(most, _MAX_LENGTH)
+    if length > most:
+        raise UserError(
+            f"a maximum length of {length} tokens is beyond the target's {most} positions; lower it"
+        )
+    on_cpu, groups = jax.default_backend() == "cpu", execution.devices.groups
+    slots = -(-options.slots // groups)
+    chunk = options.chunk or (_CHUNK_ON_CPU if on_cpu and not options.offline else CHUNK)
+    steps = options.burst or (STEPS_OFFLINE if options.offline else _STEPS)
+    if options.offline:
+        rows = [n for n in up_to(slots) if n == slots or _SHRINKS <= slots < _SHRINKS * n]
+        page = config.capacity(length)
+    else:
+        # On CPUs every row costs time, so a step has at most twice the rows of its sequences.
+        rows = up_to(slots, STEP // 2 if on_cpu else STEP)
+        page, chunk = options.page, min(chunk, length)
+    fixed, stepwise = options.tree_nodes is not None, config.decides_in_steps and groups == 1
+    sizes: dict[int, tuple[int, ...]] = {
+        n: (0, config.nodes) if fixed else tree_sizes(config.drafter, n) for n in rows
+    }
+    if not config.nodes:
+        sizes = dict.fromkeys(rows, (0,))
+    elif stepwise and not fixed and 1 in sizes:
+        most_nodes = sizes[1][-1]
+        sizes[1] = tuple(sorted({0, min(_FEW_NODES, most_nodes), most_nodes}))
+    only_used = config.reads_only_used
+    return Shapes(
+        slots=slots * groups,
+        groups=groups,
+        max_length=length,
+        page=page,
+        pages_each=-(-length // page),
+        rows=tuple(rows),
+        sizes=sizes,
+        fixed=fixed,
+        stepwise=stepwise,
+        chunks=tuple(
+            sorted({chunk} if only_used else {max(chunk // STEP**n, 1) for n in range(3)})
+        ),
+        only_used=only_used,
+        together=not on_cpu,
+        steps=min(steps, CHECKED_STEPS) if config.logits.scores else steps,
+        stop_ids=MOST_STOP_IDS,
+        bounded=execution.attention == "dense",
+    )

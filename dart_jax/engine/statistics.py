@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
+from dart_jax.engine.request import Output
 
 _REMEMBERED = 32  # ends of requests
 
@@ -88,17 +88,13 @@ class Counters:
         """Counts a request that gets a slot."""
         self._prompt_tokens += prompt_tokens
 
-    def burst(self, emitted: Iterable[tuple[np.ndarray, int, int]]) -> None:
-        """Counts a burst.
-
-        Args:
-          emitted: of each request the ranks of its tokens (see `Emitted`), and how many trees were
-            verified and their nodes.
-        """
-        for ranks, trees, nodes in emitted:
+    def burst(self, outputs: Iterable[Output]) -> None:
+        """Counts what a burst gave."""
+        for output in outputs:
+            ranks = output.ranks
             self._generation_tokens += len(ranks)
-            self._drafts += trees
-            self._draft_tokens += nodes
+            self._drafts += output.verified
+            self._draft_tokens += output.nodes
             # A step emits the accepted nodes, one of each depth, and then a token of the target's.
             depth = 0
             for rank in ranks.tolist():  # a few, for which NumPy would take longer

@@ -17,9 +17,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dart_jax.decoding.paying import NUMBERS, Paying, nodes_that_pay, prior_rates
-from dart_jax.engine.lessons import Lessons
-from dart_jax.engine.rows import SamplingMode
+from dart_jax.decoding.paying import NUMBERS, Lessons, Paying, nodes_that_pay, prior_rates
+from dart_jax.engine.request import SamplingMode
 from dart_jax.engine.step_costs import ENOUGH, PLAIN, CostFiles, Known, StepCosts
 
 # Steps until the next decision, fewest and most (half of those so far), and where something is
@@ -233,7 +232,7 @@ class TreeSizes:
           sizes: see the class.
           fixed: always take the largest, and verify all of its nodes.
           stepwise: steps of one row take time only for the nodes that they verify.
-          first: the size to begin with; None for the largest.
+          first: nodes of all rows to begin with; None for the largest size.
           files: keep knowledge between processes.
           program: what costs depend on besides rows and sampling; its `repr` is the same in every
             process.
@@ -322,11 +321,14 @@ class TreeSizes:
             if self._files is not None:
                 known = self._files.read((self._program, *key))
             stepwise = self._stepwise and rows == 1
-            first = sizes[1] if stepwise else self._first if self._first in sizes else sizes[-1]
+            first = sizes[1] if stepwise else sizes[-1]
+            if self._first is not None and not stepwise:
+                enough = (size for size in sizes[1:] if size * rows >= self._first)
+                first = next(enough, sizes[-1])
             node = _NODE if jax.default_backend() == "cpu" else _NODE_ELSEWHERE
             self._kinds[key] = _Kind(
                 sizes,
-                first or sizes[-1],
+                first,
                 min(node * rows, 1.0),
                 known,
                 stepwise=stepwise,

@@ -7,8 +7,8 @@ May import `dart_jax.engine` and what it imports. Start with `config.py` (the op
 from __future__ import annotations
 
 from dart_jax.decoding.tree import MAX_NODES
+from dart_jax.engine.defaults import default_tree, length_bucket, tree_sizes
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
-from dart_jax.generation.defaults import adaptive_tree, default_tree, length_bucket
 from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
 from dart_jax.generation.text_generation import TextGeneration
 
@@ -21,7 +21,7 @@ __all__ = [
     "Piece",
     "Step",
     "TextGeneration",
-    "adaptive_tree",
     "default_tree",
     "length_bucket",
+    "tree_sizes",
 ]

@@ -1,16 +1,18 @@
-"""Continues token prompts: runs a decoder and decodes its tokens to text."""
+"""Continues prompts: steps an engine until all are done, and decodes its tokens to text."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from dart_jax.engine.decoder import CHECKED_STEPS, BatchDecoding, Decoder
+from dart_jax.engine.engine import Engine
+from dart_jax.engine.request import Output, Request
+from dart_jax.engine.shapes import CHECKED_STEPS
 from dart_jax.errors import UserError
-from dart_jax.generation.config import GenerationConfig
 from dart_jax.generation.prompts import EncodedPrompts
 from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
 from dart_jax.text.tokenizer import Tokenizer
@@ -19,44 +21,47 @@ from dart_jax.text.tokenizer import Tokenizer
 class TextGeneration:
     """A batch of prompts being continued.
 
-    Iterating, with `for` or `async for`, runs the decoder step by step and yields the pieces of all
+    Iterating, with `for` or `async for`, decodes step by step and yields the pieces of all
     texts; `Piece.row` tells them apart. `steps` yields one `Step` per decode step; `run` generates
     everything at once.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        engine: Engine,
         tokenizer: Tokenizer,
         prompts: EncodedPrompts,
-        config: GenerationConfig,
+        requests: Sequence[Request],
+        max_length: int,
     ):
-        """Queues the prompts; nothing is decoded yet.
+        """Checks the requests; nothing is decoded yet.
 
         Args:
-          decoder: runs the model.
+          engine: decodes nothing else.
           tokenizer: the target's.
           prompts: the prompts.
-          config: its `max_new_tokens`, `max_length` and `seed` are used, and whether it has a
-            structure.
+          requests: one for each of them.
+          max_length: maximum length of a prompt and its new tokens together.
 
         Raises:
-          UserError: as `Decoder.start`.
+          UserError: a request does not fit the engine.
         """
-
-        def begin(drafts: bool) -> BatchDecoding:
-            count, limit = config.max_new_tokens, config.max_length
-            return decoder.start(prompts.tokens, count, config.seed, limit=limit, drafts=drafts)
-
-        self._begin, self._batch = begin, begin(False)
+        self._engine = engine
+        self._sequences = [engine.sequence_of(request, max_length) for request in requests]
+        stops = prompts.stop_strings
         # A text is what its structure demands, up to the first space.
-        whole, stops = config.structured_outputs is not None, prompts.stop_strings
-        self._rows = [
-            GeneratedText(tokenizer, stops, decoder.stop, row=n, continues=continues or whole)
-            for n, continues in enumerate(prompts.continues)
+        self._texts = [
+            GeneratedText(
+                tokenizer,
+                stops,
+                request.stop_ids,
+                row=n,
+                continues=continues or request.grammar is not None,
+            )
+            for n, (request, continues) in enumerate(zip(requests, prompts.continues, strict=True))
         ]
         # Stop strings are found only on the host.
-        self._steps_at_once = CHECKED_STEPS if stops else decoder.steps
+        self._steps_at_once = CHECKED_STEPS if stops else None
         self._pieces = self._generate()
         self._started = False
         # Held during a burst, so that `close` can be called from another thread.
@@ -81,7 +86,7 @@ class TextGeneration:
 
     def __repr__(self) -> str:
         done = [completion.finish for completion in self.completions]
-        tokens = sum(len(row.tokens) for row in self._rows)
+        tokens = sum(len(text.tokens) for text in self._texts)
         running = sum(finish is None for finish in done)
         return f"TextGeneration({len(done)} texts, {running} running, {tokens} new tokens)"
 
@@ -102,7 +107,7 @@ class TextGeneration:
     @property
     def completions(self) -> list[Completion]:
         """The continuations of all prompts so far."""
-        return [self._completion(row) for row in range(len(self._rows))]
+        return [self._completion(row) for row in range(len(self._texts))]
 
     def run(self) -> None:
         """Generates to the end, in as few bursts as possible."""
@@ -129,39 +134,41 @@ class TextGeneration:
         """
         if self._started:
             raise UserError("these texts were already generated; start another generation")
-        if with_drafts:
-            self._batch = self._begin(True)
+        for sequence in self._sequences:
+            sequence.request = dataclasses.replace(sequence.request, drafts=with_drafts)
         yield from self._steps(1)
 
-    def _steps(self, limit: int) -> Generator[Step, None, None]:
+    def _steps(self, limit: int | None) -> Generator[Step, None, None]:
         """Generates in bursts of so many steps, at most."""
-        self._started, batch = True, self._batch
-        while batch.busy:
-            new = batch.burst(limit)
+        self._started, engine = True, self._engine
+        rows = {engine.add(sequence): row for row, sequence in enumerate(self._sequences)}
+        while engine.busy:
             pieces: list[Piece] = []
-            for row, tokens, ranks, scores, _ in new:
-                text = self._rows[row]
-                pieces += text.append(tokens, ranks > 0, scores)
+            first = Output.without_tokens()
+            for sequence, output in engine.step(limit):
+                if output.error is not None:
+                    raise output.error
+                row = rows[sequence]
+                text = self._texts[row]
+                pieces += text.append(output.tokens, output.drafted, output.scores)
                 if text.finish is not None:
-                    batch.end(row)
-            first = next((each for each in new if each.row == 0), None)
-            if first is None:
-                yield Step(pieces, np.zeros(0, np.int32), 0, None)
-            else:
-                yield Step(pieces, first.tokens, int(np.sum(first.ranks > 0)), first.draft)
-        rest = [piece for text in self._rows for piece in text.end()]
+                    engine.cancel(sequence)
+                if row == 0:
+                    first = output
+            yield Step(pieces, first.tokens, int(first.drafted.sum()), first.draft)
+        rest = [piece for text in self._texts for piece in text.end()]
         if rest:
             yield Step(rest, np.zeros(0, np.int32), 0, None)
 
     def _completion(self, n: int) -> Completion:
-        row = self._rows[n]
+        text = self._texts[n]
         return Completion(
-            text="".join(row.pieces),
-            tokens=np.array(row.tokens, np.int32),
-            drafted=np.array(row.drafted, bool),
-            prompt_tokens=self._batch.length(n),
-            finish=row.finish,
-            seconds=dict(self._batch.seconds),
-            pieces=tuple(row.pieces),
-            **row.scores(),
+            text="".join(text.pieces),
+            tokens=np.array(text.tokens, np.int32),
+            drafted=np.array(text.drafted, bool),
+            prompt_tokens=self._sequences[n].prompt_length,
+            finish=text.finish,
+            seconds=dict(self._engine.seconds),
+            pieces=tuple(text.pieces),
+            **text.scores(),
         )

@@ -157,6 +157,11 @@ def unwritten(arrays: AnyArrays) -> AnyArrays:
     return jax.tree.unflatten(structure, jax.ffi.ffi_call("dart_unwritten", types)())
 
 
+def clock(computed: jax.Array) -> jax.Array:
+    """The time when something was computed: microseconds, a uint32 scalar."""
+    return jax.ffi.ffi_call("dart_clock", jax.ShapeDtypeStruct((), jnp.uint32))(computed)
+
+
 def gumbel_noise_native(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
     """Computes `decoding.sampling.gumbel_noise`, up to rounding.
 

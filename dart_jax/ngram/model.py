@@ -88,8 +88,8 @@ class NgramModel:
     ) -> Self:
         """Counts the n-grams of token sequences; no n-gram spans two of them.
 
-        Works in memory, except for a file in the system's temporary directory; use `train.ngram` to
-        count a corpus of any size.
+        Works in memory, except for a file in the system's temporary directory;
+        `dart-jax ngram count` counts a corpus of any size.
 
         Args:
           documents: token sequences.

@@ -13,18 +13,21 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
 from dart_jax import _core
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, require
 from dart_jax.machine import available_cores
 from dart_jax.ngram.builder import NgramBuilder, check_lossy
 from dart_jax.ngram.windows import WindowLayout
 from dart_jax.progress import progress_bars
+
+if TYPE_CHECKING:
+    import duckdb
 
 _HEADER_BYTES = 16
 _READ_BYTES = 1 << 24
@@ -61,6 +64,9 @@ def convert_reference(
       UserError: the trie is missing, damaged or of an order other than 2 to 5, its tokens are
         outside the vocabulary, or there is too little memory or disk space.
     """
+    require("duckdb", "train", "the conversion of a trie")
+    import duckdb
+
     if memory < _OWN + _THREAD:
         raise UserError(
             f"{memory // 10**6} MB of memory are too little to convert a trie: "

@@ -1,5 +1,5 @@
 """Code that the command-line programs of `dart_jax`, `train` and `eval` share.
 
-Options that select a model, reports, figures, progress bars and provenance; the programs `fetch`
+Options that select a model, reports, progress bars and provenance; the programs `fetch`
 and `ngram`. May import `dart_jax.model` and what it imports. Start with `model_choice.py`.
 """

@@ -1,21 +1,21 @@
-"""Command-line options that select a model."""
+"""Command-line options that select a model. JAX is imported when it is loaded."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from dart_jax.decoding.search.choice import SearchWay
+from dart_jax.decoding.search.config import SearchWay
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
-from dart_jax.model import DartModel
-from dart_jax.models.kernels.options import CacheDtype
-from dart_jax.models.platform.execution import AttentionChoice
-from dart_jax.models.platform.weights import WeightsDtype
+from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, WeightsDtype
 from dart_jax.named import models
 from dart_jax.named.models import NamedModel
 from dart_jax.programs.command_line import check_least
+
+if TYPE_CHECKING:
+    from dart_jax.model import DartModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +132,8 @@ class ModelChoice:
 
     def load(self) -> DartModel:
         """Loads the model; raises UserError as `DartModel.from_pretrained`."""
+        from dart_jax.model import DartModel
+
         memory = parse_memory(self.ngram_device_memory)
         return DartModel.from_pretrained(
             self.target_path,

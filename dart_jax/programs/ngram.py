@@ -1,12 +1,8 @@
-"""Inspect and convert n-gram files.
-
-dart-jax ngram info model.dng
-"""
+"""The commands that inspect and convert n-gram files, of `dart-jax ngram`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,14 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.errors import UserError
-from dart_jax.model import DEMO
+from dart_jax.named.models import MODELS
 from dart_jax.ngram.convert import ConvertConfig, convert
 from dart_jax.ngram.device_table import table_bytes
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel
-from dart_jax.programs.command_line import parse, program
 from dart_jax.text.fingerprint import UNKNOWN
 from dart_jax.text.tokenizer import Tokenizer
+
+_DEMO = MODELS["demo"].directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +29,7 @@ class InfoConfig:
     """Print a summary of a file."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = (
-        DEMO / "ngram.dng"
+        _DEMO / "ngram.dng"
     )
     """N-gram file."""
     check: bool = False
@@ -46,10 +43,10 @@ class QueryConfig:
     context: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONTEXT")]
     """Text; its last `order - 1` tokens are used."""
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = (
-        DEMO / "ngram.dng"
+        _DEMO / "ngram.dng"
     )
     """N-gram file."""
-    tokenizer: Path = DEMO / "target"
+    tokenizer: Path = _DEMO / "target"
     """Directory with the tokenizer.json that the file was counted with."""
     top: int = 20
     """Number of continuations to print."""
@@ -123,18 +120,12 @@ Command = (
 )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Command line: bad input ends in one line and exit status 2."""
-    console = Console(soft_wrap=True)
-    with program():
-        config = parse(Command, args, __doc__)
-        if isinstance(config, ConvertConfig):
+def run(config: ConvertConfig | InfoConfig | QueryConfig, console: Console) -> None:
+    """Runs a command; raises UserError for bad input."""
+    match config:
+        case ConvertConfig():
             convert(config, console)
-        elif isinstance(config, InfoConfig):
+        case InfoConfig():
             info(config, console)
-        else:
+        case QueryConfig():
             query(config, console)
-
-
-if __name__ == "__main__":
-    main()

@@ -25,14 +25,14 @@ import tyro
 from rich.console import Console
 
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.thread import AnyEngine, ServedModel
 from dart_jax.errors import UserError
 from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.memory import parse_memory
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.options import ClusterOptions
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.interface import AnyEngine, ServedModel
 
 if TYPE_CHECKING:
     from dart_jax.serve.process import Server
@@ -78,7 +78,7 @@ class ServeConfig(ModelChoice):
     """Log a line for every request, and one every ten seconds while texts are generated."""
     metrics_names: Literal["dart", "vllm"] = "dart"
     """Beginning of the names of metrics; vllm is for tools that look for vLLM's."""
-    serving: tyro.conf.OmitArgPrefixes[ServingConfig] = ServingConfig()
+    serving: tyro.conf.OmitArgPrefixes[EngineConfig] = EngineConfig()
     """Options of the engine, which decodes requests together."""
     cluster: tyro.conf.OmitArgPrefixes[ClusterOptions] = ClusterOptions()
     """Several engines."""
@@ -129,7 +129,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
 
     Raises:
       UserError: a package is missing, the port is taken, or as `DartModel.from_pretrained` and
-        `Engine`.
+        `EngineThread`.
     """
     for package in ("httptools", "prometheus_client", "pydantic", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
@@ -176,12 +176,12 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
 
 def _engine(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
     """An engine in this process."""
-    from dart_jax.serving.engine import Engine
+    from dart_jax.engine.thread import EngineThread
 
     model = config.load()
     _ = model.tokenizer.chat_template  # imports transformers, for which no request should wait
     defaults: dict[str, Any] = {"temperature": 1.0} | _defaults(config, model)
-    return Engine(model, config.serving, progress, Sampling(**defaults))
+    return EngineThread(model, config.serving, progress, Sampling(**defaults))
 
 
 def _defaults(config: ServeConfig, model: ServedModel) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def log_to_stderr(requests: bool) -> Iterator[None]:
     listener = logging.handlers.QueueListener(lines, writer)
     logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    for name in ("dart_jax.serve.log", "dart_jax.serving") if requests else ():
+    for name in ("dart_jax.serve.log", "dart_jax.engine") if requests else ():
         logging.getLogger(name).setLevel(logging.INFO)
     listener.start()
     try:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
+from dart_jax.engine.thread import AnyEngine, EngineClosed, QueueFull
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
 from dart_jax.grammar.limits import GrammarLimits
@@ -25,8 +26,6 @@ from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
 from dart_jax.serve.texts import TextOptions, Texts
 from dart_jax.serve.tools.request import Tools
-from dart_jax.serving.engine import EngineClosed
-from dart_jax.serving.interface import AnyEngine, QueueFull
 from dart_jax.text.thoughts import Thinking
 from dart_jax.weights.generation_file import FILE as GENERATION_FILE
 from dart_jax.weights.generation_file import read_options

@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from dart_jax.engine.request import Finish, Logprobs, Request, Update
+from dart_jax.engine.request import Finish, Logprobs, Output, Request
+from dart_jax.engine.thread import AnyEngine, AnyTicket
 from dart_jax.generation import GeneratedText
 from dart_jax.grammar.matching import GrammarError
 from dart_jax.serve.errors import ApiError, bad, internal
 from dart_jax.serve.logprobs import Score
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
-from dart_jax.serving.interface import AnyEngine, AnyTicket
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ class TextOptions(NamedTuple):
 
 
 class Text:
-    """One text: takes the engine's updates, and gives what is new.
+    """One text: takes the engine's outputs, and gives what is new.
 
     Attributes:
       request: asks the engine for it.
@@ -103,19 +103,19 @@ class Text:
         """The reason of its end; None while it goes on."""
         return self._text.finish
 
-    def push(self, update: Update) -> None:
+    def push(self, output: Output) -> None:
         """Adds tokens, up to the one that ends the text."""
         before = self.tokens
-        self.cached_tokens += update.cached
-        self._text.append(update.tokens, update.drafted)
-        if update.finish is not None:
+        self.cached_tokens += output.cached
+        self._text.append(output.tokens.tolist(), output.drafted.tolist())
+        if output.finish is not None:
             self._text.end()
-        if update.prompt_logprobs is not None:
-            self._add_prompt(update.prompt_logprobs)
-        if update.logprobs is None:
+        if output.prompt_logprobs is not None:
+            self._add_prompt(output.prompt_logprobs)
+        logprobs = output.logprobs(self.request.logprobs)
+        if logprobs is None:
             return
-        every = zip(self._text.tokens[before:], _pairs(update.logprobs), strict=False)
-        for token, (own, top) in every:
+        for token, (own, top) in zip(self._text.tokens[before:], _pairs(logprobs), strict=False):
             self._scores.append(Score(token, own, top, self._offset))
             self._offset += len(self._places.push(token))
 
@@ -154,7 +154,7 @@ def _pairs(logprobs: Logprobs) -> Iterator[tuple[float, list[tuple[int, float]]]
 class Texts:
     """The texts of one answer.
 
-    The engine's updates are kept here while a slow client reads: not more than the texts
+    The engine's outputs are kept here while a slow client reads: not more than the texts
     themselves, and they are sent together once the client has caught up.
     """
 
@@ -180,7 +180,7 @@ class Texts:
           echoes: what each text begins with; None for nothing.
 
         Raises:
-          UserError: as `Engine.submit`; then nothing is generated.
+          UserError: as `EngineThread.submit`; then nothing is generated.
         """
         self._metrics, self._arrived = metrics, arrived
         self.texts = [
@@ -192,7 +192,7 @@ class Texts:
         self._woken = False  # whether the loop is to set `_news`
         self._interval, self._next = interval, 0.0  # when `more` may return again
         self._pausing = False  # whether only an end is news
-        self._inbox: deque[tuple[int, Update | BaseException, float]] = deque()
+        self._inbox: deque[tuple[int, Output, float]] = deque()
         self._tickets: dict[int, AnyTicket] = {}
         try:
             for index, request in enumerate(requests):
@@ -224,16 +224,16 @@ class Texts:
         # In this order: what comes from now on wakes the loop again.
         self._woken = False
         while self._inbox:
-            index, update, when = self._inbox.popleft()
-            text = self.texts[index]
-            if isinstance(update, GrammarError):
-                raise bad(str(update)) from update
-            if isinstance(update, BaseException):
-                raise update if isinstance(update, ApiError) else internal() from update
+            index, output, when = self._inbox.popleft()
+            text, error = self.texts[index], output.error
+            if isinstance(error, GrammarError):
+                raise bad(str(error)) from error
+            if error is not None:
+                raise error if isinstance(error, ApiError) else internal() from error
             if text.finish is not None:
                 continue  # under way when a stop string was completed
             self._measure(text, when)
-            text.push(update)
+            text.push(output)
             if text.finish is not None:
                 self._end(index)
         self._next = self._loop.time() + self._interval
@@ -254,7 +254,7 @@ class Texts:
     def abort(self, error: ApiError) -> None:
         """Makes `more` raise an error, instead of what has not been taken yet."""
         self._inbox.clear()
-        self._inbox.append((0, error, 0.0))
+        self._inbox.append((0, Output.without_tokens(error=error), 0.0))
         self._news.set()
 
     def close(self) -> None:
@@ -269,11 +269,10 @@ class Texts:
             ticket.cancel()
         self._tickets = {}
 
-    def _put(self, index: int, update: Update | BaseException) -> None:
-        """Receives an update, on the engine's thread."""
-        self._inbox.append((index, update, time.monotonic()))
-        ends = isinstance(update, BaseException) or update.finish is not None
-        if not self._woken and (ends or not self._pausing):
+    def _put(self, index: int, output: Output) -> None:
+        """Receives an output, on the engine's thread."""
+        self._inbox.append((index, output, time.monotonic()))
+        if not self._woken and (output.last or not self._pausing):
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._news.set)

@@ -15,6 +15,7 @@ import jax
 from dart_jax.files import make_once, user_cache
 from dart_jax.ngram.fingerprint import check_tokenizer
 from dart_jax.ngram.model import NgramModel, is_ngram_file
+from dart_jax.ngram.reference import convert_reference
 from dart_jax.text.fingerprint import Vocabulary, tokenizer_fingerprint, vocabulary_size
 from dart_jax.weights import hub
 
@@ -73,8 +74,6 @@ def converted_trie(path: Path, tokenizer: Vocabulary) -> Path:
     out = user_cache() / "ngram" / f"{name}.dng"
 
     def write(part: Path) -> None:
-        from dart_jax.ngram.reference import convert_reference  # imports a database
-
         print(f"converting {path.name} once, into {out}", file=sys.stderr)
         size = vocabulary_size(tokenizer)
         convert_reference(path, part, vocab_size=size, fingerprint=fingerprint)

@@ -19,22 +19,22 @@ from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import TREE_ROWS
-from dart_jax.engine.decoder import CHUNK, STEPS
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.pools import POOLS, empty_pools
 from dart_jax.engine.programs import (
-    POOLS,
     BurstProgram,
     burst,
     config_of,
-    empty_pools,
     read_chunk,
 )
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows, empty_history
+from dart_jax.engine.shapes import CHUNK, STEPS_OFFLINE
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
-from dart_jax.serving.config import ServingConfig
+from eval.compile.config import Level, Method, Program
 from eval.latency.shapes import (
     as_loaded,
     block_drafter_of,
@@ -42,12 +42,6 @@ from eval.latency.shapes import (
     stored_shapes,
     target_of,
 )
-
-Method = Literal["plain", "dart", "eagle3", "dflash", "dspark"]
-Program = Literal["prefill", "step", "search", "loop", "serve"]
-# How tokens are drawn: greedily; by temperature, top-k, top-p and min-p; or also with a bias of
-# logits and the penalties for what the text has. The programs depend on nothing else.
-Level = Literal["greedy", "filtered", "full"]
 
 # N-grams of two and three tokens in the table of a search on the device: the demo model's.
 _NGRAMS = 1_700_000
@@ -158,7 +152,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         packed = on(_ints(case.batch, config.host_buffer.width), ROWS)
         search = on(_search(case))
         return jax.jit(type(search).in_program).lower(search, packed)
-    page = ServingConfig().page if program == "serve" else config.capacity(case.context)
+    page = EngineConfig().page if program == "serve" else config.capacity(case.context)
     columns = -(-case.context // page)
     empty = partial(empty_pools, config, pages=case.rows * columns, page=page)
     pools = on(jax.eval_shape(empty, case.params), POOLS)
@@ -169,7 +163,7 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
         tokens, start = on((_ints(case.batch, length + 1), _ints(case.batch)), (ROWS, ROWS))
         shape = ChunkShape(length, filled)
         return read_chunk.lower(config.reading, params, pools, tokens, start, pages, shape=shape)
-    steps = {"step": 1, "loop": STEPS, "serve": _SERVED_STEPS}[program]
+    steps = {"step": 1, "loop": STEPS_OFFLINE, "serve": _SERVED_STEPS}[program]
     static = BurstProgram(config_of(config, case.nodes, case.level), case.level, steps)
     numbers, stop = _ints(case.batch, NUMBERS), _ints(case.batch, _STOP_IDS)
     values = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from dart_jax.decoding.sampling import MOST_SORTED
 from dart_jax.models.drafter_config import DraftLayerConfig
-from eval.compile.cases import Case, Program
+from eval.compile.cases import Case
+from eval.compile.config import Program
 from eval.compile.findings import Collective, Result
 
 # Shorter rows are sorted whole: `exact_top_k` gains nothing there.

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import jax
 
-from eval.compile.cases import Case, Program
-from eval.compile.traffic import moved
-from eval.latency.hlo import Array, Instruction, Module, Run, read_module
+from eval.compile.cases import Case
+from eval.compile.config import Program
+from eval.compile.hlo import Array, Instruction, Module, Run, read_module
 
 _COLLECTIVE = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-\w+)(-start)?"
@@ -80,7 +80,6 @@ class Findings:
       arguments: bytes of weights, caches and the rest of the state.
       temporary: bytes besides arguments and results.
       peak: bytes in use at once, all together.
-      moved: bytes that kernels read and write, loops as often as they run (see `traffic`).
       seconds: to trace, lower and compile it.
     """
 
@@ -98,7 +97,6 @@ class Findings:
     arguments: int
     temporary: int
     peak: int
-    moved: int
     seconds: float
 
 
@@ -155,7 +153,6 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         peak=getattr(memory, "peak_memory_in_bytes", 0) or in_use,
-        moved=moved(module),
         seconds=seconds,
     )
 

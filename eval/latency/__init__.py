@@ -1,4 +1,4 @@
-"""`python -m eval.latency`: times every stage of a step against the hardware's limits.
+"""`python -m eval.latency`: times a step against the hardware's limits.
 
 May import `dart_jax`. Start with `program.py`.
 """

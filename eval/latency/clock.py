@@ -1,21 +1,40 @@
-"""Times compiled programs: calls in a row by the clock, named scopes by JAX's profiler."""
+"""Times compiled programs, and the device's limits."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import tempfile
+import os
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
-from jax.profiler import ProfileData
-
-from eval.latency.hlo import read_module
+import jax.numpy as jnp
 
 _SECONDS, _MOST_CALLS = 0.1, 256  # of a measurement
+# Of limits: repeats, calls of each, and sizes of products up to one that takes long enough.
+_RUNS, _CALLS, _SIZES, _ENOUGH = 5, 4, (512, 1024, 2048, 4096, 8192), 0.05
+
+
+def in_turn(works: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Times works in turn, so that a slow moment of the machine affects all of them.
+
+    Args:
+      works: by name; arrays that they return are waited for.
+      repeats: rounds that count, after one that compiles.
+
+    Returns:
+      For each work the seconds of each round.
+    """
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for repeat in range(repeats + 1):
+        for name, work in works.items():
+            start = time.perf_counter()
+            jax.block_until_ready(work())
+            if repeat:
+                times[name].append(time.perf_counter() - start)
+    return times
 
 
 @dataclasses.dataclass
@@ -53,44 +72,58 @@ def measure(program: Repeated, repeats: int) -> list[float]:
     return [program(calls) for _ in range(repeats)]
 
 
-def measure_scopes(
-    program: Repeated, repeats: int, stage_of: Callable[[str], str | None]
-) -> dict[str, list[float]]:
-    """Times the stages of a program: sums of what the profiler records of its operations.
+class Hardware(NamedTuple):
+    """The limits of a device.
 
-    Args:
-      program: the program.
-      repeats: number of measurements.
-      stage_of: from an operation's named scopes, such as jit(step)/verify/layer_0/dot, to its
-        stage; None for none.
-
-    Returns:
-      For each stage its seconds of a call, one value per repeat; none where the profiler records no
-      operations.
+    Attributes:
+      bandwidth: bytes per second, read and written, of a large copy; the fastest of several, as
+        the device may be shared.
+      rate: operations per second of a large square matrix product, two per multiply-add.
+      memory: bytes available for arrays; on a CPU, the free memory.
     """
-    runs = read_module(program.program.as_text() or "").runs
-    stages = {run.instruction.name: stage_of(run.scope) for run in runs}
-    calls, times = program.calls(), collections.defaultdict[str, list[float]](list)
-    for _ in range(repeats):
-        seconds: dict[str, float] = collections.defaultdict(float)
-        for operation, duration in _operations(program, calls):
-            if stage := stages.get(operation):
-                seconds[stage] += duration / calls
-        for stage, value in seconds.items():
-            times[stage].append(value)
-    return times
+
+    bandwidth: float
+    rate: float
+    memory: int
 
 
-def _operations(program: Repeated, calls: int) -> list[tuple[str, float]]:
-    """Returns the instructions that run in so many calls, and the seconds of each."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # Python's own calls would be slower
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            program(calls)
-        [file] = Path(folder).rglob("*.xplane.pb")
-        profile = ProfileData.from_file(str(file))
-    events = (x for plane in profile.planes for line in plane.lines for x in line.events)
-    # TPUs name events by their instructions.
-    names = ((str(dict(x.stats).get("hlo_op", x.name)), x.duration_ns) for x in events)
-    return [(name.lstrip("%").partition(" ")[0], 1e-9 * ns) for name, ns in names]
+def limits(dtype: Any) -> Hardware:
+    """Measures the first device, with products of this dtype."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    memory = int(stats.get("bytes_limit", free))
+    size = 2**28 if jax.default_backend() == "cpu" else 2**30  # more than any cache holds
+    return Hardware(_bandwidth(min(size, memory // 16)), _rate(dtype), memory)
+
+
+def _bandwidth(copied: int) -> float:
+    """Returns the bytes per second of additions in place, which map no new pages of memory."""
+    array = jnp.zeros((copied // 4,), jnp.float32)
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+    def run() -> jax.Array:
+        nonlocal array
+        for _ in range(_CALLS):
+            array = add(array)
+        return array
+
+    return 2 * array.nbytes * _CALLS / _fastest(run)
+
+
+def _rate(dtype: Any) -> float:
+    """Returns the operations per second of the fastest product, exact in float32 as in the decode
+    step."""
+    product = jax.jit(partial(jnp.matmul, precision="highest"))
+    best = 0.0
+    for size in _SIZES:
+        x = jnp.ones((size, size), dtype)
+        seconds = _fastest(lambda x=x: [product(x, x) for _ in range(_CALLS)]) / _CALLS
+        best = max(best, 2 * size**3 / seconds)
+        if seconds > _ENOUGH:
+            break
+    return best
+
+
+def _fastest(run: Callable[[], Any]) -> float:
+    """Returns the seconds of the fastest run; a first one, which compiles, is not measured."""
+    return min(in_turn({"": run}, _RUNS)[""])

@@ -1,9 +1,9 @@
-"""The least that the stages of a step must move and compute, from the shapes of their arrays.
+"""The least that a step must move and compute, from the shapes of its arrays.
 
-Bytes are those that cross the device's memory once: weights, used rows of the caches, inputs and
-outputs of a stage. Operations are those of matrix products, two per multiply-add. Masked rows of
-the caches are not counted, since they are not needed. Of a mixture's experts those are counted that
-rows reach if their experts are drawn at random: trained routers send the rows of a tree to fewer.
+Bytes are those that cross the device's memory once: weights and used rows of the caches. Operations
+are those of matrix products, two per multiply-add. Masked rows of the caches are not counted, since
+they are not needed. Of a mixture's experts those are counted that rows reach if their experts are
+drawn at random: trained routers send the rows of a tree to fewer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INT = _FLOAT = 4  # bytes of ids and of logits
 
 
 class Cost(NamedTuple):
-    """The least work of a stage.
+    """The least work of a step.
 
     Attributes:
       bytes: read and written.
@@ -39,9 +39,8 @@ class Cost(NamedTuple):
         return max(self.bytes / bandwidth, self.operations / rate)
 
 
-def costs(config: DecodeConfig, dtype: Any, batch: int, context: int) -> dict[str, Cost]:
-    """Returns the costs by stage: verify, accept, compact, draft, top-k and step, the whole, whose
-    intermediate results need not cross the memory. Without a drafter, draft and top-k are nothing.
+def cost(config: DecodeConfig, dtype: Any, batch: int, context: int) -> Cost:
+    """Returns the cost of a step, whose intermediate results need not cross the memory.
 
     Args:
       config: what steps are compiled for, on one device; its drafter, if any, is DART's or a block
@@ -52,38 +51,20 @@ def costs(config: DecodeConfig, dtype: Any, batch: int, context: int) -> dict[st
     """
     target, item, b = config.target, jnp.dtype(dtype).itemsize, batch
     nodes, path = config.nodes + 1, config.max_depth + 1
-    row, features = cache_row(target, dtype), item * len(config.feature_layers) * target.hidden_size
-    logits = b * nodes * _FLOAT * target.vocab_size
-
     read, products = _read(target, b * nodes)
-    embeddings = b * nodes * target.hidden_size
-    read = item * (read + embeddings) + b * row * context
     width = target.num_hidden_layers * target.num_attention_heads * target.head_dim
+    moved = item * (read + b * nodes * target.hidden_size)
+    moved += b * cache_row(target, dtype) * (context + path)
     operations = 2 * b * nodes * (products + 2 * width * (context + nodes))
-    verify = Cost(read + logits + b * nodes * (row + features), operations)
-    accept = Cost(logits + b * nodes * 3 * _INT, 0)
-    compact = Cost(2 * b * path * row, 0)
-    step = Cost(read + b * path * row, operations)
-    draft = top_k = Cost(0, 0)
     if isinstance(config.drafter, ParallelConfig):
         if isinstance(config.drafter, BlockConfig):
-            traffic, operations = _draft_block(config.drafter, dtype, b, context, path)
+            traffic, more = _draft_block(config.drafter, dtype, b, context, path)
         else:
             drafter = config.drafter.shortened(path - 1)
-            traffic, operations = _draft(drafter, dtype, b, context, path)
-        logits = b * (path - 1) * _FLOAT * config.drafter.draft_vocab_size
-        candidates = b * (path - 1) * config.candidates * (_INT + _FLOAT)
-        draft = Cost(traffic + b * path * features + logits, operations)
-        top_k = Cost(logits + candidates, 0)
-        step = Cost(step.bytes + traffic + candidates, step.operations + operations)
-    return {
-        "verify": verify,
-        "accept": accept,
-        "compact": compact,
-        "draft": draft,
-        "top-k": top_k,
-        "step": step,
-    }
+            traffic, more = _draft(drafter, dtype, b, context, path)
+        moved += traffic + b * (path - 1) * config.candidates * (_INT + _FLOAT)
+        operations += more
+    return Cost(moved, operations)
 
 
 def _draft(drafter: DrafterConfig, dtype: Any, b: int, context: int, path: int) -> tuple[int, int]:

@@ -19,11 +19,15 @@ from dart_jax.models.drafter_config import DrafterConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
+from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.placement import replicate
 from dart_jax.models.sharding.program import ALL
 from dart_jax.models.sharding.rules import model_specs
 from dart_jax.ngram import NgramModel
+from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights.checkpoint import resolve_dtype
+from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.latency.shapes import as_loaded, drafter_of, target_of
 
 # The usual initialisation of linear layers, which keeps activations finite.
@@ -55,6 +59,17 @@ def random_model(
     execution = execution.beside(target, params["target"])
     parts = target, drafter, jax.block_until_ready(params), ngram, tokenizer, (), execution
     return DartModel(*parts, search)
+
+
+def model_of(shape: str, choice: ModelChoice) -> DartModel:
+    """Creates a model in a shape, without an n-gram model, computed as the options choose."""
+    enable_compilation_cache()
+    dtype = resolve_dtype(choice.dtype)
+    execution = Execution.here(choice.attention, choice.weights, choice.kv, dtype)
+    if choice.mesh is not None:
+        execution = execution.on(MeshShape.parse(choice.mesh).make())
+    model = random_model(shape.lower(), dtype, execution, choice.search)
+    return dataclasses.replace(model, ngram=None)
 
 
 def random_params(

@@ -97,7 +97,6 @@ _SHAPES: Mapping[str, TargetConfig] = {
     ),
 }
 NAMES = ("demo", *_SHAPES)
-QWEN3 = tuple(name for name in _SHAPES if name.startswith("qwen3") and "-a" not in name)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from itertools import product
 
@@ -11,7 +12,6 @@ import numpy as np
 from rich.console import Console
 
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.decoder import Decoder, Generation
 from dart_jax.progress import progress_bar
 from eval.benchmarks.prompts import demo_prompts
 from eval.lossless.config import (
@@ -25,10 +25,11 @@ from eval.lossless.config import (
 from eval.lossless.distribution import Fit, Samples
 from eval.lossless.divergence import Case, Outcome, examine
 from eval.lossless.literal_sampling import softmax
-from eval.lossless.random_sizes import RandomMemory
+from eval.lossless.random_sizes import RandomSizes
 from eval.lossless.rounding import Prober
 from eval.lossless.tables import describe
-from eval.methods.registry import METHODS, PLAIN, decoder, tree
+from eval.methods.decoding import Decoder, Generation
+from eval.methods.registry import METHODS, PLAIN, decoder, models_of, tree
 
 # Of the trees: deep ones test the most.
 LEVEL_DECAY = 2.5
@@ -40,7 +41,7 @@ class Lossless:
     def __init__(self, config: LosslessConfig, console: Console):
         self.config = config
         base = config.load()
-        self.models, self.left_out = config.models(base)
+        self.models, self.left_out = models_of(config, base)
         self.methods = [name for name in self.models if name != PLAIN]
         self.tokenizer = base.tokenizer
         functions = demo_prompts(self.tokenizer, config.prompts)
@@ -59,7 +60,14 @@ class Lossless:
             sampling=case.sampling,
             coupled=not self.config.no_coupling,
         )
-        return dataclasses.replace(result, memory=RandomMemory())
+        if result.tree_nodes is not None:
+            return result
+        seeds = itertools.count()
+        options = {
+            **result.options,
+            "policy": lambda shapes: RandomSizes(shapes.sizes, next(seeds)),
+        }
+        return dataclasses.replace(result, options=options)
 
     def cases(self, sampling: Sampling, batch_size: int) -> list[Case]:
         """Returns the settings of all methods and trees."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dart_jax.data.stdlib import HELD_OUT
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
-from eval.methods.registry import MethodChoice
+from eval.methods.choice import MethodChoice
+
+if TYPE_CHECKING:
+    from dart_jax.decoding.sampling import Sampling
 
 # Tokens of a prompt, the first of a function's, so that few programs are compiled.
 TEXT_TOKENS = 32
@@ -67,6 +70,8 @@ class LosslessConfig(MethodChoice):
     @property
     def samplings(self) -> tuple[Sampling, ...]:
         """The sampling parameters: every temperature without and with filters."""
+        from dart_jax.decoding.sampling import Sampling
+
         penalty = self.repetition_penalty
         samplings = []
         for temperature in self.temperature:

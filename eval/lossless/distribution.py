@@ -14,9 +14,9 @@ import numpy as np
 from jax.scipy.stats import chi2 as chi2_distribution
 
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.decoder import Generation
 from eval.lossless.literal_sampling import edge, scale, scale_rounding, softmax
 from eval.lossless.rounding import Prober
+from eval.methods.decoding import Generation
 
 ENOUGH = 100  # samples of a position that is tested
 LEAST_EXPECTED = 5.0  # tokens with a smaller expected count are pooled
@@ -80,7 +80,7 @@ class Samples:
     def add(self, prompt: np.ndarray, generation: Generation) -> None:
         """Adds a batch sampled from one prompt. The first new token (prefill) is not tested."""
         start = tuple(map(int, prompt))
-        for tokens, drafted in zip(generation.tokens, generation.drafted, strict=True):
+        for tokens, drafted in ((each.tokens, each.drafted) for each in generation.outputs):
             self.count += 1
             row = tokens.tolist()
             for i in range(1, len(row)):

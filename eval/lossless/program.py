@@ -1,25 +1,12 @@
-"""Check that drafting leaves the target's output unchanged, token for token and in distribution.
-
-    python -m eval.lossless
-    python -m eval.lossless --method all
-
-Decodes the same prompts with and without drafts, with the same seeds, in every combination of
-temperature, filters, batch size and tree size. The first difference of two outputs is
-examined: it is either a tie within rounding or two different distributions. Then many short samples
-are compared with the target's exact probabilities. Exit status 1 if anything differs beyond
-rounding.
-"""
+"""The program `eval.lossless`: measures, prints and writes the report."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import environment, write_report
 from eval.lossless import tables
@@ -78,10 +65,3 @@ def run(config: LosslessConfig, console: Console) -> bool:
     )
     console.print(verdict, soft_wrap=True)
     return passed
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Command line. Exit status 1: not lossless; 2: bad input, reported in one line."""
-    with program():
-        if not run(parse(LosslessConfig, args, __doc__), Console()):
-            sys.exit(1)

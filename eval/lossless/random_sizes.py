@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dart_jax.decoding.paying import Paying
-from dart_jax.engine.decoder import TreeMemory
-from dart_jax.engine.lessons import Lessons
-from dart_jax.engine.rows import SamplingMode
-from dart_jax.engine.shapes import Shapes
+from dart_jax.decoding.paying import Lessons, Paying
+from dart_jax.engine.request import SamplingMode
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
 
 # Steps of the longest burst, and how often plain decoding lasts so long that the drafter does not
@@ -59,16 +54,3 @@ class RandomSizes(TreeSizes):
     ) -> None:
         """Counts the steps."""
         self._left -= steps
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomMemory(TreeMemory):
-    """Gives every generation sizes drawn at random."""
-
-    _seeds: Iterator[int] = dataclasses.field(default_factory=itertools.count, repr=False)
-
-    def policy(
-        self, program: Hashable, kind: Hashable, shapes: Shapes, first: int | None
-    ) -> TreeSizes:
-        """Returns a new policy, with another seed."""
-        return RandomSizes(shapes.sizes, next(self._seeds))

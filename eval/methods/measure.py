@@ -13,8 +13,8 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from dart_jax.engine.decoder import Decoder, Generation
 from eval.benchmarks.prompts import Prompt
+from eval.methods.decoding import Decoder, Generation
 
 # Tokens of a piece of text that counts as a repetition if it occurred before, and the share of
 # repetitions up to which a text counts as varied: one that runs in circles is easy to draft.
@@ -167,8 +167,8 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
     steps = np.concatenate([generation.steps for generation in ours[0]])
     varied = np.array([is_varied(tokens) for tokens in texts])
     repeated, grams = np.sum([repeated_grams(tokens) for tokens in texts], axis=0).tolist()
-    drafted = chain(*(generation.drafted for generation in ours[0]))
-    lengths = Counter(length for row in drafted for length in accepted_lengths(row))
+    outputs = chain(*(generation.outputs for generation in ours[0]))
+    lengths = Counter(length for each in outputs for length in accepted_lengths(each.drafted))
     rates, base = ([rate(generations) for generations in each] for each in (ours, theirs))
     paces, others = ([pace(generations) for generations in each] for each in (ours, theirs))
     same = [

@@ -13,104 +13,16 @@ from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafting
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.engine.decoder import Decoder
+from dart_jax.engine.defaults import default_search, default_tree, tree_sizes
 from dart_jax.errors import UserError
-from dart_jax.generation.config import GenerationConfig
-from dart_jax.generation.defaults import default_search, tree_of
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
 from dart_jax.models.block_config import BlockKind
-from dart_jax.programs.model_choice import ModelChoice
+from eval.methods.choice import PLAIN, MethodChoice
+from eval.methods.decoding import Decoder
 from eval.methods.imposed import ImposedTau
 
-PLAIN = "plain"
-
-_ModelOf = Callable[[DartModel, "MethodChoice"], DartModel | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class MethodChoice(ModelChoice):
-    """The methods, and their parts besides the target, the DART drafter and the n-gram model."""
-
-    method: str = "dart"
-    """Comma-separated: dart, dart_pairs (with pair scores), dart_no_ngram, dflash, dspark, dflash2,
-    jetspec, the same with _chain (one candidate for each position, no n-gram model: their authors'
-    drafts), eagle3, sps (a small draft model), pld (prompt lookup), ngram (only the n-gram model);
-    all uses every method whose parts are available. Plain decoding always runs too."""
-    block: str | None = None
-    """Directory or hub repository of a block drafter, for dflash, dspark, dflash2 or jetspec,
-    whichever it is, one a run; by default --drafter's."""
-    eagle3: str | None = None
-    """Directory or hub repository of an EAGLE-3 drafter, for eagle3."""
-    draft_model: str | None = None
-    """Directory or hub repository of a small model with the target's vocabulary, for sps."""
-    no_coupling: bool = False
-    """Draft without the noise of the target's draws, which is known before; matters only with a
-    temperature, and never changes the output."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.methods
-
-    @property
-    def main_window(self) -> int | None:
-        """The window is that of the other drafters where there is no main one."""
-        others = self.eagle3 is not None or self.block is not None
-        return None if others and self.main_drafter is None else super().main_window
-
-    @property
-    def methods(self) -> dict[str, bool]:
-        """The requested methods, plain decoding first -> whether each was requested by name; raises
-        UserError for an unknown name."""
-        names = [name.strip() for name in self.method.split(",") if name.strip()]
-        for name in names:
-            if name not in (*METHODS, "all"):
-                raise UserError(f"no method {name!r}; pass all, or some of {', '.join(METHODS)}")
-        expanded = (each for name in names for each in (METHODS if name == "all" else [name]))
-        methods = dict.fromkeys((PLAIN, *expanded))
-        if len(methods) == 1:
-            raise UserError(f"no method; pass all, or some of {', '.join(METHODS)}")
-        return {name: name in names for name in methods}
-
-    def models(self, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
-        """Returns the models of all methods, which share one target.
-
-        Returns:
-          Method -> model, plain decoding first; and why methods of `all` were left out.
-
-        Raises:
-          UserError: a method requested by name lacks a part, a part cannot be used, or no method is
-            left.
-        """
-        models: dict[str, DartModel] = {}
-        left_out: list[str] = []
-        blocks = [name for name in self.methods if METHODS[name].part == _BLOCK]
-        block = base
-        if blocks and self.block is not None:
-            block = base.with_drafter(self.block, drafter_window=self.drafter_window)
-        if blocks and _kind(block) not in _KINDS:
-            left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
-        for name, named in self.methods.items():
-            model = METHODS[name].model(block if name in blocks else base, self)
-            if model is None:
-                reason = f"needs {METHODS[name].part}"
-                if (kind := _kind(block)) in _KINDS:
-                    reason += f" (the block drafter given is for --method {kind.lower()})"
-            else:
-                reason = self.obstacle(model)
-            if model is not None and reason is None:
-                models[name] = model
-            elif named:
-                raise UserError(f"{name} {reason}")
-            elif model is not None or name not in blocks:
-                left_out.append(f"{name} {reason}")
-        if len(models) == 1:
-            raise UserError(f"no method is left: {left_out[-1]}")
-        return models, left_out
-
-    def obstacle(self, model: DartModel) -> str | None:
-        """Returns why a method's model cannot do what is measured, if it cannot."""
-        return None
+_ModelOf = Callable[[DartModel, MethodChoice], DartModel | None]
 
 
 def _kind(model: DartModel) -> str:
@@ -214,6 +126,43 @@ METHODS |= {
 }
 
 
+def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
+    """Returns the models of all methods, which share one target.
+
+    Returns:
+      Method -> model, plain decoding first; and why methods of `all` were left out.
+
+    Raises:
+      UserError: a method requested by name lacks a part, a part cannot be used, or no method is
+        left.
+    """
+    models: dict[str, DartModel] = {}
+    left_out: list[str] = []
+    blocks = [name for name in choice.methods if METHODS[name].part == _BLOCK]
+    block = base
+    if blocks and choice.block is not None:
+        block = base.with_drafter(choice.block, drafter_window=choice.drafter_window)
+    if blocks and _kind(block) not in _KINDS:
+        left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
+    for name, named in choice.methods.items():
+        model = METHODS[name].model(block if name in blocks else base, choice)
+        if model is None:
+            reason = f"needs {METHODS[name].part}"
+            if (kind := _kind(block)) in _KINDS:
+                reason += f" (the block drafter given is for --method {kind.lower()})"
+        else:
+            reason = choice.obstacle(model)
+        if model is not None and reason is None:
+            models[name] = model
+        elif named:
+            raise UserError(f"{name} {reason}")
+        elif model is not None or name not in blocks:
+            left_out.append(f"{name} {reason}")
+    if len(models) == 1:
+        raise UserError(f"no method is left: {left_out[-1]}")
+    return models, left_out
+
+
 class Tree(NamedTuple):
     """Parameters of a draft tree.
 
@@ -254,8 +203,10 @@ def tree(
     """
     if model.drafter is None:
         return Tree(0)
-    options = GenerationConfig(tree_nodes=nodes)
-    nodes, sizes, search = tree_of(model.drafter, options, batch)
+    sizes: tuple[int, ...] = ()
+    default, search = default_tree(model.drafter, batch)
+    if nodes is None:
+        nodes, sizes = default, tree_sizes(model.drafter, batch)
     decay = search.level_decay if decay is None else decay
     if chain:
         most = max((nodes, *sizes))
@@ -290,18 +241,21 @@ def decoder(
     search = None
     if tree.level_decay is not None:
         search = default_search(model.drafter, level_decay=tree.level_decay)
-    result = model.decoder(
-        nodes=tree.nodes,
-        sizes=tree.sizes,
-        max_length=max_length,
-        sampling=sampling,
-        stop=None if acceptance is None else (),
-        search=search,
-        structured_outputs=structured_outputs,
-        coupled=coupled,
-        candidates=1 if tree.chain else DecodeConfig.candidates,
+    stop, grammar = None if acceptance is None else (), None
+    if structured_outputs is not None:
+        grammar = model.grammars.check(structured_outputs)
+        stop = tuple(dict.fromkeys((*(stop or ()), *model.eos)))
+    return Decoder(
+        model,
+        max_length,
+        sampling,
+        stop,
+        None if tree.sizes else tree.nodes,
+        grammar,
+        {
+            "search": search,
+            "coupled": coupled,
+            "candidates": 1 if tree.chain else DecodeConfig.candidates,
+            "acceptance": None if acceptance is None else ImposedTau(acceptance),
+        },
     )
-    if acceptance is None or not tree.nodes:
-        return result
-    config = dataclasses.replace(result.config, acceptance=ImposedTau(acceptance))
-    return dataclasses.replace(result, config=config)

@@ -9,7 +9,6 @@ import importlib
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -91,21 +90,3 @@ def load(setup: Setup) -> Loaded:
         return text[len(prompt) :], time.perf_counter() - start
 
     return Loaded(stored, decode)
-
-
-def quantize(source: Path, path: Path, type: str, threads: int) -> None:
-    """Writes a GGUF file's weights in another type, one of `tiles.BLOCK_TYPES`, with llama.cpp's
-    quantiser: all matrices, but those whose inputs are no multiple of a K type's 256, which get one
-    of the other types.
-
-    Raises:
-      RuntimeError: llama.cpp cannot; its log says why.
-    """
-    llama: Any = importlib.import_module("llama_cpp")
-    mixture = f"{type}_S" if type in ("Q4_K", "Q5_K") else type
-    options = llama.llama_model_quantize_default_params()
-    options.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{mixture}")
-    options.nthread = threads
-    options.pure = options.allow_requantize = True
-    if llama.llama_model_quantize(str(source).encode(), str(path).encode(), options):
-        raise RuntimeError(f"llama.cpp cannot write {type}")

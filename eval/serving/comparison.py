@@ -134,7 +134,7 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
         "plain": config.server_options("--tree-nodes", "0"),
     }
     with stage("", console) as notify:
-        async with connected(config, options, notify) as (servers, _):
+        async with connected(config, options, notify) as servers:
             loads = await compare(config, servers, request, notify)
     columns = ["clients", "server", "tok/s", "per token", "first", "tau", "ratio", "same"]
     rows = [row for load in loads for row in load.rows()]

@@ -32,18 +32,13 @@ class ServingBenchConfig(ModelChoice):
     """Clients, each of which sends its next request when the last one has ended; each number takes
     its turn."""
     requests: int | None = None
-    """Requests in a round, 32 by default, but at least two for each client; the number of all
-    requests of a soak, which must be over in the time of --soak."""
+    """Requests in a round, 32 by default, but at least two for each client."""
     rounds: int = 3
     """Turns of each number of clients, measured with the servers in turn."""
     timeout: float = 300.0
     """Seconds after which a request counts as failed."""
     seed: int = 0
     """Seed of the requests and of sampling."""
-    soak: float | None = None
-    """Instead of measuring, try one server for so many minutes with requests of every kind."""
-    hostile: int | None = None
-    """Instead of measuring, send one server so many hostile grammars, beside plain requests."""
     delays: bool = False
     """Instead of comparing, measure what users wait for: first tokens, and gaps of streams beside a
     long prompt; of one server, or of two with --url."""
@@ -52,22 +47,18 @@ class ServingBenchConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, max_new_tokens=1, requests=1, rounds=1, clients=1, hostile=1)
+        check_least(self, max_new_tokens=1, requests=1, rounds=1, clients=1)
         check_some(self, "clients")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature must be 0 or a positive number, got {self.temperature}")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}")
-        for name, value in (("timeout", self.timeout), ("soak", self.soak)):
-            if value is not None and not 0 < value < float("inf"):
-                raise UserError(f"--{name} must be a positive number, got {value}")
+        if not 0 < self.timeout < float("inf"):
+            raise UserError(f"--timeout must be a positive number, got {self.timeout}")
         if self.bench != DEMO:
             find(self.bench)
-        ways = [f"--{name}" for name in ("soak", "hostile", "delays") if getattr(self, name)]
-        if len(ways) > 1:
-            raise UserError(f"{' and '.join(ways)} are several ways; leave all but one out")
-        if len(self.url) > (1 if self.soak or self.hostile else 2):
-            raise UserError(f"--url takes one server, or two to compare; {ways[0]} takes one")
+        if len(self.url) > 2:
+            raise UserError("--url takes one server, or two to compare")
         if self.url and self.serve_options:
             raise UserError("--serve-options are for servers that are started; leave out --url")
         _ = self.server_options()
@@ -76,11 +67,9 @@ class ServingBenchConfig(ModelChoice):
         """Returns the options of a server with the chosen model, those of --serve-options, and
         more, which win; raises UserError if the option is not a command line.
 
-        A server to measure compiles what it needs before it listens; one to try, everything.
+        Servers compile what they need before they listen.
         """
-        words = self.words()
-        if self.soak is None and self.hostile is None:
-            words += ["--warmup", "filtered" if self.temperature else "greedy"]
+        words = [*self.words(), "--warmup", "filtered" if self.temperature else "greedy"]
         try:
             return [*words, *shlex.split(self.serve_options), *more]
         except ValueError as error:

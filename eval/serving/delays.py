@@ -62,7 +62,7 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
     rounds: dict[str, list[Delays]] = {}
     with stage("", console) as notify:
         options = {"server": config.server_options()}
-        async with connected(config, options, notify) as (servers, _):
+        async with connected(config, options, notify) as servers:
             for turn in range(-1, config.rounds):
                 for name, client in servers.items():
                     prompts = Prompts(tokenizer, config.seed + turn + 1)

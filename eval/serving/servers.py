@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -11,14 +10,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from dart_jax.errors import UserError
 from eval.serving.client import Client
 from eval.serving.config import ServingBenchConfig
-
-# Seconds between samples of the memory.
-_SAMPLE = 0.5
 
 
 @contextlib.asynccontextmanager
@@ -26,31 +21,29 @@ async def connected(
     config: ServingBenchConfig,
     options: Mapping[str, Sequence[str]],
     notify: Callable[[str], None],
-) -> AsyncIterator[tuple[dict[str, Client], list[int]]]:
+) -> AsyncIterator[dict[str, Client]]:
     """Connects to the servers of --url or, without any, to new ones with these options, by name;
-    yields a client for each server by its name, and the process numbers of new ones.
+    yields a client for each server by its name.
 
     Raises:
       UserError: a server does not start or answer.
     """
     async with contextlib.AsyncExitStack() as stack:
         urls: dict[str, str] = dict(zip(("first", "second"), config.url, strict=False))
-        pids: list[int] = []
         for name, words in () if urls else options.items():
             notify(f"starting the {name} server")
             words = ["--compile-first", *words]
-            urls[name], pid = stack.enter_context(start(words, 1 / len(options)))
-            pids.append(pid)
+            urls[name] = stack.enter_context(start(words, 1 / len(options)))
         clients = {name: Client(url, config.timeout) for name, url in urls.items()}
         for client in clients.values():
             await stack.enter_async_context(client)
-        yield clients, pids
+        yield clients
 
 
 @contextlib.contextmanager
-def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int]]:
-    """Starts `python -m dart_jax.serve` at a free port, and ends it with the block; yields its URL
-    and process number. It may take this share of a device's memory, or the environment's.
+def start(options: Sequence[str], share: float = 1.0) -> Iterator[str]:
+    """Starts `python -m dart_jax.serve` at a free port, and ends it with the block; yields its URL.
+    It may take this share of a device's memory, or the environment's.
 
     Raises:
       UserError: it did not start; with its own message.
@@ -72,28 +65,7 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[tuple[str, int
             log.seek(0)
             lines = log.read().strip().splitlines() or ["no output"]
             raise UserError(f"the server did not start: {lines[-1].removeprefix('error: ')}")
-        yield address[0], process.pid
-
-
-async def sample(pids: Sequence[int], memory: list[int]) -> None:
-    """Appends the `memory_of` processes again and again, as far as Linux tells it."""
-    while count := memory_of(pids):
-        memory.append(count)
-        await asyncio.sleep(_SAMPLE)
-
-
-def memory_of(pids: Sequence[int]) -> int:
-    """Returns the bytes that processes and their children have in memory, of what they share each
-    its part; 0 if Linux does not tell."""
-    total, left = 0, [*pids]
-    while left:
-        process = Path(f"/proc/{left.pop()}")
-        with contextlib.suppress(OSError):  # it has ended
-            found = re.search(r"^Pss: +(\d+) kB", (process / "smaps_rollup").read_text(), re.M)
-            total += 1024 * int(found[1]) if found else 0
-            for children in process.glob("task/*/children"):
-                left += map(int, children.read_text().split())
-    return total
+        yield address[0]
 
 
 @contextlib.contextmanager

@@ -5,26 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs
-from dart_jax.model import DEMO as DEMO_MODEL
-from dart_jax.model import DartModel
-from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.named.models import NamedModel
 from dart_jax.programs.command_line import check_least, check_some
-from dart_jax.text.tokenizer import Tokenizer
-from dart_jax.weights import hub
-from dart_jax.weights.checkpoint import resolve_dtype
-from dart_jax.weights.user_cache import enable_compilation_cache
-from eval.benchmarks.registry import check_bench
-from eval.latency.model import random_model
-from eval.latency.shapes import target_of
-from eval.methods.registry import MethodChoice
+from eval.methods.choice import MethodChoice
+
+if TYPE_CHECKING:
+    from dart_jax.decoding.sampling import Sampling
+    from dart_jax.model import DartModel
+    from dart_jax.text.tokenizer import Tokenizer
 
 # What --paper stands for: option -> its value, and its default.
 _PAPER: dict[str, tuple[Any, Any]] = {
@@ -117,9 +109,13 @@ class SpeedupConfig(MethodChoice):
         if self.shape is not None:
             self._check_shape(self.shape)
         _ = self.samplings
+        from eval.benchmarks.registry import check_bench
+
         check_bench(self.bench)
 
     def _check_shape(self, shape: str) -> None:
+        from eval.latency.shapes import target_of
+
         target_of(shape)
         if self.acceptance is None:
             raise UserError("--shape has random weights, which accept no drafts; pass --acceptance")
@@ -148,7 +144,11 @@ class SpeedupConfig(MethodChoice):
 
     def tokenizer(self) -> Tokenizer:
         """Loads the target's tokenizer, or the demo's for `shape`."""
-        path = DEMO_MODEL / "target" if self.shape else self.target_path
+        from dart_jax.model import DEMO
+        from dart_jax.text.tokenizer import Tokenizer
+        from dart_jax.weights import hub
+
+        path = DEMO / "target" if self.shape else self.target_path
         return Tokenizer.load(hub.resolve(path, revision=self.revision, patterns=hub.TARGET))
 
     def load(self) -> DartModel:
@@ -160,22 +160,21 @@ class SpeedupConfig(MethodChoice):
         """
         if self.shape is None:
             return super().load()
+        from eval.latency.model import model_of
+        from eval.latency.shapes import target_of
+
         tokenizer, size = self.tokenizer(), target_of(self.shape).vocab_size
         if tokenizer.vocab_size > size:
             raise UserError(
                 f"--shape {self.shape} has only {size} tokens, the demo's tokenizer "
                 f"{tokenizer.vocab_size}; pass a larger shape"
             )
-        enable_compilation_cache()
-        dtype = resolve_dtype(self.dtype)
-        execution = Execution.here(self.attention, self.weights, self.kv, dtype)
-        if self.mesh is not None:
-            execution = execution.on(MeshShape.parse(self.mesh).make())
-        model = random_model(self.shape.lower(), dtype, execution, self.search)
-        return dataclasses.replace(model, ngram=None)
+        return model_of(self.shape, self)
 
     def obstacle(self, model: DartModel) -> str | None:
         """Returns why trees are too shallow for --acceptance, if they are."""
+        from dart_jax.decoding.state import DecodeConfig
+
         nodes = self.tree_nodes
         if self.acceptance is None or model.drafter is None or nodes is None:
             return None
@@ -190,4 +189,6 @@ class SpeedupConfig(MethodChoice):
     @property
     def samplings(self) -> list[Sampling]:
         """The sampling parameters, one per temperature; raises UserError if one is out of range."""
+        from dart_jax.decoding.sampling import Sampling
+
         return [Sampling(each, self.top_k, self.top_p) for each in self.temperature]

@@ -10,14 +10,14 @@ import jax
 from rich.console import Console
 
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.decoder import Decoder
 from dart_jax.errors import UserError
 from dart_jax.models.pure import dtype_of
 from dart_jax.progress import progress_bar, stage
 from eval.benchmarks.prompts import in_batches
 from eval.benchmarks.registry import load_all
+from eval.methods.decoding import Decoder
 from eval.methods.measure import Run, Summary, measure, summarize
-from eval.methods.registry import METHODS, PLAIN, Tree, decoder, tree
+from eval.methods.registry import METHODS, PLAIN, Tree, decoder, models_of, tree
 from eval.speedup.config import SpeedupConfig
 from eval.speedup.workload import Workload, benchmark_workload, demo_workload
 
@@ -92,7 +92,7 @@ class Speedup:
             config.bench, config.tokenizer(), config.data_dir, config.prompts
         )
         base = config.load()
-        self.models, left_out = config.models(base)
+        self.models, left_out = models_of(config, base)
         self.left_out = left_out + missing
         positions = base.target.max_length
         for context in config.context:
@@ -119,7 +119,7 @@ class Speedup:
                     "raise --prompts, or lower the batch size"
                 )
             # Texts that are too long are reported before the work.
-            self.decoder(PLAIN, Tree(0), workload, config.samplings[0])
+            self.decoder(PLAIN, Tree(0), workload, config.samplings[0]).engine(1)
 
     @property
     def step_bytes(self) -> int:

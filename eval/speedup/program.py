@@ -1,22 +1,13 @@
-"""Compare plain decoding with drafting methods: tokens per second, speed-up, tau, time by stage.
-
-    python -m eval.speedup
-    python -m eval.speedup --method all --bench mt_bench,humaneval --data-dir benchmarks
-
-Without arguments it runs SmolLM2 on questions where that is or can be fetched; otherwise the demo
-model, on functions of Python library modules that it was not trained on.
-"""
+"""The program `eval.speedup`: measures, prints and writes the report."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from itertools import product
 
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.outputs import check_outputs, write_text
 from dart_jax.programs.provenance import environment, write_report
 from eval.methods.registry import METHODS
@@ -80,9 +71,3 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
         f"{schema} "
         f"({trees})"
     )
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Command line. Exit status 2: bad input, reported in one line."""
-    with program():
-        run(parse(SpeedupConfig, args, __doc__), Console())

@@ -18,6 +18,7 @@ from eval.benchmarks.context import long_prompt, long_question
 from eval.benchmarks.prompts import PROMPT_TOKENS, Prompt, demo_prompts, question_prompts
 from eval.benchmarks.questions import Question
 from eval.benchmarks.registry import DEMO, find
+from eval.methods.decoding import Decoder
 from eval.speedup.config import SpeedupConfig
 
 
@@ -95,7 +96,7 @@ def benchmark_workload(
     def answer(prompt: np.ndarray) -> np.ndarray:
         room = length_bucket(len(prompt) + config.max_new_tokens)
         length = min(room, base.target.max_length)
-        plain = model.decoder(nodes=0, max_length=length, sampling=config.samplings[0])
+        plain = Decoder(model, length, config.samplings[0], tree_nodes=0)
         return plain([prompt], config.max_new_tokens, config.seed).tokens[0]
 
     if context is not None:

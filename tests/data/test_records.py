@@ -113,3 +113,11 @@ def test_a_damaged_table(tmp_path, text):
     records_read, [error] = read(path)
     assert not records_read
     assert error.startswith(f"cannot read all of {path}: ")
+
+
+def test_a_package_of_an_extra_that_is_missing(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    path.touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^a Parquet file needs duckdb: pip install "):
+        next(records(path, bad=print))

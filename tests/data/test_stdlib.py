@@ -8,8 +8,6 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from dart_jax.data import packages
-from dart_jax.data.packages import PACKAGES, package_files
 from dart_jax.data.stdlib import (
     HELD_OUT,
     function_prompts,
@@ -23,6 +21,8 @@ from dart_jax.model import DEMO
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
 from eval.speedup.config import SpeedupConfig
+from train.recipes import packages
+from train.recipes.packages import PACKAGES, package_files
 
 HELD_OUT_FILES = {path for group in HELD_OUT for path in held_out_files(group)}
 

@@ -1,11 +1,10 @@
 """Drafting with the noise of the target's draws: more is accepted, and nothing else changes."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding import decode
 from needs import native
 
 from dart_jax.decoding.drafting import NgramConfig
@@ -110,18 +109,16 @@ def test_more_is_accepted(demo, demo_drafters, name):
     def tau(generation):
         return (sum(map(len, generation.tokens)) - len(prompts)) / generation.steps.sum()
 
-    plain = demo.with_drafter(None).decoder(nodes=0, max_length=128, sampling=sampling)
-    expected = plain(prompts, 48)
+    expected = decode(demo, prompts, 48, sampling=sampling)
 
-    def decode(bursts, with_noise):
+    def drafted(bursts, with_noise):
         options = {"sampling": sampling, "coupled": with_noise}
-        decoder = model.decoder(nodes=8, max_length=128, **options)
-        generation = dataclasses.replace(decoder, steps=bursts)(prompts, 48)
+        generation = decode(model, prompts, 48, nodes=8, burst=bursts, **options)
         for ours, theirs in zip(generation.tokens, expected.tokens, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         return generation
 
-    coupled, apart = decode(64, True), decode(64, False)
+    coupled, apart = drafted(64, True), drafted(64, False)
     assert tau(coupled) > GAINS[name] * tau(apart)
     # The same trees, wherever a burst ends.
-    np.testing.assert_array_equal(decode(1, True).steps, coupled.steps)
+    np.testing.assert_array_equal(drafted(1, True).steps, coupled.steps)

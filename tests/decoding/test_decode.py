@@ -2,7 +2,6 @@
 trees of any size."""
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from dart_jax.decoding.paying import Paying
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.engine.decoder import TreeMemory
 from dart_jax.engine.programs import burst, read_chunk
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
 from dart_jax.models.pure import init_params
@@ -152,14 +150,6 @@ class After(Scripted):
         return self._state
 
 
-@dataclasses.dataclass(frozen=True)
-class ScriptedMemory(TreeMemory):
-    make: Callable[[dict], TreeSizes] = Scripted
-
-    def policy(self, program, kind, shapes, first):
-        return self.make(shapes.sizes)
-
-
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_plain_decoding(models, prompts, plain, sampling):
@@ -183,8 +173,8 @@ def test_every_method_is_plain_decoding(prompts, plain, setting, name, sizes, sa
     if sizes == "changing":
         parts = setting(name, sampling)
         for seed in (1, 2):
-            memory = ScriptedMemory(make=partial(Scripted, seed=seed))
-            generation = generate(*parts, prompts, options, sizes=SIZES, memory=memory)
+            policy = partial(Scripted, seed=seed)
+            generation = generate(*parts, prompts, options, sizes=SIZES, policy=policy)
             assert lists(generation.tokens) == expected
         return
     nodes, tau = METHODS[name]
@@ -208,14 +198,14 @@ def test_the_drafter_follows_plain_decoding(prompts, setting, name):
     for plain_steps in (0, 6):
         batch = begin(
             *setting(name), prompts, Options(seed=SEED), sizes=SIZES, drafts=True,
-            memory=ScriptedMemory(make=partial(After, plain_steps=plain_steps)),
+            policy=partial(After, plain_steps=plain_steps),
         )  # fmt: skip
         drafts = {}
         for new in batch:
-            for each in new:
-                if each.draft is not None:
-                    place = sum(len(part.tokens) for part in batch._parts[each.row][:-1])
-                    drafts[each.row, place] = each.draft.tree[0].tolist()
+            for row, output in new.items():
+                if output.draft is not None:
+                    place = sum(len(part.tokens) for part in batch.parts[row][:-1])
+                    drafts[row, place] = output.draft.tree[0].tolist()
         trees.append(drafts)
     common = trees[0].keys() & trees[1].keys()
     assert len(common) > 8

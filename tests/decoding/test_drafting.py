@@ -18,6 +18,7 @@ from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import chain, unpack
+from dart_jax.engine.config import EngineConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DartModel
@@ -138,9 +139,9 @@ def test_an_ngram_model_without_drafter_drafts(tiny):
     drafted = model.generate(tiny.prompts[0], max_new_tokens=8)
     plain = model.generate(tiny.prompts[0], max_new_tokens=8, tree_nodes=0)
     np.testing.assert_array_equal(drafted.tokens, plain.tokens)
-    decoder = model.decoder(nodes=8, max_length=64)
-    assert decoder.search is not None
-    trees = decoder.search(np.array([tiny.prompts[0][:4]], np.int32))
+    search = model.engine(EngineConfig(max_length=64, tree_nodes=8)).runner.search
+    assert search is not None
+    trees = search(np.array([tiny.prompts[0][:4]], np.int32))
     assert (trees[0, 2] > 0).any()
 
 
@@ -202,7 +203,7 @@ def test_invalid_drafters(models, tiny):
     with pytest.raises(UserError, match="pass its directory"):
         model.with_drafter(models.drafter)
     with pytest.raises(UserError, match="no drafter was loaded"):
-        model.decoder(nodes=4, max_length=64)
+        model.engine(EngineConfig(max_length=64, tree_nodes=4))
     few = dataclasses.replace(models.target, num_hidden_layers=6)
     with pytest.raises(UserError, match=r"6 layers.* at least 7"):
         check_fit(few, models.drafter)

@@ -19,6 +19,7 @@ from dart_jax.decoding.search.choice import check_way, make_search, way_here
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
+from dart_jax.engine.config import EngineConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
@@ -74,7 +75,7 @@ def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sa
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_searches_where_it_is_told(tiny, way):
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram, search=way)
-    search = model.decoder(nodes=6, max_length=64).search
+    search = model.engine(EngineConfig(max_length=64, tree_nodes=6)).runner.search
     assert search is not None
     assert search.way == way
 

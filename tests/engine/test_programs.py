@@ -10,16 +10,16 @@ from engine_requests import ask
 
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.programs import burst, copy_page, read_chunk
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.pools import copy_page
+from dart_jax.engine.programs import burst, read_chunk
 from dart_jax.engine.request import Request
+from dart_jax.engine.thread import EngineThread
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import Engine
-from dart_jax.serving.setup import runner_of
 
-CONFIG = ServingConfig(slots=2, page=16, max_length=128, warmup="none", tree_nodes=4)
+CONFIG = EngineConfig(slots=2, page=16, max_length=128, warmup="none", tree_nodes=4)
 PLAIN = Execution()
 END = np.int32(4), np.int32(1)  # of a burst
 KERNELS = {
@@ -27,10 +27,6 @@ KERNELS = {
     "triton": Execution("interpret", min_rows=8, weights=WeightsForm(fused=True)),
     "mosaic": Execution("interpret-mosaic"),
 }
-
-
-def ended(sequence):
-    pass
 
 
 def load(tiny, execution, monkeypatch, **options):
@@ -43,7 +39,7 @@ def load(tiny, execution, monkeypatch, **options):
 @pytest.mark.parametrize("name", list(KERNELS))
 def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
     model = load(tiny, KERNELS[name], monkeypatch)
-    engine = Engine(model, dataclasses.replace(CONFIG, chunk=64))
+    engine = EngineThread(model, dataclasses.replace(CONFIG, chunk=64))
     requests, expected = [], []
     for n, tokens in enumerate(tiny.prompts):
         options = {"temperature": n % 2 * 0.8, "seed": n, "eos_token_id": ()}
@@ -56,21 +52,21 @@ def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
     assert [answer.tokens for answer in answers] == expected
 
 
-def traced(batch, mode):
+def traced(runner, mode):
     """The programs of a step, a prompt's chunk and a copy, with what they update."""
-    program = batch.program(4, mode)
+    program = runner.program(4, mode)
     trees = np.zeros((2, 4, 5), np.int32)
-    rows = batch._table.rows([None, None], batch.shapes.pages_each)
-    history = batch._empty_history() if mode == "full" else None
-    params, pools, search = batch._params, batch._pools, batch._search
-    table = jnp.full((1, batch.shapes.pages_each), -1, jnp.int32)
+    rows = runner._table.rows([None, None], runner.shapes.pages_each)
+    history = runner._empty_history() if mode == "full" else None
+    params, pools, search = runner.params, runner._pools, runner.search
+    table = jnp.full((1, runner.shapes.pages_each), -1, jnp.int32)
     tokens, start = jnp.zeros((1, 33), jnp.int32), jnp.zeros((1,), jnp.int32)
-    shape = ChunkShape(32, batch.shapes.filled(0))
-    reading = batch._config.reading, params, pools, tokens, start, table
+    shape = ChunkShape(32, runner.shapes.filled(0))
+    reading = runner.config.reading, params, pools, tokens, start, table
     return (
         (burst.trace(program, params, pools, history, rows, trees, search, *END), (pools, history)),
         (read_chunk.trace(*reading, shape=shape), pools),
-        (copy_page.trace(batch._config.reading, pools, *np.zeros((2, 1), np.int32)), pools),
+        (copy_page.trace(runner.config.reading, pools, *np.zeros((2, 1), np.int32)), pools),
     )
 
 
@@ -79,8 +75,8 @@ def traced(batch, mode):
 @pytest.mark.parametrize("mode", ["greedy", "full"])
 def test_programs_are_lowered_for_accelerators(tiny, mode, platform, monkeypatch):
     """Without a device of that kind; nothing in them calls the host."""
-    batch = runner_of(load(tiny, PLAIN, monkeypatch, search="device"), CONFIG, ended).batch
-    for program, _ in traced(batch, mode):
+    runner = load(tiny, PLAIN, monkeypatch, search="device").engine(CONFIG).runner
+    for program, _ in traced(runner, mode):
         text = program.lower(lowering_platforms=(platform,)).as_text()
         assert "callback" not in text
         assert "@dart_" not in text
@@ -91,10 +87,10 @@ def test_programs_are_lowered_for_accelerators(tiny, mode, platform, monkeypatch
 def test_pools_are_updated_in_place(tiny, mode):
     """No program copies a pool: the compiled programs hold no copy of that size."""
     model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram)
-    batch = runner_of(model, CONFIG, ended).batch
-    pool = batch._pools.target[0][0]
+    runner = model.engine(CONFIG).runner
+    pool = runner._pools.target[0][0]
     shape = f"f32[{','.join(map(str, pool.shape))}]"
-    for program, updated in traced(batch, mode):
+    for program, updated in traced(runner, mode):
         compiled = program.lower().compile()
         text = compiled.as_text()
         assert shape in text

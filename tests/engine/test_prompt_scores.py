@@ -1,20 +1,17 @@
 """Scores of prompts: those of transformers, however they are read and whatever else is served."""
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
-from engine_requests import Answer, ask, tokens_of
+from engine_requests import ask, tokens_of
 from needs import judge
 
+from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import MOST_LOGPROBS, Request
-from dart_jax.engine.scheduler import Sequence
+from dart_jax.engine.thread import EngineThread
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import Engine
-from dart_jax.serving.setup import runner_of
 
 TEXT = (DEMO.parent / "errors.py").read_text()
 SMALL = {"slots": 4, "page": 16, "max_length": 320, "warmup": "none", "tree_nodes": 2}
@@ -64,20 +61,20 @@ def test_scores_are_those_of_transformers(demo, prompts, expected, chunk, drafte
     pages, which scored prompts do not use but which others find."""
     model = demo if drafted else demo.with_drafter(None)
     options = SMALL | {"chunk": chunk, "tree_nodes": 2 if drafted else None}
-    engine = Engine(model, ServingConfig(**options))
+    engine = EngineThread(model, EngineConfig(**options))
     try:
         plain = ask(engine, Request(prompts[0], 8, logprobs=3))[0]
         for _ in range(2):
             answers = ask(engine, *map(scored, prompts), scored(prompts[0], 8, 0, logprobs=3))
             for n, answer in enumerate(answers[:-1]):
-                [update] = answer.updates
-                assert (update.tokens, update.finish) == ((), "length")
-                check(prompts[n], update.prompt_logprobs, expected[n])
+                [output] = answer.outputs
+                assert (len(output.tokens), output.finish) == (0, "length")
+                check(prompts[n], output.prompt_logprobs, expected[n])
             text = answers[-1]
             assert text.tokens == plain.tokens
-            check(prompts[0], text.updates[0].prompt_logprobs, expected[0], 0)
-            assert {update.prompt_logprobs for update in text.updates[1:]} <= {None}
-        scheduler = engine._runner.scheduler
+            check(prompts[0], text.outputs[0].prompt_logprobs, expected[0], 0)
+            assert {output.prompt_logprobs for output in text.outputs[1:]} <= {None}
+        scheduler = engine._engine.scheduler
         assert scheduler.hits == 0
         assert ask(engine, Request(prompts[0], 8))[0].tokens == plain.tokens
         assert scheduler.hits >= 128
@@ -87,16 +84,16 @@ def test_scores_are_those_of_transformers(demo, prompts, expected, chunk, drafte
 
 def test_several_prompts_of_a_chunk(demo, prompts, expected, monkeypatch):
     """As on accelerators, beside prompts that are not scored."""
-    engine = Engine(demo, ServingConfig(**SMALL | {"chunk": 128}))
-    shapes = engine._runner.batch.shapes
-    engine._runner.batch.shapes = dataclasses.replace(
+    engine = EngineThread(demo, EngineConfig(**SMALL | {"chunk": 128}))
+    shapes = engine._engine.runner.shapes
+    engine._engine.runner.shapes = dataclasses.replace(
         shapes, only_used=False, together=True, chunks=(32, 128)
     )
     others = [Request(prompt, 4) for prompt in prompts[:2]]
     first, *answers = ask(engine, others[0], *map(scored, prompts), others[1])
     engine.close()
     for n, answer in enumerate(answers[:-1]):
-        check(prompts[n], answer.updates[0].prompt_logprobs, expected[n])
+        check(prompts[n], answer.outputs[0].prompt_logprobs, expected[n])
     assert len(first.tokens) == len(answers[-1].tokens) == 4
 
 
@@ -104,29 +101,29 @@ def test_several_prompts_of_a_chunk(demo, prompts, expected, monkeypatch):
 def test_one_that_must_wait_again(demo, prompts, expected, reads):
     """Its scores are complete, and reported once: if it was read in part, as a whole, or has begun
     a text."""
-    runner = runner_of(demo, ServingConfig(**SMALL | {"chunk": 48}), lambda sequence: None)
-    answer = Answer()
-    sequence = Sequence(scored(prompts[0], 9), 320, answer)
-    runner.scheduler.waiting.append(sequence)
+    engine, outputs = demo.engine(EngineConfig(**SMALL | {"chunk": 48})), []
+    sequence = engine.add(scored(prompts[0], 9))
     for _ in range(reads):
-        runner.read(time.perf_counter)
+        engine._read()
     if reads > 4:
-        runner.burst(time.perf_counter, 2)
-    before = len(answer.updates)
-    runner.scheduler._preempt(sequence)
-    while runner.busy:
-        runner.turn(time.perf_counter)
+        engine._burst(2, timed=False)
+    outputs += engine._outputs
+    before = len(outputs)
+    engine.scheduler._preempt(sequence)
+    while engine.busy:
+        outputs += engine.step()
     assert (before > 0) == (reads > 4)
-    assert len(answer.wait().tokens) == 9
-    check(prompts[0], answer.updates[0].prompt_logprobs, expected[0])
-    assert all(update.prompt_logprobs is None for update in answer.updates[1:])
+    first, *others = [output for _, output in outputs]
+    assert len(sequence.text) == 9
+    check(prompts[0], first.prompt_logprobs, expected[0])
+    assert all(output.prompt_logprobs is None for output in others)
 
 
 def test_numbers_that_are_none(demo, prompts):
     target = demo.params["target"]
     norm = {"scale": target["norm"]["scale"] * np.nan}
     params = {**demo.params, "target": {**target, "norm": norm}}
-    engine = Engine(dataclasses.replace(demo, params=params), ServingConfig(**SMALL))
+    engine = EngineThread(dataclasses.replace(demo, params=params), EngineConfig(**SMALL))
     for new in (0, 5):
         with pytest.raises(UserError, match="logits are NaN in a prompt"):
             ask(engine, scored(prompts[1], new))
@@ -134,7 +131,7 @@ def test_numbers_that_are_none(demo, prompts):
 
 
 def test_what_cannot_be_scored(demo, prompts):
-    engine = Engine(demo, ServingConfig(**SMALL))
+    engine = EngineThread(demo, EngineConfig(**SMALL))
     tokens = np.resize(prompts[0], 320)
     for prompt, new, most in ((tokens, 1, 1), (tokens[:9], 1, MOST_LOGPROBS + 1)):
         with pytest.raises(UserError, match=r"leaves no room|prompt_logprobs must be in 0\.\.20"):
@@ -143,5 +140,5 @@ def test_what_cannot_be_scored(demo, prompts):
         Request(tokens, 0)
     whole, least = ask(engine, scored(tokens), scored(tokens[:1], most=0))
     engine.close()
-    assert len(whole.updates[0].prompt_logprobs.own) == 319
-    assert least.updates[0].prompt_logprobs.top.shape == (0, 0)
+    assert len(whole.outputs[0].prompt_logprobs.own) == 319
+    assert least.outputs[0].prompt_logprobs.top.shape == (0, 0)

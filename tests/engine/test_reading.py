@@ -21,10 +21,10 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import Verified, accept_and_compact, draft, draft_input, verify
-from dart_jax.engine.decoder import Decoder
-from dart_jax.engine.programs import empty_pools, read_chunk
-from dart_jax.engine.shapes import _CHUNK_ROWS
-from dart_jax.errors import UserError
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.pools import empty_pools
+from dart_jax.engine.programs import read_chunk
+from dart_jax.engine.shapes import _CHUNK_ROWS, shapes_of
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.cpu import only_rows
@@ -122,13 +122,6 @@ def test_programs_do_not_depend_on_the_length():
     assert programs([20, 700, 2000, 3000]) == before
 
 
-def test_a_chunk_has_tokens():
-    config, params, _ = setting("plain")
-    decoder = Decoder(config, params, None, 64, Sampling(), (), chunk=0)
-    with pytest.raises(UserError, match="chunks of at least 1 token, got 0"):
-        decoder.start([np.ones(3, int)], 4)
-
-
 def read_at_once(name, tokens, rows):
     """The caches' rows after tokens were read by a program of so many rows, of which only those
     are used, or of as many."""
@@ -209,7 +202,7 @@ def test_rows_that_are_not_used_may_be_nan():
     np.testing.assert_allclose(ours[:, :4], theirs, rtol=1e-6)
 
 
-SHAPES = Decoder(setting("plain")[0], {}, None, 64, Sampling(), ())._shapes(1)
+SHAPES = shapes_of(setting("plain")[0], EngineConfig(slots=1, max_length=64, offline=True))
 
 
 @given(st.sampled_from([(8, 32, 128), (16, 32, 64, 128), (5,), (1, 100)]), st.integers(1, 400))

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from dart_jax.engine.pages import PagePool
 from dart_jax.engine.request import Request
-from dart_jax.engine.scheduler import Scheduler, Sequence
+from dart_jax.engine.scheduler import Scheduler
+from dart_jax.engine.sequence import Sequence
 
 PAGE, LONGEST = 4, 40
 
@@ -17,7 +18,7 @@ def new_scheduler(slots=3, pages=30):
 
 def sequence(prompt, new, tag=0):
     tokens = np.full(prompt, tag, np.int32)
-    return Sequence(Request(tokens, new), LONGEST, lambda _: None)
+    return Sequence(Request(tokens, new), LONGEST)
 
 
 def read_next(scheduler):
@@ -76,7 +77,7 @@ def test_texts_that_begin_alike_share_pages():
 def test_what_texts_share_is_read_once_and_holds_up_no_others():
     scheduler = Scheduler(4, [PagePool(30, 16)], 100)
     first, alike, again, other = (
-        Sequence(Request(np.array(tokens, np.int32), 4), 100, lambda _: None)
+        Sequence(Request(np.array(tokens, np.int32), 4), 100)
         for tokens in ([*range(40)], [*range(30), 50], [*range(40)], [*range(50, 70)])
     )
     scheduler.waiting.extend([first, alike, again, other])
@@ -102,7 +103,7 @@ def test_the_last_page_is_used_in_place():
     """A text for which all pages are needed takes the source of the copy itself."""
     scheduler = Scheduler(1, [PagePool(2, 16)], 32)
     for tokens in ([*range(12)], [*range(10), *range(50, 60)]):
-        one = Sequence(Request(np.array(tokens, np.int32), 4), 32, lambda _: None)
+        one = Sequence(Request(np.array(tokens, np.int32), 4), 32)
         scheduler.waiting.append(one)
         assert read_next(scheduler) is one
         assert (one.copy, one.pages[0]) == (None, 0)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dart_jax.decoding.drafting import PromptLookupConfig
-from dart_jax.decoding.paying import BINS, nodes_that_pay
-from dart_jax.engine.lessons import Lessons
+from dart_jax.decoding.paying import BINS, Lessons, nodes_that_pay
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.defaults import default_tree, tree_sizes
+from dart_jax.engine.request import Request
 from dart_jax.engine.step_costs import PLAIN, CostFiles, Known
 from dart_jax.engine.tree_size import BURST, TRIAL, TreeSizes
-from dart_jax.errors import UserError
-from dart_jax.generation.defaults import adaptive_tree, default_tree
 from dart_jax.model import DartModel
 
 SIZES = (0, 2, 4, 8)
@@ -217,13 +217,19 @@ def test_steps_are_faster_than_any_fixed_number_of_nodes():
 
 
 @pytest.mark.long
-def test_what_is_prepared_knows_all_costs():
-    decoder = DartModel.demo().decoder(nodes=2, max_length=128, sizes=(0, 2))
-    prompt = np.arange(1, 9)
-    decoder.prepare([prompt], 60)
-    (sizes,) = decoder.memory._policies.values()
-    assert {PLAIN, 1, 2} <= set(sizes._kinds[1, "greedy"].costs.known)
-    assert sum(decoder([prompt], 60).seconds[stage] for stage in ("compile",)) == 0
+def test_a_tour_visits_all_sizes():
+    """Then all costs are known, and nothing is left to be compiled."""
+    model = DartModel.demo()
+    options = EngineConfig(slots=1, max_length=128, offline=True)
+    engine, request = model.engine(options), Request(np.arange(1, 9, dtype=np.int32), 60)
+    engine.tree_sizes.tour(1)
+    while engine.tree_sizes.touring:
+        engine.run([request])
+    assert {PLAIN, 1, 2} <= set(engine.tree_sizes._kinds[1, "greedy"].costs.known)
+    other = model.engine(options)
+    assert other.tree_sizes is engine.tree_sizes
+    other.run([request])
+    assert other.seconds["compile"] == 0
 
 
 def test_knowledge_is_kept_between_processes(tmp_path):
@@ -254,17 +260,10 @@ def test_where_nothing_can_be_written_costs_are_learned_anew(tmp_path, caplog):
     assert "the costs of draft trees are not kept" in caplog.text
 
 
-@pytest.mark.parametrize("sizes", [(1, 8), (0, 4), (0, 8, 4), (0, 4, 4, 8), (0,)])
-def test_sizes_out_of_order(sizes):
-    with pytest.raises(UserError, match="sizes must ascend from 0 and include 8 nodes"):
-        DartModel.demo().decoder(nodes=8, max_length=128, sizes=sizes)
-
-
-@pytest.mark.parametrize("batch", [1, 64])
-def test_sizes_to_choose_from(models, batch):
+@pytest.mark.parametrize("rows", [1, 3, 64, 1000])
+def test_sizes_to_choose_from(models, rows):
     for drafter in (models.drafter, models.eagle, models.target, PromptLookupConfig()):
-        sizes, _ = adaptive_tree(drafter, batch)
-        nodes, _ = default_tree(drafter, batch)
-        assert sizes[0] == 0
-        assert nodes in sizes[1:]
+        sizes = tree_sizes(drafter, rows)
+        assert sizes[0] == 0 < sizes[1]
         assert [*sizes] == sorted(set(sizes))
+        assert sizes[-1] <= 2 * default_tree(drafter)[0]

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from needs import native
 
+from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
-from dart_jax.engine.scheduler import Sequence
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.setup import runner_of
 
 OPTIONS = {"slots": 4, "max_length": 320, "warmup": "none", "tree_nodes": 0, "chunk": 128}
 
@@ -16,37 +14,36 @@ STEP, ROW = 1.0, 0.02
 
 
 class Turns:
-    """A runner with a clock that only steps and rows move."""
+    """An engine with a clock that only steps and rows move."""
 
     def __init__(self, model, monkeypatch):
-        self.runner = runner_of(model, ServingConfig(**OPTIONS), lambda sequence: None)
-        self.seconds, batch = 0.0, self.runner.batch
-        read, burst = batch.read, batch.burst
+        self.engine, self.seconds = model.engine(EngineConfig(**OPTIONS)), 0.0
+        runner = self.engine.runner
+        read, burst = runner.read, runner.burst
 
         def timed_read(*args):
             rows = read(*args)
-            self.seconds += ROW * (rows + batch.shapes.chunk_rows)
+            self.seconds += ROW * (rows + runner.shapes.chunk_rows)
             return rows
 
         def timed_burst(*args, **options):
             result = burst(*args, **options)
-            self.seconds += STEP * max(each.steps for each in result.emitted)
+            self.seconds += STEP * result.steps
             return result
 
-        monkeypatch.setattr(batch, "read", timed_read)
-        monkeypatch.setattr(batch, "burst", timed_burst)
+        monkeypatch.setattr(runner, "read", timed_read)
+        monkeypatch.setattr(runner, "burst", timed_burst)
+        monkeypatch.setattr(self.engine, "_clock", lambda: self.seconds)
 
     def ask(self, length, new, first=0):
         """Queues a prompt that begins as no other one."""
         tokens = np.arange(first, first + length, dtype=np.int32)
-        text = Sequence(Request(tokens, new), 320, lambda update: None)
-        self.runner.scheduler.waiting.append(text)
-        return text
+        return self.engine.add(Request(tokens, new))
 
     def take(self):
-        """Takes a turn; returns its seconds."""
+        """Takes a step; returns its seconds."""
         before = self.seconds
-        self.runner.turn(lambda: self.seconds)
+        self.engine.step()
         return self.seconds - before
 
     def until_it_writes(self, text):

@@ -15,11 +15,10 @@ from dart_jax.models.sharding.devices import Devices
 from eval.compile import devices
 from eval.compile.cases import Case, lower
 from eval.compile.check import violations
+from eval.compile.config import CompileConfig
 from eval.compile.findings import Collective, Result, inspect, read_graphs
-from eval.compile.program import CompileConfig, tables
-from eval.compile.traffic import moved
-from eval.latency.cost import costs
-from eval.latency.hlo import read_module
+from eval.compile.program import programs, tables
+from eval.latency.cost import cost
 
 GPU = devices.ACCELERATORS["h200"].execution
 
@@ -138,68 +137,6 @@ def test_a_module_by_hand(tmp_path):
     ]
 
 
-# A part of an array, updates in place in a loop, and a product of cuBLAS.
-TRAFFIC = """HloModule jit_f
-
-%take (p: f32[100,8]) -> f32[4,8] {
-  %p = f32[100,8]{1,0} parameter(0)
-  %view = f32[800]{0} bitcast(%p)
-  %slice = f32[32]{0} dynamic-slice(%view, %at), dynamic_slice_sizes={32}
-  ROOT %back = f32[4,8]{1,0} bitcast(%slice)
-}
-
-%put (p: f32[100,8], r: f32[1,8], i: s32[]) -> (f32[100,8], f32[1,8]) {
-  %p.1 = f32[100,8]{1,0} parameter(0)
-  %r = f32[1,8]{1,0} parameter(1)
-  %i = s32[] parameter(2)
-  %twice = f32[1,8]{1,0} add(%r, %r)
-  %update = f32[100,8]{1,0} dynamic-update-slice(%p.1, %r, %i, %i)
-  ROOT %both = (f32[100,8]{1,0}, f32[1,8]{1,0}) tuple(%update, %twice)
-}
-
-%body (arg: (s32[], f32[100,8])) -> (s32[], f32[100,8]) {
-  %arg = (s32[], f32[100,8]{1,0}) parameter(0)
-  %n = s32[] get-tuple-element(%arg), index=0
-  %cache = f32[100,8]{1,0} get-tuple-element(%arg), index=1
-  %row = f32[1,8]{1,0} constant({...})
-  %fusion.1 = (f32[100,8]{1,0}, f32[1,8]{1,0}) fusion(%cache, %row, %n), kind=kLoop, calls=%put
-  ROOT %t = (s32[], f32[100,8]{1,0}) tuple(%n, %cache)
-}
-
-%condition (arg: (s32[], f32[100,8])) -> pred[] {
-  ROOT %go = pred[] constant(true)
-}
-
-ENTRY %main (x: f32[100,8], w: bf16[8,16]) -> f32[4,16] {
-  %x = f32[100,8]{1,0} parameter(0)
-  %w = bf16[8,16]{1,0} parameter(1)
-  %first = (s32[], f32[100,8]{1,0}) tuple(%zero, %x)
-  %while = (s32[], f32[100,8]{1,0}) while(%first), condition=%condition, body=%body, \
-backend_config={"known_trip_count":{"n":"5"}}
-  %rows = f32[4,8]{1,0} fusion(%x), kind=kLoop, calls=%take
-  %alone = f32[2,8]{1,0} slice(%x), slice={[0:2], [0:8]}
-  %placed = f32[100,8]{1,0} dynamic-update-slice(%x, %alone, %zero, %zero)
-  %fetch = (bf16[8,16]{1,0:T(8,128)S(1)}, bf16[8,16]{1,0}, u32[]) copy-start(%w)
-  ROOT %gemm = (f32[4,16]{1,0}, s8[4194304]{0}) custom-call(%rows, %w), \
-custom_call_target="__cublas$lt$matmul"
-}
-"""
-
-
-def test_traffic_by_hand():
-    """In bytes: what is sliced; rows that are read, doubled and put in place, with their number, in
-    each trip; the same outside of fusions; what is brought into a TPU's vector memory; and a
-    product's operands and result, without the memory that it works in."""
-    taken, put = 2 * 4 * 32 + 2 * 4 * 16, 5 * (3 * 4 * 8 + 4) + 2 * 4 * 16 + 2 * 8 * 16
-    product = 4 * 32 + 2 * 8 * 16 + 4 * 4 * 16
-    assert moved(read_module(TRAFFIC)) == taken + put + product
-
-
-def test_traffic_of_a_program(tmp_path):
-    findings = findings_of(lambda x: 2 * x + 1, (100, 8), folder=tmp_path)
-    assert findings.moved == 2 * 4 * 800
-
-
 SCHEDULE = """000: kCommandBuffer [source       | next=004 (1)]
     001: kCustomKernel [source       | next=002 (1)] sort_1
     002: kCustomKernel [prev=001 (1) | next=003 (1)] sort_1__1
@@ -270,8 +207,6 @@ def test_a_step(result):
     findings, config = result.findings, result.case.config
     assert list(violations(result)) == []
     assert findings.of_a_layer >= 7  # as many products
-    least = costs(config, "float32", 2, config.capacity(50))["step"]
-    assert findings.moved > least.bytes
     assert findings.kernels > 7 * config.target.num_hidden_layers
     assert findings.arguments <= findings.peak
 
@@ -280,7 +215,7 @@ def test_a_step(result):
 def test_xla_counts_as_many_operations(method, compiled, device):
     """And besides those of activations and norms."""
     config = case(method).config
-    least = costs(config, "float32", 2, config.capacity(50))["step"]
+    least = cost(config, "float32", 2, config.capacity(50))
     if method != "dart":
         compiled = lower(case(method), "step", device).compile()
     assert 1 <= compiled.cost_analysis()["flops"] / least.operations < 1.3
@@ -428,7 +363,7 @@ def test_bad_options(options, message):
 
 def test_settings():
     config = CompileConfig(program=("step", "search"), tree_nodes=(8, 60), batch_size=(1, 32))
-    assert [(c.method, c.batch, c.nodes, p) for c, p in config.programs()] == [
+    assert [(c.method, c.batch, c.nodes, p) for c, p in programs(config)] == [
         (method, batch, nodes, name)
         for batch in (1, 32)
         for method, nodes in (("plain", 0), ("dart", 8), ("dart", 60))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from figure_checks import check_style, ends_of, note_of
 
 from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import Summary
@@ -44,34 +43,21 @@ def setting(repeats, batch_size=1, bench="demo", context=None):
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_error_bars(repeats):
-    """Of the range of several repeats, and of tau's standard error; of the first batch size."""
-    drawn = figure.draw([setting(repeats), setting(repeats, batch_size=4)])
-    check_style(drawn)
-    panels = {axes.get_title(): axes for axes in drawn.axes}
-    ends = ends_of(panels["Speed-up"])
-    assert [upper - lower for lower, upper in ends] == pytest.approx([0.2] * 6 * (repeats > 1))
-    errors = [(1.75, 2.25), (2.75, 3.25)] if repeats > 1 else []
-    assert ends_of(panels["Tau against step cost"]) == errors
-    bars = ["1 repeat: no error bars", "tau, 1 prompt: no error bars"]
-    if repeats > 1:
-        bars = ["range of 3 repeats", "tau, standard error over prompts"]
-    assert all(bar in note_of(drawn) for bar in bars)
-
-
-def test_lines_by_length():
-    """Of tau and the time per token: a point for each length, a line for each method."""
-    lengths = (512, 2048)
-    settings = [setting(1, 1, bench, each) for each in lengths for bench in ("one", "two")]
-    drawn = figure.draw([*settings, setting(1, 4, "one", 512)])
-    check_style(drawn)
-    panels = {axes.get_title(): axes for axes in drawn.axes}
-    for title, methods in (("Tau by length of the prompt", 2), ("Time by length", 3)):
-        lines = panels[title].get_lines()
-        assert [tuple(line.get_xdata()) for line in lines] == [lengths] * methods
-    assert [line.get_ydata()[0] for line in lines] == pytest.approx([20, 10, 20 / 3])
-    bars = [tick.get_text() for tick in panels["Speed-up"].get_xticklabels()]
-    assert bars == ["one", "two"]  # of the first length only
+def test_the_figure(repeats, tmp_path):
+    """Bars of the first batch size, with the range of several repeats; lines by position."""
+    some = [setting(repeats), setting(repeats, batch_size=4)]
+    drawn = figure.draw(some)
+    bars, lines = drawn.axes
+    assert [bar.get_height() for bar in bars.patches] == pytest.approx(
+        [summary.speedup for name in METHODS[1:] for summary in [some[0].all[name]] * 3]
+    )
+    drawn_errors = [each for each in bars.containers if hasattr(each, "has_yerr")]
+    assert len(drawn_errors) == 2 * (repeats > 1)
+    assert [tuple(line.get_ydata()) for line in lines.get_lines()] == [(5 / 6, 3 / 6)] * 2
+    told = "range of 3 repeats" if repeats > 1 else "1 repeat: none"
+    assert told in drawn.get_supxlabel()
+    figure.write(tmp_path / "a.svg", some)
+    assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
 def test_tables_of_all_settings():

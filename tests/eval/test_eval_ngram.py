@@ -1,4 +1,4 @@
-"""eval.ngram: its figures, and the drafts that it searches."""
+"""eval.scripts.ngram: its figures, and the drafts that it searches."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel
-from eval.ngram import main, make_drafts
+from eval.scripts.ngram import main, make_drafts
 
 
 def test_the_report(tmp_path, capsys):

@@ -18,12 +18,12 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.platform.execution import Execution
-from eval.latency import case, hardware
-from eval.latency.clock import Repeated, measure, measure_scopes
-from eval.latency.cost import costs
-from eval.latency.hardware import Hardware
+from eval.latency import clock, steps
+from eval.latency.clock import Hardware, Repeated, measure
+from eval.latency.config import LatencyConfig
+from eval.latency.cost import cost
 from eval.latency.model import random_model
-from eval.latency.program import LatencyConfig, number, run
+from eval.latency.program import number, run
 from eval.latency.shapes import drafter_of, target_of, weight_bytes
 
 CONTEXT, NODES = 20, 12
@@ -63,54 +63,41 @@ CACHED = 7 * 2 * 2 * 16 * 4  # bytes of a row: layers, keys and values, heads, s
 
 def of_tiny(nodes=60, target=TINY, batch=1):
     config = DecodeConfig(target, drafter_of(TINY) if nodes else None, nodes)
-    return costs(config, jnp.float32, batch, 100)
+    return cost(config, jnp.float32, batch, 100)
 
 
 def test_bytes_and_operations_by_hand():
     weights = 7 * (LAYER + 2 * 64 + 2 * 16) + 64 + 64 * 512
     assert 4 * weights == weight_bytes(TINY, jnp.float32)  # its tied head is read as a head
-    features = 3 * 64 * 4
     plain, tree = of_tiny(0), of_tiny()
-    assert plain["step"].bytes == 4 * (weights + 64) + CACHED * 101
+    assert plain.bytes == 4 * (weights + 64) + CACHED * 101
     # Each head: scores and sums over 101 keys of 16 numbers.
-    assert plain["step"].operations == 2 * (7 * LAYER + 64 * 512 + 7 * 4 * 2 * 16 * 101)
-    assert plain["draft"] == plain["top-k"] == (0, 0)
-    logits = 61 * 512 * 4
-    read = 4 * (weights + 61 * 64) + CACHED * 100
-    assert tree["verify"].bytes == read + 61 * (CACHED + features) + logits
+    assert plain.operations == 2 * (7 * LAYER + 64 * 512 + 7 * 4 * 2 * 16 * 101)
+    read = 4 * (weights + 61 * 64) + CACHED * 109
     operations = 61 * 2 * (7 * LAYER + 64 * 512 + 7 * 4 * 2 * 16 * 161)
-    assert tree["verify"].operations == operations
-    assert tree["accept"] == (logits + 3 * 61 * 4, 0)
-    assert tree["compact"] == (2 * 9 * CACHED, 0)
 
     drafter = 192 * 64 + 128 * 64 + 2 * 128 * 32 + 64 * 64 + 3 * 64 * 96 + 6 * 64 + 64 * 512
     assert 4 * drafter == weight_bytes(drafter_of(TINY), jnp.float32)
     traffic = 4 * drafter + 9 * 64 * 4 + 2 * 2 * 16 * 4 * 109
-    assert tree["draft"].bytes == traffic + 9 * features + 8 * 512 * 4
     products = 9 * 192 * 64  # features
     products += 10 * 128 * 64 + 2 * 128 * 64  # keys and values of 10 rows, queries of 2
     products += 8 * (64 * 64 + 3 * 64 * 96) + 4 * 2 * 16 * 8 * 116 + 8 * 64 * 512
-    assert tree["draft"].operations == 2 * products
-    candidates = 8 * 25 * 8
-    assert tree["top-k"] == (8 * 512 * 4 + candidates, 0)
-    rest = read + 9 * CACHED
-    assert tree["step"] == (rest + traffic + candidates, operations + 2 * products)
+    assert tree == (read + traffic + 8 * 25 * 8, operations + 2 * products)
 
 
 def test_batches_share_only_weights():
-    one, three, weights = of_tiny(8), of_tiny(8, batch=3), weight_bytes(TINY, jnp.float32)
-    assert three["verify"].bytes - weights == 3 * (one["verify"].bytes - weights)
-    for stage, cost in one.items():
-        assert three[stage].operations == 3 * cost.operations
+    one, three, weights = of_tiny(0), of_tiny(0, batch=3), weight_bytes(TINY, jnp.float32)
+    assert three.bytes - weights == 3 * (one.bytes - weights)
+    assert three.operations == 3 * one.operations
 
 
 def test_a_mixture_reads_the_experts_that_rows_reach():
     moe = MoEConfig(4, 2, 32, norm_topk_prob=True, shared_intermediate_size=16)
     target, expert = dataclasses.replace(TINY, moe=moe), 3 * 64 * 32
-    few, more = (of_tiny(0, target, batch)["step"] for batch in (1, 2))
+    few, more = (of_tiny(0, target, batch) for batch in (1, 2))
     # Two rows reach three of four experts, one row two.
     assert more.bytes - few.bytes == 4 * 7 * expert + 4 * 64 + CACHED * 101
-    products = few.operations - of_tiny(0)["step"].operations
+    products = few.operations - of_tiny(0).operations
     assert products == 2 * 7 * (2 * expert + 3 * 64 * 16 + 64 * 4 + 64 - 3 * 64 * 96)
 
 
@@ -131,39 +118,15 @@ def test_every_call_is_made_and_timed():
     assert min(times) > 0
 
 
-def test_scopes_take_what_their_operations_take():
-    def two(x, donated):
-        with jax.named_scope("verify"):
-            for _ in range(20):
-                x = jnp.tanh(x @ x)
-        with jax.named_scope("draft"):
-            y = jnp.tanh(x @ x)
-            with jax.named_scope("top_k"):
-                return donated, jnp.tanh(y @ x)
-
-    both = compiled(two, jnp.ones((256, 256)), ())
-    times = measure_scopes(both, 2, case.stage_of)
-    assert set(times) == {"verify", "draft", "top-k"}
-    assert min(times["verify"]) > 3 * max(max(times[x]) for x in ("draft", "top-k"))
-    assert all(len(x) == 2 for x in times.values())
-
-
-def test_an_operation_belongs_to_its_innermost_stage():
-    assert case.stage_of("jit(_step)/jit(step)/verify/layer_0/mlp/dot") == "verify"
-    assert case.stage_of("jit(step)/draft/top_k/sort") == "top-k"
-    assert case.stage_of("jit(step)/draft/noise/add") == "draft"
-    assert case.stage_of("jit(step)/verifying/add") is None
-
-
 def test_a_repeated_step_is_a_decode_step(model):
     """Every call computes the same, since only the rows after the context are written."""
     config = DecodeConfig(model.target, model.drafter, NODES, execution=model.execution)
-    state, packed = case.prepared_state(config, model.params, 2, CONTEXT)
+    state, packed = steps.prepared_state(config, model.params, 2, CONTEXT)
     assert state.length.tolist() == [CONTEXT] * 2
     trees = jnp.asarray(HostSearch(config.host_buffer, NODES)(np.asarray(packed)))
     caches = jax.tree.map(jnp.copy, (state.target_cache, state.draft_state))
     small = dataclasses.replace(state, target_cache=(), draft_state=None)
-    repeated = case.repeated_step(config, model.params, small, trees, caches)
+    repeated = steps.repeated_step(config, model.params, small, trees, caches)
     once = repeated.program(*repeated.fixed, repeated.donated)
     twice = repeated.program(*repeated.fixed, once[0])
     _, expected = step(config, model.params, state, trees)
@@ -175,7 +138,7 @@ def test_a_repeated_step_is_a_decode_step(model):
 
 @pytest.mark.long
 def test_report(monkeypatch, tmp_path):
-    monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW)
+    monkeypatch.setattr(clock, "limits", lambda dtype: SLOW)
     file, path = io.StringIO(), tmp_path / "out" / "latency.json"
     options = {"context": (CONTEXT,), "tree_nodes": (4, NODES), "batch_size": (1, 2)}
     config = LatencyConfig(("Tiny",), **options, repeats=2, json=path)
@@ -185,9 +148,9 @@ def test_report(monkeypatch, tmp_path):
     assert settings == [("tiny", CONTEXT, b) for b in (1, 2)]
     for result in content["cases"]:
         rows = {(row["stage"], row["nodes"]): row for row in result["stages"]}
-        stages = (*case.STAGES, "search", "step")
-        assert set(rows) == {(x, n) for x in stages for n in (4, NODES)} | {("plain step", 0)}
-        for (name, nodes), row in rows.items():
+        sized = {(name, nodes) for name in ("search", "step") for nodes in (4, NODES)}
+        assert set(rows) == {("plain step", 0)} | sized
+        for (name, _), row in rows.items():
             assert len(row["seconds"]) == 2
             assert min(row["seconds"]) > 0
             if name == "search":
@@ -197,14 +160,12 @@ def test_report(monkeypatch, tmp_path):
             assert row["limit"] == pytest.approx(limit)
             seconds = statistics.median(row["seconds"])
             assert f" {number(1e3 * seconds)} " in text
-            if name in case.STAGES:  # a part of the step, as far as a busy machine shows that
-                assert seconds < 10 * max(rows["step", nodes]["seconds"])
     assert "tiny, random weights, batch 2, context 20" in text
     assert max(map(len, text.splitlines()[1:])) <= 80
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(hardware, "measure", lambda dtype: SLOW._replace(memory=10**6))
+    monkeypatch.setattr(clock, "limits", lambda dtype: SLOW._replace(memory=10**6))
     with pytest.raises(UserError, match="tiny with batch 1 and context 20 needs more than"):
         run(LatencyConfig(("tiny",), context=(20,)), Console(file=io.StringIO()))
     with pytest.raises(UserError, match="--context must be at most 40951 with --shape tiny"):

@@ -24,6 +24,7 @@ from dart_jax.weights.checkpoint import save_drafter, save_target
 from eval.lossless import program as lossless
 from eval.lossless.check import LosslessConfig
 from eval.lossless.program import run
+from eval.methods.decoding import Decoder
 
 # Settings that compile few programs.
 QUICK = {"temperature": (0.0, 0.7), "tree_nodes": (8,)}
@@ -54,7 +55,7 @@ def pair(tmp_path_factory):
     save_target(directory / "target", TARGET, target, eos=(0,))
     shutil.copy(tiny.target / "tokenizer.json", directory / "target")
     model = DartModel.from_pretrained(directory / "target")
-    decode = model.decoder(nodes=0, max_length=200, sampling=Sampling(0.7), stop=())
+    decode = Decoder(model, 200, Sampling(0.7), (), 0)
     NgramModel.count(decode(tiny.prompts, 150).tokens).save(directory / "ngram")
     return {name: str(directory / name) for name in ("target", "drafter", "ngram")}
 

@@ -8,7 +8,7 @@ import scipy.stats
 
 from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
-from dart_jax.engine.decoder import Generation
+from dart_jax.engine.request import Output
 from eval.lossless.distribution import Fit, Samples, chi_square
 from eval.lossless.divergence import ENDED, examine
 from eval.lossless.literal_sampling import (
@@ -21,6 +21,7 @@ from eval.lossless.literal_sampling import (
     softmax,
 )
 from eval.lossless.rounding import Probe
+from eval.methods.decoding import Generation
 from tests.support.draws import noise_of
 
 CUTS = [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}]
@@ -108,7 +109,7 @@ def test_chi_square_is_uniform_on_its_own_distribution():
 def fit_of(logits, tokens, sampling):
     """The test of tokens drawn after one text."""
     samples, rows = Samples(), [np.array([9, token]) for token in tokens]
-    samples.add(np.array([5]), Generation(rows, [np.ones(2, bool)] * len(rows), 0, {}))
+    samples.add(np.array([5]), Generation([Output(row, np.ones(2, int)) for row in rows], {}))
     return samples.fit(lambda text: Probe(logits, 1e-5, True), sampling)
 
 

@@ -14,7 +14,7 @@ from needs import native
 from dart_jax import DartModel
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import verify
-from dart_jax.generation.defaults import length_bucket
+from dart_jax.engine.defaults import length_bucket
 from dart_jax.model import DEMO
 from eval.memory import MemoryConfig, memory, rows
 

@@ -1,4 +1,4 @@
-"""eval.serving: the same requests to all servers, exact answers, and faults that a soak finds."""
+"""eval.serving: the same requests to all servers, and their answers in pieces."""
 
 import asyncio
 import contextlib
@@ -10,27 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 from serve_process import wait_until
 from stub_server import Faults, StubServer
 
 from dart_jax.errors import UserError
-from dart_jax.serve.body.fields import CompletionFields
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
-from eval.serving import client as clients
+from eval.serving.__main__ import main, run
 from eval.serving.client import Answer, Choice, Client
 from eval.serving.comparison import Load, Round
 from eval.serving.config import ServingBenchConfig
-from eval.serving.grammars import Hostile
-from eval.serving.hostile import Siege, outcome_of
-from eval.serving.mixed import mixed_requests
-from eval.serving.program import main, run
 from eval.serving.requests import bench_requests
 from eval.serving.servers import start
-from eval.serving.soak import Visit, fault, growth
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 12}
 
@@ -58,21 +51,6 @@ def test_questions_of_a_file(tokenizer, tmp_path):
     request = bench_requests(ServingBenchConfig(model="demo", bench=str(path)), tokenizer)
     texts = [tokenizer.decode(request(number)["prompt"]) for number in range(3)]
     assert texts == ["def one():", "def two():", "def one():"]
-
-
-def test_the_requests_of_a_soak(tokenizer):
-    """None of the demo's is a chat; `tests/serve/test_mixed_requests.py` asks some."""
-    pool = mixed_requests(tokenizer, 400, 3, 512)
-    assert pool == mixed_requests(tokenizer, 400, 3, 512) != mixed_requests(tokenizer, 400, 4, 512)
-    fields = set(CompletionFields.model_fields) - {"model", "stream", "add_special_tokens"}
-    kinds = {"guided_json_object", "guided_regex", "guided_grammar"}  # as other fields
-    assert {name for each in pool for name in each} == fields - kinds
-    for body in pool:
-        CompletionFields.model_validate_json(json.dumps(body))
-    assert any(len(each) == 4 for each in pool)  # without any option
-    sizes = [len(each["prompt"]) for each in pool if isinstance(each["prompt"][0], int)]
-    assert min(sizes) < 3
-    assert max(sizes) > 200
 
 
 def test_options_of_servers_that_are_started():
@@ -220,8 +198,6 @@ def test_what_users_wait_for(tmp_path, capsys):
     assert 0 < delays["gaps alone, median"] <= delays["gaps alone, longest"]
     assert min(delays.values()) > 0
     assert "gaps beside, longest" in capsys.readouterr().out
-    with pytest.raises(UserError, match="leave all but one out"):
-        ServingBenchConfig(delays=True, soak=1.0)
 
 
 def test_a_server_that_fails():
@@ -268,86 +244,6 @@ def test_a_stop_leaves_no_server_behind(tmp_path):
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-# The soak.
-
-
-@pytest.mark.long(keep=2)
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (None, r"faults +\| +0 "),
-        ("mixes", r"request \d+, \w+: text '.*', alone '"),
-        ("leaks", r"num_requests_running is \d+ in the end\nkv_cache_usage_perc"),
-        ("fails", r"request \d+, \w+: status 500"),
-    ],
-)
-def test_a_soak_finds_every_fault(broken, message, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(clients, "_QUIET", 0.5)
-    path = tmp_path / "report.json"
-    with StubServer(Faults(**({broken: True} if broken else {})), step=0.001) as server:
-        words = ["--model", "demo", "--url", server.url, "--clients", "1", "8", "--soak", "1"]
-        with pytest.raises(SystemExit) if broken else contextlib.nullcontext():
-            main([*words, "--requests", "150", "--json", str(path)])
-    assert re.search(message, capsys.readouterr().out)
-    report = json.loads(path.read_text())
-    assert bool(report["faults"]) == bool(broken)
-    assert set(report["requests"]) == {"streamed", "whole", "cancelled", "twin"}
-    assert sum(report["requests"].values()) >= 150
-    assert report["options"]["logit_bias"] > 10
-    assert bool(report["wrong"]) == (broken in ("mixes", "fails"))
-
-
-@pytest.mark.long
-def test_the_demos_server_passes_a_soak(capsys):
-    words = "--model demo --soak 0.25 --clients 12"
-    main([*words.split(), "--serve-options=--slots 3 --tree-nodes 4 --max-length 640"])
-    printed = capsys.readouterr().out
-    assert re.search(r"memory, MB +\| +[\d,]+ to [\d,]+ \|\n\| faults +\| +0 ", printed)
-
-
-SCORES = [["t", -1.25, {"t": -1.25}, 0], ["ext", -0.5, {"an": -0.25, "ext": -0.5}, 1]]
-
-
-@pytest.mark.parametrize(
-    ("fields", "of_choice", "right"),
-    [
-        ({}, {}, True),
-        ({}, {"text": "tExt"}, False),
-        ({}, {"calls": "\nf {}"}, False),
-        ({}, {"finish": "stop"}, False),
-        ({}, {"scores": [["t", -1.250001, {"t": -1.25}, 0], SCORES[1]]}, True),
-        ({}, {"scores": [["t", -1.26, {"t": -1.25}, 0], SCORES[1]]}, False),
-        ({}, {"scores": [SCORES[0], ["ext", -0.5, {"ext": -0.5, "an": -0.25}, 1]]}, False),
-        ({}, {"scores": [SCORES[0], [*SCORES[1][:3], 2]]}, False),
-        ({}, {"scores": SCORES[:1]}, False),
-        ({}, {"prompt_scores": [None]}, False),
-        ({"usage": {"completion_tokens": 4}}, {}, False),
-        ({"cancelled": True, "usage": {}}, {"text": "te", "finish": ""}, True),
-        ({"cancelled": True}, {"text": "te", "finish": "", "scores": SCORES[:1]}, True),
-        ({"cancelled": True}, {"text": "te", "finish": "", "scores": SCORES[1:]}, False),
-        ({"cancelled": True}, {"text": "ta", "finish": ""}, False),
-        ({"cancelled": True}, {"text": "te"}, False),
-        ({"error": "status 429: full", "status": 429}, {}, True),
-        ({"error": "no end after 300 s"}, {}, False),
-    ],
-)
-def test_the_right_answer_is_that_of_the_request_alone(fields, of_choice, right):
-    usage = {"prompt_tokens": 2, "completion_tokens": 3}
-    choice = {"text": "text", "finish": "length", "scores": SCORES}
-    alone = {"status": 200, "usage": usage, "choices": {0: Choice(**choice)}}
-    answer = Answer(**alone | {"choices": {0: Choice(**choice | of_choice)}} | fields)
-    faults = fault(Visit("streamed", 0, answer), {0: Answer(**alone)})
-    assert (faults == []) is right
-
-
-def test_a_text_that_is_missing():
-    alone = Answer(200, {0: Choice("a", finish="stop"), 1: Choice("b", finish="stop")})
-    answer = Answer(200, {0: Choice("a", finish="stop")})
-    assert fault(Visit("whole", 0, answer), {0: alone}) == [
-        "request 0, whole: texts [0], alone [0, 1]"
-    ]
-
-
 def test_the_same_answer_in_pieces_and_whole():
     """A chat with a call, log-probabilities, and scores of the prompt beside the texts."""
     scores = [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": -2.0}]
@@ -369,55 +265,3 @@ def test_the_same_answer_in_pieces_and_whole():
     assert whole.choices[0].calls == '\nf {"a": 1}'
     whole.add({"choices": [choice | {"message": message}], "prompt_logprobs": [None]})
     assert whole.choices[0].prompt_scores == [None]
-
-
-def test_memory_that_grows_is_found():
-    flat = [100e6, 300e6, *[400e6] * 30]
-    assert growth(flat) == growth([*flat, *[405e6] * 12]) == growth([]) == []
-    assert growth(np.linspace(400e6, 480e6, 40).tolist())
-
-
-# Hostile grammars.
-
-
-def test_a_server_that_does_not_bear_what_is_deep(capsys, tmp_path):
-    path = tmp_path / "report.json"
-    with StubServer() as server:
-        words = ["--model", "demo", "--url", server.url, "--hostile", "200", "--json", str(path)]
-        with pytest.raises(SystemExit):
-            main(words)
-    assert re.search(r"schema, nested \w+, [\d,]+: status 500", capsys.readouterr().out)
-    report = json.loads(path.read_text())
-    assert len(report["grammars"]) == 200
-    assert all("schema, nested" in fault for fault in report["faults"])
-
-
-REFUSED = 'status 400: {"error": {"message": "%s"}}'
-
-
-@pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
-        (Answer(200), "used"),
-        (Answer(cancelled=True), "left"),
-        (Answer(400, error=REFUSED % "too deep"), "refused"),
-        (Answer(400, error=REFUSED % r"too\ndeep"), "failed"),
-        (Answer(400, error=REFUSED % ""), "failed"),
-        (Answer(400, error='status 400: {"error": {"message": "too long to'), "failed"),
-        (Answer(500, error="status 500"), "failed"),
-        (Answer(error="no end after 300 s"), "failed"),
-    ],
-)
-def test_what_came_of_a_grammar(answer, outcome):
-    assert outcome_of(answer) == outcome
-    grammar, quick = Hostile("deep", "", ""), Answer(200, end=0.1)
-    faults = Siege([(grammar, answer)], [quick], [quick]).faults(2)
-    assert faults == [f"deep: {answer.error}"] * (outcome == "failed")
-
-
-def test_others_wait_too_long():
-    answers = [Answer(200, end=2.5), Answer(error="gone"), Answer(error="gone")]
-    assert Siege([], answers, [Answer(200, end=1.0)]).faults(2) == [
-        "a plain request: gone, 2 times",
-        "a plain request took 2.5 s beside grammars",
-    ]

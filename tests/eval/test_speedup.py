@@ -14,10 +14,11 @@ import tiny_model
 from rich.console import Console
 
 from dart_jax.data.stdlib import HELD_OUT
-from dart_jax.engine.decoder import Generation
+from dart_jax.engine.request import Output
 from dart_jax.errors import UserError
 from dart_jax.models.pure import init_params
 from dart_jax.weights.checkpoint import save_drafter
+from eval.methods.decoding import Generation
 from eval.methods.measure import (
     Run,
     accepted_lengths,
@@ -327,7 +328,7 @@ def test_summary():
     def generation(drafted, seconds):
         flags = np.array(drafted, bool)
         spent = {"prefill": 0.5, "device": seconds - 0.5}
-        return Generation([np.arange(len(flags))], [flags], spent, nodes=6)
+        return Generation([Output(np.arange(len(flags)), flags.astype(int), nodes=6)], spent)
 
     runs = [
         Run("a", {"plain": generation([0] * 5, 4.0), "dart": generation([0, 1, 1, 0, 0], 2.0)}),
@@ -359,7 +360,7 @@ def test_repetitions():
     def run(tokens, steps):
         flags = np.arange(len(tokens)) >= steps
         spent = {"prefill": 0.5, "device": 1.0}
-        one = Generation([tokens], [flags], spent)
+        one = Generation([Output(tokens, flags.astype(int))], spent)
         return Run("a", {"plain": one, "dart": one})
 
     row = summarize([[run(circles, 4), run(np.arange(20), 10)]], "dart", "plain")

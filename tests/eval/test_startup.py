@@ -1,10 +1,10 @@
-"""`python -m eval.startup`: new processes, with a cold and a warm cache."""
+"""`python -m eval.scripts.startup`: new processes, with a cold and a warm cache."""
 
 import json
 
 import pytest
 
-from eval.startup import main
+from eval.scripts.startup import main
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from dart_jax.engine.config import EngineConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import Piece
 
@@ -122,14 +123,14 @@ def test_completions_can_be_compared(model):
 def test_public_objects_are_one_short_line(model):
     stream = model.stream(PROMPTS, **OPTIONS)
     next(stream)
-    decoder = model.decoder(nodes=8, max_length=128)
+    engine = model.engine(EngineConfig(slots=2, max_length=128, tree_nodes=8))
     completion = model.generate(PROMPTS[0], max_new_tokens=60)
     for thing, words in (
         (model, ["DartModel(", "qwen3", "10.2 M", "DART", "n-grams", "float32", "MB"]),
         (model.ngram, ["NgramModel(", "n-grams of up to 3 tokens"]),
         (model.tokenizer, ["Tokenizer(4096 tokens"]),
-        (decoder, ["Decoder(", "DART", "8 nodes", "128 tokens"]),
-        (decoder.search, ["HostSearch(8 nodes)"]),
+        (engine, ["Engine(", "DART", "8 nodes", "2 texts of up to 128 tokens"]),
+        (engine.runner.search, ["HostSearch(8 nodes)"]),
         (stream, ["TextGeneration(3 texts", "running"]),
         (completion, ["Completion(", "60 tokens", "finish length"]),
         (model.generation_config, ["GenerationConfig("]),

@@ -5,12 +5,14 @@ import json
 import jsonschema
 import numpy as np
 import pytest
+from decoding import begin_model
 from hypothesis import given, settings
 from json_schemas import SCHEMAS
 
-import dart_jax.engine.batch
+import dart_jax.engine.model_runner
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.errors import UserError
+from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
 
 PROMPTS = ["def heappush(heap, item):\n", "import os\n", "class "]
@@ -55,16 +57,17 @@ def test_drafted_texts_are_those_of_plain_decoding(model, method, temperature):
 @pytest.mark.parametrize("nodes", [0, 6])
 def test_bursts_have_steps(model, monkeypatch, nodes):
     """In which programs fit drafts; where they cannot, texts are the same."""
-    decoder = model.decoder(nodes=nodes, max_length=256, structured_outputs={"json": SCHEMA})
+    grammar = model.grammars.check(StructuredOutputs(json=SCHEMA))
+    options = {"nodes": nodes, "max_length": 256, "grammar": grammar}
     prompts = [np.array(model.tokenizer.encode(prompt)) for prompt in PROMPTS]
 
     def decoded(limit=None):
-        batch = decoder.start(prompts, 100)
-        bursts = sum(1 for _ in iter(lambda: batch.busy and batch.burst(limit), False))
+        batch = begin_model(model, prompts, 100, **options, burst=limit)
+        bursts = sum(1 for _ in batch)
         return bursts, batch.generation()
 
     (many, one), (few, other) = decoded(limit=1), decoded()
-    monkeypatch.setattr(dart_jax.engine.batch, "fits_in_programs", lambda execution: False)
+    monkeypatch.setattr(dart_jax.engine.model_runner, "fits_in_programs", lambda execution: False)
     without, last = decoded()
     assert many == without > 4 * few
     for text, *others in zip(one.tokens, other.tokens, last.tokens, strict=True):

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
+from decoding import Prompts, generate
 from transformers_models import MODELS, make, torch
 
 from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
-from dart_jax.engine.decoder import Decoder
 from dart_jax.models.cache import append, init_cache
 from dart_jax.models.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target
@@ -145,19 +145,12 @@ def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tok
 def test_drafting_emits_what_transformers_generates(theirs, ours, tokens):
     """The target drafts for itself, so every path is accepted, through its windows as well."""
     config, params = ours
-    decode = Decoder(
-        DecodeConfig(config, config, nodes=4),
-        {"target": params, "drafter": params},
-        None,
-        LENGTH + 20,
-        Sampling(),
-        (),
-    )
+    parts = DecodeConfig(config, config, nodes=4), {"target": params, "drafter": params}, None
     with torch.no_grad():
         expected = theirs.generate(
             torch.from_numpy(tokens).long(), max_new_tokens=20, do_sample=False
         )
-    generation = decode(list(tokens), 20)
+    generation = generate(*parts, Prompts.pad(list(tokens), 20, LENGTH + 20))
     np.testing.assert_array_equal(generation.tokens, expected[:, LENGTH:].numpy())
     # The prefill emits one token and each step five: up to four drafted ones and the next.
     np.testing.assert_array_equal(generation.steps, 4)

@@ -12,8 +12,8 @@ import tokenizers
 from dart_jax.model import DEMO
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.ngram.device_table import device_table
-from dart_jax.programs.ngram import main
 from dart_jax.text.tokenizer import Tokenizer
+from train.ngram import main
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RARE = ("--min-counts", 1, 2, 2)

@@ -8,7 +8,7 @@ import pytest
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.programs.child import Child, ChildError
-from dart_jax.programs.spread import in_turn
+from eval.latency.clock import in_turn
 
 
 def test_a_child(tmp_path):

@@ -19,6 +19,10 @@ from dart_jax.programs.command_line import program
 """
 
 
+# Their options still import what they decode or train with.
+HEAVY = {"generate", "serve", "regenerate", "train-drafter"}
+
+
 def start(*words, path=(), **options):
     paths = [*map(str, path), os.environ.get("PYTHONPATH", "")]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -185,3 +189,25 @@ def test_the_dispatcher(monkeypatch, capsys):
     assert end.value.code == 2
     error = capsys.readouterr().err
     assert error == "error: no program 'speedpu'; did you mean speedup? (dart-jax lists all)\n"
+    for name, instead in programs.GONE.items():
+        assert name not in programs.PROGRAMS
+        monkeypatch.setattr(sys, "argv", ["/bin/dart-jax", name, "--help"])
+        with pytest.raises(SystemExit):
+            programs.main()
+        assert capsys.readouterr().err == f"error: no program {name!r} any more; use {instead}\n"
+
+
+@pytest.mark.parametrize("name", sorted(programs.PROGRAMS.keys() - HEAVY))
+def test_help_comes_at_once(name):
+    """None of these is imported, which take a second."""
+    code = f"""
+        from dart_jax import __main__ as programs
+        sys.argv = ["dart-jax", {name!r}, "--help"]
+        try:
+            programs.main()
+        finally:
+            print({{*sys.modules}} & {{"jax", "flax", "transformers", "orbax", "duckdb"}})
+    """
+    status, out, _ = run(code)
+    assert status == 0
+    assert out.endswith("set()\n")

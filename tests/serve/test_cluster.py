@@ -10,10 +10,10 @@ import sys
 import pytest
 from serve_process import QUICK, Served, post, server, wait_until
 
+from dart_jax.engine.config import EngineConfig
 from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.options import ClusterOptions
-from dart_jax.serving.config import ServingConfig
 
 needs_ray = pytest.mark.skipif(
     os.environ.get("DART_REQUIRE_RAY") != "1"
@@ -168,7 +168,7 @@ def test_no_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     choice = ModelChoice(model="demo")
     with pytest.raises(UserError, match=r"--replicas needs Ray Serve: pip install 'dart-jax\[ray"):
-        Cluster(choice, ServingConfig(), ClusterOptions(replicas=1, ray_address="auto"), 1)
+        Cluster(choice, EngineConfig(), ClusterOptions(replicas=1, ray_address="auto"), 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from stub_engine import StubEngine
 from tokenizers_made import byte_fallback, byte_level
 
-from dart_jax.engine.request import Logprobs, Request, Update
+from dart_jax.decoding.logits import TokenScores
+from dart_jax.engine.request import Output, Request
 from dart_jax.engine.statistics import Statistics
 from dart_jax.errors import UserError
 from dart_jax.serve.__main__ import ServeConfig
@@ -215,8 +216,8 @@ def text_of(tokenizer, stop=()):
 def test_a_text_ends_where_a_stop_string_is_complete():
     tokenizer = Tokenizer(byte_level())
     text = text_of(tokenizer, ["wor"])
-    tokens = tuple(tokenizer.encode("Hello, world! It's"))
-    text.push(Update(tokens, (True,) * len(tokens), "length"))
+    tokens = np.array(tokenizer.encode("Hello, world! It's"))
+    text.push(Output(tokens, np.ones_like(tokens), "length"))
     assert text.take() == News("Hello, ", [], "stop", first=True)
     assert text.take() is None
     assert text.tokens < len(tokens)
@@ -224,12 +225,13 @@ def test_a_text_ends_where_a_stop_string_is_complete():
 
 def test_pieces_never_split_a_character_and_scores_know_their_place():
     tokenizer = Tokenizer(byte_level())
-    text, news = text_of(tokenizer), []
+    request = Request(np.ones(1, np.int32), 9, logprobs=1)
+    text, news = Text(tokenizer, request, TextOptions()), []
     for token in tokenizer.encode("é日本"):
-        scores = Logprobs(np.zeros(1), np.array([[token]]), np.zeros((1, 1)))
-        text.push(Update((token,), (False,), None, scores))
+        scores = TokenScores(np.zeros(1), np.array([[token]]), np.zeros((1, 1)))
+        text.push(Output(np.array([token]), np.zeros(1, int), scores=scores))
         news.append(text.take())
-    text.push(Update((), (), "length"))
+    text.push(Output.without_tokens(finish="length"))
     news.append(text.take())
     assert "".join(each.text for each in news) == "é日本"
     assert all("\ufffd" not in each.text for each in news)

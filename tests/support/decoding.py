@@ -15,9 +15,10 @@ from dart_jax.decoding.sampling import Sampling, row_keys
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
-from dart_jax.engine.decoder import BatchDecoding, Decoder, Generation
-from dart_jax.engine.request import Request
-from dart_jax.engine.runner import Runner
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.engine import Engine
+from dart_jax.engine.request import Output, Request
+from dart_jax.engine.shapes import shapes_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,6 +48,66 @@ class Options:
     seed: int = 0
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generation:
+    """All that a batch of prompts was given."""
+
+    outputs: list[Output]
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def tokens(self):
+        return [each.tokens for each in self.outputs]
+
+    @property
+    def ranks(self):
+        return [each.ranks for each in self.outputs]
+
+    @property
+    def drafted(self):
+        return [each.drafted for each in self.outputs]
+
+    @property
+    def scores(self):
+        return [each.scores for each in self.outputs]
+
+    @property
+    def steps(self):
+        return np.array([each.steps for each in self.outputs])
+
+    @property
+    def tau(self):
+        return np.array([each.tau for each in self.outputs])
+
+
+class Decoding:
+    """A batch that an engine decodes: one burst after another, or as an iterator all of them."""
+
+    def __init__(self, engine: Engine, requests: list[Request]):
+        self.engine = engine
+        self.sequences = [engine.add(request) for request in requests]
+        self.parts: list[list[Output]] = [[] for _ in requests]
+
+    def burst(self, limit=None) -> dict[int, Output]:
+        """New tokens by row."""
+        new = {self.sequences.index(text): output for text, output in self.engine.step(limit)}
+        for row, output in new.items():
+            if output.error is not None:
+                raise output.error
+            self.parts[row].append(output)
+        return new
+
+    def __iter__(self):
+        while self.engine.busy:
+            yield self.burst()
+
+    def end(self, row):
+        self.engine.cancel(self.sequences[row])
+
+    def generation(self) -> Generation:
+        return Generation([Output.joined(each) for each in self.parts], self.engine.seconds)
+
+
 def begin(
     config: DecodeConfig,
     params: DecodeParams,
@@ -55,12 +116,32 @@ def begin(
     options: Options = Options(),
     *,
     drafts: bool = False,
-    **fields,
-) -> BatchDecoding:
-    """A batch whose rows have budgets of their own; `fields`: of the decoder."""
-    arguments = prompts.max_length, options.sampling, options.stop
-    decoder = Decoder(config, params, search, *arguments, chunk=prompts.chunk, **fields)
-    shapes = decoder._shapes(len(prompts.length))
+    steps: int | None = None,
+    sizes: tuple[int, ...] | None = None,
+    policy=None,
+) -> Decoding:
+    """A batch whose rows have budgets of their own.
+
+    Args:
+      config, params, search, prompts, options: what is decoded.
+      drafts: report what is verified.
+      steps: of a burst.
+      sizes: of the trees; None for those of the config.
+      policy: chooses among them: of the sizes by rows.
+    """
+    engine_options = EngineConfig(
+        slots=len(prompts.length),
+        max_length=prompts.max_length,
+        chunk=prompts.chunk,
+        burst=steps,
+        tree_nodes=config.nodes,
+        offline=True,
+    )
+    shapes = shapes_of(config, engine_options)
+    if sizes is not None:
+        shapes = dataclasses.replace(shapes, sizes=dict.fromkeys(shapes.rows, sizes), fixed=False)
+    chosen = None if policy is None else policy(shapes.sizes)
+    engine = Engine(config, params, search, engine_options, shapes=shapes, tree_sizes=chosen)
     requests = [
         Request(
             tokens[:length],
@@ -76,8 +157,7 @@ def begin(
             zip(prompts.tokens, prompts.length, prompts.max_new_tokens, strict=True)
         )
     ]
-    runner = Runner(decoder.models, shapes, decoder._policy(shapes))
-    return BatchDecoding(runner, requests, prompts.max_length)
+    return Decoding(engine, requests)
 
 
 def generate(config, params, search, prompts, options=Options(), **fields) -> Generation:
@@ -95,9 +175,50 @@ def generate_stepwise(config, params, search, prompts, options=Options()) -> Gen
 
 def stream(config, params, search, prompts, options=Options(), *, drafts=False):
     """Yields each step's new tokens by row."""
-    batch = begin(config, params, search, prompts, options, drafts=drafts, steps=1)
-    while batch.busy:
-        yield {new.row: new for new in batch.burst()}
+    return iter(begin(config, params, search, prompts, options, drafts=drafts, steps=1))
+
+
+def begin_model(
+    model,
+    prompts,
+    new,
+    seed=0,
+    *,
+    nodes=0,
+    max_length=128,
+    sampling=Sampling(),
+    stop=None,
+    burst=None,
+    drafts=False,
+    grammar=None,
+    **parts,
+) -> Decoding:
+    """Token prompts for a `DartModel`; `parts`: of `DartModel.engine`."""
+    options = EngineConfig(
+        slots=len(prompts), max_length=max_length, burst=burst, tree_nodes=nodes, offline=True
+    )
+    requests = [
+        Request(
+            np.asarray(prompt, np.int32),
+            new,
+            sampling,
+            seed=seed,
+            choice=row,
+            stop_ids=model.eos if stop is None else stop,
+            grammar=grammar,
+            drafts=drafts,
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+    return Decoding(model.engine(options, **parts), requests)
+
+
+def decode(model, prompts, new, seed=0, **options) -> Generation:
+    """The continuations of token prompts; see `begin_model`."""
+    batch = begin_model(model, prompts, new, seed, **options)
+    for _ in batch:
+        pass
+    return batch.generation()
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -6,26 +6,25 @@ import threading
 import numpy as np
 
 from dart_jax.engine.request import Request
-from dart_jax.serving.engine import Engine
+from dart_jax.engine.thread import EngineThread
 
 PATIENCE = 120  # seconds
 
 
 class Answer:
-    """Collects the updates of one request."""
+    """Collects the outputs of one request."""
 
     def __init__(self) -> None:
-        self.updates: list = []
+        self.outputs: list = []
         self.error: BaseException | None = None
         self.started, self.ended = threading.Event(), threading.Event()
 
-    def __call__(self, update) -> None:
-        if isinstance(update, BaseException):
-            self.error = update
-        else:
-            self.updates.append(update)
+    def __call__(self, output) -> None:
+        self.error = output.error
+        if self.error is None:
+            self.outputs.append(output)
             self.started.set()
-        if self.error is not None or update.finish is not None:
+        if output.last:
             self.ended.set()
 
     def wait(self) -> "Answer":
@@ -36,18 +35,18 @@ class Answer:
 
     @property
     def tokens(self) -> list[int]:
-        return [token for update in self.updates for token in update.tokens]
+        return [token for output in self.outputs for token in output.tokens.tolist()]
 
     @property
     def drafted(self) -> list[bool]:
-        return [drafted for update in self.updates for drafted in update.drafted]
+        return [drafted for output in self.outputs for drafted in output.drafted.tolist()]
 
     @property
     def finish(self) -> str:
-        return self.updates[-1].finish
+        return self.outputs[-1].finish
 
 
-def ask(engine: Engine, *requests: Request) -> list[Answer]:
+def ask(engine: EngineThread, *requests: Request) -> list[Answer]:
     """Submits requests together and waits for their ends."""
     answers = [Answer() for _ in requests]
     for request, answer in zip(requests, answers, strict=True):
@@ -55,7 +54,7 @@ def ask(engine: Engine, *requests: Request) -> list[Answer]:
     return [answer.wait() for answer in answers]
 
 
-def closed_loop(engine: Engine, requests: list[Request], clients: int) -> list[Answer]:
+def closed_loop(engine: EngineThread, requests: list[Request], clients: int) -> list[Answer]:
     """Each client sends its next request when its last one has ended."""
     answers, left = [Answer() for _ in requests], queue.SimpleQueue()
     for pair in zip(requests, answers, strict=True):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tiny_model
+from decoding import begin_model, decode
 from engine_requests import ask
 from tiny_configs import BLOCK_KINDS, block_drafter
 from tiny_model import SHAPES
@@ -26,12 +27,12 @@ from dart_jax import DartModel
 from dart_jax.decoding.drafting import PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.programs import burst
 from dart_jax.engine.request import Logprobs, Request
+from dart_jax.engine.thread import EngineThread
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.platform.weights import WeightsDtype
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import Engine
+from dart_jax.models.kernels.choices import WeightsDtype
 from dart_jax.weights.checkpoint import save_drafter
 from train.objective.drafter_shape import DrafterShape
 
@@ -116,26 +117,27 @@ def cases(target: str) -> list[Case]:
 def texts(model: DartModel, method: str, sampling: Sampling) -> list[list[int]]:
     """New tokens of all prompts."""
     nodes = 0 if model.drafter is None else 8
-    sizes = (0, 4, 8) if method.endswith("changing sizes") else ()
-    decoder = model.decoder(nodes=nodes, max_length=80, sizes=sizes, sampling=sampling)
-    return [row.tolist() for row in decoder(PROMPTS, 24, seed=3).tokens]
+    if method.endswith("changing sizes"):
+        nodes = None
+    options = {"nodes": nodes, "max_length": 80, "sampling": sampling}
+    return [row.tolist() for row in decode(model, PROMPTS, 24, 3, **options).tokens]
 
 
 def drafts(model: DartModel) -> list[list[list[list[int]]]]:
     """The trees that are verified with the first new tokens of each prompt: random drafters are
     hardly ever right, and none of what they draft is in the texts."""
     trees: list[list[list[list[int]]]] = [[] for _ in PROMPTS]
-    for some in model.decoder(nodes=8, max_length=80).start(PROMPTS, 6, seed=3, drafts=True):
-        for new in some:
-            if new.draft is not None:
-                trees[new.row].append(new.draft.tree.tolist())
+    for new in begin_model(model, PROMPTS, 6, 3, nodes=8, max_length=80, drafts=True):
+        for row, output in new.items():
+            if output.draft is not None:
+                trees[row].append(output.draft.tree.tolist())
     return trees
 
 
 def served(model: DartModel) -> list[list[int]]:
     """Answers of a server's engine, to requests with different options."""
-    options = ServingConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
-    engine = Engine(model, options)
+    options = EngineConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
+    engine = EngineThread(model, options)
     samplings = [*SAMPLINGS.values(), Sampling()]
     requests = [
         Request(prompt, 16, sampling, seed=n)
@@ -148,11 +150,11 @@ def served(model: DartModel) -> list[list[int]]:
 
 def scores(model: DartModel) -> list[Logprobs]:
     """Scores of the prompts, which are read in several chunks."""
-    options = ServingConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
-    engine = Engine(model, options)
+    options = EngineConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
+    engine = EngineThread(model, options)
     answers = ask(engine, *(Request(prompt, 0, prompt_logprobs=5) for prompt in PROMPTS))
     engine.close()
-    return [answer.updates[0].prompt_logprobs for answer in answers]
+    return [answer.outputs[0].prompt_logprobs for answer in answers]
 
 
 def scores_apart(one: DartModel, many: DartModel) -> float:
@@ -165,9 +167,7 @@ def scores_apart(one: DartModel, many: DartModel) -> float:
 
 def logits(model: DartModel) -> np.ndarray:
     """Of the first new tokens of each prompt."""
-    decoder = model.decoder(max_length=64, nodes=0, logits=LogitsConfig(scores=True))
-    scores = decoder(PROMPTS, 4).scores
-    assert scores is not None
+    scores = decode(model, PROMPTS, 4, max_length=64, logits=LogitsConfig(scores=True)).scores
     return np.stack([np.asarray(each.scores) for each in scores])
 
 
@@ -185,21 +185,20 @@ def apart(one: DartModel, many: DartModel) -> float:
 
 def reported(model: DartModel) -> list[Any]:
     """Reports about the first new tokens of each prompt."""
-    decoder = model.decoder(max_length=64, nodes=0, logits=LogitsConfig(logprobs=5))
-    return list(decoder(PROMPTS, 4).scores or [])
+    return decode(model, PROMPTS, 4, max_length=64, logits=LogitsConfig(logprobs=5)).scores
 
 
 def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     """The collectives of a step, and the shapes of their results."""
     nodes = 0 if model.drafter is None else 8
-    decoder = dataclasses.replace(model.decoder(max_length=64, nodes=nodes), steps=1)
-    batch = decoder.start(PROMPTS, 8)._runner.batch
-    program = batch.program(nodes, "greedy")
-    rows = batch._table.rows(len(PROMPTS) * [None], 1)
+    engine = begin_model(model, PROMPTS, 8, max_length=64, nodes=nodes, burst=1).engine
+    runner = engine.runner
+    program = runner.program(nodes, "greedy")
+    rows = runner._table.rows(len(PROMPTS) * [None], 1)
     trees = np.zeros((len(PROMPTS), 4, nodes + 1), np.int32) if nodes else None
     # Without the search, whose trees one device of a group sends to the others.
-    pools, one = batch._pools_for(nodes > 0), np.int32(1)
-    arrays = batch._params, pools, None, rows, trees, None, one, one
+    pools, one = runner._pools_for(nodes > 0), np.int32(1)
+    arrays = runner.params, pools, None, rows, trees, None, one, one
     text = burst.lower(program, *arrays).compile().as_text()
     shapes_of: dict[str, list[list[int]]] = collections.defaultdict(list)
     for shapes, kind in re.findall(r"= (.+?) (all-[a-z]+|collective-\w+)(?:-start)?\(", text):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 from tokenizers_made import byte_level
 
-from dart_jax.engine.request import Update
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.request import Output
 from dart_jax.engine.statistics import Statistics
+from dart_jax.engine.thread import EngineClosed
 from dart_jax.grammar.matching import Grammars
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import EngineClosed
 from dart_jax.text.tokenizer import Tokenizer
 
 
@@ -25,10 +26,10 @@ class Ticket:
 
 
 class StubEngine:
-    """Keeps the requests; the test gives the updates.
+    """Keeps the requests; the test gives the outputs.
 
     Attributes:
-      accepted: (request, on_update, ticket) of each.
+      accepted: (request, on_output, ticket) of each.
       refuse: raised by the next `submit`, if it is not None.
     """
 
@@ -39,13 +40,13 @@ class StubEngine:
         self.model = SimpleNamespace(
             tokenizer=tokenizer, target=target, eos=(0,), grammars=grammars
         )
-        self.config, self.max_length = ServingConfig(slots=2, queue=2), 100
+        self.config, self.max_length = EngineConfig(slots=2, queue=2), 100
         self.accepted, self.refuse, self.counts = [], None, Statistics()
 
-    def submit(self, request, on_update):
+    def submit(self, request, on_output):
         if self.refuse is not None:
             raise self.refuse
-        self.accepted.append((request, on_update, Ticket()))
+        self.accepted.append((request, on_output, Ticket()))
         return self.accepted[-1][2]
 
     def statistics(self):
@@ -56,5 +57,5 @@ class StubEngine:
 
     def give(self, text, finish=None, index=-1):
         """Passes the tokens of a text to a request."""
-        tokens = tuple(self.model.tokenizer.encode(text))
-        self.accepted[index][1](Update(tokens, (False,) * len(tokens), finish))
+        tokens = np.array(self.model.tokenizer.encode(text), np.int32)
+        self.accepted[index][1](Output(tokens, np.zeros_like(tokens), finish))

@@ -18,9 +18,9 @@ from dart_jax.models.pure import init_params
 from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import save_drafter, save_target
-from train.demo import tokenize
-from train.language_model import train_tokenizer
 from train.objective.drafter_shape import DrafterShape
+from train.recipes.demo import tokenize
+from train.recipes.language_model import train_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

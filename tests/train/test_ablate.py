@@ -10,9 +10,9 @@ from rich.console import Console
 
 from dart_jax.errors import UserError
 from dart_jax.programs.tables import contents
-from train import ablate
-from train.ablate import EXPERIMENTS, AblateConfig, recipe_of, run, training
 from train.drafter import DrafterTraining
+from train.recipes import ablate
+from train.recipes.ablate import EXPERIMENTS, AblateConfig, recipe_of, run, training
 from train.run import config_file
 
 

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_model
+from decoding import decode
 
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
@@ -48,7 +49,7 @@ def answers(tiny, tmp_path_factory):
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
     model = DartModel.from_pretrained(tiny.target)
     prompts = [tiny.prompts[i % 3][: 4 + i] for i in range(24)]
-    made = model.decoder(nodes=0, max_length=96, stop=())(prompts, 40).tokens
+    made = decode(model, prompts, 40, max_length=96, stop=()).tokens
     rows = [
         {"tokens": [*map(int, prompt), *map(int, tokens)], "prompt_length": len(prompt)}
         for prompt, tokens in zip(prompts, made, strict=True)

@@ -7,7 +7,7 @@ from tiny_configs import TARGET, VOCABULARY, log_softmax, random_params
 
 from dart_jax.models.pure import bind
 from train.data.batch import causal, positions
-from train.language_model import TokenWindows, held_out_loss, lm_losses
+from train.recipes.language_model import TokenWindows, held_out_loss, lm_losses
 
 
 @pytest.mark.parametrize(("tokens", "batch"), [(101, 3), (100, 3), (57, 1)])

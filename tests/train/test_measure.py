@@ -6,7 +6,7 @@ from rich.console import Console
 from tiny_configs import TARGET, random_params
 
 from dart_jax.weights.checkpoint import save_target
-from train.measure import MeasureConfig, run
+from train.recipes.measure import MeasureConfig, run
 
 
 def test_memory_grows_with_the_context(tmp_path):

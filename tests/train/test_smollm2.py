@@ -13,10 +13,10 @@ from dart_jax.decoding.drafting import drafter_title
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
-from train import smollm2
 from train.data.questions import benchmark_questions, write_questions
+from train.recipes import smollm2
+from train.recipes.smollm2 import SmolLM2Config, run
 from train.run.config import TrainerConfig
-from train.smollm2 import SmolLM2Config, run
 
 CHATS = [
     {"instruction": "Write a haiku about the sea.", "input": "", "output": "x"},

@@ -24,14 +24,15 @@ from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel, WindowLayout, runs
 from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
-from train import ngram
 from train.counting import pipeline as counting
+from train.counting import program as ngram
 from train.counting import tokenizer as counted_tokenizer
+from train.counting.config import NgramConfig
 from train.counting.pipeline import Budget
+from train.counting.program import run
 from train.counting.workers import Workers
 from train.data import examples
 from train.data.examples import read_all
-from train.ngram import NgramConfig, run
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CHAT = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so."}]
@@ -324,10 +325,11 @@ def test_options_reach_the_file(tmp_path, count, encode, tokenizer):
 
 CODE = """
 if __name__ == "__main__":
-    from train import ngram
+    import train.ngram
     from train.counting import pipeline
+    from train.counting import program as ngram
     ngram.UNIT, pipeline.PART = 8000, 3000
-    ngram.main()
+    train.ngram.main()
 """
 
 
@@ -340,7 +342,7 @@ def test_kill_and_resume(count, tmp_path, tokenizer_directory):
     out, work = tmp_path / "killed.dng", tmp_path / "killed.dng.work"
     paths = ("--data", tmp_path / "data", "--tokenizer", tokenizer_directory, "--out", out)
     options = (*map(str, paths), "--memory", "2300MB", "--keep-work")
-    command = [sys.executable, "-c", CODE, *options]
+    command = [sys.executable, "-c", CODE, "count", *options]
 
     def run(*options, until=None):
         """Runs; kills as soon as so many more files are done. Returns whether it ended itself."""

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
@@ -151,15 +153,22 @@ class AcceptanceLength:
         model = dataclasses.replace(self.model, params={**self.model.params, "drafter": params})
         nodes, search = default_tree()
         longest = max(map(len, self.prompts)) + self.new_tokens
-        decoder = model.decoder(
-            nodes=nodes,
-            max_length=min(length_bucket(longest), model.target.max_length),
+        engine = model.engine(
+            EngineConfig(
+                slots=len(self.prompts),
+                max_length=min(length_bucket(longest), model.target.max_length),
+                tree_nodes=nodes,
+                offline=True,
+            ),
             search=dataclasses.replace(search, ngram_weight=ngram_weight),
             use_ngram=ngram_weight > 0,
         )
-        result = decoder(self.prompts, self.new_tokens)
-        emitted = sum(len(tokens) - 1 for tokens in result.tokens)  # the first follows the prompt
-        return emitted / max(1, int(result.steps.sum()))
+        outputs = engine.run(
+            Request(prompt, self.new_tokens, choice=row, stop_ids=model.eos)
+            for row, prompt in enumerate(self.prompts)
+        )
+        emitted = sum(len(each.tokens) - 1 for each in outputs)  # the first follows the prompt
+        return emitted / max(1, sum(each.steps for each in outputs))
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dart_jax.models.attention import mosaic, native, triton
 from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment, attend_dense
 from dart_jax.models.cpu import zeros_if_unused
-from dart_jax.models.kernels.options import AttentionKernel
+from dart_jax.models.kernels.choices import AttentionKernel
 
 
 def attend(

@@ -17,7 +17,7 @@ from dart_jax.models.cache import append as append_plainly
 from dart_jax.models.cache import extend as extend_plainly
 from dart_jax.models.cpu import append_rows
 from dart_jax.models.kernels import pallas as pl
-from dart_jax.models.kernels.options import AttentionKernel
+from dart_jax.models.kernels.choices import AttentionKernel
 from dart_jax.models.kernels.pallas import load, store
 
 _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-# dense: plain JAX. native: the C++ core, for CPUs. triton: a kernel for NVIDIA GPUs. mosaic: one
-# for TPUs. interpret and interpret-mosaic: these kernels step by step on any platform, for tests.
-AttentionKernel = Literal["dense", "native", "triton", "mosaic", "interpret", "interpret-mosaic"]
-
-# jax: plain JAX. triton: kernels for NVIDIA GPUs. interpret: the same kernels step by step on any
-# platform, for tests.
-ExpertsKernel = Literal["jax", "triton", "interpret"]
-
-# dtype of cached keys and values; auto: that of the activations, for loaded models see
-# `Execution.beside`.
-CacheDtype = Literal["auto", "float32", "bfloat16"]
+from dart_jax.models.kernels.choices import AttentionKernel, CacheDtype, ExpertsKernel
 
 
 @dataclasses.dataclass(frozen=True)

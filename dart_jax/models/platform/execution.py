@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +14,17 @@ from dart_jax.models import cpu
 from dart_jax.models.attention.native import fits_native
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels import pallas
-from dart_jax.models.kernels.options import (
+from dart_jax.models.kernels.choices import (
+    AttentionChoice,
     AttentionKernel,
     CacheDtype,
     ExpertsKernel,
-    LayerOptions,
+    WeightsDtype,
 )
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Params
-from dart_jax.models.platform.weights import WeightsDtype, WeightsForm, in_blocks
+from dart_jax.models.platform.weights import WeightsForm, in_blocks
 from dart_jax.models.sharding.devices import Devices
-
-AttentionChoice = Literal["auto", "dense", "native", "triton", "mosaic"]
 
 _NEEDED = {
     "native": "a CPU and a jaxlib that can call the C++ core",

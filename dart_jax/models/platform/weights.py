@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from dart_jax.memory import HugePages
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.kernels.choices import WeightsDtype
 from dart_jax.models.kernels.int8 import EXACT, Int8, Kernel, round_kernel, round_params
 from dart_jax.models.kernels.tiles import Tiles, join, pack_exactly, pack_int8, settle
 from dart_jax.models.layers import Params
 from dart_jax.models.sharding.rules import SplitConfig, model_specs
-
-# Loaded weights: as in the files, which may have blocks of 4 to 8 bits; as floats; or rounded to 8
-# bits.
-WeightsDtype = Literal["stored", "float", "int8"]
 
 # Joined projection -> its parts, in order. DART and EAGLE-3 drafters compute queries and keys of
 # different rows.

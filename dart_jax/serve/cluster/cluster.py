@@ -19,8 +19,10 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dart_jax.engine.request import OnUpdate, Request
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.request import Output, Request
 from dart_jax.engine.statistics import Statistics, add
+from dart_jax.engine.thread import EngineClosed, OnOutput, QueueFull
 from dart_jax.errors import UserError
 from dart_jax.grammar.matching import Grammars, grammars_of
 from dart_jax.models.config import TargetConfig
@@ -28,9 +30,6 @@ from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.cluster.options import ClusterOptions
 from dart_jax.serve.cluster.replica import Replica
 from dart_jax.serve.errors import unavailable
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import EngineClosed
-from dart_jax.serving.interface import QueueFull
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_eos, read_target_config
@@ -57,7 +56,7 @@ class RemoteModel(NamedTuple):
 
 class Cluster:
     """Serves requests with replicas, which Ray Serve starts, watches, chooses and stops; see
-    `Engine`, whose interface it has.
+    `EngineThread`, whose interface it has.
 
     Attributes:
       model: what is known here of the model.
@@ -66,7 +65,7 @@ class Cluster:
     """
 
     def __init__(
-        self, choice: ModelChoice, serving: ServingConfig, options: ClusterOptions, drain: float
+        self, choice: ModelChoice, serving: EngineConfig, options: ClusterOptions, drain: float
     ):
         """Starts the replicas; see `replicas`, also for errors."""
         path = hub.resolve(choice.target_path, revision=choice.revision, patterns=hub.TOKENIZER)
@@ -86,15 +85,16 @@ class Cluster:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
-    def submit(self, request: Request, on_update: OnUpdate) -> Ticket:
-        """See `Engine.submit`; `on_update` is called on this object's thread."""
+    def submit(self, request: Request, on_output: OnOutput) -> Ticket:
+        """See `EngineThread.submit`; `on_output` is called on this object's thread."""
+        request.check_limits()
         request.check_fits(self.max_length, self.model.target.vocab_size)
         if not self._accepting:
             raise EngineClosed("the server is shutting down; try again later")
         if len(self._running) >= self.config.slots + self.config.queue:
             raise QueueFull(self.config)
         ticket = Ticket()
-        work = self._pass_on(ticket, request, on_update)
+        work = self._pass_on(ticket, request, on_output)
         ticket.future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._running.add(ticket.future)
         ticket.future.add_done_callback(self._running.discard)
@@ -110,7 +110,7 @@ class Cluster:
         return dataclasses.replace(total, **counts, failed=not total.replicas)
 
     def drain(self, seconds: float) -> bool:
-        """See `Engine.drain`."""
+        """See `EngineThread.drain`."""
         self._accepting = False
         return not wait(set(self._running), seconds).not_done
 
@@ -119,15 +119,15 @@ class Cluster:
         self._accepting = False
         self._replicas.close()
 
-    async def _pass_on(self, ticket: Ticket, request: Request, on_update: OnUpdate) -> None:
-        """Passes on the updates of the replica that Ray chooses."""
+    async def _pass_on(self, ticket: Ticket, request: Request, on_output: OnOutput) -> None:
+        """Passes on the outputs of the replica that Ray chooses."""
         response = self._handle.options(stream=True).generate.remote(request)
         try:
-            async for ago, updates in response:
+            async for ago, outputs in response:
                 ticket.begun = ticket.begun or time.monotonic() - ago
-                for update in updates:
-                    on_update(update)
-                if updates[-1].finish is not None:
+                for output in outputs:
+                    on_output(output)
+                if outputs[-1].last:
                     return
             raise ConnectionError("the answer of a replica has no end")
         except (Exception, asyncio.CancelledError) as error:
@@ -135,7 +135,8 @@ class Cluster:
             if task is not None and task.cancelling():
                 raise  # by the client, not by a replica that is stopped
             _logger.warning("a request failed with its replica: %s", repr(error).split("\n")[0])
-            on_update(unavailable("the replica with this request was lost; try again"))
+            lost = unavailable("the replica with this request was lost; try again")
+            on_output(Output.without_tokens(error=lost))
         finally:
             response.cancel()
 
@@ -153,7 +154,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def replicas(
-    choice: ModelChoice, serving: ServingConfig, options: ClusterOptions, drain: float
+    choice: ModelChoice, serving: EngineConfig, options: ClusterOptions, drain: float
 ) -> Iterator[Any]:
     """Starts replicas, which have `drain` seconds for their requests when they are to stop; ends
     them with the block. Yields Ray Serve's handle, by which the methods of `Replica` are called.
@@ -251,11 +252,11 @@ def _gpus_of_a_replica(options: ClusterOptions, gpus: float) -> float:
 
 
 class Ticket:
-    """A request that was accepted; see `serving.engine.Ticket`."""
+    """A request that was accepted; see `engine.thread.Ticket`."""
 
     future: Future[None]
     begun: float | None = None
 
     def cancel(self) -> None:
-        """See `serving.engine.Ticket`."""
+        """See `engine.thread.Ticket`."""
         self.future.cancel()

@@ -6,40 +6,39 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-from dart_jax.engine.request import Request, Update
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.request import Output, Request
 from dart_jax.engine.statistics import Statistics
+from dart_jax.engine.thread import EngineThread
 from dart_jax.programs.model_choice import ModelChoice
-from dart_jax.serving.config import ServingConfig
-from dart_jax.serving.engine import Engine
 
 
 class Replica:
     """Serves requests with an engine of its own. Ray Serve creates it, on any machine."""
 
-    def __init__(self, choice: ModelChoice, serving: ServingConfig):
+    def __init__(self, choice: ModelChoice, serving: EngineConfig):
         """Loads the model and compiles its programs."""
-        self._engine = Engine(choice.load(), serving)
+        self._engine = EngineThread(choice.load(), serving)
 
-    async def generate(self, request: Request) -> AsyncGenerator[tuple[float, list[Update]], None]:
+    async def generate(self, request: Request) -> AsyncGenerator[tuple[float, list[Output]], None]:
         """Yields seconds since the request got its slot, and what is new of its text; closing the
-        iterator cancels the request. Raises what `Engine.submit` does, and the engine's failure."""
+        iterator cancels the request. Raises what
+        `EngineThread.submit` does, and the engine's failure."""
         if request.grammar is not None:
             await asyncio.to_thread(self._engine.model.grammars.load, request.grammar)
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Update | BaseException] = asyncio.Queue()
+        inbox: asyncio.Queue[Output] = asyncio.Queue()
         ticket = self._engine.submit(
-            request, lambda update: loop.call_soon_threadsafe(inbox.put_nowait, update)
+            request, lambda output: loop.call_soon_threadsafe(inbox.put_nowait, output)
         )
         try:
-            updates: list[Update] = []
-            while not updates or updates[-1].finish is None:
-                news = [await inbox.get()] + [inbox.get_nowait() for _ in range(inbox.qsize())]
-                updates = [each for each in news if isinstance(each, Update)]
-                failures = [each for each in news if isinstance(each, BaseException)]
-                if failures:
-                    raise RuntimeError("the request failed") from failures[0]
-                now = time.monotonic()
-                yield now - (ticket.begun or now), updates
+            ended = False
+            while not ended:
+                outputs = [await inbox.get()] + [inbox.get_nowait() for _ in range(inbox.qsize())]
+                if outputs[-1].error is not None:
+                    raise RuntimeError("the request failed") from outputs[-1].error
+                now, ended = time.monotonic(), outputs[-1].last
+                yield now - (ticket.begun or now), outputs
         finally:
             ticket.cancel()
 

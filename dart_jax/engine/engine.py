@@ -1,0 +1,497 @@
+"""The engine: decodes requests together, reading their prompts and taking bursts of steps.
+
+Every `Engine.step` reads some of the next prompts, and then takes a burst of steps of all requests
+that have been read. A request that arrives during a burst is therefore read right after it, and a
+long prompt holds up the others by little at a time: beside running texts reading takes little more
+time than a burst, and otherwise it takes the tokens of a chunk. In every other step the prompt that
+lacks the least is the first, in the others the oldest: short prompts do not wait for long ones, nor
+those for ever. Offline all prompts are read before the first burst.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dart_jax.decoding.compilation import CompileTime, measure_compilation
+from dart_jax.decoding.drafting import drafter_title
+from dart_jax.decoding.paying import Paying
+from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.model_runner import Burst, ModelRunner
+from dart_jax.engine.pages import PagePool
+from dart_jax.engine.pools import count_pages
+from dart_jax.engine.request import Output, Request, SamplingMode, highest
+from dart_jax.engine.scheduler import Scheduler
+from dart_jax.engine.sequence import Sequence
+from dart_jax.engine.shapes import Shapes, shapes_of
+from dart_jax.engine.statistics import Counters, Statistics
+from dart_jax.engine.tree_size import PAUSES, TreeSizes
+from dart_jax.errors import UserError
+from dart_jax.grammar.matching import Grammars
+from dart_jax.models.sharding.mesh import first_of
+
+# Tokens that are read in the time in which one is written, about.
+_READ_FASTER = 4
+
+# Time in which prompts are read beside running texts, in bursts, and the fewest tokens: a stream's
+# gaps become two and a half times as long, and a prompt takes two to three times as long as alone.
+_READING, _LEAST_READ = 1.5, 16
+
+# Seconds of a burst, about, unless its steps are set: requests arrive meanwhile, and streamed texts
+# are read.
+_BURST_SECONDS = 0.03
+
+
+class _Plan(NamedTuple):
+    """A burst to take.
+
+    Attributes:
+      rows: of each group of devices.
+      mode: how it samples.
+      size: nodes of the trees.
+      steps: at most.
+      follows: whether the drafter reads what plain decoding writes.
+      masked: whether some texts must follow a grammar.
+      paying: says which nodes of trees pay; None for all.
+    """
+
+    rows: int
+    mode: SamplingMode
+    size: int
+    steps: int
+    follows: bool
+    masked: bool
+    paying: Paying[np.ndarray] | None
+
+
+class Engine:
+    """Decodes the requests of one model together. Not for several threads.
+
+    Attributes:
+      runner: calls the model's programs.
+      scheduler: the requests that have not ended.
+      tree_sizes: chooses the sizes of draft trees.
+      counters: counts.
+      seconds: wall time so far: `prefill` (prompts are read), `device` (draft and verify), `search`
+        (on the host), and `compile` (JAX's, 0 for programs that were used before).
+    """
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        params: DecodeParams,
+        search: TreeSearch | None,
+        options: EngineConfig,
+        *,
+        tree_sizes: TreeSizes | None = None,
+        grammars: Grammars | None = None,
+        shapes: Shapes | None = None,
+    ):
+        """Allocates nothing yet; the first step does.
+
+        Args:
+          config: static, for the largest trees.
+          params: see `DecodeParams`.
+          search: for these trees; None if the drafting method needs none.
+          options: the options.
+          tree_sizes: chooses the sizes of trees; None for the largest in every step.
+          grammars: of the target; needed for requests with a grammar or `min_new_tokens`.
+          shapes: what programs are compiled for; None for `shapes_of` the two configs.
+
+        Raises:
+          UserError: the options do not fit the model.
+        """
+        shapes = shapes or shapes_of(config, options)
+        slots, pages = shapes.slots // shapes.groups, count_pages(config, params, options, shapes)
+        reuse = options.prefix_cache and not options.offline
+        pools = [PagePool(pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
+        self.runner = ModelRunner(config, params, search, shapes, pages)
+        self.scheduler = Scheduler(slots, pools, shapes.pages_each * shapes.page)
+        self.tree_sizes = tree_sizes or TreeSizes(shapes.sizes, fixed=True)
+        self.counters = Counters()
+        stages = "prefill", "device", "search", "compile"
+        self.seconds: dict[str, float] = dict.fromkeys(stages, 0.0)
+        self._grammars, self._mesh = grammars, config.execution.devices.mesh
+        self._offline = options.offline
+        self._burst_seconds = None if options.burst or options.offline else _BURST_SECONDS
+        self._outputs: list[tuple[Sequence, Output]] = []  # of the present step
+        self._compilation = CompileTime()  # likewise
+        self._step_seconds: dict[tuple[int, SamplingMode, int], float] = {}
+        self._last_burst: float | None = None  # seconds
+        self._row_seconds: float | None = None  # of reading, see `Shapes.chunk_rows`
+        self._shortest_first = False
+
+    def __repr__(self) -> str:
+        config, shapes = self.runner.config, self.runner.shapes
+        method = "plain decoding"
+        if config.drafting is not None:
+            least = config.nodes if shapes.fixed else 0
+            nodes = f"{least} to {config.nodes}" if least < config.nodes else f"{least}"
+            method = f"drafting: {drafter_title(config.drafter)}, trees of {nodes} nodes"
+        return f"Engine({method}, {shapes.slots} texts of up to {shapes.max_length} tokens)"
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a prompt and its new tokens together."""
+        return self.runner.shapes.max_length
+
+    @property
+    def busy(self) -> bool:
+        """True while there is something to do."""
+        scheduler = self.scheduler
+        return bool(scheduler.running or scheduler.reading or scheduler.waiting)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that have not ended."""
+        return [*self.scheduler.active, *self.scheduler.waiting]
+
+    def add(self, request: Request | Sequence, max_length: int | None = None) -> Sequence:
+        """Queues a request, or what `sequence_of` made of it; nothing is decoded yet.
+
+        Raises:
+          UserError: as `sequence_of`.
+        """
+        if isinstance(request, Request):
+            request = self.sequence_of(request, max_length)
+        self.scheduler.waiting.append(request)
+        return request
+
+    def sequence_of(self, request: Request, max_length: int | None = None) -> Sequence:
+        """Returns the sequence of a request, which `add` queues. Callable from any thread.
+
+        Args:
+          request: the request.
+          max_length: of its prompt and new tokens together; None for the engine's.
+
+        Raises:
+          UserError: it does not fit the engine.
+        """
+        most = min(max_length or self.max_length, self.max_length)
+        if not self._offline:
+            request.check_limits()
+        request.check_fits(most, self.runner.vocab_size)
+        sequence = Sequence(request, most, self._grammars)
+        if self.runner.config.logits.whole:  # for processors or scores
+            sequence.mode = "full"
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Ends a request; nothing happens if it has ended already."""
+        if sequence.ended:
+            return
+        sequence.ended = True
+        self.scheduler.end(sequence)
+        if sequence.begun is not None:
+            self.counters.end(time.monotonic() - sequence.begun)
+
+    def run(self, requests: Iterable[Request]) -> list[Output]:
+        """Decodes requests to their ends; returns all that each was given, `Output.joined`.
+
+        Raises:
+          UserError: a request does not fit the engine, or failed.
+        """
+        outputs: dict[Sequence, list[Output]] = {self.add(each): [] for each in requests}
+        while self.busy:
+            for sequence, output in self.step():
+                if output.error is not None:
+                    raise output.error
+                outputs[sequence].append(output)
+        return [Output.joined(each) for each in outputs.values()]
+
+    def step(self, limit: int | None = None) -> list[tuple[Sequence, Output]]:
+        """Reads some of the next prompts, and takes a burst of steps of those that were read.
+
+        Args:
+          limit: of the steps; None for as many as programs take.
+
+        Returns:
+          What requests were given; a request whose output is the `last` has ended.
+        """
+        self._outputs, seconds, runner = [], self.seconds, self.runner
+        with measure_compilation() as self._compilation:
+            began = self._clock()
+            reading = self._read()
+            if self._offline and reading:
+                runner.wait()
+                reading = False
+            read, searched = self._clock(), runner.search_seconds
+            self._burst(limit, timed=not reading)  # otherwise it also waits for what was read
+            self._read_for_drafts()
+            searched = runner.search_seconds - searched
+            seconds["prefill"] += read - began
+            seconds["search"] += searched
+            seconds["device"] += self._clock() - read - searched
+        seconds["compile"] += self._compilation.seconds
+        return self._outputs
+
+    def _clock(self) -> float:
+        """Seconds, the time of compilations excluded."""
+        return time.perf_counter() - self._compilation.seconds
+
+    def _read(self) -> bool:
+        """Reads prompts, offline all for which there is room; returns whether the device may still
+        be reading."""
+        pending = False
+        while (unfinished := self._read_some()) is not None:
+            pending |= unfinished
+            if not self._offline:
+                break
+        return pending
+
+    def _read_some(self) -> bool | None:
+        """Reads as much as a step may, beside running texts; returns None if there is nothing to
+        read, and otherwise whether the device may still be reading."""
+        scheduler, shapes = self.scheduler, self.runner.shapes
+        times = self._last_burst is not None and (scheduler.running or self._row_seconds is None)
+        left, rows, began = self._tokens_to_read(), 0, self._clock()
+        self._shortest_first = not self._shortest_first
+        while True:
+            while self._begin_next():
+                pass
+            if left <= 0 or not scheduler.reading:
+                break
+            first = scheduler.reading[0]
+            if self._shortest_first:
+                first = min(scheduler.reading, key=lambda sequence: sequence.num_unread_tokens)
+            length = min(shapes.chunk_for(first.num_unread_tokens), shapes.longest_chunk(left))
+            together = self._like(first, length, left)
+            several = max(map(len, self._by_group(together))) > 1
+            each = shapes.prompts_for(length) if several else 1
+            places = self._places(together, each)
+            count = self.runner.read(together, places, each, length, left) + shapes.chunk_rows
+            left, rows = left - count, rows + count
+            for sequence in together:
+                scheduler.publish_pages(sequence)
+                if not sequence.num_unread_tokens:
+                    self._end_reading(sequence)
+        if rows and times:
+            self.runner.wait()
+            seconds = first_of(self._mesh, self._clock() - began)
+            assert seconds is not None
+            self._row_seconds = seconds / rows
+        return None if not rows else not times
+
+    def _end_reading(self, sequence: Sequence) -> None:
+        """Lets a request take part in steps, or ends it if it asks for no text."""
+        scores = sequence.prompt_logprobs
+        if scores is not None and np.isnan(scores.own).any():
+            self._fail(sequence, _not_numbers("in a prompt"))
+        elif sequence.remaining:
+            self.scheduler.end_reading(sequence)
+        else:
+            self._give(sequence, Output.without_tokens(finish="length", prompt_logprobs=scores))
+
+    def _tokens_to_read(self) -> int:
+        """Tokens that a step reads."""
+        shapes, seconds = self.runner.shapes, self._last_burst
+        most = shapes.chunks[-1]
+        if not self.scheduler.running or seconds is None:
+            return most
+        rows = 0
+        if self._row_seconds is not None:
+            rows = int(_READING * seconds / self._row_seconds) - shapes.chunk_rows
+        return min(max(rows, _LEAST_READ), most)
+
+    def _like(self, first: Sequence, length: int, left: int) -> list[Sequence]:
+        """The sequences to read beside the first: as many tokens of each, at most, all with or all
+        without the drafter, and all with or all without scores; one of each group if no more than
+        so many tokens may be read."""
+        scheduler, shapes = self.scheduler, self.runner.shapes
+        most = shapes.prompts_for(length)
+        if most * length > left:
+            most = 1
+        counts, together = [0] * shapes.groups, [first]
+        counts[scheduler.group(first)] = 1
+        for sequence in scheduler.reading:
+            group = scheduler.group(sequence)
+            alike = (
+                sequence.drafter_reads == first.drafter_reads
+                and sequence.needs_scores == first.needs_scores
+                and shapes.chunk_for(sequence.num_unread_tokens) <= length
+            )
+            if sequence is not first and alike and counts[group] < most:
+                counts[group] += 1
+                together.append(sequence)
+        return together
+
+    def _by_group(self, sequences: SequenceOf[Sequence]) -> list[list[Sequence]]:
+        groups: list[list[Sequence]] = [[] for _ in self.scheduler.pools]
+        for sequence in sequences:
+            groups[self.scheduler.group(sequence)].append(sequence)
+        return groups
+
+    def _places(self, sequences: SequenceOf[Sequence], rows: int) -> list[int]:
+        """The rows of sequences in a program with so many for each group."""
+        places = {
+            sequence: group * rows + n
+            for group, each in enumerate(self._by_group(sequences))
+            for n, sequence in enumerate(each)
+        }
+        return [places[sequence] for sequence in sequences]
+
+    def _begin_next(self) -> bool:
+        """Begins to read the next waiting request; False if there is none, or no room for it."""
+        scheduler = self.scheduler
+        sequence = scheduler.begin_next(self._wants_drafts)
+        if sequence is None:
+            return False
+        self.runner.begin(sequence)
+        if sequence.begun is None:
+            sequence.begun, sequence.cached = time.monotonic(), sequence.num_computed_tokens
+            self.counters.begin(sequence.prompt_length)
+        if not sequence.num_unread_tokens:
+            self._end_reading(sequence)
+        return True
+
+    def _wants_drafts(self, sequence: Sequence) -> bool:
+        """True if a request should be drafted for."""
+        if not sequence.remaining:
+            return False
+        shapes = self.runner.shapes
+        running = max(map(len, self._by_group(self.scheduler.active))) + 1
+        rows = shapes.rows_for(min(running, shapes.rows[-1]))
+        return self.tree_sizes.drafts(rows, sequence.mode)
+
+    def _burst(self, limit: int | None, *, timed: bool) -> None:
+        """Takes some steps of the running requests.
+
+        Args:
+          limit: see `step`.
+          timed: whether the time tells what a step costs.
+        """
+        scheduler = self.scheduler
+        if not scheduler.running:
+            return
+        plan = self._plan(limit)
+        program = self.runner.program(
+            plan.size, plan.mode, follows=plan.follows, masked=plan.masked
+        )
+        path = program.config.max_depth + 1
+        scheduler.make_room(plan.steps * path + path)
+        running = list(scheduler.running)
+        if not running:
+            return
+        waits = scheduler.waiting or scheduler.reading
+        began, began_by_wall = self._clock(), time.perf_counter()
+        burst = self.runner.burst(
+            running,
+            self._places(running, plan.rows),
+            plan.rows,
+            program,
+            plan.steps,
+            least=len(running) if waits else self.runner.shapes.fewer_rows(plan.rows) + 1,
+            paying=plan.paying,
+        )
+        seconds = self._clock() - began
+        # A program that was compiled is slower at first.
+        timed = timed and time.perf_counter() - began_by_wall < seconds + 1e-4
+        self._learn(plan, burst, seconds if timed else None)
+        if timed:
+            self._step_seconds[plan.rows, plan.mode, plan.size] = seconds / burst.steps
+        self.counters.burst(burst.outputs)
+        for sequence, output in zip(running, burst.outputs, strict=True):
+            self._take(sequence, output)
+
+    def _plan(self, limit: int | None) -> _Plan:
+        """Decides the next burst: one step where a request reports what is verified, and no more
+        than there are pages and time for."""
+        scheduler, shapes = self.scheduler, self.runner.shapes
+        running = scheduler.running
+        rows = shapes.rows_for(max(map(len, self._by_group(running))))
+        mode = highest(sequence.mode for sequence in running)
+        state = self.tree_sizes.choose(rows, mode)
+        reads = self.runner.reads_drafts
+        drafted = not reads or any(sequence.drafter_is_current for sequence in running)
+        size = state.size if drafted else 0
+        follows = drafted and not size and state.left <= PAUSES[0]
+        masked = any(sequence.matcher is not None for sequence in running)
+        program = self.runner.program(size, mode, masked=masked)
+        path, steps = program.config.max_depth + 1, min(limit or program.steps, program.steps)
+        steps = max(min(steps, state.left), 1)
+        if any(sequence.request.drafts for sequence in running):
+            steps = 1
+        if self._burst_seconds is not None:
+            seconds = self._step_seconds.get((rows, mode, size), self._burst_seconds)
+            steps = min(steps, max(int(self._burst_seconds / seconds), 1))
+        while steps > 1 and not scheduler.has_room(steps * path + path):
+            steps //= 2
+        return _Plan(rows, mode, size, steps, follows, masked, state.paying if size else None)
+
+    def _learn(self, plan: _Plan, burst: Burst, seconds: float | None) -> None:
+        """Learns what a burst's trees gave and cost, and how long it takes."""
+        steps = burst.steps
+        seconds = first_of(self._mesh, seconds)  # the processes that decode together choose alike
+        if seconds is not None:
+            self._last_burst = seconds / steps * plan.steps
+        times = None if seconds is None else burst.times
+        self.tree_sizes.learn(plan.rows, plan.mode, plan.size, steps, burst.lessons, seconds, times)
+
+    def _take(self, sequence: Sequence, output: Output) -> None:
+        """Passes on what a burst gave a request."""
+        matcher = sequence.matcher
+        if output.tokens[-1] < 0:
+            self._fail(sequence, _not_numbers(f"at new token {len(sequence.text)} of a text"))
+        elif matcher is not None and matcher.error is not None:
+            self._fail(sequence, matcher.error)
+        else:
+            if matcher is not None and matcher.done:
+                sequence.matcher = None
+            self.scheduler.publish_pages(sequence)
+            self._give(sequence, output)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        self._give(sequence, Output.without_tokens(error=error))
+
+    def _give(self, sequence: Sequence, output: Output) -> None:
+        """Adds to what the step returns."""
+        self._outputs.append((sequence, output))
+        if output.last:
+            self.cancel(sequence)
+
+    def _read_for_drafts(self) -> None:
+        """Lets the drafter read the oldest text that goes on without drafts, where these pay again
+        and enough of the text is still to come."""
+        scheduler = self.scheduler
+        if scheduler.reading or scheduler.waiting or not self.runner.reads_drafts:
+            return
+        for sequence in scheduler.running:
+            if not sequence.drafter_is_current and self._wants_drafts(sequence):
+                missing = sequence.num_computed_tokens - sequence.num_drafter_tokens
+                if _READ_FASTER * sequence.remaining > missing:
+                    scheduler.read_for_drafts(sequence)
+                    return
+
+    def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
+        """A snapshot.
+
+        Args:
+          accepted: requests that were not added yet.
+          others: fields of the snapshot that others count.
+        """
+        scheduler = self.scheduler
+        return self.counters.statistics(
+            running=len(scheduler.active),
+            waiting=len(scheduler.waiting) + accepted,
+            pages=sum(pool.size for pool in scheduler.pools),
+            pages_used=sum(pool.used for pool in scheduler.pools),
+            kv_bytes=self.runner.kv_bytes,
+            kv_tokens=sum(pool.size * pool.page for pool in scheduler.pools),
+            prefix_queries=scheduler.queries,
+            prefix_hits=scheduler.hits,
+            preemptions=scheduler.preemptions,
+            **others,
+        )
+
+
+def _not_numbers(where: str) -> UserError:
+    return UserError(
+        f"the target's logits are NaN {where}; its weights, or a logits processor, give numbers "
+        "that are too large or not numbers"
+    )

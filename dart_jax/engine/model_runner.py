@@ -1,0 +1,502 @@
+"""The device's side of the engine: calls the programs with sequences, and keeps their pools."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.paying import Lessons, Paying
+from dart_jax.decoding.reading import ChunkShape
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.search.host import HostSearch
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
+from dart_jax.decoding.tree import MAX_NODES, TREE_ROWS
+from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
+from dart_jax.engine.pools import Pools, copy_page, empty_pools
+from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
+from dart_jax.engine.request import MOST_LOGPROBS, Draft, Output, Request, SamplingMode
+from dart_jax.engine.rows import (
+    AT_CONTEXT,
+    LENGTH,
+    NODES,
+    REMAINING,
+    History,
+    Rows,
+    RowTable,
+    begin_history,
+    empty_history,
+    history_of,
+)
+from dart_jax.engine.sequence import Sequence
+from dart_jax.engine.shapes import Shapes
+
+# Nodes that are proposed for each node of a tree that must fit a grammar.
+_PROPOSED = 4
+
+
+class _Drafts(NamedTuple):
+    """Drafts of the last burst, by row.
+
+    Attributes:
+      trees: int32 [n, 4, N + 1].
+      packed: int32 [n, width], the candidates they were built from.
+      host_buffer: the layout of `packed`.
+    """
+
+    trees: np.ndarray
+    packed: np.ndarray
+    host_buffer: HostBuffer
+
+
+class Burst(NamedTuple):
+    """What the steps of a burst gave.
+
+    Attributes:
+      outputs: of each sequence.
+      steps: how many were taken.
+      lessons: what it tells about drafts, of all rows together; None if nothing.
+      times: uint32 [steps, 2], see `BurstResult`; None where all slots of a tree take time.
+    """
+
+    outputs: list[Output]
+    steps: int
+    lessons: Lessons[np.ndarray] | None
+    times: np.ndarray | None
+
+
+class ModelRunner:
+    """Runs the programs of a target and its drafter for sequences, in pools of pages that hold the
+    keys and values of all of them. The first program allocates the pools.
+
+    Attributes:
+      config: static; for the largest trees.
+      params: see `DecodeParams`.
+      search: for these trees; None if the drafting method needs none.
+      shapes: what programs are compiled for.
+      pages: of the pools of each group of devices.
+    """
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        params: DecodeParams,
+        search: TreeSearch | None,
+        shapes: Shapes,
+        pages: int,
+    ):
+        """Allocates nothing yet; see the attributes."""
+        self.config, self.params, self.search = config, params, search
+        self.shapes, self.pages = shapes, pages
+        self._programs: dict[tuple[int, SamplingMode, bool, bool], BurstProgram] = {}
+        self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
+        self._history: History | None = None
+        group = shapes.slots // shapes.groups
+        self._table = RowTable(shapes.slots, shapes.pages_each, shapes.stop_ids, group)
+        self._drafts: _Drafts | None = None
+
+    @functools.cached_property
+    def _pools(self) -> Pools:
+        return empty_pools(self.config, self.params, pages=self.pages, page=self.shapes.page)
+
+    @property
+    def vocab_size(self) -> int:
+        """The target's, V."""
+        return self.config.target.vocab_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the pools."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._pools))
+
+    @property
+    def reads_drafts(self) -> bool:
+        """True if the drafter must read all that is written."""
+        return self._pools.draft is not None
+
+    def begin(self, sequence: Sequence) -> None:
+        """Prepares slot and pages of a sequence that will be read."""
+        slot = sequence.slot
+        assert slot is not None
+        if sequence.copy is not None:
+            self.copy(*sequence.copy, group=slot * self.shapes.groups // self.shapes.slots)
+            sequence.copy = None
+        self._table.begin(slot, sequence.request, self.vocab_size)
+        # Of any mode: beside one that needs a history, a step adds the logit bias of all slots.
+        if sequence.mode == "full" or self._history is not None:
+            self._begin_history(slot, sequence)
+
+    def copy(self, source: int, target: int, group: int = 0) -> None:
+        """Copies a page of a group of devices."""
+        pages = np.zeros((2, self.shapes.groups), np.int32)
+        pages[:, group] = source, target
+        self._pools = copy_page(self.config.reading, self._pools, *pages)
+
+    def _begin_history(self, slot: int, sequence: Sequence) -> None:
+        history = self._empty_history() if self._history is None else self._history
+        length = None if history.tokens is None else history.tokens.shape[1]
+        text = sequence.tokens, sequence.prompt_length
+        new = history_of(sequence.request, *text, self.vocab_size, length)
+        self._history = begin_history(history, jnp.int32(slot), new)
+
+    def _empty_history(self) -> History:
+        rows = self.shapes.pages_each * self.shapes.page
+        length = rows if self.config.logits.processors else None
+        return empty_history(self.shapes.slots, self.vocab_size, length)
+
+    def read(
+        self,
+        sequences: SequenceOf[Sequence],
+        places: SequenceOf[int],
+        rows: int,
+        length: int,
+        most: int,
+    ) -> int:
+        """Reads the next tokens of sequences, all with or all without the drafter, and all with or
+        all without scores; returns for how many of each group it takes time.
+
+        Args:
+          sequences: to be read.
+          places: their rows among those of all groups.
+          rows: of each group, for which the program is compiled.
+          length: tokens of each, for which it is compiled.
+          most: tokens that are read, where that takes less time than reading all.
+        """
+        tokens = np.zeros((rows * self.shapes.groups, length + 1), np.int32)
+        start = np.zeros(len(tokens), np.int32)
+        pages = np.full((len(tokens), self.shapes.pages_each), -1, np.int32)
+        used = None
+        if self.shapes.only_used and len(tokens) == 1:
+            used = min(sequences[0].num_unread_tokens, length, most)
+        for place, sequence in zip(places, sequences, strict=True):
+            start[place] = sequence.next_position
+            new = sequence.tokens[start[place] : start[place] + length + 1]
+            tokens[place, : len(new)] = new
+            pages[place, : len(sequence.pages)] = sequence.pages
+        drafts, scored = sequences[0].drafter_reads, sequences[0].needs_scores
+        scores = self.read_tokens(tokens, start, pages, used, drafts=drafts, scored=scored)
+        for place, sequence in zip(places, sequences, strict=True):
+            if scores is not None:
+                of_place = jax.tree.map(lambda x, place=place: x[place], scores)
+                sequence.add_scores(of_place, used or length)
+            sequence.advance(used or length)
+        return used or rows * length
+
+    def read_tokens(
+        self,
+        tokens: np.ndarray,
+        start: np.ndarray,
+        pages: np.ndarray,
+        used: int | None,
+        *,
+        drafts: bool,
+        scored: bool = False,
+    ) -> TokenScores | None:
+        """Reads tokens; see `read_chunk`, for the first arguments, too.
+
+        Args:
+          drafts: whether the drafter reads them, too.
+          scored: whether the tokens after them are scored.
+
+        Returns:
+          The scores, on the host.
+        """
+        shape = ChunkShape(tokens.shape[1] - 1, self.shapes.filled(int(start.max())))
+        drafts = drafts and self.reads_drafts
+        config = self.config if drafts else self.config.plain
+        pools, scores = read_chunk(
+            config.scoring(MOST_LOGPROBS) if scored else config.reading,
+            self.params,
+            self._pools_for(drafts),
+            tokens,
+            start,
+            pages,
+            None if used is None else np.int32(used),
+            shape=shape,
+        )
+        self._keep(pools)
+        return jax.device_get(scores)
+
+    def _pools_for(self, drafts: bool) -> Pools:
+        """The pools that a program needs."""
+        return self._pools if drafts else self._pools._replace(draft=None)
+
+    def _keep(self, pools: Pools) -> None:
+        """Keeps what a program has written."""
+        self._pools = (
+            pools if pools.draft is not None else self._pools._replace(target=pools.target)
+        )
+
+    @property
+    def search_seconds(self) -> float:
+        """Time of all searches on the host so far."""
+        return sum(search.seconds for search in self._searches.values())
+
+    def wait(self) -> None:
+        """Waits until all is computed."""
+        jax.block_until_ready(self._pools)
+
+    def compile(self, program: BurstProgram, rows: int, width: int) -> None:
+        """Compiles a program of bursts: runs it without a request."""
+        count = rows * self.shapes.groups
+        nodes = program.config.nodes
+        trees = np.zeros((count, TREE_ROWS, nodes + 1), np.int32) if nodes else None
+        paying = None
+        if nodes and not self.shapes.fixed:
+            paying = Paying.all(nodes)
+        if program.mode == "full" and self._history is None:
+            self._history = self._empty_history()
+        fitter, masks = self._fit(program, {}, count, trees)
+        rows_ = self._table.rows([None] * count, width)
+        self._run(program, rows_, trees, 1, 1, masks, fitter, paying)
+
+    def compile_beginning(self, mode: SamplingMode) -> None:
+        """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
+        runs."""
+        request = Request(np.zeros(1, np.int32), 1, Sampling(1.0))
+        sequence = Sequence(request, 2)
+        sequence.slot, sequence.mode = 0, mode
+        self.begin(sequence)
+        self._table.clear(0)
+
+    def program(
+        self, nodes: int, mode: SamplingMode, *, follows: bool = False, masked: bool = False
+    ) -> BurstProgram:
+        """The program of bursts.
+
+        Args:
+          nodes: of the trees; 0 for plain decoding.
+          mode: how it samples.
+          follows: whether the drafter follows plain decoding.
+          masked: whether some texts must follow a grammar.
+        """
+        kind = nodes, mode, follows and self.reads_drafts, masked
+        if kind not in self._programs:
+            config, steps = config_of(self.config, nodes, mode), self.shapes.steps
+            if masked and not fits_in_programs(config.execution):
+                steps = 1
+            self._programs[kind] = BurstProgram(config, mode, steps, *kind[2:])
+        return self._programs[kind]
+
+    def burst(
+        self,
+        sequences: SequenceOf[Sequence],
+        places: SequenceOf[int],
+        rows: int,
+        program: BurstProgram,
+        limit: int = 1,
+        *,
+        least: int = 1,
+        paying: Paying[np.ndarray] | None = None,
+    ) -> Burst:
+        """Takes steps of sequences that have been read, until all have ended.
+
+        Args:
+          sequences: those that take part.
+          places: their rows among those of all groups.
+          rows: of each group, for which the program is compiled.
+          program: verifies and drafts.
+          limit: the most steps, at most `program.steps`; the sequences have pages for them.
+          least: end also when fewer sequences than that go on.
+          paying: says which nodes pay; None to verify all.
+        """
+        table, config, shapes = self._table, program.config, self.shapes
+        slots: list[int | None] = [None] * (rows * shapes.groups)
+        for sequence, place in zip(sequences, places, strict=True):
+            drafted = sequence.drafter_is_current or not self.reads_drafts
+            self._update(sequence, config.nodes if drafted else 0)
+            slots[place] = sequence.slot
+        width = shapes.width(max((len(s.pages) for s in sequences), default=0))
+        trees = self._trees(sequences, places, len(slots), config.nodes)
+        texts = dict(zip(places, sequences, strict=True))
+        fitter, masks = self._fit(program, texts, len(slots), trees)
+        numbers = table.rows(slots, width)
+        result = self._run(program, numbers, trees, limit, least, masks, fitter, paying)
+        drafts = self._drafts_of(sequences, places, trees, result.counts[:, 3])
+        self._drafts = None
+        if result.trees is not None:
+            self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
+        if fitter is not None:
+            fitter.advance(result.tokens, result.counts[:, 0])
+        outputs = [
+            self._output(sequence, place, program, result, drafts.get(place))
+            for sequence, place in zip(sequences, places, strict=True)
+        ]
+        steps, lessons, times = int(result.counts[:, 1].max()), result.lessons, result.times
+        if lessons is not None:
+            lessons = Lessons(*(x.sum(axis=0) for x in lessons))
+        return Burst(outputs, steps, lessons, None if times is None else times[0, :steps])
+
+    def _output(
+        self,
+        sequence: Sequence,
+        place: int,
+        program: BurstProgram,
+        result: BurstResult[np.ndarray],
+        draft: Draft | None,
+    ) -> Output:
+        """Adds a sequence's new tokens to it, and returns them."""
+        count, _, verified, nodes = result.counts[place].tolist()
+        goes_on, drafting = bool(result.active[place]), program.config.nodes > 0
+        tokens, first = result.tokens[place, :count], not len(sequence.text)
+        reads = not self.reads_drafts or drafting or program.follows
+        sequence.append(tokens, drafted=reads)
+        drafted = drafting and goes_on and (sequence.drafter_is_current or not self.reads_drafts)
+        sequence.draft_row = place if drafted else None
+        scores, finish = result.scores, None
+        if scores is not None:
+            scores = jax.tree.map(lambda x: x[place, :count], scores)
+        if not goes_on:
+            finish = "stop" if int(tokens[-1]) in sequence.request.stop_ids else "length"
+        return Output(
+            tokens,
+            result.ranks[place, :count],
+            finish,
+            verified,
+            nodes,
+            scores,
+            sequence.prompt_logprobs if first else None,
+            sequence.cached if first else 0,
+            draft,
+        )
+
+    def _update(self, sequence: Sequence, nodes: int) -> None:
+        """Writes what has changed since a sequence's last burst."""
+        slot = sequence.slot
+        row = self._table.numbers[slot]
+        row[LENGTH], row[REMAINING], row[NODES] = (
+            sequence.num_computed_tokens,
+            sequence.remaining,
+            nodes,
+        )
+        newest = sequence.tokens[-CONTEXT:]
+        row[AT_CONTEXT:] = -1
+        row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
+        self._table.pages[slot, : len(sequence.pages)] = sequence.pages
+
+    def _trees(
+        self, sequences: SequenceOf[Sequence], places: SequenceOf[int], rows: int, nodes: int
+    ) -> np.ndarray | None:
+        """The trees to verify first, int32 [rows, 4, N + 1]; None for plain decoding."""
+        if not nodes:
+            return None
+        trees = np.zeros((rows, TREE_ROWS, nodes + 1), np.int32)
+        for sequence, place in zip(sequences, places, strict=True):
+            trees[place, 0, 0] = sequence.tokens[-1]
+            if sequence.draft_row is not None and self._drafts is not None:
+                # Nodes are sorted from the best on, and after their parents: the first are a tree.
+                tree = self._drafts.trees[sequence.draft_row, :, : nodes + 1]
+                trees[place, :, : tree.shape[1]] = tree
+        return trees
+
+    def _fit(
+        self,
+        program: BurstProgram,
+        texts: dict[int, Sequence],
+        rows: int,
+        trees: np.ndarray | None,
+    ) -> tuple[Fitter | None, np.ndarray | None]:
+        """Fits the first trees of a burst to the grammars of their texts; returns what fits later
+        ones, and the tokens that may follow each node, uint32 [rows, N + 1, W]. None for both if no
+        text has a grammar."""
+        if not program.masked:
+            return None, None
+        if trees is None:
+            trees = np.zeros((rows, TREE_ROWS, 1), np.int32)
+        fitter, last = Fitter(texts, program.config, self._proposals), self._drafts
+        masks = np.full((rows, trees.shape[2], -(-self.vocab_size // 32)), ANYTHING)
+        for place, text in texts.items():
+            if text.matcher is not None:
+                row, candidates = text.draft_row, None
+                if last is not None and row is not None:
+                    candidates = last.host_buffer, last.packed[row : row + 1]
+                trees[place], masks[place] = fitter.fit(place, trees[place], candidates)
+        return fitter, masks
+
+    def _drafts_of(
+        self,
+        sequences: SequenceOf[Sequence],
+        places: SequenceOf[int],
+        trees: np.ndarray | None,
+        nodes: np.ndarray,
+    ) -> dict[int, Draft]:
+        """The drafts of the sequences that report them, of which so many nodes were verified, by
+        their place. Copies: views would keep all rows alive."""
+        drafts, last = {}, self._drafts
+        for i, sequence in zip(places, sequences, strict=True):
+            if not sequence.request.drafts or sequence.draft_row is None or last is None:
+                continue
+            if trees is None or not trees[i, 2].any():
+                continue
+            packed = last.packed[sequence.draft_row : sequence.draft_row + 1]
+            parts = *last.host_buffer.candidates_of(packed), last.host_buffer.pairs_of(packed)
+            drafts[i] = Draft(
+                trees[i, :3, : nodes[i] + 1].copy(), *(part[0].copy() for part in parts)
+            )
+        return drafts
+
+    def _proposals(self, host_buffer: HostBuffer, nodes: int) -> HostSearch | None:
+        """The search for more nodes than these, if the host searches."""
+        if not isinstance(self.search, HostSearch):
+            return None
+        search = self._resized(self.search, host_buffer, min(_PROPOSED * nodes, MAX_NODES))
+        assert isinstance(search, HostSearch)
+        return search
+
+    def _search_of(self, config: DecodeConfig) -> TreeSearch | None:
+        """The search for a config's trees."""
+        if self.search is None or not config.searches:
+            return None
+        return self._resized(self.search, config.host_buffer, config.nodes)
+
+    def _resized(self, search: TreeSearch, host_buffer: HostBuffer, nodes: int) -> TreeSearch:
+        """The search for trees of another size, made once."""
+        key = host_buffer, nodes
+        if key not in self._searches:
+            same = key == (search.host_buffer, search.nodes)
+            self._searches[key] = search if same else search.resized(*key)
+        return self._searches[key]
+
+    def _run(
+        self,
+        program: BurstProgram,
+        rows: Rows,
+        trees: np.ndarray | None,
+        limit: int,
+        least: int,
+        masks: np.ndarray | None = None,
+        fitter: Fitter | None = None,
+        paying: Paying[np.ndarray] | None = None,
+    ) -> BurstResult[np.ndarray]:
+        """Runs a burst; returns its result on the host."""
+        history = self._history if program.mode == "full" else None
+        drafts = program.config.nodes > 0 or program.follows
+        pools, search = self._pools_for(drafts), self._search_of(program.config)
+        pools, history, result = burst(
+            program,
+            self.params,
+            pools,
+            history,
+            rows,
+            trees,
+            search,
+            np.int32(limit),
+            np.int32(least),
+            masks,
+            None if fitter is None else np.int32(fitter.handle),
+            paying,
+        )
+        self._keep(pools)
+        if history is not None:
+            self._history = history
+        result = jax.device_get(result)
+        if search is not None:
+            search.check()
+        return result

@@ -1,0 +1,379 @@
+"""A thread with an engine, which decodes the requests of clients together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from dart_jax.decoding.compilation import CompileTime, measure_compilation
+from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.engine import Engine
+from dart_jax.engine.request import Output, Request
+from dart_jax.engine.sequence import Sequence
+from dart_jax.engine.statistics import Statistics
+from dart_jax.engine.warm_up import compile_programs
+from dart_jax.errors import UserError
+from dart_jax.grammar.matching import Grammars
+from dart_jax.models.config import TargetConfig
+from dart_jax.text.tokenizer import Tokenizer
+
+_logger = logging.getLogger(__name__)
+
+# Programs that are compiled for requests before all are dropped: on CPUs each takes some hundred
+# memory mappings, and beyond the process's limit (vm.max_map_count) the compiler crashes.
+_MOST_COMPILED = 100
+
+# Seconds without a request after which the engine goes on compiling: a client that asks again soon
+# would wait for the program that is being compiled.
+_QUIET_SECONDS = 2.0
+
+# Receives what each step gives a request, on the engine's thread, which it must not hold up.
+OnOutput = Callable[[Output], object]
+
+
+class ServedModel(Protocol):
+    """Facts about a model that a request needs; a `DartModel` has them."""
+
+    @property
+    def target(self) -> TargetConfig:
+        """The target's shapes."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        ...
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """All end-of-sequence ids."""
+        ...
+
+    @property
+    def grammars(self) -> Grammars:
+        """Grammars for the target's tokens."""
+        ...
+
+
+class DecodedModel(ServedModel, Protocol):
+    """A model with its parameters, as a `DartModel`."""
+
+    def engine(self, options: EngineConfig) -> Engine:
+        """Returns an engine that decodes with the model."""
+        ...
+
+
+class QueueFull(UserError):
+    """No request can be accepted now.
+
+    Attributes:
+      retry_after: seconds after which those that wait now should have been served, so that there
+        is room for all that try again.
+    """
+
+    def __init__(self, config: EngineConfig, seconds: float = 1.0):
+        """All places in a queue are taken, and requests have their slots for so many seconds."""
+        super().__init__(f"{config.queue} requests are waiting; try again in a moment")
+        self.retry_after = max(config.queue / config.slots, 1) * seconds
+
+
+class EngineClosed(UserError):
+    """The engine accepts no more requests."""
+
+
+class EngineFailed(UserError):
+    """The engine had to stop in the middle of a request, which was not at fault."""
+
+
+class Ticket:
+    """A request that was accepted."""
+
+    def __init__(self, thread: EngineThread, sequence: Sequence):
+        self._thread, self._sequence = thread, sequence
+
+    @property
+    def begun(self) -> float | None:
+        """The time at which it first got a slot, in seconds of `time.monotonic`; None before."""
+        return self._sequence.begun
+
+    def cancel(self) -> None:
+        """Ends it within a step, without waiting. At most one more output, which is under way,
+        follows. Callable from any thread, and more than once."""
+        self._thread._cancel(self._sequence)
+
+
+class AnyTicket(Protocol):
+    """A request that was accepted."""
+
+    @property
+    def begun(self) -> float | None:
+        """The time at which it got a slot, as `Ticket` has it."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends it, as `Ticket` does."""
+        ...
+
+
+class AnyEngine(Protocol):
+    """What serves requests: an `EngineThread`, or several of them on other machines."""
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that is served."""
+        ...
+
+    @property
+    def config(self) -> EngineConfig:
+        """Its options, such as the number of requests it takes."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a prompt and its new tokens together."""
+        ...
+
+    def submit(self, request: Request, on_output: OnOutput) -> AnyTicket:
+        """Accepts a request, as `EngineThread` does, and so do the others."""
+        ...
+
+    def statistics(self) -> Statistics:
+        """A snapshot."""
+        ...
+
+    def drain(self, seconds: float) -> bool:
+        """Accepts no more requests and waits for the accepted ones."""
+        ...
+
+    def close(self) -> None:
+        """Cancels all requests."""
+        ...
+
+
+class EngineThread:
+    """Serves requests with one model.
+
+    Attributes:
+      model: the model.
+      config: the options.
+      max_length: maximum length of a prompt and its new tokens together.
+    """
+
+    def __init__(
+        self,
+        model: DecodedModel,
+        config: EngineConfig = EngineConfig(),
+        progress: Callable[[str], None] = lambda _: None,
+        defaults: Sampling = Sampling(1.0),
+    ):
+        """Compiles the programs, and starts the thread.
+
+        Args:
+          model: the model.
+          config: the options.
+          progress: is told how far the compilation is.
+          defaults: how requests sample that say nothing of it: such a text can be written first.
+
+        Raises:
+          UserError: the options do not fit the model.
+        """
+        self.model, self.config = model, config
+        self._engine = model.engine(config)
+        self.max_length = self._engine.max_length
+        mode = Request(np.zeros(1, np.int32), 1, defaults).mode
+        self._warm_up = compile_programs(self._engine, config, mode)
+        self._warm = False  # whether everything is compiled that the options name
+        for done in self._warm_up:
+            progress(str(done))
+            if done.enough and not config.compile_first:
+                break
+        self._compiled, self._compiled_idle, self._waited = CompileTime(), 0, 0.0
+        self._compiles_at = 0.0  # in seconds of `time.monotonic`, unless requests come before
+        self._kept_until = 0  # programs compiled for requests when they were last dropped
+        self._changed = threading.Condition()
+        self._inbox: deque[Sequence] = deque()
+        self._cancelled: deque[Sequence] = deque()
+        # Requests that neither ended nor were cancelled, whether the thread has seen them or not,
+        # the oldest first, and who listens.
+        self._accepted: dict[Sequence, OnOutput] = {}
+        self._accepting = True
+        self._closed = self._failed = False
+        self._statistics = self._snapshot()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, on_output: OnOutput) -> Ticket:
+        """Accepts a request. Callable from any thread.
+
+        Args:
+          request: the request.
+          on_output: called on the engine's thread, which it must not hold up, with each output.
+
+        Raises:
+          QueueFull: too many requests wait.
+          EngineClosed: it accepts no more requests.
+          UserError: the request does not fit the model.
+        """
+        sequence = self._engine.sequence_of(request)
+        with self._changed:
+            if self._failed:
+                raise EngineClosed("the engine has failed; it must be started again")
+            if not self._accepting:
+                raise EngineClosed("the server is shutting down; try again later")
+            if len(self._accepted) >= self.config.slots + self.config.queue:
+                raise QueueFull(self.config, self._engine.counters.seconds_in_slot)
+            self._accepted[sequence] = on_output
+            self._inbox.append(sequence)
+            self._changed.notify_all()
+        return Ticket(self, sequence)
+
+    def statistics(self) -> Statistics:
+        """A snapshot, at most a step old. Callable from any thread."""
+        return self._statistics
+
+    def drain(self, seconds: float) -> bool:
+        """Accepts no more requests and waits for the accepted ones; returns whether all ended."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            self._accepting = False
+            while self._accepted and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return not self._accepted
+
+    def close(self) -> None:
+        """Cancels all requests and ends the thread."""
+        with self._changed:
+            self._accepting, self._closed = False, True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _cancel(self, sequence: Sequence) -> None:
+        with self._changed:
+            # At once: its place is free for the next request.
+            if self._accepted.pop(sequence, None) is None:
+                return
+            self._cancelled.append(sequence)
+            self._changed.notify_all()
+
+    # What follows runs on the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            with measure_compilation() as self._compiled:
+                while self._take_news():
+                    if self._engine.busy:
+                        before = self._compiled.seconds
+                        for sequence, output in self._engine.step():
+                            self._give(sequence, output)
+                        self._waited += self._compiled.seconds - before
+                        self._compiles_at = time.monotonic() + _QUIET_SECONDS
+                    else:
+                        self._compile_next()
+                    self._drop_programs()
+                    self._statistics = self._snapshot()
+        except BaseException as error:
+            _logger.exception("the engine failed")
+            self._fail(error)
+
+    def _compile_next(self) -> None:
+        """Compiles a program, for which requests that come meanwhile wait."""
+        before = self._compiled.programs
+        self._warm = next(self._warm_up, None) is None
+        self._compiled_idle += self._compiled.programs - before
+        if self._warm and self._compiled_idle:
+            _logger.info("all programs are compiled")
+        with self._changed:
+            came = [sequence.arrived for sequence in self._inbox]
+        if came:
+            self._waited += time.monotonic() - min(came)
+
+    @property
+    def _compiles_now(self) -> bool:
+        """True if there is something to compile, and no request has come for a while."""
+        return not self._warm and time.monotonic() >= self._compiles_at
+
+    @property
+    def _compiled_for_requests(self) -> int:
+        """Programs that were compiled since the start, except by the warm-up in idle moments."""
+        return self._compiled.programs - self._compiled_idle
+
+    def _drop_programs(self) -> None:
+        """Drops all programs if too many were compiled for requests; those that are needed again
+        come from the cache on disk."""
+        compiled = self._compiled_for_requests
+        if compiled - self._kept_until > _MOST_COMPILED:
+            self._kept_until = compiled
+            jax.clear_caches()
+
+    def _take_news(self) -> bool:
+        """Takes in new and cancelled requests, and waits until there is something to do; returns
+        whether to go on."""
+        engine = self._engine
+        while True:
+            with self._changed:
+                while not (
+                    self._closed
+                    or self._inbox
+                    or self._cancelled
+                    or engine.busy
+                    or self._compiles_now
+                ):
+                    rest = self._compiles_at - time.monotonic()
+                    self._changed.wait(None if self._warm else rest)
+                new, cancelled = list(self._inbox), list(self._cancelled)
+                self._inbox.clear()
+                self._cancelled.clear()
+                closed = self._closed
+            for sequence in new:
+                engine.add(sequence)
+            for sequence in (*cancelled, *(engine.sequences if closed else ())):
+                engine.cancel(sequence)
+            if closed:
+                return False
+            if engine.busy or self._compiles_now:
+                return True
+            self._statistics = self._snapshot()
+
+    def _give(self, sequence: Sequence, output: Output) -> None:
+        """Passes an output on, unless nobody listens any more."""
+        with self._changed:
+            on_output = self._accepted.get(sequence)
+        if on_output is None:
+            return
+        try:
+            on_output(output)
+        except Exception:
+            _logger.exception("a listener failed")
+            self._cancel(sequence)
+        if output.last:
+            with self._changed:
+                self._accepted.pop(sequence, None)
+                self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends all requests with an error; the engine is of no more use."""
+        with self._changed:
+            self._failed = True
+            self._inbox.clear()
+            lost = list(self._accepted)
+        failure = EngineFailed(f"the engine failed: {type(error).__name__}")
+        failure.__cause__ = error
+        for sequence in lost:
+            self._give(sequence, Output.without_tokens(error=failure))
+        self._statistics = self._snapshot()
+
+    def _snapshot(self) -> Statistics:
+        return self._engine.statistics(
+            accepted=len(self._inbox),
+            compilations=self._compiled_for_requests,
+            compilation_seconds=self._waited,
+            failed=self._failed,
+        )

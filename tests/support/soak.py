@@ -1,0 +1,133 @@
+"""Clients that ask one server at random, and what is wrong with their answers.
+
+They stream, take answers whole, or hang up. Each request asked alone has the right answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eval.serving.client import Answer, Choice, Client
+from eval.serving.requests import Body
+
+# How a client behaves, and how often. A twin comes beside the same request, which is cancelled.
+_KINDS = {"streamed": 0.4, "whole": 0.3, "cancelled": 0.2, "twin": 0.1}
+# Of log-probabilities: logits are the same bits, but what they are divided by is summed in another
+# order beside other rows.
+_ROUNDING = 1e-5
+
+
+class Visit(NamedTuple):
+    """One request of a client: one of `_KINDS`, its number in the pool, and the outcome."""
+
+    kind: str
+    case: int
+    answer: Answer
+
+    @property
+    def refused(self) -> bool:
+        """True if the server had no room in its queue."""
+        return self.answer.status == 429
+
+
+async def visit(
+    client: Client,
+    pool: Sequence[Body],
+    clients: int,
+    seconds: float,
+    count: int | None,
+    seed: int,
+) -> list[Visit]:
+    """Lets clients ask at random.
+
+    Args:
+      client: asks the server.
+      pool: different requests.
+      clients: how many ask at once.
+      seconds: after which they ask no more.
+      count: requests after which each of them asks no more; None for no limit.
+      seed: of their choices.
+    """
+    visits: list[Visit] = []
+    end = time.perf_counter() + seconds
+
+    async def one(rng: np.random.Generator, kind: str, case: int) -> Visit:
+        stream = kind == "streamed" or (kind != "whole" and rng.random() < 0.5)
+        # From 1 ms to 3 s: also while the request waits, or its prompt is read.
+        patience = 10 ** rng.uniform(-3, 0.5) if kind == "cancelled" else None
+        stream &= "prompt_logprobs" not in pool[case]  # which are not streamed
+        return Visit(kind, case, await client.ask(pool[case], stream=stream, patience=patience))
+
+    async def run_client(number: int) -> None:
+        rng, asked = np.random.default_rng([seed, number]), 0
+        while time.perf_counter() < end and (count is None or asked < count):
+            kind, case = rng.choice([*_KINDS], p=[*_KINDS.values()]), int(rng.integers(len(pool)))
+            kinds = [kind, "cancelled"] if kind == "twin" else [kind]
+            visits.extend(await asyncio.gather(*(one(rng, each, case) for each in kinds)))
+            asked += len(kinds)
+            await asyncio.sleep(rng.uniform(0, 0.05) + visits[-1].refused)
+
+    await asyncio.gather(*map(run_client, range(clients)))
+    return visits
+
+
+async def ask_alone(
+    client: Client, pool: Sequence[Body], visits: Sequence[Visit]
+) -> dict[int, Answer]:
+    """Returns the answers to all requests that were asked, one after the other, by number."""
+    cases = sorted({each.case for each in visits})
+    return {case: await client.ask(pool[case]) for case in cases}
+
+
+def fault(visit: Visit, alone: Mapping[int, Answer]) -> list[str]:
+    """Returns what is wrong with an answer, if anything.
+
+    A request is answered in time, unless the queue is full, as the same request `alone`, by its
+    number: with the same texts, calls, ends, log-probabilities and numbers of tokens; a client that
+    hung up, with their beginnings.
+    """
+    kind, case, answer = visit
+    if visit.refused:
+        return []
+    other = alone.get(case, Answer(error="never answered alone"))
+    if error := answer.error or other.error:
+        return [f"request {case}, {kind}: {error}"]
+    if not answer.cancelled and answer.usage != other.usage:
+        return [f"request {case}, {kind}: {answer.usage}, alone {other.usage}"]
+    if not answer.cancelled and answer.choices.keys() != other.choices.keys():
+        return [f"request {case}, {kind}: texts {[*answer.choices]}, alone {[*other.choices]}"]
+    for index, choice in answer.choices.items():
+        right = other.choices.get(index, Choice())
+        if difference := _difference(choice, right, cut=answer.cancelled and not choice.finish):
+            return [f"request {case}, {kind}: {difference}"]
+    return []
+
+
+def _difference(choice: Choice, right: Choice, *, cut: bool) -> str | None:
+    """Describes the first part of a text that is wrong; of one that was cut, of its beginning."""
+    for name, own in vars(choice).items():
+        other = vars(right)[name][: len(own) if cut else None]
+        if _same(own, other):
+            continue
+        if isinstance(own, list):
+            pairs = enumerate(itertools.zip_longest(own, other, fillvalue="nothing"))
+            place = next(n for n, pair in pairs if not _same(*pair))
+            name, own, other = f"{name} from {place}", own[place:][:1], other[place:][:1]
+        return f"{name} {own!r}, alone {other!r}"
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tells whether two parts of answers are equal, numbers but for rounding."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= _ROUNDING
+    if isinstance(one, dict) and isinstance(other, dict):
+        return _same([*one.items()], [*other.items()])
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other

@@ -1,0 +1,117 @@
+"""Counts an n-gram model of a corpus, from its files to the written model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import duckdb
+
+from dart_jax.data.contents import NoFormError
+from dart_jax.data.records import Skipped, find_files, refuse, without
+from dart_jax.errors import UserError
+from dart_jax.files import check_writable
+from dart_jax.machine import available_cores, available_memory
+from dart_jax.memory import parse_memory
+from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
+from dart_jax.programs.command_line import check_least
+from dart_jax.progress import progress_bars
+from train.counting.config import NgramConfig
+from train.counting.pipeline import UNIT, Budget, Counting, least_memory, units
+from train.counting.tokenizer import Encoding, eos_of, load
+from train.counting.workers import Workers
+from train.data.encoding import parse_template_kwargs
+from train.data.examples import read_all
+from train.run import work_directory
+
+_VERSION = 3  # of the work directory's format
+
+
+def run(config: NgramConfig) -> str:
+    """Counts and writes the file; returns a summary for the user.
+
+    Raises:
+      UserError: a setting or the data cannot be used.
+    """
+    began = time.perf_counter()
+    check(config)
+    work = config.work or config.out.with_name(config.out.name + ".work")
+    files = without(find_files(config.data), (work, config.out))
+    template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
+    tokenizer = load(config.tokenizer)
+    size = sum(path.stat().st_size for path in files)
+    eos = eos_of(tokenizer, config.eos_token) if config.eos else None
+    layout = WindowLayout(config.order, tokenizer.vocab_size)
+    skipped = Skipped()
+
+    def bad(error: UserError) -> None:
+        if isinstance(error, NoFormError):
+            error = UserError(f"{error}, or name the field with --field")
+        (skipped if config.skip_bad else refuse)(error)
+
+    encoder = f"{tokenizer.backend.to_str()}{tokenizer.chat_template or ''}".encode()
+    settings = {
+        "version": _VERSION,
+        "--tokenizer": hashlib.sha256(encoder).hexdigest(),
+        "--field": config.field,
+        "--chat-template-kwargs": template_kwargs,
+        "--eos": eos,
+        "--order": config.order,
+    }
+    memory = available_memory() // 2 if config.memory is None else parse_memory(config.memory)
+    number = config.workers or default_workers(memory)
+    budget = Budget.of(memory, number)
+    with Workers(number) as workers, work_directory.locked(work), progress_bars() as progress:
+        examples = read_all(files, config.limit, bad, field=config.field, memory=budget.reading)
+        done = len(runs.read_stats(work))
+        result = f"counts of {done:,} units" if done else ""
+        work_directory.check_settings(work, settings, result=result)
+        try:
+            source = tokenizer.directory or Path(config.tokenizer).expanduser()
+            encoding = Encoding(source, json.dumps(template_kwargs), eos)
+            counting = Counting(
+                work, layout, budget.sort, workers, progress, skipped, config.skip_bad
+            )
+            totals = counting.count(units(examples, UNIT), size, encoding)
+            with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
+                builder = NgramBuilder(layout, scratch)
+                for part in counting.merge(totals):
+                    builder.add(*runs.read_run(part, layout))
+                builder.write(config.out, fingerprint=tokenizer_fingerprint(tokenizer.backend))
+        except (duckdb.Error, OSError, RuntimeError) as error:
+            reason = str(error).split("\n", 1)[0]
+            raise UserError(
+                f"cannot continue in {work}: {reason}; free disk space or give more --memory, and "
+                "run again to resume"
+            ) from error
+        if not config.keep_work:
+            work_directory.remove(work)
+    sizes, size = NgramModel.load(config.out).sizes, config.out.stat().st_size
+    seconds = time.perf_counter() - began
+    return (
+        f"{totals.documents:,} documents, {totals.tokens:,} tokens, "
+        f"{' + '.join(f'{each:,}' for each in sizes)} n-grams, {size:,} bytes "
+        f"({size / max(1, sum(sizes)):.2f} per n-gram), {seconds:.1f} s, "
+        f"{totals.new / seconds:,.0f} tokens/s{skipped}"
+    )
+
+
+def check(config: NgramConfig) -> None:
+    """Raises UserError for invalid settings, before anything is read."""
+    if not 2 <= config.order <= 5:
+        raise UserError(f"--order must be 2 to 5, got {config.order}")
+    check_least(config, limit=1, workers=1)
+    if not config.out.parent.is_dir():
+        raise UserError(f"no directory {config.out.parent} for --out; make it first")
+    check_writable(config.out)
+
+
+def default_workers(memory: int) -> int:
+    """Returns the number of workers: one per core, as far as `memory` bytes allow."""
+    workers = available_cores()
+    while workers > 1 and least_memory(workers) > memory:
+        workers -= 1
+    return workers
