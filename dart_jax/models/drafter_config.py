@@ -30,7 +30,7 @@ from dart_jax.models.traits import Traits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DrafterConfig(DraftLayerConfig):
+class DartConfig(DraftLayerConfig):
     """A DART drafter (docs/method.md, section 2).
 
     Attributes:
@@ -71,11 +71,11 @@ class DrafterConfig(DraftLayerConfig):
         """The reference does not read them; see the base class."""
         return self.pair_rank > 0
 
-    def without_pairs(self) -> DrafterConfig:
+    def without_pairs(self) -> DartConfig:
         """See the base class."""
         return dataclasses.replace(self, pair_rank=0)
 
-    def completed(self, names: Collection[str], path: Path) -> DrafterConfig:
+    def completed(self, names: Collection[str], path: Path) -> DartConfig:
         """Has one layer if the file has no more: configs copied from a target's name its number."""
         later = any(name.startswith("layers.") for name in names)
         return self if later else dataclasses.replace(self, num_hidden_layers=1)
@@ -86,13 +86,13 @@ class DrafterConfig(DraftLayerConfig):
         anchor."""
         return self.draft_length + self.shifted
 
-    def shortened(self, positions: int) -> DrafterConfig:
+    def shortened(self, positions: int) -> DartConfig:
         """Returns the config of the same drafter, with the same parameters, for its first
         `positions` drafted positions. Possible because no row sees the mask rows after it."""
         return dataclasses.replace(self, draft_length=positions - self.shifted)
 
     @classmethod
-    def from_json(cls, json: Mapping[str, Any]) -> DrafterConfig:
+    def from_json(cls, json: Mapping[str, Any]) -> DartConfig:
         """Reads the reference's config.
 
         Raises:
@@ -195,7 +195,7 @@ class Eagle3Config(DraftLayerConfig):
 
 
 # Drafters that predict all positions at once, so that a search builds trees from their candidates.
-ParallelConfig = DrafterConfig | BlockConfig
+ParallelConfig = DartConfig | BlockConfig
 AnyDrafterConfig = ParallelConfig | Eagle3Config
 
 
@@ -209,7 +209,7 @@ def drafter_config(json: Mapping[str, Any]) -> AnyDrafterConfig:
         return BlockConfig.from_json(json)
     json = known_format(json)
     if "draft_length" in json:
-        return DrafterConfig.from_json(json)
+        return DartConfig.from_json(json)
     if {*EAGLE3_CLASSES} & classes(json) or "draft_vocab_size" in json:
         return Eagle3Config.from_json(json)
     raise UserError(

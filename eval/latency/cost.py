@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import BlockConfig, DrafterConfig, ParallelConfig
+from dart_jax.models.drafter_config import BlockConfig, DartConfig, ParallelConfig
 from dart_jax.models.pure import abstract_params
 from eval.latency.shapes import cache_row, weight_bytes
 
@@ -67,7 +67,7 @@ def cost(config: DecodeConfig, dtype: Any, batch: int, context: int) -> Cost:
     return Cost(moved, operations)
 
 
-def _draft(drafter: DrafterConfig, dtype: Any, b: int, context: int, path: int) -> tuple[int, int]:
+def _draft(drafter: DartConfig, dtype: Any, b: int, context: int, path: int) -> tuple[int, int]:
     """Returns a drafter's bytes besides features and logits, and its operations."""
     masks = drafter.draft_length
     # Mask rows are the same until attention: one is computed for all.

@@ -15,7 +15,7 @@ from dart_jax.decoding.search.config import SearchWay
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
@@ -73,7 +73,7 @@ def model_of(shape: str, choice: ModelChoice) -> DartModel:
 
 
 def random_params(
-    config: TargetConfig | DrafterConfig, seed: int, dtype: Any, execution: Execution
+    config: TargetConfig | DartConfig, seed: int, dtype: Any, execution: Execution
 ) -> Params:
     """Returns random parameters as they are used, created on their devices one by one; the scales
     of norms are 1."""

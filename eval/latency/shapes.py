@@ -17,7 +17,7 @@ from dart_jax.models.config_json.block_formats import default_layers
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     DraftLayerConfig,
 )
 from dart_jax.models.kernels.int8 import round_params
@@ -114,9 +114,9 @@ def target_of(name: str) -> TargetConfig:
     return _SHAPES[name]
 
 
-def drafter_of(target: TargetConfig) -> DrafterConfig:
+def drafter_of(target: TargetConfig) -> DartConfig:
     """Returns the DART drafter that would be trained for a target: its layer has the same shape."""
-    return DrafterConfig.for_target(target, draft_length=_DRAFT_LENGTH)
+    return DartConfig.for_target(target, draft_length=_DRAFT_LENGTH)
 
 
 def block_drafter_of(target: TargetConfig, method: BlockMethod) -> BlockConfig:

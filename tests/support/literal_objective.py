@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import Segment
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.rope import rotate
 from train.data.batch import Batch
@@ -21,7 +21,7 @@ from train.objective.predictions import Frozen, Predictions, valid_predictions
 
 
 def draft_logits(
-    config: DrafterConfig,
+    config: DartConfig,
     params: Params,
     data: TeacherBatch,
     anchors: jax.Array,
@@ -123,7 +123,7 @@ def loss(
       TypeError: the drafter is not a DART drafter.
     """
     config = of.forward.drafter
-    if not isinstance(config, DrafterConfig):
+    if not isinstance(config, DartConfig):
         raise TypeError("the literal objective supports only DART drafters")
     target = bind(of.forward.target, frozen.target)
     data = of.forward.run_target(frozen, batch)

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.attention.segments import Segment, window_start, windowed
-from dart_jax.models.drafter_config import DrafterConfig
-from dart_jax.models.drafters.dart import Drafter
+from dart_jax.models.drafter_config import DartConfig
+from dart_jax.models.drafters.dart import DartDrafter
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.rope import Rope, rotate
 from train.data.batch import causal
@@ -49,7 +49,7 @@ from train.objective.packed import (
 class PackedDart(PackedDrafter):
     """DART in training; see the base class."""
 
-    config: DrafterConfig
+    config: DartConfig
 
     def score_rows(self, successive: bool) -> int:
         """Two of one layer that shares its scores; see the base class."""
@@ -62,7 +62,7 @@ class PackedDart(PackedDrafter):
         return super().same_shape(options) and own == given
 
     def real_rows(
-        self, drafter: Drafter, features: jax.Array, data: TeacherBatch, embed: Embed
+        self, drafter: DartDrafter, features: jax.Array, data: TeacherBatch, embed: Embed
     ) -> tuple[RealRows, ...]:
         """Computes the real rows of each layer; see the base class."""
         index, rope = row_index(data.document), self.config.rope
@@ -83,7 +83,7 @@ class PackedDart(PackedDrafter):
 
     def draft(
         self,
-        drafter: Drafter,
+        drafter: DartDrafter,
         real: tuple[RealRows, ...],
         data: TeacherBatch,
         anchors: jax.Array,
@@ -120,7 +120,7 @@ class PackedDart(PackedDrafter):
             x = x.reshape(b, c, m + 1, -1)
         return x if config.shifted else x[:, :, 1:]
 
-    def logits(self, drafter: Drafter, inputs: HeadInput) -> tuple[jax.Array, None]:
+    def logits(self, drafter: DartDrafter, inputs: HeadInput) -> tuple[jax.Array, None]:
         """Adds pair scores from the second position on; see the base class."""
         logits = drafter.logits(inputs.hidden)
         if self.config.pair_rank:
@@ -140,7 +140,7 @@ def _to_draft_ids(tokens: jax.Array, draft_ids: jax.Array) -> tuple[jax.Array, j
 
 
 def _attend_each(
-    config: DrafterConfig,
+    config: DartConfig,
     real: RealRows,
     q: jax.Array,
     k: jax.Array,
@@ -180,7 +180,7 @@ def _attend_each(
 
 
 def _attend_shared_scores(
-    config: DrafterConfig,
+    config: DartConfig,
     real: RealRows,
     at: jax.Array,
     q: jax.Array,

@@ -20,7 +20,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     Eagle3Config,
 )
 from dart_jax.models.drafters.layer import take_rows
@@ -35,7 +35,7 @@ from train.teacher.teacher import LOGITS, forward, over_vocabulary, with_vocabul
 
 # The methods that can be trained, by the drafter's config.
 METHODS: dict[type[AnyDrafterConfig], type[PackedDrafter]] = {
-    DrafterConfig: PackedDart,
+    DartConfig: PackedDart,
     Eagle3Config: PackedEagle3,
     BlockConfig: PackedBlock,
 }

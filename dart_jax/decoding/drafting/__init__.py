@@ -28,7 +28,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     Eagle3Config,
 )
 
@@ -64,7 +64,7 @@ def drafting_method(
       eagle: depth and width of an EAGLE-3 drafter's trees.
     """
     match drafter:
-        case DrafterConfig():
+        case DartConfig():
             return Dart(drafter, nodes, candidates)
         case BlockConfig():
             return Block(drafter, nodes, candidates)
