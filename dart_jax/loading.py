@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, untie
 from dart_jax.models.sharding.placement import replicate
+from dart_jax.models.traits import DraftingConfig
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import FILE as TOKENIZER
 from dart_jax.text.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ def find_drafter(
     directory = hub.resolve(drafter, token=token, patterns=hub.DRAFTER)
     config = read_any_drafter_config(directory)
     check_fit(target, config)
-    if isinstance(config, TargetConfig):
+    if not config.traits.features:
         _check_tokens(directory, tokenizer)
     return directory, config
 
@@ -57,12 +58,7 @@ def with_window(config: _Config, window: int | None) -> _Config:
         raise UserError(
             f"a drafter's window must be positive and below 2^31, or 0 for none, got {window}"
         )
-    if config is None or isinstance(config, TargetConfig):
-        raise UserError(
-            "a window is that of a DART, EAGLE-3 or block drafter; pass one, or leave the window "
-            "out"
-        )
-    return config.with_window(window or None)
+    return cast(_Config, (config or DraftingConfig()).with_window(window or None))
 
 
 def load_target_here(

@@ -51,7 +51,7 @@ from dart_jax.loading import (
     with_window,
 )
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import AnyDrafterConfig, DrafterConfig, ParallelConfig
+from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, WeightsDtype
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import dtype_of
@@ -197,7 +197,7 @@ class DartModel:
         if drafter is not None:
             drafter_path, draft_config = find_drafter(drafter, config, tokenizer, token)
         draft_config = with_window(draft_config, drafter_window)
-        searches = isinstance(draft_config, ParallelConfig | None)
+        searches = draft_config is None or draft_config.traits.search is not None
         if named is not None and ngram is None and searches:
             ngram = named.part(models.NGRAM)
         if ngram is not None:
@@ -248,7 +248,7 @@ class DartModel:
         if drafter is not None:
             if not isinstance(drafter, MethodConfig):
                 raise UserError("a drafter's parameters are needed; pass its directory")
-            if isinstance(drafter, NgramConfig) and self.ngram is None:
+            if drafter.traits.search == "ngram" and self.ngram is None:
                 raise UserError("no n-gram model was loaded; pass one")
         params: DecodeParams = {"target": self.params["target"]}
         devices = self.execution.devices.with_drafter(None)
@@ -257,11 +257,11 @@ class DartModel:
 
     def without_pair_scores(self) -> DartModel:
         """Returns the same model without its DART drafter's pair scores, if it has any."""
-        if not isinstance(self.drafter, DrafterConfig) or not self.drafter.pair_rank:
+        if self.drafter is None or not self.drafter.pairs_apart:
             return self
         drafter = {name: part for name, part in self.params["drafter"].items() if name != "pairs"}
-        config = dataclasses.replace(self.drafter, pair_rank=0)
-        return dataclasses.replace(self, drafter=config, params={**self.params, "drafter": drafter})
+        params: DecodeParams = {**self.params, "drafter": drafter}
+        return dataclasses.replace(self, drafter=self.drafter.without_pairs(), params=params)
 
     def _with_loaded(
         self, path: Path, config: AnyDrafterConfig | TargetConfig, dtype: np.dtype
@@ -486,7 +486,8 @@ class DartModel:
         config = dataclasses.replace(config, nodes=shapes.most_nodes)
         tree_search = None
         if config.searches:
-            if isinstance(self.drafter, NgramConfig) and not (use_ngram and self.ngram):
+            alone = config.host_buffer.candidates == 0
+            if alone and not (use_ngram and self.ngram):
                 raise UserError("drafting with only an n-gram model needs one; pass one and use it")
             tree_search = make_search(
                 config.host_buffer,

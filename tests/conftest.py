@@ -26,7 +26,7 @@ from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     DraftLayerConfig,
     Eagle3Config,
 )
@@ -96,7 +96,7 @@ class Golden:
     """A tiny random target and drafter, an n-gram model, and what the reference printed."""
 
     target: TargetConfig
-    drafter: DrafterConfig
+    drafter: DartConfig
     params: DecodeParams
     ngram: NgramModel
     run: dict[str, np.ndarray]
@@ -170,7 +170,7 @@ def models() -> Golden:
 
 
 @pytest.fixture(scope="session")
-def scored(models) -> tuple[DrafterConfig, DecodeParams]:
+def scored(models) -> tuple[DartConfig, DecodeParams]:
     """That drafter with random pair scores, and the parameters of both models."""
     drafter = dataclasses.replace(models.drafter, pair_rank=RANK)
     rng = np.random.default_rng(0)

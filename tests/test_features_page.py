@@ -12,7 +12,8 @@ from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.search.choice import way_here
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
-from dart_jax.models.drafter_config import BlockKind, DraftLayerConfig, ParallelConfig
+from dart_jax.models.block_config import BlockKind
+from dart_jax.models.drafter_config import DraftLayerConfig, ParallelConfig
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from eval.methods.choice import NAMES

@@ -25,9 +25,11 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
+from dart_jax.models.block_config import check_unscaled
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_fields import NORMS
-from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DrafterConfig
+from dart_jax.models.draft_layer_config import REFERENCE, check_features
+from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import untie
 from dart_jax.models.pure import Params, dtype_of, init_params
@@ -44,9 +46,9 @@ from dart_jax.weights.checkpoint import (
     resolve_dtype,
     save_drafter,
 )
-from dart_jax.weights.drafter_files import check_features, check_fit, check_unscaled
+from dart_jax.weights.drafter_files import check_fit
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
-from train.data.batches import PackedBatches
+from train.data.batch import PackedBatches
 from train.data.packed_dataset import PackedDataset, draft_vocabulary
 from train.data.prepare import DataConfig, prepare
 from train.evaluation.acceptance import (
@@ -56,9 +58,8 @@ from train.evaluation.acceptance import (
     held_out_prompts,
 )
 from train.objective.drafter_shape import DrafterShape
-from train.objective.first_weights import informed
 from train.objective.loss import DrafterLoss, Objective
-from train.objective.predictions import Frozen, PackedForward
+from train.objective.predictions import METHODS, Frozen, PackedForward
 from train.run import config_file
 from train.run.checkpoints import whole_steps
 from train.run.config import TrainerConfig
@@ -140,19 +141,18 @@ def train(config: DrafterTraining) -> Path:
     if config.teacher == "cached":
         rows = cached_outputs(teacher, rows, cache / "features")
     batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
-    goes_on = bool(whole_steps(config.out / "checkpoints"))
-    if isinstance(drafter, BlockConfig) and config.drafter.informed and not goes_on:
+    forward = PackedForward(
+        teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
+    )
+    if config.drafter.informed and not whole_steps(config.out / "checkpoints"):
         with stage("first weights"):
-            params = informed(drafter, params, teacher, rows, ids)
+            params = forward.method.informed(params, teacher, rows, ids)
     trained, rest = _divide(config.drafter, params)
     frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
     if config.epochs is not None:
         trainer = dataclasses.replace(
             trainer, steps=max(1, math.ceil(config.epochs * batches.steps_per_epoch))
         )
-    forward = PackedForward(
-        teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
-    )
     on_devices = frozen if teacher.mesh is None else replicate(mesh, frozen)
     trained = Trainer(
         config.drafter.method,
@@ -167,7 +167,7 @@ def train(config: DrafterTraining) -> Path:
         tokens_per_step=trainer.batch_size * context,
     ).fit()
     copies = {}
-    if isinstance(drafter, BlockConfig) and drafter.layout != "dflash":
+    if drafter.layout not in (REFERENCE, "dflash"):
         # The authors' loaders read the target's embedding and head in the drafter's file.
         copies["embedding"] = teacher.params["embed_tokens"]
         if not drafter.own_head:
@@ -223,25 +223,19 @@ def _start(
         initial, params, ids = load_drafter(path, jnp.float32, embedding, target=directory)
         check_fit(target, initial)
         check_trainable(shape.init, target, initial)
-        if type(initial) is not type(drafter) or (
-            isinstance(initial, DrafterConfig)
-            and (initial.num_positions, initial.num_hidden_layers, initial.shifted)
-            != (shape.positions, shape.depth, shape.shifted)
-        ):
+        if not METHODS[type(initial)](initial, shape.positions).same_shape(drafter):
             raise UserError(
                 f"--init {shape.init} is a drafter of another shape than given by --method, "
-                "--positions, --layers and --shifted"
+                "--positions, --layers, --shifted, --intermediate-size, --pair-rank and "
+                "--mask-token"
             )
-        if isinstance(initial, BlockConfig):
-            _check_same_block(shape.init, initial, drafter)
-        if isinstance(initial, DrafterConfig):
-            initial, params = _with_pairs(config, initial, params)
+        initial, params = _with_pairs(config, initial, params)
         return initial, *_ascending(initial, params, ids)
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if (size := shape.vocabulary(target)) is not None:
         ids = draft_vocabulary(dataset, size)
     params = init_params(drafter, config.trainer.seed)
-    if not isinstance(drafter, BlockConfig) or drafter.own_head:
+    if drafter.own_head:
         params["lm_head"] = {"kernel": teacher.head(ids)}
     return drafter, params, ids
 
@@ -264,19 +258,6 @@ def _mask_token(tokenizer: Tokenizer, target: TargetConfig) -> int:
     return beyond if beyond < target.vocab_size else max(tokenizer.special_ids, default=0)
 
 
-def _check_same_block(init: str, initial: BlockConfig, drafter: AnyDrafterConfig) -> None:
-    """Raises UserError if a block drafter is of another shape than the options say."""
-    given = {"layout": initial.layout, "draft_vocab_size": initial.draft_vocab_size}
-    given |= {"own_head": initial.own_head, "rope": initial.rope}
-    given |= {"num_target_layers": initial.num_target_layers}
-    given |= {"max_position_embeddings": initial.max_position_embeddings}
-    if initial != dataclasses.replace(drafter, **given):
-        raise UserError(
-            f"--init {init} is a drafter of another shape than given by --method, --positions, "
-            "--layers, --intermediate-size, --pair-rank and --mask-token"
-        )
-
-
 def _ascending(
     config: AnyDrafterConfig, params: Params, ids: np.ndarray
 ) -> tuple[Params, np.ndarray]:
@@ -286,15 +267,16 @@ def _ascending(
     if "lm_head" in params:
         params["lm_head"] = {"kernel": jnp.take(params["lm_head"]["kernel"], order, axis=1)}
     if pairs := params.get("pairs"):
-        tables = ("next",) if isinstance(config, BlockConfig) else ("prev", "next")
+        # A block drafter's first tokens are any of the target's.
+        tables = ("prev", "next") if config.layout == REFERENCE else ("next",)
         taken = {name: jnp.take(pairs[name], order, axis=0) for name in tables}
         params["pairs"] = {**pairs, **taken}
     return params, ids[order]
 
 
 def _with_pairs(
-    config: DrafterTraining, drafter: DrafterConfig, params: Params
-) -> tuple[DrafterConfig, Params]:
+    config: DrafterTraining, drafter: AnyDrafterConfig, params: Params
+) -> tuple[AnyDrafterConfig, Params]:
     """Returns the drafter of --init with pair scores of --pair-rank: its own, or fresh ones."""
     shape = config.drafter
     if drafter.pair_rank:

@@ -17,7 +17,6 @@ from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import Noise, SamplingValues
 from dart_jax.models.cache import Cache
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.platform.execution import Execution
 
 # "target": the target's parameters; "drafter": the drafter's, if it has any; "draft_ids":
@@ -64,14 +63,12 @@ class DecodeConfig:
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The target's layers whose input is captured for the drafter."""
-        if isinstance(self.drafter, DraftLayerConfig):
-            return self.drafter.layers_read(self.target)
-        return self.target.feature_layers
+        return (self.drafter or self.target).layers_read(self.target)
 
     @property
     def searches(self) -> bool:
         """True if trees come from a search over candidates."""
-        return self.drafting is not None and self.drafting.searches
+        return self.drafting is not None and self.drafting.traits.search is not None
 
     @property
     def max_depth(self) -> int:
@@ -84,7 +81,7 @@ class DecodeConfig:
         drafting = self.drafting
         if drafting is None:
             return HostBuffer(positions=0, candidates=0)
-        draws = self.couples and drafting.couples_on_host
+        draws = self.couples and drafting.traits.search == "ngram"
         return HostBuffer(drafting.positions, drafting.candidates, draws, drafting.pairs)
 
     @property
@@ -116,12 +113,12 @@ class DecodeConfig:
         """True if a step of one sequence takes time only for the nodes that it verifies, so that
         each decides how many these are. Larger trees must not take more passes of the drafter."""
         drafting = self.drafting
-        return self.reads_only_used and drafting is not None and not drafting.sequential
+        return self.reads_only_used and drafting is not None and not drafting.traits.sequential
 
     @property
     def couples(self) -> bool:
         """True if the method drafts with the noise of the target's draws."""
-        return self.coupled and self.drafting is not None and self.drafting.couples
+        return self.coupled and self.drafting is not None and self.drafting.traits.couples
 
     def capacity(self, max_length: int) -> int:
         """Cache rows needed for sequences of up to `max_length` tokens.

@@ -9,14 +9,13 @@ from typing import Any
 
 import jax
 
-from dart_jax.decoding.drafting import AnyDrafter, PromptLookupConfig
+from dart_jax.decoding.drafting import AnyDrafter
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import MOST_STOP_IDS
 from dart_jax.errors import UserError
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import Eagle3Config, ParallelConfig
+from dart_jax.models.traits import Traits
 
 # A table has at most this many times the places that are needed, and so has a chunk.
 STEP = 4
@@ -61,7 +60,7 @@ def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchC
 
     Pair scores know much of what the n-gram model knows, whose weight is halved beside them.
     """
-    if isinstance(drafter, ParallelConfig) and drafter.pair_rank:
+    if drafter is not None and drafter.traits.pairs:
         options = {"ngram_weight": 0.25, **options}
     return SearchConfig(**options)
 
@@ -82,14 +81,9 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
     batch = max(batch, 1)
     on_cpu = jax.default_backend() == "cpu"
     few = max(8 // batch, 1) if on_cpu else 8
-    if isinstance(drafter, TargetConfig):
-        return min(few, 4), SearchConfig()
-    if isinstance(drafter, PromptLookupConfig):
-        return few, SearchConfig()
-    if on_cpu:
-        return few, default_search(drafter)
-    most = max(_ROWS // batch - 1, 1)
-    return min(59 if isinstance(drafter, Eagle3Config) else 60, most), default_search(drafter)
+    traits = Traits(kind="DART") if drafter is None else drafter.traits
+    most = few if on_cpu or traits.chain else max(_ROWS // batch - 1, 1)
+    return min(traits.nodes, most), default_search(drafter)
 
 
 def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
@@ -106,7 +100,7 @@ def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
         return (0,)
     most, _ = default_tree(drafter)
     on_cpu = jax.default_backend() == "cpu"
-    if on_cpu and rows == 1 and not isinstance(drafter, TargetConfig):
+    if on_cpu and rows == 1 and not (drafter.traits.chain and drafter.traits.sequential):
         most *= 2
     sizes = [min(most, max((_ROWS_ON_CPU if on_cpu else _ROWS) // rows - 1, 1))]
     while len(sizes) < 3 and sizes[-1] > 1:

@@ -28,6 +28,7 @@ from dart_jax.models.config_json.fields import (
     with_head_defaults,
 )
 from dart_jax.models.rope import Rope
+from dart_jax.models.traits import DraftingConfig, Traits
 
 _TANH_GELU = "gelu_pytorch_tanh"
 # Fields that only some architectures have -> values that change nothing.
@@ -80,7 +81,7 @@ class MoEConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TargetConfig:
+class TargetConfig(DraftingConfig):
     """A decoder of the Llama family, with the field names of its Hugging Face `config.json`.
 
     Attributes:
@@ -190,6 +191,27 @@ class TargetConfig:
         if layer in self.no_rope_layers:
             return None
         return self.rope if self.window(layer) is None else self.sliding_rope or self.rope
+
+    @property
+    def traits(self) -> Traits:
+        """Those of a small model that drafts token by token."""
+        return Traits(kind="draft model", sequential=True, couples=True, chain=True, nodes=4)
+
+    @property
+    def norms_all_heads(self) -> bool:
+        """Tells whether queries and keys are normalised over all heads together."""
+        return self.architecture.qk_norm == "all"
+
+    @property
+    def shared_sizes(self) -> dict[str, int]:
+        """What devices that share the model divide evenly, by name."""
+        sizes = {"columns of the MLP": self.intermediate_size}
+        if self.moe is not None:
+            sizes = {} if len(self.moe.dense_layers) == 0 else sizes
+            sizes["experts"] = self.moe.num_experts
+            if self.moe.shared_intermediate_size is not None:
+                sizes["columns of the shared expert"] = self.moe.shared_intermediate_size
+        return {"tokens of the vocabulary": self.vocab_size, **sizes}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> TargetConfig:

@@ -19,12 +19,12 @@ from jax.typing import DTypeLike
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     DraftLayerConfig,
     Eagle3Config,
 )
 from dart_jax.models.drafters.block import BlockDrafter
-from dart_jax.models.drafters.dart import Drafter
+from dart_jax.models.drafters.dart import DartDrafter
 from dart_jax.models.drafters.eagle3 import Eagle3Drafter
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Params
@@ -34,7 +34,7 @@ from dart_jax.models.target import Target
 
 _MODULES = {
     TargetConfig: Target,
-    DrafterConfig: Drafter,
+    DartConfig: DartDrafter,
     Eagle3Config: Eagle3Drafter,
     BlockConfig: BlockDrafter,
 }

@@ -24,12 +24,8 @@ from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
-from dart_jax.models.drafter_config import (
-    AnyDrafterConfig,
-    BlockConfig,
-    DrafterConfig,
-    drafter_config,
-)
+from dart_jax.models.draft_layer_config import REFERENCE
+from dart_jax.models.drafter_config import AnyDrafterConfig, drafter_config
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, replicate
@@ -202,7 +198,7 @@ def load_drafter(
     config, ids = draft_vocabulary(files, config, size)
     place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
     params = load_params(files, config, dtype, keep_bfloat16=keep_bfloat16, int8=int8, place=place)
-    if isinstance(config, DrafterConfig) and config.pair_rank:
+    if config.pairs_apart:
         files = open_pair_scores(directory)
         pairs = load_params(files, config, dtype, keep_bfloat16=keep_bfloat16, pairs=True)
         params["pairs"] = pairs if mesh is None else replicate(mesh, pairs)
@@ -248,19 +244,18 @@ def save_drafter(
             f"{(config.vocab_size, config.hidden_size)}"
         )
     extra: dict[str, np.ndarray] = {}
-    if not isinstance(config, BlockConfig) or len(ids) < config.vocab_size:
+    if config.layout == REFERENCE or len(ids) < config.vocab_size:
         extra["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
         extra["t2d"] = np.isin(np.arange(config.vocab_size), ids)
-    if isinstance(config, BlockConfig):
-        extra |= _copy_of_head(config, head)
-        if config.layout == "deepspec" and embedding is None and not config.own_embedding:
-            raise UserError("DeepSpec's layout has a copy of the target's embedding; pass it")
+    extra |= _copy_of_head(config, head)
+    if config.layout == "deepspec" and embedding is None and not config.own_embedding:
+        raise UserError("DeepSpec's layout has a copy of the target's embedding; pass it")
     if embedding is not None:
         extra["embed_tokens.weight"] = np.asarray(embedding)
     _save(Path(directory), config, {}, params, extra, max_shard_size)
 
 
-def _copy_of_head(config: BlockConfig, head: jax.Array | None) -> dict[str, np.ndarray]:
+def _copy_of_head(config: AnyDrafterConfig, head: jax.Array | None) -> dict[str, np.ndarray]:
     """The target's head as a block drafter's file has it, unless the drafter has its own.
 
     Raises:
@@ -304,7 +299,7 @@ def _save(
     text = json.dumps(json_config, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
     pairs = {}
-    if isinstance(config, DrafterConfig) and config.pair_rank:
+    if config.pairs_apart:
         pairs = stored_tensors(config, params, pairs=True)
     write_pair_scores(directory, pairs)
     # Last, so that a directory with weights is complete.

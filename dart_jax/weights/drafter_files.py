@@ -13,13 +13,8 @@ import numpy as np
 
 from dart_jax.errors import UserError, warn
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import (
-    AnyDrafterConfig,
-    BlockConfig,
-    DrafterConfig,
-    DraftLayerConfig,
-    Eagle3Config,
-)
+from dart_jax.models.draft_layer_config import REFERENCE, DraftLayerConfig
+from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.weights.layouts import EMBEDDING as EMBEDDING_OF_TARGET
 from dart_jax.weights.layouts import HEAD, text_tensor
@@ -45,7 +40,7 @@ def authors_names(files: TensorFiles, config: AnyDrafterConfig) -> TensorFiles:
     Raises:
       UserError: two tensors have the same name then.
     """
-    first = not isinstance(config, BlockConfig)
+    first = config.layout == REFERENCE
     first = first and not any("midlayer." in name for name in files.tensors)
 
     def renamed(name: str) -> str:
@@ -103,21 +98,9 @@ def with_stored_parts(
         )
     config = dataclasses.replace(config, own_embedding=stored is not None)
     own_head = _with_head(files, config, target)
-    if isinstance(config, BlockConfig):
-        return dataclasses.replace(config, own_head=own_head)
-    # Configs copied from a target's name its number of layers.
-    later = sorted(name for name in files.tensors if name.startswith("layers."))
-    if isinstance(config, DrafterConfig) and not later:
-        config = dataclasses.replace(config, num_hidden_layers=1)
-    if isinstance(config, Eagle3Config):
-        if later:
-            raise UserError(
-                f"{files.path} has more than one layer ({later[0]}), which is not supported in "
-                "EAGLE-3 drafters; pass one of one layer"
-            )
-        normed = "midlayer.self_attn.q_norm.weight" in files.tensors
-        config = dataclasses.replace(config, qk_norm=normed)
-    return config
+    if config.own_head != own_head:
+        config = dataclasses.replace(config, own_head=own_head)
+    return config.completed(files.tensors, files.path)
 
 
 def _with_head(files: TensorFiles, config: AnyDrafterConfig, target: Path | None) -> bool:
@@ -126,7 +109,7 @@ def _with_head(files: TensorFiles, config: AnyDrafterConfig, target: Path | None
     A block drafter of the whole vocabulary shares the target's head; of one with a draft
     vocabulary a missing head is some of the target's rows, since it is trained with these.
     """
-    head, block = files.tensors.get(HEAD), isinstance(config, BlockConfig)
+    head, block = files.tensors.get(HEAD), config.layout != REFERENCE
     if head is not None and not block:
         return True
     theirs = None if target is None else _head_of(target)
@@ -177,7 +160,7 @@ def draft_vocabulary(
     """
     ids = _stored_ids(files, config)
     size = config.vocab_size if target_size is None else target_size
-    if isinstance(config, BlockConfig) and not config.own_head and len(ids) < size:
+    if not config.own_head and len(ids) < size:
         ids = np.arange(size, dtype=np.int32)  # the target's head is over all of its tokens
     usable = ids < size
     if usable.all():
@@ -187,7 +170,7 @@ def draft_vocabulary(
         rows = np.flatnonzero(usable)
         shape = (len(rows), *head.shape[1:])
         files.tensors[HEAD] = Tensor(shape, head.dtype, lambda: head.read()[rows])
-    if getattr(config, "pair_rank", 0):
+    if config.pair_rank:
         raise UserError(
             f"{files.path}: the draft vocabulary has ids beyond the target's {size} tokens, and "
             "pair scores of them; pass the target that the drafter was trained for"
@@ -270,60 +253,18 @@ def _same_rows(stored: Tensor, embedding: jax.Array | Tiles | Tensor) -> bool:
     return True
 
 
-def check_features(target: TargetConfig) -> None:
-    """Raises UserError if the target is too small for drafters that read its features."""
-    if not target.feature_layers:
-        raise UserError(
-            f"the target has {target.num_hidden_layers} layers; drafters read the features of "
-            "three distinct ones (2, L//2, L-3), so it needs at least 7"
-        )
-
-
 def check_fit(target: TargetConfig, drafter: AnyDrafterConfig | TargetConfig) -> None:
     """Raises UserError unless the drafter was trained for a target of these shapes, or is a
     language model with the target's vocabulary. Either vocabulary may be padded further."""
     if abs(drafter.vocab_size - target.vocab_size) > _PADDING:
-        kind = "draft model" if isinstance(drafter, TargetConfig) else "drafter"
-        cure = "with the same tokenizer" if kind == "draft model" else "trained for this target"
+        kind, cure = "draft model", "with the same tokenizer"
+        if drafter.traits.features:
+            kind, cure = "drafter", "trained for this target"
         raise UserError(
             f"the {kind} has {drafter.vocab_size} tokens and the target {target.vocab_size}; pass "
             f"one {cure}"
         )
-    if isinstance(drafter, TargetConfig):
-        return
-    if isinstance(drafter, BlockConfig):
-        check_unscaled(target)
-    if not isinstance(drafter, DrafterConfig) and drafter.feature_layers is not None:
-        if not drafter.layers_read(target):
-            raise UserError(
-                f"the drafter reads the inputs of the target's layers {drafter.feature_layers}, "
-                f"but the target has only {target.num_hidden_layers}, from 0 on; pass a drafter "
-                "trained for this target"
-            )
-    else:
-        check_features(target)
-    if isinstance(drafter, BlockConfig) and drafter.mask_token_id >= target.vocab_size:
-        raise UserError(
-            f"the drafter's mask_token_id is {drafter.mask_token_id}, but the target has only "
-            f"{target.vocab_size} tokens; pass a drafter trained for this target"
-        )
-    if drafter.target_hidden_size != target.hidden_size:
-        raise UserError(
-            f"the drafter does not fit the target: hidden_size is {target.hidden_size} in the "
-            f"target and {drafter.target_hidden_size} in the drafter; pass a drafter trained for "
-            "this target"
-        )
-
-
-def check_unscaled(target: TargetConfig) -> None:
-    """Raises UserError if the target scales embeddings or logits: what block drafters' authors do
-    for such targets differs."""
-    scaled = target.architecture.embedding_scaled or target.embedding_multiplier != 1
-    if scaled or target.logits_scaling != 1 or target.final_logit_softcapping is not None:
-        raise UserError(
-            f"block drafters are not supported for targets that scale embeddings or logits, as "
-            f"{target.model_type!r} does; pass a DART or EAGLE-3 drafter"
-        )
+    drafter.check_fit(target)
 
 
 def check_draft_model(directory: Path, names: Iterable[str]) -> None:

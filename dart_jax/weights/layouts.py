@@ -16,13 +16,15 @@ import jax
 import numpy as np
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DrafterConfig
+from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig
 from dart_jax.models.pure import Params, abstract_params
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 AnyConfig = TargetConfig | AnyDrafterConfig
 ParamPath = tuple[str | int, ...]
+# The name of the tensor of a parameter.
+Names = Callable[[ParamPath], str]
 
 _TABLES = ("embed_tokens", "prev", "next")  # parameters of no module
 _TRANSPOSED = ("kernel", "gate_proj", "up_proj", "down_proj")  # the latter of all experts
@@ -140,23 +142,13 @@ def layout(
       stored: names in the file to read, which determine whether its experts are fused.
       pairs: of the file of a drafter's pair scores, which the reference does not read.
     """
-    name = _name if pairs else _drafter_name
-    if isinstance(config, BlockConfig):
-        rules = _SELECTOR if config.selector_top_k is not None else _MARKOV
-        name = lambda path: _block_name(path, rules)  # noqa: E731
-    elif isinstance(config, TargetConfig):
-        rules = _PHI3 if config.architecture.fused else {}
-        if config.moe is not None:
-            rules = _MIXTRAL if config.model_type == "mixtral" else _QWEN_MOE
-            if any(name.endswith(".mlp.experts.gate_up_proj") for name in stored):
-                rules = _FUSED_EXPERTS
-        name = lambda path: _target_name(path, rules)  # noqa: E731
+    name = _name if pairs else _NAMES.get(type(config), _authors_names)(config, stored)
     return _entries(name, part(config, abstract_params(config), pairs=pairs))
 
 
 def part(config: AnyConfig, params: Params, *, pairs: bool) -> Params:
-    """Returns a model's parameters without the pair scores of a DART drafter, or these alone."""
-    if not isinstance(config, DrafterConfig):
+    """Returns a model's parameters without pair scores of another file, or these alone."""
+    if not config.pairs_apart:
         return params
     return params["pairs"] if pairs else {n: value for n, value in params.items() if n != "pairs"}
 
@@ -182,25 +174,50 @@ def _name(path: ParamPath) -> str:
     return ".".join([*modules, f"{last}.weight" if last in _TABLES else last])
 
 
-def _target_name(path: ParamPath, rules: dict[str, str]) -> str:
-    name = _name(path)
-    for part, replacement in rules.items():
-        name = name.replace(part, replacement)
-    return name if name == HEAD else f"model.{name}"
+def _target_names(config: TargetConfig, stored: Collection[str]) -> Names:
+    rules = _PHI3 if config.architecture.fused else {}
+    if config.moe is not None:
+        rules = _MIXTRAL if config.model_type == "mixtral" else _QWEN_MOE
+        if any(name.endswith(".mlp.experts.gate_up_proj") for name in stored):
+            rules = _FUSED_EXPERTS
+
+    def name_of(path: ParamPath) -> str:
+        name = _name(path)
+        for part, replacement in rules.items():
+            name = name.replace(part, replacement)
+        return name if name == HEAD else f"model.{name}"
+
+    return name_of
 
 
-def _block_name(path: ParamPath, rules: dict[str, str]) -> str:
-    name = _name(path)
-    for part, replacement in rules.items():
-        if name.startswith(part):
-            return replacement + name.removeprefix(part)
-    return name
+def _block_names(config: BlockConfig, stored: Collection[str]) -> Names:
+    rules = _SELECTOR if config.selector_top_k is not None else _MARKOV
+
+    def name_of(path: ParamPath) -> str:
+        name = _name(path)
+        for part, replacement in rules.items():
+            if name.startswith(part):
+                return replacement + name.removeprefix(part)
+        return name
+
+    return name_of
 
 
-def _drafter_name(path: ParamPath) -> str:
-    """By the authors' names; layers after the first exist only in dart_jax."""
-    name = re.sub(r"(^|\.)([qkvo]_(?:proj|norm)\.)", r"\1self_attn.\2", _name(path))
-    return name if path[0] in _OUTSIDE else f"midlayer.{name}"
+def _authors_names(config: AnyConfig, stored: Collection[str]) -> Names:
+    """DART's and EAGLE-3's; layers after the first exist only in dart_jax."""
+
+    def name_of(path: ParamPath) -> str:
+        name = re.sub(r"(^|\.)([qkvo]_(?:proj|norm)\.)", r"\1self_attn.\2", _name(path))
+        return name if path[0] in _OUTSIDE else f"midlayer.{name}"
+
+    return name_of
+
+
+# How the tensors of a model are named, by its config.
+_NAMES: dict[type, Callable[[Any, Collection[str]], Names]] = {
+    TargetConfig: _target_names,
+    BlockConfig: _block_names,
+}
 
 
 def text_tensor(name: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dart_jax.decoding.sampling import MOST_SORTED
-from dart_jax.models.drafter_config import BlockConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import DraftLayerConfig
 from eval.compile.cases import Case
 from eval.compile.config import Program
 from eval.compile.findings import Collective, Result
@@ -97,7 +97,7 @@ def _added(case: Case, program: Program) -> int:
         return 0
     # Rows of the prompt, of a path, of a block, or of one level of a tree.
     read = case.prompt if program == "prefill" else 0
-    block = drafter.block_size if isinstance(drafter, BlockConfig) else 0
+    block = getattr(drafter, "block_size", 0)
     rows = max(read, config.max_depth + 1, config.eagle.top_k, block)
     return 4 * case.rows * rows * drafter.hidden_size
 
@@ -120,10 +120,8 @@ def _drafts(
             yield f"an {x.kind} of {x.bytes:,} bytes: the drafter's weights or logits are exchanged"
     if not once or result.program == "prefill":
         return
-    expected = 3
-    if isinstance(drafter, Eagle3Config):  # a pass for each level, which adds up probabilities, too
+    expected = 1 + 2 * drafter.num_hidden_layers
+    if drafter.traits.sequential:  # a pass for each level, which adds up probabilities, too
         expected = 1 + 4 * (1 + case.config.eagle.later_passes(case.nodes))
-    if isinstance(drafter, BlockConfig):
-        expected = 1 + 2 * drafter.num_hidden_layers
     if (sums := [x.kind for x in collectives].count("all-reduce")) > expected:
         yield f"{sums} all-reduces of the drafter, not {expected}"

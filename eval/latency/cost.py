@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.pure import abstract_params
 from eval.latency.shapes import cache_row, weight_bytes
 
@@ -55,7 +55,7 @@ def cost(config: DecodeConfig, dtype: Any, batch: int, context: int) -> Cost:
     moved = item * (read + b * nodes * target.hidden_size)
     moved += b * cache_row(target, dtype) * (context + path)
     operations = 2 * b * nodes * (products + 2 * width * (context + nodes))
-    if isinstance(config.drafter, DrafterConfig):
+    if isinstance(config.drafter, DartConfig):
         drafter = config.drafter.shortened(path - 1)
         traffic, more = _draft(drafter, dtype, b, context, path)
         moved += traffic + b * (path - 1) * config.candidates * (_INT + _FLOAT)
@@ -63,7 +63,7 @@ def cost(config: DecodeConfig, dtype: Any, batch: int, context: int) -> Cost:
     return Cost(moved, operations)
 
 
-def _draft(drafter: DrafterConfig, dtype: Any, b: int, context: int, path: int) -> tuple[int, int]:
+def _draft(drafter: DartConfig, dtype: Any, b: int, context: int, path: int) -> tuple[int, int]:
     """Returns a drafter's bytes besides features and logits, and its operations."""
     masks = drafter.draft_length
     # Mask rows are the same until attention: one is computed for all.
@@ -96,7 +96,7 @@ def _read(target: TargetConfig, rows: int) -> tuple[int, int]:
     return round(read), round(products)
 
 
-def _shapes(config: TargetConfig | DrafterConfig) -> list[tuple[list[str], tuple[int, ...]]]:
+def _shapes(config: TargetConfig | DartConfig) -> list[tuple[list[str], tuple[int, ...]]]:
     """Returns the names in the path of each parameter, and its shape."""
     leaves = jax.tree.leaves_with_path(abstract_params(config))
     return [([str(getattr(x, "key", "")) for x in path], leaf.shape) for path, leaf in leaves]

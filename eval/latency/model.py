@@ -15,7 +15,7 @@ from dart_jax.decoding.search.config import SearchWay
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
@@ -73,13 +73,13 @@ def model_of(shape: str, choice: ModelChoice) -> DartModel:
 
 
 def random_params(
-    config: TargetConfig | DrafterConfig, seed: int, dtype: Any, execution: Execution
+    config: TargetConfig | DartConfig, seed: int, dtype: Any, execution: Execution
 ) -> Params:
     """Returns random parameters as they are used, created on their devices one by one; the scales
     of norms are 1."""
     shapes, mesh = abstract_params(config, execution.weights.fused), execution.devices.mesh
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    shards = isinstance(config, TargetConfig) or execution.devices.split_drafter
+    shards = not config.traits.features or execution.devices.split_drafter
     specs = model_specs(config, shapes) if shards else jax.tree.map(lambda _: ALL, shapes)
     specs = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))

@@ -17,9 +17,8 @@ from dart_jax.models.config_json.block_formats import default_layers
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     DraftLayerConfig,
-    Eagle3Config,
 )
 from dart_jax.models.kernels.int8 import round_params
 from dart_jax.models.platform.execution import Execution
@@ -115,9 +114,9 @@ def target_of(name: str) -> TargetConfig:
     return _SHAPES[name]
 
 
-def drafter_of(target: TargetConfig) -> DrafterConfig:
+def drafter_of(target: TargetConfig) -> DartConfig:
     """Returns the DART drafter that would be trained for a target: its layer has the same shape."""
-    return DrafterConfig.for_target(target, draft_length=_DRAFT_LENGTH)
+    return DartConfig.for_target(target, draft_length=_DRAFT_LENGTH)
 
 
 def block_drafter_of(target: TargetConfig, method: BlockMethod) -> BlockConfig:
@@ -156,8 +155,8 @@ def as_loaded(
 
 def cache_row(config: AnyDrafter, dtype: Any) -> int:
     """Returns the bytes of one token's keys and values in all layers of a model's cache."""
-    layers = 1 if isinstance(config, Eagle3Config) else config.num_hidden_layers
-    return jnp.dtype(dtype).itemsize * layers * 2 * config.num_key_value_heads * config.head_dim
+    layers, heads = config.num_hidden_layers, config.num_key_value_heads
+    return jnp.dtype(dtype).itemsize * layers * 2 * heads * config.head_dim
 
 
 def stored_shapes(config: AnyDrafter, dtype: Any, *, int8: bool, fused: bool = False) -> Any:

@@ -9,21 +9,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafting_method
+from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.shapes import default_search, default_tree, tree_sizes
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import (
-    BlockConfig,
-    BlockKind,
-    DrafterConfig,
-    Eagle3Config,
-    ParallelConfig,
-)
+from dart_jax.models.block_config import BlockKind
 from eval.methods.choice import PLAIN, MethodChoice
 from eval.methods.decoding import Decoder
 from eval.methods.imposed import ImposedTau
@@ -31,16 +25,21 @@ from eval.methods.imposed import ImposedTau
 _ModelOf = Callable[[DartModel, MethodChoice], DartModel | None]
 
 
+def _kind(model: DartModel) -> str:
+    """The kind of a model's drafter; empty without one."""
+    return "" if model.drafter is None else model.drafter.traits.kind
+
+
 def _plain(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return base.with_drafter(None)
 
 
 def _dart(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return base.without_pair_scores() if isinstance(base.drafter, DrafterConfig) else None
+    return base.without_pair_scores() if _kind(base) == "DART" else None
 
 
 def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return base if isinstance(base.drafter, DrafterConfig) and base.drafter.pair_rank else None
+    return base if base.drafter is not None and base.drafter.pairs_apart else None
 
 
 def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
@@ -52,7 +51,7 @@ def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel | None:
     model = base
     if choice.eagle3 is not None:
         model = base.with_drafter(choice.eagle3, drafter_window=choice.drafter_window)
-    return model if isinstance(model.drafter, Eagle3Config) else None
+    return model if _kind(model) == "EAGLE-3" else None
 
 
 def _block(
@@ -61,7 +60,7 @@ def _block(
     """Returns what makes the model with a block drafter of a kind, if it is that."""
 
     def model(base: DartModel, choice: MethodChoice) -> DartModel | None:
-        if not isinstance(base.drafter, BlockConfig) or base.drafter.kind != kind:
+        if _kind(base) != kind:
             return None
         return dataclasses.replace(base, ngram=None) if chain else base
 
@@ -70,7 +69,7 @@ def _block(
 
 def _sps(base: DartModel, choice: MethodChoice) -> DartModel | None:
     model = base if choice.draft_model is None else base.with_drafter(choice.draft_model)
-    return model if isinstance(model.drafter, TargetConfig) else None
+    return model if _kind(model) == "draft model" else None
 
 
 def _pld(base: DartModel, choice: MethodChoice) -> DartModel | None:
@@ -143,15 +142,14 @@ def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartMode
     block = base
     if blocks and choice.block is not None:
         block = base.with_drafter(choice.block, drafter_window=choice.drafter_window)
-    if blocks and not isinstance(block.drafter, BlockConfig):
+    if blocks and _kind(block) not in _KINDS:
         left_out.append(f"{', '.join(_KINDS)} need {_BLOCK}")
     for name, named in choice.methods.items():
         model = METHODS[name].model(block if name in blocks else base, choice)
         if model is None:
             reason = f"needs {METHODS[name].part}"
-            if isinstance(block.drafter, BlockConfig):
-                kind = block.drafter.kind.lower()
-                reason += f" (the block drafter given is for --method {kind})"
+            if (kind := _kind(block)) in _KINDS:
+                reason += f" (the block drafter given is for --method {kind.lower()})"
         else:
             reason = choice.obstacle(model)
         if model is not None and reason is None:
@@ -210,10 +208,11 @@ def tree(
     if nodes is None:
         nodes, sizes = default, tree_sizes(model.drafter, batch)
     decay = search.level_decay if decay is None else decay
-    if chain and isinstance(model.drafter, BlockConfig):
-        longest = model.drafter.num_positions
+    if chain:
+        most = max((nodes, *sizes))
+        longest = drafting_method(model.drafter, most, 1, Eagle3Tree()).depth
         nodes, sizes = min(nodes, longest), tuple(sorted({min(size, longest) for size in sizes}))
-    searched = isinstance(model.drafter, ParallelConfig)
+    searched = model.drafter.traits.search == "candidates"
     return Tree(nodes, decay if searched else None, sizes, chain)
 
 

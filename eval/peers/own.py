@@ -11,7 +11,6 @@ import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
-from dart_jax.models.drafter_config import ParallelConfig
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.pure import Params, dtype_of
 from eval.methods.registry import decoder, tree
@@ -26,7 +25,7 @@ def load(setup: Setup) -> Loaded:
     model = setup.model.load()
     if setup.name == PLAIN:
         model = model.with_drafter(None)
-    elif not isinstance(model.drafter, ParallelConfig):
+    elif model.drafter is None or model.drafter.traits.search != "candidates":
         raise UserError("needs a DART or block drafter; pass it as --drafter")
     size = tree(model, setup.tree_nodes)
     whole = decoder(model, size, max_length=setup.max_length, sampling=Sampling())

@@ -16,7 +16,7 @@ from tiny_configs import DART, random_params
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.models.drafters.dart import Drafter
+from dart_jax.models.drafters.dart import DartDrafter
 from dart_jax.models.pure import bind
 
 EOS = (511,)
@@ -33,7 +33,7 @@ def with_pairs(params, **changes):
 def test_tables_hold_the_scores_of_the_candidates():
     config = dataclasses.replace(DART, pair_rank=RANK)
     drafter = bind(config, random_params(config, 0))
-    assert isinstance(drafter, Drafter)
+    assert isinstance(drafter, DartDrafter)
     rng = np.random.default_rng(1)
     normed = jnp.asarray(rng.normal(size=(2, 4, config.hidden_size)), jnp.float32)
     ids = jnp.asarray(rng.integers(0, config.draft_vocab_size, (2, 4, 5)), jnp.int32)

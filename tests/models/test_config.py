@@ -10,10 +10,10 @@ from conftest import GOLDEN
 from dart_jax.errors import UserError
 from dart_jax.models.architectures import _VISION_LANGUAGE, ARCHITECTURES
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
+from dart_jax.models.drafter_config import DartConfig, Eagle3Config, drafter_config
 from dart_jax.models.rope import Rope
 
-KINDS = {"target": TargetConfig, "drafter": DrafterConfig, "eagle3": Eagle3Config}
+KINDS = {"target": TargetConfig, "drafter": DartConfig, "eagle3": Eagle3Config}
 
 
 def golden_json(kind):
@@ -42,7 +42,7 @@ def test_written_json_is_read_back(kind):
 def test_drafter_defaults():
     json = golden_json("drafter")
     del json["draft_vocab_size"], json["rope_theta"]
-    config = DrafterConfig.from_json(json)
+    config = DartConfig.from_json(json)
     assert (config.draft_vocab_size, config.target_hidden_size) == (512, 64)
     assert read("drafter", target_hidden_size=96).target_hidden_size == 96
     assert config.rope == Rope(1e4)
@@ -128,7 +128,7 @@ def test_all_missing_fields_are_named(kind):
 
 
 def test_kinds_of_drafters_are_distinguished():
-    assert isinstance(drafter_config(golden_json("drafter")), DrafterConfig)
+    assert isinstance(drafter_config(golden_json("drafter")), DartConfig)
     json = golden_json("eagle3")
     assert isinstance(drafter_config(json), Eagle3Config)
     # The authors publish their checkpoints like this.
@@ -138,7 +138,7 @@ def test_kinds_of_drafters_are_distinguished():
     with pytest.raises(UserError, match="it is not a drafter"):
         drafter_config(published)
     with pytest.raises(UserError, match="no draft_length"):
-        DrafterConfig.from_json(json)
+        DartConfig.from_json(json)
 
 
 def test_experts():
@@ -255,7 +255,7 @@ def test_a_drafter_has_a_rope_that_the_reference_computes():
     longrope = Rope(1e5, "longrope", (("short_factor", (2.0,) * 4),), share=0.5)
     for rope, expected in [(yarn.rope, yarn.rope), (longrope, Rope(1e5))]:
         target = dataclasses.replace(yarn, rope=rope)
-        assert DrafterConfig.for_target(target, draft_length=7).rope == expected
+        assert DartConfig.for_target(target, draft_length=7).rope == expected
 
 
 def test_feature_layers():

@@ -11,7 +11,7 @@ from test_config import golden_json
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config_json.drafter_fields import LAYERS, NORMS
 from dart_jax.models.config_json.drafter_formats import is_drafter
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config, drafter_config
+from dart_jax.models.drafter_config import DartConfig, Eagle3Config, drafter_config
 
 # As NVIDIA's ModelOpt writes it.
 MODELOPT = {
@@ -251,4 +251,4 @@ def test_a_target_is_no_drafter():
     assert not is_drafter(golden_json("target"))
     assert is_drafter(golden_json("drafter"))
     assert is_drafter(golden_json("eagle3") | {"architectures": ["LlamaForCausalLM"]})
-    assert isinstance(drafter_config(golden_json("drafter")), DrafterConfig)
+    assert isinstance(drafter_config(golden_json("drafter")), DartConfig)

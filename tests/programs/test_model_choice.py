@@ -8,14 +8,14 @@ import tiny_model
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import DartConfig, Eagle3Config
 from dart_jax.named import models
 from dart_jax.programs.model_choice import ModelChoice
 
 
 def test_the_demo_model():
     model = ModelChoice(model="demo").load()
-    assert isinstance(model.drafter, DrafterConfig)
+    assert isinstance(model.drafter, DartConfig)
     assert model.ngram is not None
     assert ModelChoice(model="demo", no_ngram=True).load().ngram is None
 
@@ -36,7 +36,7 @@ def test_another_target_has_only_the_parts_given(tmp_path):
     ngram = ModelChoice(target=str(tiny.target), ngram=str(tiny.ngram)).load()
     assert isinstance(ngram.drafter, NgramConfig)
     drafter = ModelChoice(target=str(tiny.target), drafter=str(tiny.drafter)).load()
-    assert isinstance(drafter.drafter, DrafterConfig)
+    assert isinstance(drafter.drafter, DartConfig)
     assert drafter.ngram is None
 
 

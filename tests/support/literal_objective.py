@@ -2,7 +2,7 @@
 
 The rows of a training sequence are its T real rows, followed by a block of m mask rows per anchor;
 all of them attend under a mask of (T + A * m)**2 entries. It is slow and memory-hungry, and the
-oracle of `train.objective.dart_blocks`.
+oracle of `train.objective.dart`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import Segment
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.pure import Params, bind
 from dart_jax.models.rope import rotate
 from train.data.batch import Batch
 from train.objective.loss import DrafterLoss, divergence, num_valid_anchors
-from train.objective.predictions import Frozen, Predictions, TeacherBatch, valid_predictions
+from train.objective.packed import TeacherBatch
+from train.objective.predictions import Frozen, Predictions, valid_predictions
 
 
 def draft_logits(
-    config: DrafterConfig,
+    config: DartConfig,
     params: Params,
     data: TeacherBatch,
     anchors: jax.Array,
@@ -122,7 +123,7 @@ def loss(
       TypeError: the drafter is not a DART drafter.
     """
     config = of.forward.drafter
-    if not isinstance(config, DrafterConfig):
+    if not isinstance(config, DartConfig):
         raise TypeError("the literal objective supports only DART drafters")
     target = bind(of.forward.target, frozen.target)
     data = of.forward.run_target(frozen, batch)

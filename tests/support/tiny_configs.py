@@ -10,7 +10,7 @@ import numpy as np
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     DraftLayerConfig,
     Eagle3Config,
 )
@@ -30,7 +30,7 @@ TARGET = TargetConfig(
     rope=Rope(1e4),
 )
 # Queries of four heads share two key heads.
-DART = DrafterConfig(
+DART = DartConfig(
     vocab_size=VOCABULARY,
     draft_vocab_size=VOCABULARY,
     hidden_size=32,

@@ -13,7 +13,7 @@ import tokenizers
 
 from dart_jax.data.stdlib import function_prompts, read, stdlib
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.pure import init_params
 from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel
@@ -47,10 +47,10 @@ class Shapes:
         )
 
     @property
-    def drafter(self) -> DrafterConfig:
+    def drafter(self) -> DartConfig:
         """A drafter of four positions."""
         config = DrafterShape(positions=4).config(self.target)
-        assert isinstance(config, DrafterConfig)
+        assert isinstance(config, DartConfig)
         return config
 
 
@@ -88,7 +88,7 @@ def write_target(directory: Path, config: TargetConfig, tokenizer: tokenizers.To
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-def write_drafter(directory: Path, config: DrafterConfig) -> None:
+def write_drafter(directory: Path, config: DartConfig) -> None:
     """A random drafter over its whole vocabulary."""
     table = np.zeros((config.vocab_size, config.hidden_size), np.float32)
     embedding = None if config.shares_embedding else jnp.asarray(table)

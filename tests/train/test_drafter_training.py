@@ -20,12 +20,12 @@ from decoding import decode
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import DartConfig, Eagle3Config
 from dart_jax.models.pure import bind, init_params
 from dart_jax.models.rope import Rope
 from dart_jax.programs.processes import free_address
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
-from train.data.batches import PackedBatches
+from train.data.batch import PackedBatches
 from train.data.packed_dataset import PackedDataset
 from train.drafter import DrafterTraining, train
 from train.objective.predictions import Frozen, PackedForward
@@ -111,7 +111,7 @@ def trained(recipe, tiny, tmp_path_factory):
 def test_a_run_leaves_a_drafter_that_decodes(trained, tiny):
     _, drafter = trained
     found = read_drafter_config(drafter)
-    assert isinstance(found, DrafterConfig)
+    assert isinstance(found, DartConfig)
     assert (found.num_positions, found.draft_vocab_size) == (4, 200)
     assert "shifted" not in json.loads((drafter / "config.json").read_text())
     model = DartModel.from_pretrained(tiny.target, drafter, tiny.ngram)
@@ -322,7 +322,7 @@ def test_other_kinds_of_drafters(recipe, trained, tiny, tmp_path, options):
     records = metrics(tmp_path)
     assert records[-1]["loss"] < records[0]["loss"]
     found, _, ids = load_drafter(drafter)
-    assert isinstance(found, Eagle3Config if "eagle3" in options else DrafterConfig)
+    assert isinstance(found, Eagle3Config if "eagle3" in options else DartConfig)
     assert ids.tolist() == [*range(300)]
 
 

@@ -18,7 +18,7 @@ from dart_jax.errors import UserError
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from train.run.checkpoints import whole_steps
 from train.run.mesh import batch_sharding, fsdp_shardings, make_mesh
-from train.run.prefetch import load
+from train.run.step import load
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 

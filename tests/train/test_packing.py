@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.batch import Batch, positions
-from train.data.batches import PackedBatches
+from train.data.batch import Batch, PackedBatches, positions
 from train.data.encoding import Encoded
 from train.data.packing import Packer
 

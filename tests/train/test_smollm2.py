@@ -12,7 +12,7 @@ import pytest
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
-from dart_jax.models.drafter_config import DrafterConfig, Eagle3Config
+from dart_jax.models.drafter_config import DartConfig, Eagle3Config
 from train.recipes import smollm2
 from train.recipes.questions import benchmark_questions, write_questions
 from train.recipes.smollm2 import SmolLM2Config, run
@@ -152,7 +152,7 @@ def test_everything_is_made_once(tmp_path):
     run(config)
     export = config.export
     model = DartModel.from_pretrained(target, export / "drafter", export / "ngram.dng")
-    assert isinstance(model.drafter, DrafterConfig)
+    assert isinstance(model.drafter, DartConfig)
     assert model.drafter.pair_rank
     assert model.drafter.draft_vocab_size == 512
     assert model.drafter.sliding_window == 256

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.drafter_config import DrafterConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import DartConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import (
@@ -34,7 +34,7 @@ TARGET = TargetConfig(
     num_key_value_heads=1,
     head_dim=4,
 )
-DRAFTER = DrafterConfig(
+DRAFTER = DartConfig(
     vocab_size=30,
     draft_vocab_size=20,
     hidden_size=8,

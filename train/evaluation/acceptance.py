@@ -21,7 +21,7 @@ from dart_jax.models.sharding.program import ROWS
 from dart_jax.programs.command_line import check_least
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
-from train.objective.loss import divergence, total
+from train.objective.loss import divergence
 from train.objective.predictions import Frozen, PackedForward, Predictions
 from train.run.mesh import jit_replicated
 
@@ -70,13 +70,19 @@ class Agreement:
             self._batches = [_filled(batch, size) for batch in self._batches]
 
         def sums(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
-            def measure(predictions: Predictions) -> jax.Array:
-                return _compare(predictions, forward.num_positions)
-
             if mesh is not None:
                 by_rows = NamedSharding(mesh, ROWS)
                 batch = jax.lax.with_sharding_constraint(batch, by_rows)
-            return total(forward, measure, params, frozen, batch, None)
+            inputs = forward.inputs(params, frozen, batch, None)
+
+            def of_chunk(i: jax.Array) -> jax.Array:
+                chunk = forward.chunk(inputs, i)
+                return jax.lax.map(
+                    lambda t: _compare(forward.predictions(chunk, t)), forward.positions
+                )
+
+            chunks = jnp.arange(forward.chunks(inputs)[0], dtype=jnp.int32)
+            return jnp.sum(jax.lax.map(of_chunk, chunks), axis=0)
 
         self._sums = jit_replicated(sums, mesh)
 
@@ -104,17 +110,15 @@ def _filled(batch: Batch, rows: int) -> Batch:
     return jax.tree.map(filled, batch)
 
 
-def _compare(predictions: Predictions, positions: int) -> jax.Array:
-    """Returns float32 [d, 3], zero except in the row of the predictions' position: the number of
-    valid predictions and of matches, and the sum of the divergences."""
+def _compare(predictions: Predictions) -> jax.Array:
+    """Returns float32 [3]: the number of valid predictions and of matches, and the sum of the
+    divergences."""
     same = jnp.take(predictions.draft_ids, predictions.draft.argmax(-1)) == predictions.best
     each = jnp.stack(
         [jnp.ones_like(predictions.mass), same.astype(jnp.float32), divergence(predictions)],
         axis=-1,
     )
-    sums = jnp.sum(jnp.where(predictions.valid[..., None], each, 0.0), axis=(0, 1))
-    here = jnp.arange(1, positions + 1, dtype=jnp.int32) == predictions.t
-    return jnp.where(here[:, None], sums[None], 0.0)
+    return jnp.sum(jnp.where(predictions.valid[..., None], each, 0.0), axis=(0, 1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     Eagle3Config,
 )
 from dart_jax.programs.command_line import check_least
@@ -127,7 +127,7 @@ class DrafterShape:
             return Eagle3Config.for_target(target, size)
         if self.block:
             return self._block(target, size, mask_token)
-        return DrafterConfig.for_target(
+        return DartConfig.for_target(
             target,
             size,
             draft_length=self.positions - self.shifted,

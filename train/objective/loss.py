@@ -14,8 +14,9 @@ times the probability that the target gives to the draft vocabulary.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
+import functools
+from collections.abc import Callable, Collection
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,6 @@ from dart_jax.errors import UserError
 from dart_jax.models.pure import Params
 from dart_jax.programs.command_line import check_least
 from train.data.batch import Batch
-from train.objective.chunked_sum import chunked_sum
 from train.objective.predictions import (
     HEAD,
     Chunk,
@@ -95,9 +95,37 @@ class DrafterLoss:
     def total(
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> jax.Array:
-        """Returns the sum of the losses of these anchors; None stands for all rows."""
-        weigh = path_weights if self.objective.position_weights == "path" else None
-        return total(self.forward, self.measure, params, frozen, batch, anchors, weigh)
+        """Returns the sum of the losses of these anchors; None stands for all rows.
+
+        Only the trained parameters receive gradients, and nothing before the head if they are all
+        in it.
+        """
+        inputs = self.forward.inputs(params, frozen, batch, anchors)
+        trained = ("params",) if params.keys() <= HEAD else ("params", "real")
+        return chunked_sum(self._of_chunk, self.forward.chunks(inputs)[0], inputs, trained)
+
+    def _of_chunk(self, inputs: DraftInputs, i: jax.Array) -> jax.Array:
+        """The losses of a chunk of anchors at all positions."""
+        chunk = self.forward.chunk(inputs, i)
+        if self.objective.position_weights == "path":
+            chunk = chunk._replace(weights=self._path_weights(jax.lax.stop_gradient(chunk)))
+        trained = ("head",) if inputs.params.keys() <= HEAD else ("head", "hidden")
+        return chunked_sum(self._at_position, self.forward.num_positions, chunk, trained)
+
+    def _at_position(self, chunk: Chunk, i: jax.Array) -> jax.Array:
+        """The losses of a chunk at one position."""
+        return self.measure(self.forward.predictions(chunk, i + 1))
+
+    def _path_weights(self, chunk: Chunk) -> jax.Array:
+        """The weights of a chunk's predictions by the rates at which they are accepted."""
+
+        def rate(t: jax.Array) -> jax.Array:
+            predictions = self.forward.predictions(chunk, t)
+            accepted = predictions.mass * acceptance(predictions)
+            return jnp.where(predictions.valid, accepted, 0.0)
+
+        rates = jax.lax.map(rate, self.forward.positions)
+        return path_weights(jnp.moveaxis(rates, 0, -1))
 
     def measure(self, predictions: Predictions) -> jax.Array:
         """Sums the valid losses, weighted by their position: a float32 scalar."""
@@ -113,51 +141,6 @@ class DrafterLoss:
         if predictions.confidence is not None:
             losses += _surprise(predictions.confidence, predictions.mass * accepted)
         return jnp.sum(jnp.where(predictions.valid, losses, 0.0))
-
-
-def total(
-    forward: PackedForward,
-    measure: Callable[[Predictions], jax.Array],
-    params: Params,
-    frozen: Frozen,
-    batch: Batch,
-    anchors: jax.Array | None,
-    weigh: Callable[[jax.Array], jax.Array] | None = None,
-) -> jax.Array:
-    """Returns the sum of a measure over the predictions at all positions after all anchors.
-
-    Args:
-      forward: target and drafter.
-      measure: predictions -> float32 of a fixed shape, a scalar if it is differentiated; it may
-        close over constants only.
-      params: the drafter's trained parameters; only these receive gradients.
-      frozen: the parameters that are not trained.
-      batch: packed rows.
-      anchors: int32 [B, A], the rows to draft from; None for all rows.
-      weigh: makes the weights of predictions, [B, C, d], of the rates at which they are accepted.
-    """
-    only_head = params.keys() <= HEAD
-
-    def of_position(chunk: Chunk, i: jax.Array) -> jax.Array:
-        return measure(forward.predictions(chunk, i + 1))
-
-    def rate(chunk: Chunk, i: jax.Array) -> jax.Array:
-        predictions = forward.predictions(chunk, i + 1)
-        accepted = predictions.mass * acceptance(predictions)
-        return jnp.where(predictions.valid, accepted, 0.0)
-
-    def of_chunk(inputs: DraftInputs, i: jax.Array) -> jax.Array:
-        chunk = forward.chunk(inputs, i)
-        if weigh is not None:
-            fixed, positions = jax.lax.stop_gradient(chunk), jnp.arange(forward.num_positions)
-            rates = jax.lax.map(lambda t: rate(fixed, t), positions)
-            chunk = chunk._replace(weights=weigh(jnp.moveaxis(rates, 0, -1)))
-        trained = ("head",) if only_head else ("head", "hidden")
-        return chunked_sum(of_position, forward.num_positions, chunk, trained)
-
-    inputs = forward.inputs(params, frozen, batch, anchors)
-    trained = ("params",) if only_head else ("params", "real")
-    return chunked_sum(of_chunk, forward.chunks(inputs)[0], inputs, trained)
 
 
 def divergence(predictions: Predictions) -> jax.Array:
@@ -225,3 +208,58 @@ def _first_valid(batch: Batch, anchors: jax.Array) -> jax.Array:
 def _all_rows(batch: Batch) -> jax.Array:
     index = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None]
     return jnp.broadcast_to(index, batch.tokens.shape)
+
+
+def chunked_sum(
+    term: Callable[[Any, jax.Array], jax.Array],
+    chunks: int,
+    inputs: Any,
+    differentiated: Collection[str],
+) -> jax.Array:
+    """Returns the sum over i = 0 .. chunks - 1 of `term(inputs, i)`, float32 of any shape.
+
+    Under differentiation, which needs scalar terms, each term's gradient is computed together with
+    the term and accumulated: only one chunk's intermediate values are held at a time, and nothing
+    is recomputed, as `jax.checkpoint` would do.
+
+    Args:
+      term: traceable; must not close over anything that is differentiated.
+      chunks: number of chunks; static.
+      inputs: a named tuple of trees of arrays.
+      differentiated: the fields that receive gradients, of floating-point arrays.
+    """
+    args = {name: getattr(inputs, name) for name in differentiated}
+    fixed = inputs._replace(**dict.fromkeys(differentiated))
+
+    def rejoined(args: dict[str, Any], fixed: Any, i: jax.Array) -> jax.Array:
+        return term(fixed._replace(**args), i)
+
+    return _sum(rejoined, chunks, args, fixed)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sum(term: Callable[[Any, Any, jax.Array], jax.Array], chunks: int, args: Any, fixed: Any):
+    def add(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+        return total + term(args, fixed, i), None
+
+    shape = jax.eval_shape(term, args, fixed, jnp.int32(0)).shape
+    return jax.lax.scan(add, jnp.zeros(shape, jnp.float32), jnp.arange(chunks, dtype=jnp.int32))[0]
+
+
+def _forward(term, chunks, args, fixed):
+    def add(carry, i):
+        value, gradient = jax.value_and_grad(term)(args, fixed, i)
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), carry, (value, gradient)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), args)
+    start = (jnp.zeros((), jnp.float32), zeros)
+    (total, gradient), _ = jax.lax.scan(add, start, jnp.arange(chunks, dtype=jnp.int32))
+    gradient = jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, args)
+    return total, gradient
+
+
+def _backward(term, chunks, gradient, cotangent):
+    return jax.tree.map(lambda g: g * cotangent.astype(g.dtype), gradient), None
+
+
+_sum.defvjp(_forward, _backward)

@@ -9,6 +9,7 @@ n + t: all positions are computed at once, so that token stands for the one draf
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -19,16 +20,25 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     Eagle3Config,
 )
-from dart_jax.models.drafters.block import BlockDrafter
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Array, Batch, TeacherOutputs
-from train.objective import block_drafts, dart_blocks, eagle3_unrolled
+from train.objective.block import PackedBlock
+from train.objective.dart import PackedDart
+from train.objective.eagle3 import PackedEagle3
+from train.objective.packed import HeadInput, PackedDrafter, TeacherBatch
 from train.teacher.teacher import LOGITS, forward, over_vocabulary, with_vocabulary
+
+# The methods that can be trained, by the drafter's config.
+METHODS: dict[type[AnyDrafterConfig], type[PackedDrafter]] = {
+    DartConfig: PackedDart,
+    Eagle3Config: PackedEagle3,
+    BlockConfig: PackedBlock,
+}
 
 # Byte limit of a chunk's attention scores, per device.
 _SCORES = 2**30
@@ -83,24 +93,6 @@ class Predictions(NamedTuple):
     weights: jax.Array | None = None
 
 
-class TeacherBatch(NamedTuple):
-    """A batch with the target's outputs.
-
-    Attributes:
-      tokens: int32 [B, T].
-      document: int32 [B, T], see `Batch`.
-      run: int32 [B, T], see `supervised_runs`.
-      outputs: the target's.
-      embeds: [B, T, D], the target's embedding of the token after each row.
-    """
-
-    tokens: jax.Array
-    document: jax.Array
-    run: jax.Array
-    outputs: TeacherOutputs
-    embeds: jax.Array
-
-
 class Teaching(NamedTuple):
     """The target's side of predictions, as in `Predictions`.
 
@@ -120,7 +112,7 @@ class DraftInputs(NamedTuple):
 
     Attributes:
       params: the drafter's trained parameters.
-      real: the real rows, see `real_rows` of the drafter's method.
+      real: the real rows, see `PackedDrafter.real_rows`.
       frozen: the parameters that are not trained; the target's head has the draft vocabulary only.
       data: the batch, with the target's outputs.
       anchors: int32 [B, A], the rows to draft from; None for all rows.
@@ -179,6 +171,16 @@ class PackedForward:
     max_chunk: int | None = None
     mesh: Mesh | None = None
 
+    @functools.cached_property
+    def method(self) -> PackedDrafter:
+        """What drafts with this drafter."""
+        return METHODS[type(self.drafter)](self.drafter, self.num_positions)
+
+    @property
+    def positions(self) -> jax.Array:
+        """The drafted positions, int32 [d], from 1."""
+        return jnp.arange(1, self.num_positions + 1, dtype=jnp.int32)
+
     def inputs(
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> DraftInputs:
@@ -198,13 +200,12 @@ class PackedForward:
         # Each model computes in its own dtype: `hidden`, for the target's head, keeps the target's.
         dtype = jax.tree.leaves(params)[0].dtype
         data = data._replace(embeds=data.embeds.astype(dtype))
-        drafter, features = bind(self.drafter, frozen.whole(params)), data.outputs.features
-        features, document = jnp.asarray(features, dtype), data.document
-        if isinstance(self.drafter, BlockConfig):
-            mask = jax.lax.stop_gradient(embed(jnp.int32(self.drafter.mask_token_id)))
-            real = block_drafts.real_rows(drafter, features, mask.astype(dtype), document)
-        else:
-            real = self._method.real_rows(drafter, features, data.embeds, document)
+        real = self.method.real_rows(
+            bind(self.drafter, frozen.whole(params)),
+            jnp.asarray(data.outputs.features, dtype),
+            data,
+            lambda tokens: embed(tokens).astype(dtype),
+        )
         return DraftInputs(params, real, frozen, data, anchors)
 
     def chunks(self, inputs: DraftInputs) -> tuple[int, int]:
@@ -224,17 +225,10 @@ class PackedForward:
         else:
             anchors = jnp.take(inputs.anchors, index, axis=1, mode="fill", fill_value=t)
         real, anchors = anchors < t, jnp.minimum(anchors, t - 1)
-        hidden = self._method.draft(
-            bind(self.drafter, frozen.whole(params)),
-            inputs.real,
-            data.embeds,
-            data.document,
-            anchors,
-            steps=self.num_positions,
-            successive=inputs.anchors is None,
-        )
+        drafter, successive = bind(self.drafter, frozen.whole(params)), inputs.anchors is None
+        hidden = self.method.draft(drafter, inputs.real, data, anchors, successive)
         shared = None
-        if inputs.anchors is None:
+        if successive:
             reach = jnp.arange(1, size + self.num_positions, dtype=jnp.int32)[None]
             shared = self._teaching(frozen, data, anchors[:, :1] + reach)
         head = {name: leaf for name, leaf in params.items() if name in HEAD}
@@ -243,9 +237,8 @@ class PackedForward:
 
     def predictions(self, chunk: Chunk, t: jax.Array) -> Predictions:
         """Returns a chunk's predictions at position `t`, int32 from 1."""
-        params, _, frozen, data, _ = chunk.inputs
-        weights = None if chunk.weights is None else jnp.take(chunk.weights, t - 1, axis=-1)
-        anchors, draft_ids = chunk.anchors, frozen.draft_ids
+        inputs, anchors = chunk.inputs, chunk.anchors
+        frozen, data = inputs.frozen, inputs.data
         if chunk.shared is None:
             teaching = self._teaching(frozen, data, anchors + t)
         else:
@@ -253,19 +246,16 @@ class PackedForward:
             teaching = jax.tree.map(
                 lambda x: jax.lax.dynamic_slice_in_dim(x, t - 1, size, axis=1), chunk.shared
             )
-        drafter = bind(self.drafter, frozen.whole(params | chunk.head))
-        hidden = jax.lax.dynamic_index_in_dim(chunk.hidden, t - 1, axis=2, keepdims=False)
-        before = _gather(data.tokens, anchors + t)
-        confidence = None
-        if isinstance(self.drafter, BlockConfig):
-            logits, confidence = self._of_block(drafter, frozen, hidden, before)
-        else:
-            logits = drafter.logits(hidden)
-        if isinstance(self.drafter, DrafterConfig) and self.drafter.pair_rank:
-            before, draftable = to_draft_ids(before, draft_ids)
-            factors = drafter.pairs.factors(drafter.normed(hidden), before)
-            scored = draftable & (t > 1)
-            logits += drafter.pairs.all_next(jnp.where(scored[..., None], factors, 0))
+        logits, confidence = self.method.logits(
+            bind(self.drafter, frozen.whole(inputs.params | chunk.head)),
+            HeadInput(
+                jax.lax.dynamic_index_in_dim(chunk.hidden, t - 1, axis=2, keepdims=False),
+                t,
+                _gather(data.tokens, anchors + t),
+                frozen.draft_ids,
+                functools.partial(self._target_logits, frozen),
+            ),
+        )
         return Predictions(
             t,
             teaching.teacher,
@@ -273,47 +263,23 @@ class PackedForward:
             teaching.best,
             jax.nn.log_softmax(logits),
             chunk.real & valid_predictions(data.document, data.run, anchors, t),
-            draft_ids,
+            frozen.draft_ids,
             confidence,
-            weights,
+            None if chunk.weights is None else jnp.take(chunk.weights, t - 1, axis=-1),
         )
 
-    def _of_block(
-        self, drafter: BlockDrafter, frozen: Frozen, hidden: jax.Array, before: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """A block drafter's logits, float32 [B, C, Vd], and its confidence.
-
-        Args:
-          drafter: bound to its parameters.
-          frozen: the parameters that are not trained; the target's head may be the drafter's, too.
-          hidden: [B, C, D], the last layer's output.
-          before: int32 [B, C], the tokens before those that are predicted.
-        """
-        config, normed = self.drafter, drafter.normed(hidden)
-        assert isinstance(config, BlockConfig)
-
-        def of_target(normed: jax.Array) -> jax.Array:
-            dtype = dtype_of(frozen.target)
-            return bind(self.target, frozen.target).logits(normed.astype(dtype))
-
-        logits = drafter.logits(normed, of_target)
-        first = None
-        if config.pair_rank:
-            logits += drafter.pairs.all_next(drafter.pairs.factors(normed, before))
-            first = drafter.pairs.first_factors(before)
-        if config.confidence is None:
-            return logits, None
-        first = first if config.confidence == "pairs" else None
-        return logits, drafter.confidence(normed, first)
-
-    def _teaching(self, frozen: Frozen, data: TeacherBatch, rows: jax.Array) -> Teaching:
-        """Returns what the target teaches at rows int32 [B, A]; its head is already cut."""
+    def _target_logits(self, frozen: Frozen, hidden: jax.Array) -> jax.Array:
+        """The logits of the target's head, which is already cut: [..., D] -> float32 [..., Vd]."""
         config = self.target
         if not self._all_tokens:
             config = dataclasses.replace(config, tie_word_embeddings=False)
+        return bind(config, frozen.target).logits(hidden.astype(dtype_of(frozen.target)))
+
+    def _teaching(self, frozen: Frozen, data: TeacherBatch, rows: jax.Array) -> Teaching:
+        """Returns what the target teaches at rows int32 [B, A]."""
         rows = jnp.minimum(rows, data.tokens.shape[1] - 1)
         hidden = take_rows(jnp.asarray(data.outputs.hidden), rows)
-        logits = bind(config, frozen.target).logits(hidden)
+        logits = self._target_logits(frozen, hidden)
         within = jax.nn.logsumexp(logits, axis=-1)
         mass = jnp.exp(within - _gather(data.outputs.log_total, rows))
         if self._all_tokens:
@@ -323,23 +289,10 @@ class PackedForward:
     def _fitting_chunk(self, batch: int, rows: int, successive: bool) -> int:
         """Returns the number of anchors per row whose logits and scores fit their limits."""
         batch = -(-batch // Devices(self.mesh).groups)
-        queries = self.num_positions  # rows of attention scores per anchor
-        if isinstance(self.drafter, Eagle3Config):
-            queries = 1
-        elif isinstance(self.drafter, BlockConfig):
-            queries = self.drafter.block_size
-        elif successive and self.drafter.num_hidden_layers == 1:
-            queries = 2
-        scores = 4 * batch * queries * self.drafter.num_attention_heads * rows
+        score_rows = self.method.score_rows(successive)
+        scores = 4 * batch * score_rows * self.drafter.num_attention_heads * rows
         logits = 4 * batch * self.drafter.draft_vocab_size
         return max(1, min(LOGITS // logits, _SCORES // scores))
-
-    @property
-    def _method(self) -> Any:
-        """The module that drafts with this drafter."""
-        if isinstance(self.drafter, BlockConfig):
-            return block_drafts
-        return dart_blocks if isinstance(self.drafter, DrafterConfig) else eagle3_unrolled
 
     @property
     def _all_tokens(self) -> bool:
@@ -377,8 +330,7 @@ class PackedForward:
         b, t, _ = hidden.shape
         if anchors is None or anchors.shape[1] * self.num_positions >= t:
             return over_vocabulary(self.target, frozen.target, hidden, self.mesh)
-        reach = jnp.arange(1, self.num_positions + 1, dtype=jnp.int32)
-        rows = jnp.minimum((anchors[:, :, None] + reach[None, None]).reshape(b, -1), t - 1)
+        rows = jnp.minimum((anchors[:, :, None] + self.positions[None, None]).reshape(b, -1), t - 1)
         log_total, best = (
             jnp.put_along_axis(jnp.zeros((b, t), x.dtype), rows, x, axis=1, inplace=False)
             for x in over_vocabulary(self.target, frozen.target, take_rows(hidden, rows), self.mesh)
@@ -412,14 +364,6 @@ def valid_predictions(
     own = _gather(document, anchors)
     within = (predicted < document.shape[1]) & (_gather(document, predicted) == own) & (own > 0)
     return within & (_gather(run, predicted) >= t)
-
-
-def to_draft_ids(tokens: jax.Array, draft_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the draft ids of the target's ids `tokens`, int32 [...], and whether they have one,
-    bool [...]; where they have none, the draft id is arbitrary."""
-    index = jnp.searchsorted(draft_ids, tokens).astype(jnp.int32)
-    index = jnp.minimum(index, draft_ids.shape[0] - 1)
-    return index, jnp.take(draft_ids, index) == tokens
 
 
 def _gather(rows: Array, index: jax.Array) -> jax.Array:

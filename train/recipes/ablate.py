@@ -28,7 +28,7 @@ from rich.table import Table
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
 from dart_jax.model import DEMO, DartModel
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DartConfig
 from dart_jax.programs.command_line import RESUMABLE, check_least, parse, program
 from dart_jax.programs.outputs import check_outputs, write_json
 from dart_jax.programs.provenance import report
@@ -204,7 +204,7 @@ def _figures(config: AblateConfig, settings: DrafterTraining, drafter: Path) -> 
         settings.target, drafter, config.ngram, dtype=settings.target_dtype
     )
     target, acceptance, params = model.target, settings.acceptance, model.params
-    assert isinstance(model.drafter, DrafterConfig)
+    assert isinstance(model.drafter, DartConfig)
     assert settings.cache is not None
     data = prepare(
         settings.data,

@@ -38,9 +38,8 @@ from train.run.mesh import (
     replicated,
 )
 from train.run.optimizer import learning_rate, make_optimizer
-from train.run.prefetch import BatchSource, loading
 from train.run.report import Report
-from train.run.step import Loss, TrainState, make_update, state_shardings
+from train.run.step import BatchSource, Loss, TrainState, loading, make_update, state_shardings
 from train.run.work_directory import exclusive
 
 _MOST_STEPS = 2**31 - 1  # step numbers are int32

@@ -28,7 +28,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import (
     AnyDrafterConfig,
     BlockConfig,
-    DrafterConfig,
+    DartConfig,
     Eagle3Config,
 )
 
@@ -64,7 +64,7 @@ def drafting_method(
       eagle: depth and width of an EAGLE-3 drafter's trees.
     """
     match drafter:
-        case DrafterConfig():
+        case DartConfig():
             return Dart(drafter, nodes, candidates)
         case BlockConfig():
             return Block(drafter, nodes, candidates)
@@ -76,20 +76,6 @@ def drafting_method(
             return drafter.method(nodes)
 
 
-_TITLES = {
-    DrafterConfig: "DART",
-    Eagle3Config: "EAGLE-3",
-    TargetConfig: "draft model",
-}
-
-
 def drafter_title(drafter: AnyDrafter | None) -> str:
     """The name of a drafting method, for people."""
-    if drafter is None:
-        return "none"
-    if isinstance(drafter, MethodConfig):
-        return drafter.title
-    if isinstance(drafter, BlockConfig):
-        return drafter.kind
-    pairs = isinstance(drafter, DrafterConfig) and drafter.pair_rank > 0
-    return _TITLES[type(drafter)] + (" with pair scores" if pairs else "")
+    return "none" if drafter is None else drafter.traits.title

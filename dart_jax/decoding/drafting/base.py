@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -18,8 +19,11 @@ from dart_jax.decoding.sampling import (
     scale_and_filter,
 )
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
+from dart_jax.models.cache import init_cache
+from dart_jax.models.drafter_config import ParallelConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.target import Target
+from dart_jax.models.traits import DraftingConfig, Traits
 
 
 class PromptRows(NamedTuple):
@@ -86,7 +90,7 @@ class DraftInput(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Candidates for the host's search.
+    """Candidates for the search.
 
     Attributes:
       ids: int32 [B, d, k], the target's.
@@ -101,12 +105,12 @@ class Candidates(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """The result of drafting: trees, or candidates for the host's search.
+    """The result of drafting: trees, or candidates for the search.
 
     Attributes:
       trees: int32 [B, 4, N + 1], packed (see `dart_jax.decoding.tree`), or without scores
-        [B, 3, N + 1]; None if the host builds them.
-      candidates: for the host's search; None if there are none.
+        [B, 3, N + 1]; None if a search builds them.
+      candidates: for the search; None if there are none.
       confidence: float32 [B, d], the probability that the target accepts any token of a position
         if it did at those before; None if the method cannot tell.
     """
@@ -122,10 +126,17 @@ class DraftingMethod(abc.ABC):
     Subclasses are frozen dataclasses, since a step is compiled for its method.
 
     Attributes:
+      config: selects the method.
       nodes: tree nodes without the root, N.
     """
 
+    config: DraftingConfig
     nodes: int
+
+    @property
+    def traits(self) -> Traits:
+        """The method's traits."""
+        return self.config.traits
 
     @property
     def depth(self) -> int:
@@ -133,29 +144,9 @@ class DraftingMethod(abc.ABC):
         return self.nodes
 
     @property
-    def searches(self) -> bool:
-        """True if trees come from a search over candidates."""
-        return False
-
-    @property
-    def sequential(self) -> bool:
-        """True if larger trees take more passes of a drafter."""
-        return False
-
-    @property
-    def couples(self) -> bool:
-        """True if the method ranks its drafts with the noise of the target's draws."""
-        return False
-
-    @property
-    def couples_on_host(self) -> bool:
-        """True if the host's search adds the noise."""
-        return False
-
-    @property
     def positions(self) -> int:
-        """Drafted positions that the host's search uses, d; none beyond the maximum depth."""
-        return self.depth if self.searches else 0
+        """Drafted positions that a search uses, d; none beyond the maximum depth."""
+        return 0 if self.traits.search is None else self.depth
 
     @property
     def candidates(self) -> int:
@@ -164,12 +155,12 @@ class DraftingMethod(abc.ABC):
 
     @property
     def pairs(self) -> bool:
-        """True if the candidates come with pair scores."""
-        return False
+        """True if the candidates come with pair scores, and trees have pairs."""
+        return self.traits.pairs and self.depth > 1
 
-    @abc.abstractmethod
     def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> Any:
-        """Returns the state before the first row, a pytree of arrays; None if the method has none.
+        """Returns the state before the first row, a pytree of arrays or None; by default the cache
+        of a network.
 
         Args:
           batch: B.
@@ -177,6 +168,9 @@ class DraftingMethod(abc.ABC):
           dtype: of activations.
           options: of the drafter's layers.
         """
+        config: Any = self.config
+        layers, heads = config.num_hidden_layers, config.num_key_value_heads // options.shards
+        return init_cache(layers, batch, heads, capacity, config.head_dim, dtype)
 
     @abc.abstractmethod
     def read(self, draft_state: Any, rows: PromptRows) -> Any:
@@ -203,7 +197,34 @@ class DraftingMethod(abc.ABC):
         """
 
 
-class MethodConfig(abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class Parallel(DraftingMethod):
+    """Base class of DART and block drafters: one forward pass predicts all positions, and a search
+    builds the tree from their candidates. `draft_state` is the drafter's cache.
+
+    Attributes:
+      config: the drafter's shapes.
+      nodes: tree nodes without the root, N.
+      max_candidates: candidates per drafted position; the whole draft vocabulary if that is
+        smaller.
+    """
+
+    config: ParallelConfig
+    nodes: int
+    max_candidates: int
+
+    @property
+    def depth(self) -> int:
+        """Maximum depth of a tree."""
+        return min(self.config.num_positions, self.nodes)
+
+    @property
+    def candidates(self) -> int:
+        """Candidates per drafted position, k."""
+        return min(self.max_candidates, self.config.draft_vocab_size)
+
+
+class MethodConfig(DraftingConfig, abc.ABC):
     """Selects a drafting method that needs no parameters of its own; `DartModel.with_drafter` takes
     it. Subclasses are frozen dataclasses.
 
@@ -212,6 +233,11 @@ class MethodConfig(abc.ABC):
     """
 
     title: ClassVar[str]
+
+    @property
+    def traits(self) -> Traits:
+        """Those of a method that drafts its trees alone; see the base class."""
+        return Traits(kind=self.title)
 
     @abc.abstractmethod
     def method(self, nodes: int) -> DraftingMethod:

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from dart_jax.decoding.drafting.base import (
     Candidates,
     DraftInput,
+    Parallel,
     PromptRows,
     Proposal,
     most_coupled,
 )
-from dart_jax.decoding.drafting.parallel import Parallel
 from dart_jax.decoding.sampling import Noise, divided
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows

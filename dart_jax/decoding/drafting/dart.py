@@ -1,4 +1,4 @@
-"""DART: one forward pass drafts all positions; the host's search builds the tree from them."""
+"""DART: one forward pass drafts all positions; the search builds the tree from them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from dart_jax.decoding.drafting.base import (
     Candidates,
     DraftInput,
+    Parallel,
     PromptRows,
     Proposal,
     most_coupled,
 )
-from dart_jax.decoding.drafting.parallel import Parallel
 from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, KVCache, first_rows, order_after
-from dart_jax.models.drafter_config import DrafterConfig
-from dart_jax.models.drafters.dart import Drafter
+from dart_jax.models.drafter_config import DartConfig
+from dart_jax.models.drafters.dart import DartDrafter
 from dart_jax.models.pure import bind
 
 
@@ -28,7 +28,7 @@ from dart_jax.models.pure import bind
 class Dart(Parallel):
     """Drafts with a DART drafter (see the base class)."""
 
-    config: DrafterConfig
+    config: DartConfig
 
     def read(self, draft_state: Cache, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""
@@ -76,6 +76,6 @@ class Dart(Parallel):
             top, index = most_coupled(inputs, logits, draft_ids, self.candidates, vocabulary)
             return Candidates(jnp.take(draft_ids, index), top), index
 
-    def _drafter(self, inputs: DraftInput) -> Drafter:
+    def _drafter(self, inputs: DraftInput) -> DartDrafter:
         config = self.config.shortened(self.depth)
         return bind(config, inputs.params["drafter"], inputs.options)

@@ -13,16 +13,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.logits import mark_seen, penalize_repetition
 from dart_jax.decoding.sampling import draw, greedy
 from dart_jax.decoding.tree import chain
 from dart_jax.models.attention.compaction import extend, keep_rows
-from dart_jax.models.cache import Cache, KVCache, first_rows, init_cache, order_after
+from dart_jax.models.cache import Cache, first_rows, order_after
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
 
 
@@ -39,21 +37,6 @@ class DraftModel(DraftingMethod):
 
     config: TargetConfig
     nodes: int
-
-    @property
-    def sequential(self) -> bool:
-        """True: each level takes a pass."""
-        return True
-
-    @property
-    def couples(self) -> bool:
-        """True: it samples with the noise."""
-        return True
-
-    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> KVCache:
-        """Returns a cache without rows; see the base class."""
-        config, heads = self.config, self.config.num_key_value_heads // options.shards
-        return init_cache(config.num_hidden_layers, batch, heads, capacity, config.head_dim, dtype)
 
     def read(self, draft_state: Cache, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""

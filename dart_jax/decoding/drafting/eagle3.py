@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting.base import (
     DraftingMethod,
@@ -17,9 +16,8 @@ from dart_jax.decoding.drafting.base import (
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
-from dart_jax.models.cache import Cache, KVCache, init_cache, order_after
+from dart_jax.models.cache import Cache, order_after
 from dart_jax.models.drafter_config import Eagle3Config
-from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind
 
 
@@ -41,21 +39,6 @@ class Eagle3(DraftingMethod):
     def depth(self) -> int:
         """Maximum depth of a tree."""
         return min(self.tree.levels, self.nodes)
-
-    @property
-    def sequential(self) -> bool:
-        """True: each level takes a pass."""
-        return True
-
-    @property
-    def couples(self) -> bool:
-        """True: nodes are ranked with the noise."""
-        return True
-
-    def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> KVCache:
-        """Returns a cache without rows; see the base class."""
-        config, heads = self.config, self.config.num_key_value_heads // options.shards
-        return init_cache(1, batch, heads, capacity, config.head_dim, dtype)
 
     def read(self, draft_state: Cache, rows: PromptRows) -> Cache:
         """Reads rows of the prompts; see the base class."""

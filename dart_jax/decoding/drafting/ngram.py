@@ -1,4 +1,4 @@
-"""Drafting with only the n-gram model: the host's search grows trees of its continuations."""
+"""Drafting with only the n-gram model: the search grows trees of its continuations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dart_jax.decoding.drafting.base import (
 )
 from dart_jax.errors import UserError
 from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.traits import Traits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,11 @@ class NgramConfig(MethodConfig):
     def __post_init__(self) -> None:
         if self.levels < 1:
             raise UserError(f"an n-gram tree needs at least 1 level, got {self.levels}")
+
+    @property
+    def traits(self) -> Traits:
+        """Only the search knows what it drafts, so it adds the noise, too; see the base class."""
+        return Traits(kind=self.title, search="ngram", couples=True)
 
     def method(self, nodes: int) -> Ngram:
         """Returns the method; see the base class."""
@@ -58,21 +64,6 @@ class Ngram(DraftingMethod):
         """Maximum depth of a tree."""
         return min(self.config.levels, self.nodes)
 
-    @property
-    def searches(self) -> bool:
-        """True: the host grows the tree."""
-        return True
-
-    @property
-    def couples(self) -> bool:
-        """True: the search ranks continuations with the noise."""
-        return True
-
-    @property
-    def couples_on_host(self) -> bool:
-        """True: only the search knows what it drafts."""
-        return True
-
     def empty(self, batch: int, capacity: int, dtype: DTypeLike, options: LayerOptions) -> None:
         """None: it keeps nothing."""
 
@@ -80,5 +71,5 @@ class Ngram(DraftingMethod):
         """Reads nothing."""
 
     def __call__(self, draft_state: None, inputs: DraftInput) -> tuple[None, Proposal]:
-        """Proposes nothing: the host drafts."""
+        """Proposes nothing: the search drafts."""
         return None, Proposal()

@@ -24,6 +24,7 @@ from dart_jax.decoding.drafting.base import (
 from dart_jax.decoding.tree import chain
 from dart_jax.errors import UserError
 from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.traits import Traits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,11 @@ class PromptLookupConfig(MethodConfig):
                 f"prompt lookup needs 1 <= shortest <= longest, got {self.shortest} and "
                 f"{self.longest}"
             )
+
+    @property
+    def traits(self) -> Traits:
+        """See the base class."""
+        return Traits(kind=self.title, chain=True)
 
     def method(self, nodes: int) -> PromptLookup:
         """Returns the method; see the base class."""

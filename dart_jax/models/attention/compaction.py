@@ -26,16 +26,10 @@ _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 def append(
     cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array, kernel: AttentionKernel
 ) -> AnyCache:
-    """Computes `cache.append` by the kernel for its sizes.
+    """Computes `cache.append`, whose arguments these are, by the kernel for its sizes.
 
-    Args:
-      cache: see there.
-      rows: see there.
-      index: see there.
-      length: see there.
-      kernel: what computes attention. Where that is the C++ core, it also writes all rows; where it
-        is Triton's kernel, another one writes those of many layers at once, if it is made for their
-        size.
+    Where `kernel`, which computes attention, is the C++ core, it also writes all rows; where it is
+    Triton's, another one writes the rows of many layers at once, if it is made for their size.
     """
     if kernel == "native":
         return append_rows(cache, rows, index, length)

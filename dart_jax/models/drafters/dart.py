@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import PLAIN, Prefix, Segment, window_start, windowed
 from dart_jax.models.cache import Cache, KVCache
-from dart_jax.models.drafter_config import DrafterConfig
+from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.drafters.layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafters.pairs import PairScores
 from dart_jax.models.kernels.options import LayerOptions
@@ -24,17 +24,17 @@ from dart_jax.models.native_layer import NativeDraftLayer, one_call
 from dart_jax.models.rope import rotate
 
 
-class Drafter(DraftLayer):
+class DartDrafter(DraftLayer):
     """One or a few decoder layers over real rows and mask rows; the head is over the draft
     vocabulary.
 
-    `__call__` drafts after the last row of a sequence; `train.objective.dart_blocks` drafts after
+    `__call__` drafts after the last row of a sequence; `train.objective.dart` drafts after
     every row.
     """
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: DartConfig,
         options: LayerOptions = LayerOptions(),
         *,
         dtype: DTypeLike = jnp.float32,

@@ -52,8 +52,7 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 def spec_of(config: SplitConfig, names: Sequence[str | int], dims: int) -> P:
     """The spec of one of a model's parameters, given its path and its number of dimensions."""
     axis = next((AXES[name] for name in names if name in AXES), None)
-    of_all_heads = isinstance(config, TargetConfig) and config.architecture.qk_norm == "all"
-    if of_all_heads and any(name in _HEAD_NORMS for name in names):
+    if config.norms_all_heads and any(name in _HEAD_NORMS for name in names):
         axis = OUT
     # Of outputs: all devices have all of them.
     if axis is None or (axis == IN and names[-1] in ("bias", "scale")):
@@ -81,21 +80,7 @@ def check_divides(config: SplitConfig, mesh: Mesh | AbstractMesh) -> None:
       UserError: something does not divide evenly.
     """
     count = mesh.shape[MODEL]
-    sizes = {
-        "attention heads": config.num_attention_heads,
-        "columns of the MLP": config.intermediate_size,
-    }
-    if not isinstance(config, TargetConfig):
-        sizes["tokens of the draft vocabulary"] = config.draft_vocab_size
-        sizes["features"] = config.features_width
-    else:
-        sizes["tokens of the vocabulary"] = config.vocab_size
-    if isinstance(config, TargetConfig) and config.moe is not None:
-        sizes["experts"] = config.moe.num_experts
-        if config.moe.shared_intermediate_size is not None:
-            sizes["columns of the shared expert"] = config.moe.shared_intermediate_size
-        if len(config.moe.dense_layers) == 0:
-            del sizes["columns of the MLP"]
+    sizes = {"attention heads": config.num_attention_heads, **config.shared_sizes}
     for what, size in sizes.items():
         if size % count:
             raise UserError(f"{count} devices of a mesh cannot share {size} {what} evenly")
