@@ -377,7 +377,7 @@ def draft(
 
     Returns:
       The state with the new `draft_state`, and `trees` if they are built on the device; and the
-      candidates for the host's search.
+      candidates for the search.
     """
     candidates = no_candidates(config, inputs.last.shape[0])
     if config.drafting is not None:
@@ -398,7 +398,7 @@ def draft(
 
 
 def no_candidates(config: DecodeConfig, batch: int) -> Candidates:
-    """Zeros, where nothing was drafted for the host's search."""
+    """Zeros, where nothing was drafted for the search."""
     buffer = config.host_buffer
     shape = (batch, buffer.positions, buffer.candidates)
     pairs = jnp.zeros((batch, *buffer.pairs_shape), jnp.float32) if buffer.pairs else None

@@ -33,7 +33,7 @@ class EngineConfig:
     Beside running texts fewer are read, in about the time of a burst."""
     burst: int | None = None
     """Steps that the device takes before the host sees their tokens, at most: a text that is
-    streamed arrives in pieces of so many steps. By default as many as take about 30 ms."""
+    streamed arrives in pieces of that length. By default as many as take about 30 ms."""
     queue: int = 256
     """Requests that may wait for a slot."""
     tree_nodes: int | None = None

@@ -302,7 +302,7 @@ class Engine:
     def _like(self, first: Sequence, length: int, left: int) -> list[Sequence]:
         """The sequences to read beside the first: as many tokens of each, at most, all with or all
         without the drafter, and all with or all without scores; one of each group if no more than
-        so many tokens may be read."""
+        `left` tokens may be read."""
         scheduler, shapes = self.scheduler, self.runner.shapes
         most = shapes.prompts_for(length)
         if most * length > left:
@@ -328,7 +328,7 @@ class Engine:
         return groups
 
     def _places(self, sequences: SequenceOf[Sequence], rows: int) -> list[int]:
-        """The rows of sequences in a program with so many for each group."""
+        """The rows of sequences in a program with `rows` for each group."""
         places = {
             sequence: group * rows + n
             for group, each in enumerate(self._by_group(sequences))

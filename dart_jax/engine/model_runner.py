@@ -427,7 +427,7 @@ class ModelRunner:
         trees: np.ndarray | None,
         nodes: np.ndarray,
     ) -> dict[int, Draft]:
-        """The drafts of the sequences that report them, of which so many nodes were verified, by
+        """The drafts of the sequences that report them, of which `nodes` [n] nodes were verified, by
         their place. Copies: views would keep all rows alive."""
         drafts, last = {}, self._drafts
         for i, sequence in zip(places, sequences, strict=True):

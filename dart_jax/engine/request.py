@@ -51,7 +51,7 @@ class Request:
       choice: which of several texts with the same seed; the row that `num_return_sequences` gives
         it.
       stop_ids: ids that end the text.
-      min_new_tokens: before so many tokens none of them follows; a grammar knows no such number.
+      min_new_tokens: none of them follows before this number of tokens; not with a grammar.
       grammar: what the text must follow, as `Grammars.check` returns it; None for anything.
       thoughts: what the text may have before that; None for nothing.
       logprobs: report every token's log-probability, and this many of the most likely tokens; None
@@ -172,7 +172,7 @@ class Draft(NamedTuple):
     Attributes:
       tree: int32 [3, N + 1], the draft tree (see `dart_jax.decoding.tree`).
       context: int32 [4], the last tokens, up to the tree's root (see `HostBuffer`).
-      ids: int32 [d, k], the candidates that the host's search built the tree from; d is 0 if there
+      ids: int32 [d, k], the candidates that the search built the tree from; d is 0 if there
         was no search.
       logits: float32 [d, k], the candidates' logits.
       pairs: float32 [d - 1, k, k], their pair scores; [0, k, k] if the drafter has none.

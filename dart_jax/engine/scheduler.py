@@ -154,7 +154,7 @@ class Scheduler:
             sequence.num_cached_pages += 1
 
     def has_room(self, rows: int) -> bool:
-        """True if there are pages for so many more rows of all running sequences."""
+        """True if there are pages for `rows` more rows of all running sequences."""
         missing = [0] * len(self.pools)
         for sequence in self.running:
             missing[self.group(sequence)] += self._more_pages(sequence, rows)
@@ -168,7 +168,7 @@ class Scheduler:
         return len(sequence.pages) < self._pages_for(sequence.limit)
 
     def make_room(self, rows: int) -> None:
-        """Gives every running sequence pages for so many more rows, the oldest first; some may
+        """Gives every running sequence pages for `rows` more rows, the oldest first; some may
         have to wait again."""
         for sequence in list(self.running):
             if sequence.slot is None:

@@ -123,7 +123,7 @@ class Sequence:
         return self.request.prompt_logprobs is not None and scored < self.prompt_length - 1
 
     def add_scores(self, scores: TokenScores, rows: int) -> None:
-        """Adds the scores of the next tokens: of so many rows, as far as there are any."""
+        """Adds the scores of the next tokens: of `rows` rows, as far as there are any."""
         assert self.request.prompt_logprobs is not None
         count = min(rows, self.num_unread_tokens)
         # Copies: views would keep all rows of a program alive.
@@ -142,7 +142,7 @@ class Sequence:
         return Logprobs(*map(np.concatenate, zip(*self.scores, strict=True)))
 
     def advance(self, rows: int) -> None:
-        """Notes that so many more tokens were read, as far as there are any."""
+        """Notes that `rows` more tokens were read, as far as there are any."""
         end = min(self.next_position + rows, self.num_tokens - 1)
         self.num_computed_tokens = max(self.num_computed_tokens, end)
         if self.drafter_reads:

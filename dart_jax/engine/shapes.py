@@ -165,7 +165,7 @@ class Shapes:
         return max(each[-1] for each in self.sizes.values())
 
     def rows_for(self, sequences: int) -> int:
-        """Rows of a step of so many sequences of a group."""
+        """Rows of a step of a number of sequences of a group."""
         return next(n for n in self.rows if n >= sequences)
 
     def fewer_rows(self, rows: int) -> int:
@@ -178,11 +178,11 @@ class Shapes:
         return _CHUNK_ROWS_ELSEWHERE if self.together else _CHUNK_ROWS
 
     def longest_chunk(self, rows: int) -> int:
-        """The longest chunk of so many rows, if there is one, or else the shortest of all."""
+        """The longest chunk of at most `rows` rows, if there is one, or else the shortest of all."""
         return max((n for n in self.chunks if n <= rows), default=self.chunks[0])
 
     def chunk_for(self, tokens: int) -> int:
-        """Tokens of the next chunk, such that so many are read the soonest."""
+        """Tokens of the next chunk, such that `tokens` are read the soonest."""
         enough = next((n for n in self.chunks if n >= tokens), self.chunks[-1])
         if self.together or tokens >= self.chunks[-1]:
             return enough
@@ -190,7 +190,7 @@ class Shapes:
         return min(enough, fewer, key=lambda first: self._cost(tokens, first))
 
     def _cost(self, tokens: int, first: int) -> int:
-        """The cost of reading so many tokens with such a chunk first, in rows."""
+        """The cost of reading `tokens` with a chunk of length `first` first, in rows."""
         rest = tokens - first
         others = self._cost(rest, self.chunk_for(rest)) if rest > 0 else 0
         return first + _CHUNK_ROWS + others
@@ -201,7 +201,7 @@ class Shapes:
         return max(most, 1) if self.together else 1
 
     def width(self, pages: int) -> int:
-        """Columns of the tables of a step, of which no sequence uses more than so many."""
+        """Columns of the tables of a step, of which no sequence uses more than `pages`."""
         return next(n for n in self.widths if n >= pages)
 
     @property

@@ -105,7 +105,7 @@ class Counters:
                     self._accepted[depth - 1] += 1
 
     def end(self, seconds: float) -> None:
-        """Counts the end of a request, which had a slot for so many seconds."""
+        """Counts the end of a request, which had a slot for `seconds`."""
         self._held.append(seconds)
 
     @property

@@ -83,7 +83,7 @@ class _Kind:
         self.timing = stepwise and not known.costs  # whether steps verify one number after another
         self.tour: list[int] = []  # sizes to visit first, the last one first
         self.drafted = self.pauses = 0
-        self.check = self.next_check  # in so many steps with drafts
+        self.check = self.next_check  # steps with drafts until then
         self.seconds, self.timed = 0.0, 0
         self.state = self.burst()
 

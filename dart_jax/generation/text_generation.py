@@ -139,7 +139,7 @@ class TextGeneration:
         yield from self._steps(1)
 
     def _steps(self, limit: int | None) -> Generator[Step, None, None]:
-        """Generates in bursts of so many steps, at most."""
+        """Generates in bursts of at most `limit` steps."""
         self._started, engine = True, self._engine
         rows = {engine.add(sequence): row for row, sequence in enumerate(self._sequences)}
         while engine.busy:
