@@ -58,20 +58,14 @@ MAX_SHARD_SIZE = 5_000_000_000
 
 
 def read_drafter_config(directory: Path) -> AnyDrafterConfig:
-    """Reads the config of a drafter's directory.
-
-    Raises:
-      UserError: it is missing or not supported.
-    """
+    """Reads the config of a drafter's directory; raises UserError if it is missing or not
+    supported."""
     return drafter_config(read_json(directory / "config.json"))
 
 
 def read_any_drafter_config(directory: Path) -> AnyDrafterConfig | TargetConfig:
-    """Reads the config of a drafter, or of a small model that can draft token by token.
-
-    Raises:
-      UserError: it is missing or not supported.
-    """
+    """Reads the config of a drafter, or of a small model that can draft token by token; raises
+    UserError if it is missing or not supported."""
     json = read_json(directory / "config.json")
     if is_drafter(json) or "model_type" not in json:
         return drafter_config(json)
@@ -117,19 +111,10 @@ def load_target(
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
     config, files = open_target(directory)
-    if mesh is not None:
-        placement = ModelPlacement(config, mesh)
-    else:
-        placement = DEFAULT if place is None else place(config)
-    params = load_params(
-        files,
-        config,
-        dtype,
-        keep_bfloat16=keep_bfloat16,
-        keep_blocks=keep_blocks,
-        int8=int8,
-        place=placement,
-    )
+    placement = DEFAULT if place is None else place(config)
+    placement = placement if mesh is None else ModelPlacement(config, mesh)
+    keep = {"keep_bfloat16": keep_bfloat16, "keep_blocks": keep_blocks, "int8": int8}
+    params = load_params(files, config, dtype, **keep, place=placement)
     return config if mesh is None else with_kv_heads(config, mesh), params
 
 
@@ -154,8 +139,7 @@ def save_target(
     special = {"eos_token_id": list(eos) or None, "bos_token_id": None, "pad_token_id": None}
     generation = directory / "generation_config.json"
     if eos:
-        text = json.dumps({"eos_token_id": list(eos)}) + "\n"
-        write_atomically(generation, text.encode())
+        write_atomically(generation, f"{json.dumps({'eos_token_id': list(eos)})}\n".encode())
     else:
         generation.unlink(missing_ok=True)  # of an earlier checkpoint
     _save(directory, config, special, params, {}, max_shard_size)
@@ -252,25 +236,16 @@ def save_drafter(
         extra["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
         extra["t2d"] = np.isin(np.arange(config.vocab_size), ids)
     if isinstance(config, BlockConfig):
-        extra |= _copy_of_head(config, head)
-        if config.layout == "deepspec" and embedding is None and not config.own_embedding:
+        copies = config.layout == "deepspec"  # of the target's head and embedding
+        if not config.own_head and (head is not None or copies):
+            if head is None or head.shape != (config.hidden_size, config.vocab_size):
+                raise UserError("DeepSpec's layout has a copy of the target's head; pass it")
+            extra["lm_head.weight"] = np.asarray(head).T
+        if copies and embedding is None and not config.own_embedding:
             raise UserError("DeepSpec's layout has a copy of the target's embedding; pass it")
     if embedding is not None:
         extra["embed_tokens.weight"] = np.asarray(embedding)
     _save(Path(directory), config, {}, params, extra, max_shard_size)
-
-
-def _copy_of_head(config: BlockConfig, head: jax.Array | None) -> dict[str, np.ndarray]:
-    """The target's head as a block drafter's file has it, unless the drafter has its own.
-
-    Raises:
-      UserError: it is missing, or has another shape.
-    """
-    if config.own_head or (head is None and config.layout != "deepspec"):
-        return {}
-    if head is None or head.shape != (config.hidden_size, config.vocab_size):
-        raise UserError("DeepSpec's layout has a copy of the target's head; pass it")
-    return {"lm_head.weight": np.asarray(head).T}
 
 
 def resolve_dtype(dtype: DTypeLike) -> np.dtype:
@@ -299,9 +274,8 @@ def _save(
 ) -> None:
     tensors = stored_tensors(config, params)
     tensors |= {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in extra.items()}
-    float_dtype = jax.tree.leaves(params)[0].dtype.name
-    json_config = {**config.to_json(), **fields, "torch_dtype": float_dtype}
-    text = json.dumps(json_config, indent=2) + "\n"
+    fields = fields | {"torch_dtype": jax.tree.leaves(params)[0].dtype.name}
+    text = json.dumps(config.to_json() | fields, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
     pairs = {}
     if isinstance(config, DrafterConfig) and config.pair_rank:

@@ -12,33 +12,18 @@ from dart_jax.weights.gguf.file import GgufFiles
 
 # Fields that say what others or the tensors say, too, or nothing about the computation here.
 _UNUSED = (
-    "attention.layer_norm_epsilon",
-    "classifier.output_labels",
-    "decoder_start_token_id",
-    "expert_feed_forward_length",
-    "expert_shared_count",
-    "expert_shared_feed_forward_length",
-    "pooling_type",
-    "rope.dimension_sections",
-    "rope.mrope_section",  # the same, as Ollama names it
-    "rope.scaling.finetuned",
-    "tensor_data_layout",
+    *("attention.layer_norm_epsilon", "classifier.output_labels", "decoder_start_token_id"),
+    *("expert_feed_forward_length", "expert_shared_count", "expert_shared_feed_forward_length"),
+    *("pooling_type", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size"),
+    *("rope.dimension_sections", "rope.mrope_section"),  # the same; the latter is Ollama's
     "use_parallel_residual",  # of GPT-NeoX; early converters wrote it for all
-    "vocab_size",
 )
 # Fields of which a 1 changes nothing, as little as a 0 in any.
 _FACTORS = (
-    "attention.output_scale",
-    "embedding_scale",
+    *("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale"),
+    *("expert_group_count", "expert_group_used_count", "expert_weights_scale"),
+    *("interleave_moe_layer_step", "moe_every_n_layers", "rope.scaling.alpha"),
     "expert_gating_func",  # softmax
-    "expert_group_count",
-    "expert_group_used_count",
-    "expert_weights_scale",
-    "interleave_moe_layer_step",
-    "logit_scale",
-    "moe_every_n_layers",
-    "residual_scale",
-    "rope.scaling.alpha",
 )
 # The one field that is a text.
 _TEXT = "rope.scaling.type"
@@ -67,9 +52,9 @@ class Fields:
         value = self.files.metadata.get(f"{self.architecture}.{name}", default)
         if isinstance(value, list) and name not in _PATTERNS:
             if len(set(value)) > 1:
+                path = self.files.paths[0]
                 raise UserError(
-                    f"{self.files.paths[0]}: {name} differs from layer to layer, which is not "
-                    "supported"
+                    f"{path}: {name} differs from layer to layer, which is not supported"
                 )
             value = value[0] if value else default
         return value
@@ -149,11 +134,8 @@ def _specified() -> Iterator[str]:
 
 
 def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Returns the `config.json` of a model.
-
-    Args:
-      files: the model.
-      factors: divisors of RoPE's frequencies, by the name of their tensor.
+    """Returns the `config.json` of a model, given the divisors of RoPE's frequencies by the name of
+    their tensor.
 
     Raises:
       UserError: its architecture is not supported, or a field is missing.
@@ -303,6 +285,11 @@ def _llama(of: Fields) -> dict[str, Any]:
     return {"model_type": "llama", **_biases(of)}
 
 
+def _window(of: Fields) -> dict[str, Any]:
+    """The sliding window of all layers; None if there is none."""
+    return {"sliding_window": of("attention.sliding_window") or None}
+
+
 def _biases(of: Fields) -> dict[str, Any]:
     """Biases of linear layers: those for which there are tensors."""
     return {
@@ -385,10 +372,6 @@ def _pattern(of: Fields, pattern: Any) -> dict[str, Any]:
     return {"layer_types": [kinds[bool(windowed[i % len(windowed)])] for i in layers]}
 
 
-def _phi3(of: Fields) -> dict[str, Any]:
-    return {"model_type": "phi3", "sliding_window": of("attention.sliding_window") or None}
-
-
 def _qwen_moe(of: Fields, model_type: str, *, renormalized: bool) -> dict[str, Any]:
     """Mixtures of experts of Qwen; their widths are those of the tensors."""
     config: dict[str, Any] = {
@@ -414,7 +397,7 @@ _ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "granite": _granite,
     "llama": _llama,
     "olmo2": _olmo,
-    "phi3": _phi3,
+    "phi3": lambda of: {"model_type": "phi3", **_window(of)},
     "qwen2": lambda _: {"model_type": "qwen2"},
     "qwen2moe": lambda of: _qwen_moe(of, "qwen2_moe", renormalized=False),
     "qwen2vl": lambda _: {"model_type": "qwen2"},  # for text alone, M-RoPE is RoPE
