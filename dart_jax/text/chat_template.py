@@ -160,7 +160,7 @@ class ChatTemplate:
         for n, probe in probes.items():
             listed = isinstance(chat[n].get("content"), list)
             chat[n] = chat[n] | {"content": _parts(probe) if listed else probe}
-        text = self._try(self._with_parts(chat), options)
+        text = self._text(chat, options)
         return all(probe in text for probe in probes.values())
 
     def _with_parts(self, messages: list[Message]) -> list[Message]:
@@ -170,12 +170,11 @@ class ChatTemplate:
         return [each | {"content": _parts(each.get("content", ""))} for each in messages]
 
     def _shows(self, messages: list[Message], *probes: str) -> bool:
-        text = self._text(messages)
-        return all(probe in text for probe in probes)
+        return all(probe in self._text(messages) for probe in probes)
 
-    def _text(self, messages: list[Message]) -> str:
+    def _text(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         """The text of some messages; empty if the template refuses them."""
-        return self._try(self._with_parts(messages))
+        return self._try(self._with_parts(messages), options)
 
     def _try(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         try:

@@ -12,17 +12,10 @@ import numpy as np
 import tokenizers
 
 from dart_jax.errors import UserError, warn
+from dart_jax.text import tokenizer_files
 from dart_jax.text.chat_template import ChatTemplate
 from dart_jax.text.fingerprint import vocabulary_size
-from dart_jax.text.tokenizer_files import (
-    FILE,
-    line,
-    place,
-    processor_template,
-    read_backend,
-    read_directory,
-    wrap,
-)
+from dart_jax.text.tokenizer_files import FILE, line, read_backend
 
 
 class Tokenizer:
@@ -48,17 +41,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Reads a target's directory, or only a `tokenizer.json`, without a chat template.
-
-        Raises:
-          UserError: there is no tokenizer, or it is damaged.
-        """
+        """Reads a target's directory, or only a `tokenizer.json`, without a chat template. Raises
+        UserError if there is no tokenizer, or it is damaged."""
         path = Path(path)
         if path.is_file():
             return cls(read_backend(path))
         if not path.is_dir():
             raise UserError(f"no directory {path}; pass one with a {FILE}")
-        backend, wrapped = read_directory(path)
+        backend, wrapped = tokenizer_files.read_directory(path)
         tokenizer = cls(backend, path)
         tokenizer._wrapped = wrapped
         return tokenizer
@@ -66,15 +56,12 @@ class Tokenizer:
     @cached_property
     def wrapped(self) -> Any:
         """The directory's `transformers.PreTrainedTokenizerBase`, with its chat template; None
-        without a directory.
-
-        Raises:
-          UserError: a file next to `tokenizer.json` is damaged.
-        """
+        without a directory. Raises UserError if a file next to `tokenizer.json` is damaged."""
         if self.directory is None:
             return None
-        wrapped = wrap(self.directory) if self._wrapped is None else self._wrapped
-        template = processor_template(self.directory)
+        wrapped = self._wrapped
+        wrapped = tokenizer_files.wrap(self.directory) if wrapped is None else wrapped
+        template = tokenizer_files.processor_template(self.directory)
         if template is not None and wrapped.chat_template is None:
             wrapped.chat_template, self._processors = template, True
         elif template not in (None, wrapped.chat_template):
@@ -119,13 +106,8 @@ class Tokenizer:
         return f"{id}" if token is None else f"{id} ({token!r})"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes a text, with the special tokens that the tokenizer adds around it or without.
-
-        Other threads run meanwhile.
-
-        Raises:
-          UserError: the text is not valid Unicode.
-        """
+        """Encodes a text, with the special tokens that the tokenizer adds around it or without;
+        other threads run meanwhile. Raises UserError if the text is not valid Unicode."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -155,7 +137,9 @@ class Tokenizer:
         """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
         _check_messages(messages)
         if not self.chat_template:
-            where = place(self.directory) if self.directory else f"a {FILE} by itself"
+            where = (
+                tokenizer_files.place(self.directory) if self.directory else f"a {FILE} by itself"
+            )
             raise UserError(
                 f"no chat template in {where}; pass plain text, or put a chat_template.jinja there"
             )
@@ -173,10 +157,7 @@ class Tokenizer:
     def template_for(self, options: Mapping[str, Any]) -> str:
         """The source of the chat template that the options choose, as in transformers: the one that
         `chat_template` names, or is; else the one for `tools`, if there are some; else the default.
-
-        Raises:
-          UserError: there is no such template.
-        """
+        Raises UserError if there is no such template."""
         template, choice = self.chat_template, options.get("chat_template")
         names = sorted(template) if isinstance(template, dict) else []
         if choice is not None and choice not in names and "{" not in choice:

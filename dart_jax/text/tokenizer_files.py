@@ -42,16 +42,11 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def read_directory(directory: Path) -> tuple[tokenizers.Tokenizer, Any | None]:
-    """Reads a directory's tokenizer.
+    """Reads a directory's tokenizer, and that of transformers if it was needed; raises UserError if
+    there is none, or it is damaged.
 
     transformers is imported only where it makes another tokenizer of `FILE` than that says: where
     the other files add tokens or name a class of its own.
-
-    Returns:
-      The tokenizer, and that of transformers if it was needed.
-
-    Raises:
-      UserError: there is no tokenizer, or it is damaged.
     """
     if not (directory / FILE).is_file():
         if not any(file for pattern in _VOCABULARIES for file in directory.glob(pattern)):
@@ -67,11 +62,8 @@ def read_directory(directory: Path) -> tuple[tokenizers.Tokenizer, Any | None]:
 
 
 def wrap(directory: Path) -> Any:
-    """Loads the `transformers.PreTrainedTokenizerBase` of a directory.
-
-    Raises:
-      UserError: a file is damaged, or without `FILE` none can be built.
-    """
+    """Loads the `transformers.PreTrainedTokenizerBase` of a directory; raises UserError if a file
+    is damaged, or without `FILE` none can be built."""
     transformers = _transformers()
     whole = (directory / FILE).is_file()
     config = _read(directory / "tokenizer_config.json")
@@ -108,11 +100,8 @@ def wrap(directory: Path) -> Any:
 
 def processor_template(directory: Path) -> str | dict[str, str] | None:
     """The chat template of a vision-language model's processor, which is not part of its tokenizer:
-    that of `processor_config.json`, else of `chat_template.json`; or several by name.
-
-    Raises:
-      UserError: a file is damaged.
-    """
+    that of `processor_config.json`, else of `chat_template.json`; or several by name. Raises
+    UserError if a file is damaged."""
     for name in ("processor_config.json", "chat_template.json"):
         template = _read(directory / name).get("chat_template")
         if isinstance(template, list):

@@ -231,6 +231,7 @@ def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
         return value.swapaxes(-1, -2) if piece.transposed else value
 
     def read() -> np.ndarray:
-        return entry.join([array(piece) for piece in entry.pieces])
+        parts = [array(piece) for piece in entry.pieces]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
 
     return Tensor(entry.shape, params[entry.pieces[0].path].dtype, read)

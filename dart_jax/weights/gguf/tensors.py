@@ -106,11 +106,11 @@ def open_source(paths: tuple[Path, ...], source: Source) -> Tensor:
         part = read_rows(first * inner, last * inner)
         return part.reshape(last - first, *source.shape[1:])[(slice(None), *region[1:])]
 
-    in_parts = len(source.shape) > 1 and not source.heads and not source.offset
-    whole_rows = in_parts and source.shape == stored.shape
-    matrix = len(source.shape) == 2 and source.shape == stored.shape and not source.offset
-    blocks = Blocks(stored.kind, read_blocks) if matrix and dequantize is not None else None
-    return Tensor(source.shape, dtype, read, read_part if whole_rows else None, blocks)
+    alike = source.shape == stored.shape and not source.offset
+    part = read_part if alike and len(source.shape) > 1 and not source.heads else None
+    matrix = alike and len(source.shape) == 2 and dequantize is not None
+    blocks = Blocks(stored.kind, read_blocks) if matrix else None
+    return Tensor(source.shape, dtype, read, part, blocks)
 
 
 def size_of(kind: str, shape: tuple[int, ...]) -> int:
@@ -131,10 +131,7 @@ def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray] | 
     import gguf
 
     type_ = gguf.GGMLQuantizationType[kind]
-
-    def dequantize(numbers: np.ndarray) -> np.ndarray:
-        return gguf.dequantize(numbers, type_)
-
+    dequantize = functools.partial(gguf.dequantize, qtype=type_)
     try:
         dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8))
     except NotImplementedError:
