@@ -176,16 +176,6 @@ class Tokenizer:
 
         return self._templates.setdefault(source, ChatTemplate(source, render))
 
-    def for_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        template: str,
-        options: Mapping[str, Any] | None = None,
-    ) -> list[dict[str, Any]]:
-        """The messages as a chat template, given by its source, takes them with some options, with
-        all that the assistant thought."""
-        return self.template(template).messages(messages, options or {})
-
     def adds_to_chat(self, text: str) -> bool:
         """Tells whether the tokenizer adds special tokens around a chat, rendered to `text`.
 

@@ -236,16 +236,25 @@ def save_drafter(
         extra["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
         extra["t2d"] = np.isin(np.arange(config.vocab_size), ids)
     if isinstance(config, BlockConfig):
-        copies = config.layout == "deepspec"  # of the target's head and embedding
-        if not config.own_head and (head is not None or copies):
-            if head is None or head.shape != (config.hidden_size, config.vocab_size):
-                raise UserError("DeepSpec's layout has a copy of the target's head; pass it")
-            extra["lm_head.weight"] = np.asarray(head).T
-        if copies and embedding is None and not config.own_embedding:
+        extra |= _copy_of_head(config, head)
+        if config.layout == "deepspec" and embedding is None and not config.own_embedding:
             raise UserError("DeepSpec's layout has a copy of the target's embedding; pass it")
     if embedding is not None:
         extra["embed_tokens.weight"] = np.asarray(embedding)
     _save(Path(directory), config, {}, params, extra, max_shard_size)
+
+
+def _copy_of_head(config: BlockConfig, head: jax.Array | None) -> dict[str, np.ndarray]:
+    """The target's head as a block drafter's file has it, unless the drafter has its own.
+
+    Raises:
+      UserError: it is missing, or has another shape.
+    """
+    if config.own_head or (head is None and config.layout != "deepspec"):
+        return {}
+    if head is None or head.shape != (config.hidden_size, config.vocab_size):
+        raise UserError("DeepSpec's layout has a copy of the target's head; pass it")
+    return {"lm_head.weight": np.asarray(head).T}
 
 
 def resolve_dtype(dtype: DTypeLike) -> np.dtype:

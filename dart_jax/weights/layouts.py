@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -134,14 +133,15 @@ def layout(
     """
     name = _name if pairs else _drafter_name
     if isinstance(config, BlockConfig):
-        name = partial(_block_name, rules=_MARKOV if config.selector_top_k is None else _SELECTOR)
+        rules = _SELECTOR if config.selector_top_k is not None else _MARKOV
+        name = lambda path: _block_name(path, rules)  # noqa: E731
     elif isinstance(config, TargetConfig):
         rules = _PHI3 if config.architecture.fused else {}
         if config.moe is not None:
             rules = _MIXTRAL if config.model_type == "mixtral" else _QWEN_MOE
             if any(name.endswith(".mlp.experts.gate_up_proj") for name in stored):
                 rules = _FUSED_EXPERTS
-        name = partial(_target_name, rules=rules)
+        name = lambda path: _target_name(path, rules)  # noqa: E731
     return _entries(name, part(config, abstract_params(config), pairs=pairs))
 
 
