@@ -142,7 +142,5 @@ def writing(what: str, directory: Path, remains: Callable[[], str] = lambda: "")
 
 def _number(error: BaseException) -> int | None:
     """Returns the system's error number; tensorstore reports it only in the message."""
-    if isinstance(error, OSError):
-        return error.errno
     match = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(match[1]) if match else None
+    return error.errno if isinstance(error, OSError) else int(match[1]) if match else None

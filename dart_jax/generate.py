@@ -65,11 +65,13 @@ class GenerateConfig(ModelChoice):
         super().__post_init__()
         if not isinstance(self.template_kwargs, dict):
             raise UserError("--chat-template-kwargs must be a JSON object")
-        if self.together.several and self.mesh is None:
+        if not self.together.several:
+            return
+        if self.mesh is None:
             raise UserError("processes decode together on the devices of a mesh; pass --mesh")
-        if self.together.several and self.model == "auto" and self.target is None:
+        if self.model == "auto" and self.target is None:
             raise UserError("processes decode together with one model; pass --model or --target")
-        if self.together.several and self.prompt == "-":
+        if self.prompt == "-":
             raise UserError(
                 "where processes decode together, pass the prompt as an argument of all"
             )

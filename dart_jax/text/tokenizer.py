@@ -29,13 +29,16 @@ class Tokenizer:
       directory: holds the other files, such as the chat template; None if there is none.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, directory: Path | None = None):
-        """Wraps a tokenizer and switches off its padding and truncation."""
+    def __init__(
+        self, backend: tokenizers.Tokenizer, directory: Path | None = None, wrapped: Any = None
+    ):
+        """Wraps a tokenizer and switches off its padding and truncation; `wrapped` is that of
+        transformers, as far as it was needed to load the tokenizer."""
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
         self.directory = directory
-        self._wrapped: Any | None = None  # as far as it was needed to load the tokenizer
+        self._wrapped = wrapped
         self._templates: dict[str, ChatTemplate] = {}  # by their source
         self._processors = False  # whether `chat_template` belongs to a processor
 
@@ -49,9 +52,7 @@ class Tokenizer:
         if not path.is_dir():
             raise UserError(f"no directory {path}; pass one with a {FILE}")
         backend, wrapped = tokenizer_files.read_directory(path)
-        tokenizer = cls(backend, path)
-        tokenizer._wrapped = wrapped
-        return tokenizer
+        return cls(backend, path, wrapped)
 
     @cached_property
     def wrapped(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +146,12 @@ def _adds_nothing(
 def _named(fields: Mapping[str, Any]) -> Iterator[str]:
     """The special tokens that a config names."""
     for name, value in fields.items():
+        several: Iterable[Any] = ()
         if name in ("additional_special_tokens", "extra_special_tokens"):
             several = value.values() if isinstance(value, Mapping) else value or ()
         elif name.endswith("_token") and isinstance(value, str | Mapping):
             several = (value,)
-        else:
-            continue
-        for token in several:
-            yield token if isinstance(token, str) else token["content"]
+        yield from (token if isinstance(token, str) else token["content"] for token in several)
 
 
 def _stub(transformers: Any, directory: Path) -> Any:
@@ -179,16 +177,13 @@ def _read(path: Path) -> dict[str, Any]:
     """The contents of a JSON file next to the tokenizer; empty if there is none."""
     if not path.is_file():
         return {}
+    begin = f"cannot read the files next to {path.parent / FILE}: {path.name}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise UserError(
-            f"cannot read the files next to {path.parent / FILE}: {path.name}: {line(error)}"
-        ) from None
+        raise UserError(f"{begin}: {line(error)}") from None
     if not isinstance(content, dict):
-        raise UserError(
-            f"cannot read the files next to {path.parent / FILE}: {path.name} holds no JSON object"
-        )
+        raise UserError(f"{begin} holds no JSON object")
     return content
 
 
