@@ -103,18 +103,12 @@ class ChatTemplate:
     @cached_property
     def several_calls(self) -> bool:
         """Whether a message may have several calls."""
-        style = self.calls
-        return style is not None and self._shows(
-            [_USER, _calling(style, _ONE, _FIVE), _RESULT, _RESULT], _ONE, _FIVE
-        )
+        return self._shows_calls(_ONE, _FIVE)
 
     @cached_property
     def text_beside_calls(self) -> bool:
         """Whether a message may have both a text and calls."""
-        style = self.calls
-        return style is not None and self._shows(
-            [_USER, _calling(style, _ONE) | {"content": _FIVE}, _RESULT], _ONE, _FIVE
-        )
+        return self._shows_calls(_ONE, content=_FIVE)
 
     @cached_property
     def results(self) -> bool:
@@ -168,6 +162,13 @@ class ChatTemplate:
         if not self._only_parts:
             return messages
         return [each | {"content": _parts(each.get("content", ""))} for each in messages]
+
+    def _shows_calls(self, *names: str, **fields: str) -> bool:
+        """Whether it shows a message with calls of these names and with further fields."""
+        style, results = self.calls, [_RESULT] * len(names)
+        return style is not None and self._shows(
+            [_USER, _calling(style, *names) | fields, *results], *names, *fields.values()
+        )
 
     def _shows(self, messages: list[Message], *probes: str) -> bool:
         return all(probe in self._text(messages) for probe in probes)

@@ -35,7 +35,7 @@ class Fields:
     """The fields of one architecture, which remember what was asked for."""
 
     def __init__(self, files: GgufFiles):
-        self.files = files
+        self.files, self.path = files, files.paths[0]
         self.architecture = files.metadata.get("general.architecture")
         self.asked: set[str] = set()
 
@@ -52,9 +52,8 @@ class Fields:
         value = self.files.metadata.get(f"{self.architecture}.{name}", default)
         if isinstance(value, list) and name not in _PATTERNS:
             if len(set(value)) > 1:
-                path = self.files.paths[0]
                 raise UserError(
-                    f"{path}: {name} differs from layer to layer, which is not supported"
+                    f"{self.path}: {name} differs from layer to layer, which is not supported"
                 )
             value = value[0] if value else default
         return value
@@ -63,7 +62,7 @@ class Fields:
         """The value of a field that every model has, a number."""
         value = self(name, default)
         if value is None:
-            raise UserError(f"{self.files.paths[0]} lacks {self.architecture}.{name}")
+            raise UserError(f"{self.path} lacks {self.architecture}.{name}")
         if not isinstance(value, int | float) or not value > 0:
             raise self.misfit(name, "no positive number")
         return value
@@ -83,11 +82,11 @@ class Fields:
         """Makes the error that a field has no value of its kind."""
         key = f"{self.architecture}.{name}"
         value = self.files.metadata.get(key)
-        return UserError(f"{self.files.paths[0]} has {key} = {value!r:.60}, {what}")
+        return UserError(f"{self.path} has {key} = {value!r:.60}, {what}")
 
     def refusal(self, name: str, why: str = "is not supported and changes the text") -> UserError:
         """Makes the error that a field cannot be used."""
-        key, path = f"{self.architecture}.{name}", self.files.paths[0]
+        key, path = f"{self.architecture}.{name}", self.path
         return UserError(
             f"{path} has {key} = {self.files.metadata[key]!r:.60}, which {why}; pass the model's "
             "unquantised checkpoint or, if the field is a mistake, a copy without it: "
@@ -143,15 +142,15 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
     of = Fields(files)
     if (kind := files.metadata.get("general.type", "model")) != "model":
         raise UserError(
-            f"{files.paths[0]} holds no model but what it calls {kind!r}; pass the model's file"
+            f"{of.path} holds no model but what it calls {kind!r}; pass the model's file"
         )
     if of.architecture not in _ARCHITECTURES:
         raise UserError(
-            f"{files.paths[0]} holds a model of architecture {of.architecture!r}; supported in "
+            f"{of.path} holds a model of architecture {of.architecture!r}; supported in "
             f"GGUF files are {', '.join(_ARCHITECTURES)}"
         )
     if not of("attention.causal", True):
-        raise UserError(f"{files.paths[0]} holds a model whose attention is not causal")
+        raise UserError(f"{of.path} holds a model whose attention is not causal")
     width, heads, head = of.need("embedding_length"), of.need("attention.head_count"), _head(of)
     length, down = of.need("context_length"), of.shape("blk.0.ffn_down.weight")
     # Ollama's converter leaves out what all models of a generation have.
@@ -159,7 +158,7 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
     base = 1e6 if of.architecture == "gemma3" else 1e4
     embedding = of.shape("token_embd.weight")
     if embedding is None:
-        raise UserError(f"{files.paths[0]} lacks token_embd.weight; is it one part of a model?")
+        raise UserError(f"{of.path} lacks token_embd.weight; is it one part of a model?")
     config = {
         "vocab_size": embedding[0],
         "hidden_size": width,
@@ -190,7 +189,7 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
         if (of("attention.sliding_window") or length) < length:
             raise of.refusal("attention.sliding_window")
     if names := of.rest():
-        note = f"{files.paths[0]} has fields that are not used: {', '.join(names)}"
+        note = f"{of.path} has fields that are not used: {', '.join(names)}"
         config[NOTES] = [*(config.get(NOTES) or ()), note]
     return {name: value for name, value in config.items() if value is not None}
 
@@ -201,9 +200,7 @@ def _head(of: Fields) -> int:
     size = queries[0] if queries else of.need("embedding_length")
     head = of("attention.key_length", size // heads)
     if of("attention.value_length", head) != head:
-        raise UserError(
-            f"{of.files.paths[0]}: keys and values of different lengths are not supported"
-        )
+        raise UserError(f"{of.path}: keys and values of different lengths are not supported")
     return head
 
 
@@ -227,7 +224,7 @@ def _rope_scaling(
     if factors and kind not in ("none", "longrope"):
         names = ", ".join(name.removesuffix(".weight") for name in factors)
         raise UserError(
-            f"{of.files.paths[0]} holds divisors of frequencies ({names}) beside RoPE scaling "
+            f"{of.path} holds divisors of frequencies ({names}) beside RoPE scaling "
             f"{kind!r}, which is not supported"
         )
     if "rope_freqs.weight" in factors:  # Llama 3's
@@ -241,13 +238,13 @@ def _rope_scaling(
             scaling["attention_factor"] = attention
         return {"rope_scaling": scaling, "original_max_position_embeddings": original or length}
     if long or short or kind == "longrope":
-        raise UserError(f"{of.files.paths[0]} lacks rope_factors_long or rope_factors_short")
+        raise UserError(f"{of.path} lacks rope_factors_long or rope_factors_short")
     if kind == "none":
         return {}
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind != "yarn":
-        raise UserError(f"{of.files.paths[0]}: RoPE scaling {kind!r} is not supported")
+        raise UserError(f"{of.path}: RoPE scaling {kind!r} is not supported")
     scaling = {
         "rope_type": "yarn",
         "factor": factor,
@@ -330,7 +327,7 @@ def _gemma3(of: Fields) -> dict[str, Any]:
     cap, told = of("final_logit_softcapping"), None
     if cap == 30 and of("block_count") == 26:  # an older converter's, of Ollama
         key = "gemma3.final_logit_softcapping"
-        cap, told = None, [f"{of.files.paths[0]} has {key} = 30, which Gemma 3 1B does not have"]
+        cap, told = None, [f"{of.path} has {key} = 30, which Gemma 3 1B does not have"]
     return {
         NOTES: told,
         "model_type": "gemma3_text",
