@@ -58,17 +58,8 @@ def make_once(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def check_writable(path: Path, *, directory: bool = False) -> None:
-    """Tries, before any work, to write where a result will be written.
-
-    Creates missing directories. What lies at `path` stays as it is.
-
-    Args:
-      path: the file to write.
-      directory: whether `path` is a directory to write files in.
-
-    Raises:
-      UserError: it cannot be written.
-    """
+    """Tries, before any work, to write a file, or files in a directory. Creates missing
+    directories; what lies at `path` stays as it is. Raises UserError if it cannot be written."""
     place = path if directory else path.parent
     try:
         if not directory and path.is_dir():
@@ -128,13 +119,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(what: str, directory: Path, remains: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Turns errors of the operating system while writing into a `UserError`.
-
-    Args:
-      what: what is being written, for the message.
-      directory: where.
-      remains: returns text to append to the message: what has been saved so far.
-    """
+    """Turns errors of the operating system while writing `what` in a directory into a `UserError`;
+    `remains` returns text to append to its message: what has been saved so far."""
     try:
         yield
     except UserError:
@@ -156,7 +142,5 @@ def writing(what: str, directory: Path, remains: Callable[[], str] = lambda: "")
 
 def _number(error: BaseException) -> int | None:
     """Returns the system's error number; tensorstore reports it only in the message."""
-    if isinstance(error, OSError):
-        return error.errno
     match = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(match[1]) if match else None
+    return error.errno if isinstance(error, OSError) else int(match[1]) if match else None

@@ -18,13 +18,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from dart_jax.chat import talk
 from dart_jax.errors import UserError
 from dart_jax.generation import Completion, GenerationConfig, Piece, TextGeneration
 from dart_jax.model import DartModel
@@ -32,6 +31,7 @@ from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 
+HELP = "/reset begins anew, /exit or Ctrl-D ends; Ctrl-C stops an answer, or ends between answers"
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
 
 # Control characters, which could move the cursor or set a title; all except tab and line feed.
@@ -65,11 +65,13 @@ class GenerateConfig(ModelChoice):
         super().__post_init__()
         if not isinstance(self.template_kwargs, dict):
             raise UserError("--chat-template-kwargs must be a JSON object")
-        if self.together.several and self.mesh is None:
+        if not self.together.several:
+            return
+        if self.mesh is None:
             raise UserError("processes decode together on the devices of a mesh; pass --mesh")
-        if self.together.several and self.model == "auto" and self.target is None:
+        if self.model == "auto" and self.target is None:
             raise UserError("processes decode together with one model; pass --model or --target")
-        if self.together.several and self.prompt == "-":
+        if self.prompt == "-":
             raise UserError(
                 "where processes decode together, pass the prompt as an argument of all"
             )
@@ -97,30 +99,17 @@ def read_prompt(config: GenerateConfig) -> str:
         ) from None
 
 
-def messages(config: GenerateConfig, text: str) -> str | list[dict[str, Any]]:
-    """Returns a prompt's text, or its chat messages."""
-    if not config.chat and config.system is None:
-        return text
-    system = [] if config.system is None else [{"role": "system", "content": config.system}]
-    return [*system, {"role": "user", "content": text}]
-
-
 def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
     """Returns the generation options: those given, on top of the target's own if requested."""
     if not config.use_generation_config:
         return config.generation
-    changes = {
-        field.name: getattr(config.generation, field.name)
-        for field in dataclasses.fields(GenerationConfig)
-        if getattr(config.generation, field.name) != getattr(GenerationConfig(), field.name)
-    }
+    default = GenerationConfig()
+    given = {f.name: getattr(config.generation, f.name) for f in dataclasses.fields(default)}
+    changes = {name: value for name, value in given.items() if value != getattr(default, name)}
     # A temperature above 0 asks for sampling, and 0 for none, whatever the file says.
-    return GenerationConfig.of(
-        dataclasses.replace(model.generation_config, do_sample=None)
-        if "temperature" in changes
-        else model.generation_config,
-        changes,
-    )
+    own = model.generation_config
+    own = dataclasses.replace(own, do_sample=None) if "temperature" in changes else own
+    return GenerationConfig.of(own, changes)
 
 
 def run(
@@ -151,8 +140,65 @@ def run(
     if talks and read is not None:
         talk(model, generation, config.system, template, read, answer, err)
         return
-    prompt = messages(config, text)
+    prompt: str | list[dict[str, str]] = text
+    if config.chat or config.system is not None:
+        system = [] if config.system is None else [{"role": "system", "content": config.system}]
+        prompt = [*system, {"role": "user", "content": text}]
     answer(model.stream(prompt, generation, chat_template_kwargs=template))
+
+
+def talk(
+    model: DartModel,
+    config: GenerationConfig,
+    system: str | None,
+    template_kwargs: Mapping[str, Any],
+    read: Callable[[str], str],
+    answer: Callable[[TextGeneration], None],
+    err: Console,
+) -> None:
+    """Talks turn by turn until the user ends it.
+
+    Args:
+      model: its target has a chat template.
+      config: generation options.
+      system: system message, if any.
+      template_kwargs: arguments of the chat template.
+      read: shows a prompt and returns the next line, like `input`; raises EOFError at the end.
+      answer: shows an answer while it is generated.
+      err: receives notices.
+
+    Raises:
+      UserError: the target has no chat template.
+    """
+    begin = [] if system is None else [{"role": "system", "content": system}]
+    messages: list[dict[str, str]] = list(begin)
+    err.print(HELP, style="dim")
+    while True:
+        try:
+            line = read("> ").strip()
+        except EOFError:
+            err.print()
+            return
+        if line == "/exit":
+            return
+        if line == "/reset":
+            messages = list(begin)
+        if line in ("", "/reset"):
+            continue
+        turn = [*messages, {"role": "user", "content": line}]
+        try:
+            generation = model.stream(turn, config, chat_template_kwargs=template_kwargs)
+        except UserError as error:
+            if len(messages) == len(begin):
+                raise  # the model cannot chat at all
+            err.print(f"error: {error}; /reset begins anew", markup=False, highlight=False)
+            continue
+        try:
+            answer(generation)
+        except KeyboardInterrupt:
+            generation.close()
+            err.print("\nstopped", style="dim")
+        messages = [*turn, {"role": "assistant", "content": generation.completion.text}]
 
 
 def show(piece: Piece, out: Console) -> None:

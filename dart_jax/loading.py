@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -66,14 +67,8 @@ def load_target_here(
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
     return_large()
-    config, params = load_target(
-        directory,
-        dtype,
-        keep_bfloat16=weights.tiles,
-        keep_blocks=weights.blocks,
-        mesh=mesh,
-        int8=weights.int8,
-    )
+    load = partial(load_target, keep_bfloat16=weights.tiles, keep_blocks=weights.blocks)
+    config, params = load(directory, dtype, mesh=mesh, int8=weights.int8)
     params = weights.prepare(params, config, mesh)
     if jax.default_backend() == "cpu" or mesh is not None or weights.int8:
         config, params = untie(config, params, weights, mesh)
@@ -90,14 +85,14 @@ def load_drafter_here(
     target_directory: Path | None,
     execution: Execution,
 ) -> tuple[AnyDrafterConfig | TargetConfig, DecodeParams, Execution]:
-    """Loads a drafter that fits the target.
+    """Loads a drafter, of a directory and a config, that fits the target.
 
     Args:
       path: its directory.
       config: its config.
       dtype: of its weights.
       target: the target's parameters.
-      target_directory: whose tokenizer a drafter may need.
+      target_directory: the target's, whose head a drafter may need.
       execution: of the target.
 
     Returns:

@@ -9,13 +9,8 @@ from pathlib import Path
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its affinity's, and no more than its groups' quota.
-
-    A quota of 1.5 cores counts as two.
-
-    Args:
-      root: where `proc` and `sys` are.
-    """
+    """Cores that this process may use: its affinity's, and no more than its groups' quota, of which
+    1.5 cores count as two. `root` is where `proc` and `sys` are."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -29,10 +24,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use: the machine's, and no more than its groups' limit.
-
-    Args:
-      root: where `proc` and `sys` are.
-    """
+    `root` is where `proc` and `sys` are."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for group in _groups(root):
         memory = min([memory, *_numbers(group, "memory.max")])

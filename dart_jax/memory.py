@@ -23,11 +23,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 
 
 def parse_memory(text: str) -> int:
-    """Parses a size such as 4GB, 1.5GiB or 800M into bytes.
-
-    Raises:
-      UserError: the text is not a size.
-    """
+    """Parses a size such as 4GB, 1.5GiB or 800M into bytes; raises UserError if it is none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if match is None:
         raise UserError(f"memory must be written like 4GB or 800MB, got {text!r}")
@@ -112,6 +108,5 @@ def _glibc(name: str) -> Callable[..., int] | None:
 def _status(field: str) -> int | None:
     """A size in Linux's file about this process, in bytes; None on other systems."""
     status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.is_file() else []
-    sizes = (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-    return next(sizes, None)
+    found = status.is_file() and re.search(rf"^{field}:\s*(\d+)", status.read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None

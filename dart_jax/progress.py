@@ -37,13 +37,8 @@ class Bars(Progress):
     """
 
     def __init__(self, *columns: ProgressColumn, console: Console, transient: bool = False):
-        """Sets up the bars; `start`, or a `with` statement, shows them.
-
-        Args:
-          columns: of each bar.
-          console: where bars are drawn, if it is a terminal.
-          transient: whether bars disappear at the end; then no line shows the end either.
-        """
+        """Sets up bars of these columns, drawn where `console` is a terminal; `start`, or a `with`
+        statement, shows them. Transient ones disappear, and no line shows their end either."""
         super().__init__(
             *columns,
             console=console,
@@ -69,9 +64,7 @@ class Bars(Progress):
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         """See `Progress`."""
-        before = self._tasks[task_id].finished
-        super().advance(task_id, advance)
-        self._report(task_id, before)
+        self.update(task_id, advance=advance)
 
     def _report(self, task_id: TaskID, finished: bool = False) -> None:
         """Prints a line where one is due; `finished`: whether the task was before."""
@@ -114,15 +107,10 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def stage(description: str, console: Console | None = None) -> Iterator[Callable[[str], None]]:
-    """Shows that work of unknown length is going on; yields a function that describes it anew.
-
-    Args:
-      description: the work, in words.
-      console: see `Bars`; None for stderr.
-    """
-    console = console or Console(stderr=True)
+    """Shows that work of unknown length is going on, on a console (stderr by default); yields a
+    function that describes it anew."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=console or Console(stderr=True), transient=True) as bars:
         task = bars.add_task(description, total=None)
         yield lambda text: bars.update(task, description=text)
 

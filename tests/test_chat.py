@@ -14,9 +14,8 @@ from chat_demo import write_chat_target
 from rich.console import Console
 
 from dart_jax import generate
-from dart_jax.chat import talk
 from dart_jax.errors import UserError
-from dart_jax.generate import GenerateConfig
+from dart_jax.generate import GenerateConfig, talk
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DEMO, DartModel
 

@@ -32,16 +32,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dart_jax.data.fields import (
-    MORE,
-    SYSTEM,
-    describe_unknown,
-    form_of,
-    refuse_unread,
-    refuse_unsupported,
-    unused_fields,
-)
 from dart_jax.data.messages import (
+    MEDIA,
     Messages,
     alternating,
     cleaned,
@@ -51,6 +43,34 @@ from dart_jax.data.messages import (
 )
 from dart_jax.data.records import PARQUET, Record, kind, records, refuse
 from dart_jax.errors import UserError, warn
+
+# The names of fields are those of the data sets on the hub and of the programs that train on them.
+TURNS = ("messages", "conversations", "conversation")
+PAIRS = (
+    ("prompt", "completion"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("question", "response"),
+    ("query", "response"),
+    ("problem", "solution"),
+)
+MORE = ("input", "context")  # of an instruction
+SYSTEM = ("system", "system_prompt", "system_message")
+_MASKS = ("labels", "loss_mask", "completion_mask", "assistant_masks")
+_UNWANTED = ("label", "kto_tag")  # false beside an answer that is not wanted
+REFUSED = {
+    "functions": "write them as `tools`",
+    "history": "write it as `messages`",
+    "documents": "write them into the messages",
+    "chat_template_kwargs": "leave them out; options of the template hold for all records",
+    **dict.fromkeys(MEDIA, "only text is read; leave these records out"),
+}
+_READ = {
+    *("tokens", "prompt_length", *TURNS, *sum(PAIRS, ()), *MORE, "text", "data", *SYSTEM, "tools"),
+    *("id", "source", "finish"),  # where a record is from
+    *("weight", *_MASKS, *_UNWANTED, *REFUSED),
+}
 
 
 class Chat(NamedTuple):
@@ -124,7 +144,7 @@ def read_contents(
         except UserError as error:
             bad(type(error)(f"{record.where}: {error}"))
         else:
-            unused = unused_fields(record.value) if field is None else []
+            unused = _unused_fields(record.value) if field is None else []
             if unused := [name for name in unused if name not in warned]:
                 warned.update(unused)
                 warn(f"{record.where}: not used: {', '.join(unused)}")
@@ -132,15 +152,8 @@ def read_contents(
 
 
 def parse(value: Any, field: str | None = None) -> Content:
-    """Parses a record.
-
-    Args:
-      value: a JSON value.
-      field: the field that holds the text or the chat; None for the forms above.
-
-    Raises:
-      UserError: it matches none of the forms, or is malformed.
-    """
+    """Parses a record, a JSON value, of one of the forms above; or takes its text or chat from
+    `field`. Raises UserError if it has none, or is malformed."""
     if isinstance(value, str):
         return Text(cleaned(value))
     if is_messages(value):
@@ -154,12 +167,12 @@ def parse(value: Any, field: str | None = None) -> Content:
             has = ", ".join(map(str, list(value)[:8])) or "none"
             raise UserError(f"no field {field!r}; name one with --field (it has {has})")
         return _named(record, field)
-    form = form_of(record)
+    form = _form_of(record)
     if not form:
         if "text" in value:
             return Text("")
-        raise NoFormError(describe_unknown(value))
-    refuse_unread(record, form)
+        raise NoFormError(_describe_unknown(value))
+    _refuse_unread(record, form)
     if form == ("tokens",):
         return _tokens(record)
     if form == ("text",):
@@ -254,3 +267,82 @@ def _text(record: dict[str, Any], field: str) -> str:
     if not isinstance(record[field], str):
         raise UserError(f"`{field}` must be a string, not {kind(record[field])}")
     return cleaned(record[field])
+
+
+def _form_of(record: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the fields of the first form that a record has; empty if it has none."""
+    tokens = record.get("tokens")
+    others = tuple((name,) for name in TURNS if name in record)
+    others += tuple(pair for pair in PAIRS if set(pair) <= record.keys())
+    others += (("text",),) if "text" in record else ()
+    unanswered = not record.keys() & {*sum(PAIRS, ()), "chosen", "rejected"} - {"prompt"}
+    others += (("prompt",),) if is_messages(record.get("prompt")) and unanswered else ()
+    data = record.get("data")
+    texts = isinstance(data, list) and all(isinstance(each, str) for each in data)
+    others += (("data",),) if texts or is_messages(data) else ()
+    # Beside another form it may be the number of tokens, or their texts.
+    ids = isinstance(tokens, list) and all(type(token) is int for token in tokens)
+    if tokens is not None and (ids or "prompt_length" in record or not others):
+        return ("tokens",)
+    return others[0] if others else ()
+
+
+def _refuse_unread(record: dict[str, Any], form: tuple[str, ...]) -> None:
+    """Raises UserError for a field that would change the content and is not read."""
+    weight = record.get("weight")
+    if isinstance(weight, int | float) and weight != 1:
+        raise UserError(f"`weight` must be 1, not {weight!r}: all records weigh the same")
+    if form == ("text",):  # it is complete
+        return
+    for name in _MASKS:
+        mask = record.get(name)
+        if isinstance(mask, list) and any(isinstance(each, int | list) for each in mask):
+            raise UserError(
+                f"`{name}` is not supported; only `prompt_length`, or `train` of a message, says "
+                "what is learned"
+            )
+    refuse_unsupported(record)
+    for name in _UNWANTED:
+        if record.get(name) is False:
+            raise UserError(f"`{name}` says that the answer is not wanted; leave such records out")
+    if len(form) == 2:
+        refuse_more(record, form[0])
+
+
+def refuse_more(record: dict[str, Any], question: str) -> None:
+    """Raises UserError for more of a question, which is only read beside an instruction."""
+    for name in MORE:
+        if record.get(name) and question != "instruction":
+            raise UserError(f"`{name}` beside `{question}` is not read; write it there")
+
+
+def refuse_unsupported(record: dict[str, Any]) -> None:
+    """Raises UserError for a field of a chat that is not supported."""
+    for name, cure in REFUSED.items():
+        if record.get(name):
+            raise UserError(f"`{name}` is not supported; {cure}")
+
+
+def _unused_fields(record: Any) -> list[str]:
+    """Returns the fields of a record that say something and belong to no form."""
+    fields = record.items() if isinstance(record, dict) else ()
+    return [name for name, value in fields if value not in (None, "", [], {}) and name not in _READ]
+
+
+def _describe_unknown(record: dict[str, Any]) -> str:
+    """Describes why a record has no form."""
+    if record.keys() & {"chosen", "rejected"}:
+        return (
+            "`chosen` and `rejected` are a preference; rename `chosen`, to `messages` where it is "
+            "a chat and to `completion` behind a `prompt`, and leave `rejected` out"
+        )
+    for name, value in record.items():
+        if value and is_messages(value):
+            return f"`{name}` holds messages; write the whole chat, with all answers, as `messages`"
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            return f"the records seem to be inside of `{name}`; write that list alone into a file"
+    fields = ", ".join(map(str, list(record)[:8])) or "none"
+    return (
+        "not a chat, a prompt with completion, or a text of a supported form; it has the fields "
+        f"{fields}; use `messages` or `text`"
+    )

@@ -49,15 +49,8 @@ class Messages(NamedTuple):
 
 
 def read_messages(turns: Any, name: str) -> Messages:
-    """Reads a list of messages, the same as JSON, or a list of texts, of which the user's is first.
-
-    Args:
-      turns: the list.
-      name: its field, for errors.
-
-    Raises:
-      UserError: it is no such list, or a message is malformed.
-    """
+    """Reads a list of messages, the same as JSON, or a list of texts, of which the user's is first;
+    raises UserError if the field `name` is no such list, or a message is malformed."""
     turns = parsed(turns)
     if not isinstance(turns, list) or not turns:
         what = "empty" if turns == [] else kind(turns)

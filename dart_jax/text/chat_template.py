@@ -103,18 +103,12 @@ class ChatTemplate:
     @cached_property
     def several_calls(self) -> bool:
         """Whether a message may have several calls."""
-        style = self.calls
-        return style is not None and self._shows(
-            [_USER, _calling(style, _ONE, _FIVE), _RESULT, _RESULT], _ONE, _FIVE
-        )
+        return self._shows_calls(_ONE, _FIVE)
 
     @cached_property
     def text_beside_calls(self) -> bool:
         """Whether a message may have both a text and calls."""
-        style = self.calls
-        return style is not None and self._shows(
-            [_USER, _calling(style, _ONE) | {"content": _FIVE}, _RESULT], _ONE, _FIVE
-        )
+        return self._shows_calls(_ONE, content=_FIVE)
 
     @cached_property
     def results(self) -> bool:
@@ -160,7 +154,7 @@ class ChatTemplate:
         for n, probe in probes.items():
             listed = isinstance(chat[n].get("content"), list)
             chat[n] = chat[n] | {"content": _parts(probe) if listed else probe}
-        text = self._try(self._with_parts(chat), options)
+        text = self._text(chat, options)
         return all(probe in text for probe in probes.values())
 
     def _with_parts(self, messages: list[Message]) -> list[Message]:
@@ -169,13 +163,19 @@ class ChatTemplate:
             return messages
         return [each | {"content": _parts(each.get("content", ""))} for each in messages]
 
-    def _shows(self, messages: list[Message], *probes: str) -> bool:
-        text = self._text(messages)
-        return all(probe in text for probe in probes)
+    def _shows_calls(self, *names: str, **fields: str) -> bool:
+        """Whether it shows a message with calls of these names and with further fields."""
+        style, results = self.calls, [_RESULT] * len(names)
+        return style is not None and self._shows(
+            [_USER, _calling(style, *names) | fields, *results], *names, *fields.values()
+        )
 
-    def _text(self, messages: list[Message]) -> str:
+    def _shows(self, messages: list[Message], *probes: str) -> bool:
+        return all(probe in self._text(messages) for probe in probes)
+
+    def _text(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         """The text of some messages; empty if the template refuses them."""
-        return self._try(self._with_parts(messages))
+        return self._try(self._with_parts(messages), options)
 
     def _try(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
         try:

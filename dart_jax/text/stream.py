@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 from dart_jax.errors import UserError
@@ -13,6 +14,7 @@ from dart_jax.text.tokenizer import Tokenizer
 _CONTEXT = 3
 
 _REPLACEMENT = "\ufffd"
+_BYTE = re.compile("<0x..>")
 
 
 class TextStream:
@@ -105,7 +107,7 @@ class TextStream:
         if self.stopped or not token or token_id in self._skipped:
             return ""
         self._run.append(token_id)
-        if not _is_byte(token):
+        if not _BYTE.fullmatch(token):
             return self._until_stop(self._decode(final=False))
         if self._stops and self._is_valid_run():
             new = self._text_of(self._context + self._run)[self._returned :]
@@ -164,7 +166,3 @@ class TextStream:
         end = next(held, len(text))
         self._held = text[end:]
         return text[:end]
-
-
-def _is_byte(token: str) -> bool:
-    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")

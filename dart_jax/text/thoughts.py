@@ -56,12 +56,12 @@ class Thinking:
         """
         if THINK not in template and END_OF_THINK not in template:
             return None
-        if continued is not None:
-            opened = continued.rfind(THINK) > continued.rfind(END_OF_THINK)
-            closed = not opened
-        else:
+        if continued is None:
             end = tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False).rstrip()
             opened, closed = end.endswith(THINK), end.endswith(END_OF_THINK)
+        else:
+            opened = continued.rfind(THINK) > continued.rfind(END_OF_THINK)
+            closed = not opened
         ids = (tokenizer.backend.token_to_id(mark) for mark in (THINK, END_OF_THINK))
         return cls(opened, closed, *ids)
 

@@ -12,17 +12,10 @@ import numpy as np
 import tokenizers
 
 from dart_jax.errors import UserError, warn
+from dart_jax.text import tokenizer_files
 from dart_jax.text.chat_template import ChatTemplate
 from dart_jax.text.fingerprint import vocabulary_size
-from dart_jax.text.tokenizer_files import (
-    FILE,
-    line,
-    place,
-    processor_template,
-    read_backend,
-    read_directory,
-    wrap,
-)
+from dart_jax.text.tokenizer_files import FILE, line, read_backend
 
 
 class Tokenizer:
@@ -36,45 +29,40 @@ class Tokenizer:
       directory: holds the other files, such as the chat template; None if there is none.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, directory: Path | None = None):
-        """Wraps a tokenizer and switches off its padding and truncation."""
+    def __init__(
+        self, backend: tokenizers.Tokenizer, directory: Path | None = None, wrapped: Any = None
+    ):
+        """Wraps a tokenizer and switches off its padding and truncation; `wrapped` is that of
+        transformers, as far as it was needed to load the tokenizer."""
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
         self.directory = directory
-        self._wrapped: Any | None = None  # as far as it was needed to load the tokenizer
+        self._wrapped = wrapped
         self._templates: dict[str, ChatTemplate] = {}  # by their source
         self._processors = False  # whether `chat_template` belongs to a processor
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Reads a target's directory, or only a `tokenizer.json`, without a chat template.
-
-        Raises:
-          UserError: there is no tokenizer, or it is damaged.
-        """
+        """Reads a target's directory, or only a `tokenizer.json`, without a chat template. Raises
+        UserError if there is no tokenizer, or it is damaged."""
         path = Path(path)
         if path.is_file():
             return cls(read_backend(path))
         if not path.is_dir():
             raise UserError(f"no directory {path}; pass one with a {FILE}")
-        backend, wrapped = read_directory(path)
-        tokenizer = cls(backend, path)
-        tokenizer._wrapped = wrapped
-        return tokenizer
+        backend, wrapped = tokenizer_files.read_directory(path)
+        return cls(backend, path, wrapped)
 
     @cached_property
     def wrapped(self) -> Any:
         """The directory's `transformers.PreTrainedTokenizerBase`, with its chat template; None
-        without a directory.
-
-        Raises:
-          UserError: a file next to `tokenizer.json` is damaged.
-        """
+        without a directory. Raises UserError if a file next to `tokenizer.json` is damaged."""
         if self.directory is None:
             return None
-        wrapped = wrap(self.directory) if self._wrapped is None else self._wrapped
-        template = processor_template(self.directory)
+        wrapped = self._wrapped
+        wrapped = tokenizer_files.wrap(self.directory) if wrapped is None else wrapped
+        template = tokenizer_files.processor_template(self.directory)
         if template is not None and wrapped.chat_template is None:
             wrapped.chat_template, self._processors = template, True
         elif template not in (None, wrapped.chat_template):
@@ -119,13 +107,8 @@ class Tokenizer:
         return f"{id}" if token is None else f"{id} ({token!r})"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes a text, with the special tokens that the tokenizer adds around it or without.
-
-        Other threads run meanwhile.
-
-        Raises:
-          UserError: the text is not valid Unicode.
-        """
+        """Encodes a text, with the special tokens that the tokenizer adds around it or without;
+        other threads run meanwhile. Raises UserError if the text is not valid Unicode."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -155,7 +138,9 @@ class Tokenizer:
         """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
         _check_messages(messages)
         if not self.chat_template:
-            where = place(self.directory) if self.directory else f"a {FILE} by itself"
+            where = (
+                tokenizer_files.place(self.directory) if self.directory else f"a {FILE} by itself"
+            )
             raise UserError(
                 f"no chat template in {where}; pass plain text, or put a chat_template.jinja there"
             )
@@ -173,10 +158,7 @@ class Tokenizer:
     def template_for(self, options: Mapping[str, Any]) -> str:
         """The source of the chat template that the options choose, as in transformers: the one that
         `chat_template` names, or is; else the one for `tools`, if there are some; else the default.
-
-        Raises:
-          UserError: there is no such template.
-        """
+        Raises UserError if there is no such template."""
         template, choice = self.chat_template, options.get("chat_template")
         names = sorted(template) if isinstance(template, dict) else []
         if choice is not None and choice not in names and "{" not in choice:
@@ -194,16 +176,6 @@ class Tokenizer:
             return self._render(messages, {**options, "chat_template": source})
 
         return self._templates.setdefault(source, ChatTemplate(source, render))
-
-    def for_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        template: str,
-        options: Mapping[str, Any] | None = None,
-    ) -> list[dict[str, Any]]:
-        """The messages as a chat template, given by its source, takes them with some options, with
-        all that the assistant thought."""
-        return self.template(template).messages(messages, options or {})
 
     def adds_to_chat(self, text: str) -> bool:
         """Tells whether the tokenizer adds special tokens around a chat, rendered to `text`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +42,11 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def read_directory(directory: Path) -> tuple[tokenizers.Tokenizer, Any | None]:
-    """Reads a directory's tokenizer.
+    """Reads a directory's tokenizer, and that of transformers if it was needed; raises UserError if
+    there is none, or it is damaged.
 
     transformers is imported only where it makes another tokenizer of `FILE` than that says: where
     the other files add tokens or name a class of its own.
-
-    Returns:
-      The tokenizer, and that of transformers if it was needed.
-
-    Raises:
-      UserError: there is no tokenizer, or it is damaged.
     """
     if not (directory / FILE).is_file():
         if not any(file for pattern in _VOCABULARIES for file in directory.glob(pattern)):
@@ -67,11 +62,8 @@ def read_directory(directory: Path) -> tuple[tokenizers.Tokenizer, Any | None]:
 
 
 def wrap(directory: Path) -> Any:
-    """Loads the `transformers.PreTrainedTokenizerBase` of a directory.
-
-    Raises:
-      UserError: a file is damaged, or without `FILE` none can be built.
-    """
+    """Loads the `transformers.PreTrainedTokenizerBase` of a directory; raises UserError if a file
+    is damaged, or without `FILE` none can be built."""
     transformers = _transformers()
     whole = (directory / FILE).is_file()
     config = _read(directory / "tokenizer_config.json")
@@ -108,11 +100,8 @@ def wrap(directory: Path) -> Any:
 
 def processor_template(directory: Path) -> str | dict[str, str] | None:
     """The chat template of a vision-language model's processor, which is not part of its tokenizer:
-    that of `processor_config.json`, else of `chat_template.json`; or several by name.
-
-    Raises:
-      UserError: a file is damaged.
-    """
+    that of `processor_config.json`, else of `chat_template.json`; or several by name. Raises
+    UserError if a file is damaged."""
     for name in ("processor_config.json", "chat_template.json"):
         template = _read(directory / name).get("chat_template")
         if isinstance(template, list):
@@ -157,14 +146,12 @@ def _adds_nothing(
 def _named(fields: Mapping[str, Any]) -> Iterator[str]:
     """The special tokens that a config names."""
     for name, value in fields.items():
+        several: Iterable[Any] = ()
         if name in ("additional_special_tokens", "extra_special_tokens"):
             several = value.values() if isinstance(value, Mapping) else value or ()
         elif name.endswith("_token") and isinstance(value, str | Mapping):
             several = (value,)
-        else:
-            continue
-        for token in several:
-            yield token if isinstance(token, str) else token["content"]
+        yield from (token if isinstance(token, str) else token["content"] for token in several)
 
 
 def _stub(transformers: Any, directory: Path) -> Any:
@@ -190,16 +177,13 @@ def _read(path: Path) -> dict[str, Any]:
     """The contents of a JSON file next to the tokenizer; empty if there is none."""
     if not path.is_file():
         return {}
+    begin = f"cannot read the files next to {path.parent / FILE}: {path.name}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise UserError(
-            f"cannot read the files next to {path.parent / FILE}: {path.name}: {line(error)}"
-        ) from None
+        raise UserError(f"{begin}: {line(error)}") from None
     if not isinstance(content, dict):
-        raise UserError(
-            f"cannot read the files next to {path.parent / FILE}: {path.name} holds no JSON object"
-        )
+        raise UserError(f"{begin} holds no JSON object")
     return content
 
 

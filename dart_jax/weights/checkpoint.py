@@ -54,20 +54,14 @@ MAX_SHARD_SIZE = 5_000_000_000
 
 
 def read_drafter_config(directory: Path) -> AnyDrafterConfig:
-    """Reads the config of a drafter's directory.
-
-    Raises:
-      UserError: it is missing or not supported.
-    """
+    """Reads the config of a drafter's directory; raises UserError if it is missing or not
+    supported."""
     return drafter_config(read_json(directory / "config.json"))
 
 
 def read_any_drafter_config(directory: Path) -> AnyDrafterConfig | TargetConfig:
-    """Reads the config of a drafter, or of a small model that can draft token by token.
-
-    Raises:
-      UserError: it is missing or not supported.
-    """
+    """Reads the config of a drafter, or of a small model that can draft token by token; raises
+    UserError if it is missing or not supported."""
     json = read_json(directory / "config.json")
     if is_drafter(json) or "model_type" not in json:
         return drafter_config(json)
@@ -113,19 +107,10 @@ def load_target(
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
     config, files = open_target(directory)
-    if mesh is not None:
-        placement = ModelPlacement(config, mesh)
-    else:
-        placement = DEFAULT if place is None else place(config)
-    params = load_params(
-        files,
-        config,
-        dtype,
-        keep_bfloat16=keep_bfloat16,
-        keep_blocks=keep_blocks,
-        int8=int8,
-        place=placement,
-    )
+    placement = DEFAULT if place is None else place(config)
+    placement = placement if mesh is None else ModelPlacement(config, mesh)
+    keep = {"keep_bfloat16": keep_bfloat16, "keep_blocks": keep_blocks, "int8": int8}
+    params = load_params(files, config, dtype, **keep, place=placement)
     return config if mesh is None else with_kv_heads(config, mesh), params
 
 
@@ -150,8 +135,7 @@ def save_target(
     special = {"eos_token_id": list(eos) or None, "bos_token_id": None, "pad_token_id": None}
     generation = directory / "generation_config.json"
     if eos:
-        text = json.dumps({"eos_token_id": list(eos)}) + "\n"
-        write_atomically(generation, text.encode())
+        write_atomically(generation, f"{json.dumps({'eos_token_id': list(eos)})}\n".encode())
     else:
         generation.unlink(missing_ok=True)  # of an earlier checkpoint
     _save(directory, config, special, params, {}, max_shard_size)
@@ -294,9 +278,8 @@ def _save(
 ) -> None:
     tensors = stored_tensors(config, params)
     tensors |= {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in extra.items()}
-    float_dtype = jax.tree.leaves(params)[0].dtype.name
-    json_config = {**config.to_json(), **fields, "torch_dtype": float_dtype}
-    text = json.dumps(json_config, indent=2) + "\n"
+    fields = fields | {"torch_dtype": jax.tree.leaves(params)[0].dtype.name}
+    text = json.dumps(config.to_json() | fields, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
     pairs = {}
     if config.pairs_apart:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,31 +34,22 @@ def load_eos(directory: str | os.PathLike[str], vocab_size: int | None = None) -
     Raises:
       UserError: a file is damaged, or the ids in it are not integers.
     """
-    for path, fields in _configs(Path(directory)):
+    for path in (Path(directory) / name for name in (FILE, "config.json")):
+        fields = read_json(path) if path.is_file() else {}
+        text = fields.get("text_config")
         eos = fields.get("eos_token_id")
+        if eos is None and isinstance(text, Mapping):
+            eos = text.get("eos_token_id")
         if eos is None:
             continue
         ids = tuple(eos) if isinstance(eos, list) else (eos,)
         if not all(type(id) is int for id in ids):
             raise UserError(f"{path}: eos_token_id must be an integer or a list of them")
         own = tuple(id for id in ids if vocab_size is None or 0 <= id < vocab_size)
-        if own != ids:
-            strange = ", ".join(str(id) for id in ids if id not in own)
+        if strange := ", ".join(str(id) for id in ids if id not in own):
             warn(
                 f"{path}: the target cannot write eos_token_id {strange}; its ids are in "
                 f"0..{(vocab_size or 0) - 1}"
             )
         return own
     return ()
-
-
-def _configs(directory: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """The files, or parts of them, that may name the ids, the first one first."""
-    for name in (FILE, "config.json"):
-        path = directory / name
-        if path.is_file():
-            fields = read_json(path)
-            yield path, fields
-            text = fields.get("text_config")
-            if name != FILE and isinstance(text, Mapping):
-                yield path, text

@@ -15,20 +15,10 @@ from dart_jax.weights.gguf import file as gguf
 from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
 
 TOKENIZER = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "tekken.json",
-    "chat_template*",
-    "additional_chat_templates/*.jinja",
-    "processor_config.json",
-    "config.json",
-    "generation_config.json",
-    ADAPTER,
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("*.model", "*.tiktoken", "tekken.json"),
+    *("chat_template*", "additional_chat_templates/*.jinja", "processor_config.json"),
+    *("config.json", "generation_config.json", ADAPTER),
 )
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TORCH_WEIGHTS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
@@ -92,31 +82,22 @@ def _downloaded(
     token: str | bool | None,
     patterns: Sequence[str],
 ) -> Path:
-    """Downloads the files of a repository that are not in the hub's cache.
-
-    Returns:
-      Their directory; or the GGUF file that is named.
-    """
+    """Downloads the files of a repository that are not in the hub's cache; returns their directory,
+    or the GGUF file that is named."""
     repository, file = _repository(name, "directory")
     if file and not gguf.is_named(file):
         raise _missing(name, "directory")
     import huggingface_hub
 
+    options = {"revision": revision, "token": token}
+
     def download(patterns: Sequence[str]) -> Path:
-        folder = huggingface_hub.snapshot_download(
-            repository,
-            revision=revision,
-            token=token,
-            allow_patterns=list(patterns),
-            ignore_patterns=_DUPLICATES,
-        )
-        return Path(folder)
+        wanted = {"allow_patterns": list(patterns), "ignore_patterns": _DUPLICATES}
+        return Path(huggingface_hub.snapshot_download(repository, **wanted, **options))
 
     with _one_line(f"directory {name}", repository):
         if file:
-            get = functools.partial(
-                huggingface_hub.hf_hub_download, repository, revision=revision, token=token
-            )
+            get = functools.partial(huggingface_hub.hf_hub_download, repository, **options)
             paths = [Path(get(part)) for part in gguf.parts(file)]
             # Of the same commit, in which the cache knows what there is not.
             folder, commit = file[: file.rfind("/") + 1], paths[0].parents[file.count("/")].name
@@ -146,21 +127,10 @@ def _downloaded(
 
 
 def resolve_file(
-    name: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
+    name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
 ) -> Path:
-    """Returns the path of an n-gram file, local or on the hub, downloaded if needed.
-
-    Args:
-      name: a file, or `owner/name/path/in/repository`.
-      revision: see `resolve`.
-      token: see `resolve`.
-
-    Raises:
-      UserError: as `resolve`.
-    """
+    """Returns the path of an n-gram file, local or `owner/name/path/in/repository`, downloaded if
+    needed; takes `revision` and `token`, and raises, as `resolve`."""
     path = _path(name)
     if path.is_file():
         return path
@@ -177,10 +147,8 @@ def resolve_file(
 
 
 def resolve_data(name: str) -> list[Path]:
-    """Returns the sorted files of a data set on the hub, downloaded if needed.
-
-    Args:
-      name: `owner/name`, or `owner/name/path` of a file, a directory or a glob in it.
+    """Returns the sorted files of a data set on the hub, downloaded if needed: of `owner/name`, or
+    of `owner/name/path`, a file, a directory or a glob in it.
 
     Raises:
       UserError: there is no such data set, or it cannot be downloaded; the message says why.

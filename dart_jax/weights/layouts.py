@@ -9,11 +9,10 @@ write all experts in one tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig
@@ -79,12 +78,8 @@ _TEXT_PREFIXES = {
     "norm.": "model.norm.",
 }
 _OTHER_PARTS = (
-    "model.multi_modal_projector.",
-    "model.vision_tower.",
-    "model.visual.",
-    "multi_modal_projector.",
-    "vision_tower.",
-    "visual.",
+    *("model.multi_modal_projector.", "model.vision_tower.", "model.visual."),
+    *("multi_modal_projector.", "vision_tower.", "visual."),
 )
 
 
@@ -116,10 +111,6 @@ class Entry(NamedTuple):
         if len(self.pieces) == 1:
             return first
         return (*first[:-2], sum(piece.shape[-2] for piece in self.pieces), first[-1])
-
-    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the stored tensor, given the pieces with its axes."""
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
 
     def regions(self) -> Iterator[tuple[Piece, tuple[slice, ...]]]:
         """Yields each piece with the region of the stored tensor that it fills."""

@@ -22,21 +22,13 @@ from dart_jax.models.kernels.int8 import Kernel, round_one
 from dart_jax.models.kernels.tiles import BLOCK_TYPES, Tiles, pack_blocks
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
-from dart_jax.weights.layouts import (
-    HEAD,
-    AnyConfig,
-    Entry,
-    ParamPath,
-    Piece,
-    layout,
-    leaves,
-    part,
-)
+from dart_jax.weights.layouts import HEAD, AnyConfig, Entry, ParamPath, Piece, layout, leaves, part
 from dart_jax.weights.safetensors_file import Region, Tensor
 from dart_jax.weights.tensor_files import TensorFiles
 
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 _MAX_PROBLEMS = 8
+_Read = Callable[[Region], np.ndarray]
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -57,10 +49,7 @@ def load_params(
       files: the tensors; each must belong to the model.
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
-      keep_bfloat16: whether kernels of linear layers and embeddings that are stored in bfloat16
-        stay so.
-      keep_blocks: whether those that a GGUF file has in blocks become tiles of these.
-      int8: whether matrices are rounded to 8 bits, each as soon as it is there.
+      keep_bfloat16: as for `checkpoint.load_target`, and so are `keep_blocks` and `int8`.
       place: puts each parameter onto the devices, by parts; in every process alike.
       pairs: whether the files hold the pair scores of a drafter, and nothing else.
 
@@ -80,8 +69,6 @@ def load_params(
     loaded: dict[ParamPath, Kernel | Tiles] = {}
     damaged = dict.fromkeys(entries, 0)
     for name, tensor in files.tensors.items():
-        if name not in entries:
-            continue
         if keep_blocks and _stays_in_blocks(tensor, entries[name]):
             assert tensor.blocks is not None
             for piece, region in entries[name].regions():
@@ -130,11 +117,11 @@ def stored_tensors(config: AnyConfig, params: Params, *, pairs: bool = False) ->
 
 def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) -> set[ParamPath]:
     """The kernels of linear layers and embeddings all of whose tensors have a dtype."""
-    stored: dict[ParamPath, set[np.dtype]] = collections.defaultdict(set)
+    kernels, others = set[ParamPath](), set[ParamPath]()
     for name, entry in entries.items():
-        for piece in entry.pieces:
-            stored[piece.path].add(files.tensors[name].dtype)
-    return {path for path, dtypes in stored.items() if _in_tiles(path) and dtypes == {dtype}}
+        paths = kernels if files.tensors[name].dtype == dtype else others
+        paths.update(piece.path for piece in entry.pieces if _in_tiles(piece.path))
+    return kernels - others
 
 
 def _in_tiles(path: ParamPath) -> bool:
@@ -150,22 +137,17 @@ def _stays_in_blocks(tensor: Tensor, entry: Entry) -> bool:
 
 
 def _check(files: TensorFiles, entries: dict[str, Entry]) -> None:
-    cures = {
-        HEAD: " (if the embedding is the head, set tie_word_embeddings to true in config.json)"
-    }
+    cure = "if the embedding is the head, set tie_word_embeddings to true in config.json"
     missing = [name for name in entries if name not in files.tensors]
-    problems = [f"missing {name}{cures.get(name, '')}" for name in missing]
+    problems = [f"missing {name}" + f" ({cure})" * (name == HEAD) for name in missing]
     problems += [f"unexpected {name}" for name in files.tensors if name not in entries]
-    for name, tensor in files.tensors.items():
-        if name not in entries:
-            continue
-        want = entries[name].shape
+    for name in [name for name in files.tensors if name in entries]:
+        tensor, want = files.tensors[name], entries[name].shape
         if tensor.shape != want:
             problems.append(f"{name} has shape {tensor.shape}, the config requires {want}")
         elif tensor.dtype.name not in STORED_DTYPES:
-            problems.append(
-                f"{name} has dtype {tensor.dtype}, not one of {', '.join(STORED_DTYPES)}"
-            )
+            dtypes = ", ".join(STORED_DTYPES)
+            problems.append(f"{name} has dtype {tensor.dtype}, not one of {dtypes}")
     if problems:
         raise UserError(f"{files.path} does not fit its config: {_listed(problems)}")
 
@@ -179,7 +161,7 @@ def _size(region: Region) -> tuple[int, ...]:
     return tuple(part.stop - part.start for part in region)
 
 
-def _reader(tensor: Tensor, whole: bool) -> Callable[[Region], np.ndarray]:
+def _reader(tensor: Tensor, whole: bool) -> _Read:
     """Reads regions of a tensor, from its file or, where all are `whole` or it has to be, from all
     of it."""
     if not whole and tensor.read_part is not None:
@@ -188,21 +170,11 @@ def _reader(tensor: Tensor, whole: bool) -> Callable[[Region], np.ndarray]:
     return lambda region: read()[region]
 
 
-def _fill_part(
-    buffer: np.ndarray,
-    held: Region,
-    piece: Piece,
-    stored: Region,
-    read: Callable[[Region], np.ndarray],
-) -> int:
+def _fill_part(buffer: np.ndarray, held: Region, piece: Piece, stored: Region, read: _Read) -> int:
     """Fills what a buffer has of a piece, and counts the NaN and infinite numbers in it.
 
-    Args:
-      buffer: the part of the parameter that is held.
-      held: where that is.
-      piece: of the parameter.
-      stored: where the piece is in its tensor.
-      read: reads regions of that.
+    `buffer` is the part `held` of the parameter; the piece is the region `stored` of its tensor, of
+    which `read` reads regions.
     """
     if piece.expert is not None:
         if not held[0].start <= piece.expert < held[0].stop:
@@ -259,6 +231,7 @@ def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
         return value.swapaxes(-1, -2) if piece.transposed else value
 
     def read() -> np.ndarray:
-        return entry.join([array(piece) for piece in entry.pieces])
+        parts = [array(piece) for piece in entry.pieces]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
 
     return Tensor(entry.shape, params[entry.pieces[0].path].dtype, read)

@@ -15,16 +15,9 @@ from safetensors import SafetensorError, safe_open
 from dart_jax.errors import UserError
 
 DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
+    **{"F64": np.dtype("f8"), "F32": np.dtype("f4"), "F16": np.dtype("f2")},
+    **{"BF16": np.dtype(ml_dtypes.bfloat16), "I64": np.dtype("i8"), "I32": np.dtype("i4")},
+    **{"I16": np.dtype("i2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"), "BOOL": np.dtype("?")},
 }
 
 # A part of an array: for each axis, from where to where; slices without steps.
@@ -36,8 +29,7 @@ class Blocks(NamedTuple):
 
     Attributes:
       type: GGUF's name of their type.
-      read: loads those of some rows, from the first to before the last: uint8 [rows, bytes]; raises
-        UserError if the file is damaged.
+      read: loads those of the rows first..last: uint8 [rows, bytes]; raises as `Tensor.read`.
     """
 
     type: str
@@ -64,15 +56,13 @@ class Tensor(NamedTuple):
 
     def transposed(self) -> Tensor:
         """The tensor with its last two axes swapped."""
-        part = self.read_part
 
-        def read_part(region: Region) -> np.ndarray:
-            assert part is not None
-            return part((*region[:-2], region[-1], region[-2])).swapaxes(-1, -2)
+        def swapped(axes: tuple) -> tuple:
+            return (*axes[:-2], axes[-1], *axes[-2:-1])
 
-        shape = (*self.shape[:-2], self.shape[-1], *self.shape[-2:-1])
-        read = lambda: self.read().swapaxes(-1, -2)  # noqa: E731
-        return Tensor(shape, self.dtype, read, None if part is None else read_part)
+        shape, part = swapped(self.shape), self.read_part
+        read_part = part and (lambda region: part(swapped(region)).swapaxes(-1, -2))
+        return Tensor(shape, self.dtype, lambda: self.read().swapaxes(-1, -2), read_part)
 
 
 def open_safetensors(path: Path) -> dict[str, Tensor]:

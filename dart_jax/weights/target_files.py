@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -87,18 +87,15 @@ def _text_part(files: TensorFiles, config: TargetConfig) -> TensorFiles:
     if tensors.keys() != files.tensors.keys() and config.moe is not None:
         for name, entry in layout(config, tensors).items():
             tensor = tensors.get(name)
-            transposed = (*entry.shape[:-2], entry.shape[-1], *entry.shape[-2:-1])
-            if tensor is not None and tensor.shape == transposed != entry.shape:
-                tensors[name] = tensor.transposed()
+            if tensor is not None and tensor.shape != entry.shape:
+                turned = tensor.transposed()
+                tensors[name] = turned if turned.shape == entry.shape else tensor
     return files._replace(tensors=tensors)
 
 
 def _tie_head(files: TensorFiles, config: TargetConfig) -> TargetConfig:
-    """Removes the second copy of a tied head, under either name.
-
-    Returns the config: without a tied head if the files hold another one, as after training head or
-    embedding alone.
-    """
+    """Removes the second copy of a tied head, under either name. Returns the config: without a tied
+    head if the files hold another one, as after training head or embedding alone."""
     tensors = files.tensors
     if HEAD not in tensors:
         return config
@@ -129,12 +126,6 @@ def _drop_unused(files: TensorFiles, config: TargetConfig) -> None:
         elif BUFFERS.search(name) or (name.endswith(".bias") and not tensors[name].read().any()):
             del tensors[name]
     if unused:
-        warn(
-            f"{files.path} holds tensors that are not used, nor by transformers: {_counts(unused)}"
-        )
-
-
-def _counts(names: Iterable[str]) -> str:
-    """Each distinct name with how often it occurs."""
-    names = list(names)
-    return ", ".join(f"{name}* ({names.count(name)})" for name in dict.fromkeys(names))
+        counts = collections.Counter(unused).items()
+        names = ", ".join(f"{name}* ({count})" for name, count in counts)
+        warn(f"{files.path} holds tensors that are not used, nor by transformers: {names}")

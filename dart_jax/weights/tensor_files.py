@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,11 +40,8 @@ class TensorFiles(NamedTuple):
 
 
 def open_tensors(directory: Path) -> TensorFiles:
-    """Reads the headers of all files of weights; prefers safetensors to PyTorch files.
-
-    Raises:
-      UserError: there are none, or one is missing or damaged.
-    """
+    """Reads the headers of all files of weights; prefers safetensors to PyTorch files. Raises
+    UserError if there are none, or one is missing or damaged."""
     if (directory / GGUF_INDEX).is_file():
         return TensorFiles(*open_gguf(directory))
     for weights, open_file in _OPEN.items():
@@ -53,17 +50,14 @@ def open_tensors(directory: Path) -> TensorFiles:
             return TensorFiles(path, open_file(path))
         if index.is_file():
             return _open_shards(index, open_file)
-    contents = _contents(directory)
-    needed = f"{WEIGHTS}, or shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
-    raise UserError(f"no weights in {directory}, which holds {contents}; it needs {needed}")
+    raise UserError(
+        f"no weights in {directory}, which holds {_contents(directory)}; it needs {WEIGHTS}, or "
+        f"shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
+    )
 
 
 def open_pair_scores(directory: Path) -> TensorFiles:
-    """Reads the header of the file of pair scores.
-
-    Raises:
-      UserError: it is missing or damaged.
-    """
+    """Reads the header of the file of pair scores; raises UserError if it is missing or damaged."""
     path = directory / PAIR_SCORES
     if not path.is_file():
         raise UserError(
@@ -84,15 +78,11 @@ def write_pair_scores(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:
-    """Replaces a directory's weights with one file, or with shards and an index.
+    """Replaces a directory's weights with one file, or with shards of at most `max_shard_size`
+    bytes and an index; a single tensor may be larger.
 
     Each file is written atomically; the one that readers open first is written last. Existing
-    weights in another layout are removed.
-
-    Args:
-      directory: created if it is missing.
-      tensors: by name; the tensors of one file are in memory together.
-      max_shard_size: in bytes; a single tensor may be larger.
+    weights in another layout are removed. The tensors of one file are in memory together.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 
@@ -104,24 +94,22 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
     )
     path, index = directory / WEIGHTS, _index(directory / WEIGHTS)
     old = {path, index, *_written_before(directory)}
-    if split.is_sharded:
-        _remove(old)  # first: new shards may have the names of old ones
+    if split.is_sharded:  # first: new shards may have the names of old ones
+        for file in old:
+            file.unlink(missing_ok=True)
     for file, names in split.filename_to_tensors.items():
         with atomic_path(directory / file) as part:
             _write(part, {name: tensors[name] for name in names})
     if split.is_sharded:
         content = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_atomically(index, (json.dumps(content, indent=2) + "\n").encode())
-    else:
-        _remove(old - {path})
+        return
+    for file in old - {path}:
+        file.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a file that contains a JSON object.
-
-    Raises:
-      UserError: it is missing or damaged, or contains something else.
-    """
+    """Reads a JSON object; raises UserError if it is missing, damaged or something else."""
     if not path.parent.is_dir():
         raise UserError(
             f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
@@ -186,8 +174,3 @@ def _written_before(directory: Path) -> set[Path]:
     except UserError:
         return set()
     return {directory / file for file in files if file.endswith(".safetensors")}
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)

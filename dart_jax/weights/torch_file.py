@@ -15,24 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.weights.safetensors_file import Tensor, damaged
+from dart_jax.weights.safetensors_file import DTYPES, Tensor, damaged
 
-_DTYPES = {
-    "DoubleStorage": np.dtype(np.float64),
-    "FloatStorage": np.dtype(np.float32),
-    "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "LongStorage": np.dtype(np.int64),
-    "IntStorage": np.dtype(np.int32),
-    "ShortStorage": np.dtype(np.int16),
-    "CharStorage": np.dtype(np.int8),
-    "ByteStorage": np.dtype(np.uint8),
-    "BoolStorage": np.dtype(np.bool_),
-}
+# Its names of storages, in the order of `DTYPES`.
+_NAMES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_DTYPES = {f"{name}Storage": dtype for name, dtype in zip(_NAMES, DTYPES.values(), strict=True)}
 
 
 def open_torch(path: Path) -> dict[str, Tensor]:

@@ -56,12 +56,9 @@ def enable_compilation_cache() -> None:
 def converted_trie(path: Path, tokenizer: Vocabulary) -> Path:
     """Returns the n-gram file for a trie of the reference; converts it once and caches the result.
 
-    Processes that need the same trie wait for the one that converts it.
-
-    Args:
-      path: the trie.
-      tokenizer: the one that it was counted with. Its size counts, not the target's, which may have
-        more embeddings: the trie's ids are the tokenizer's.
+    Processes that need the same trie wait for the one that converts it. `tokenizer` is the one that
+    it was counted with. Its size counts, not the target's, which may have more embeddings: the
+    trie's ids are the tokenizer's.
 
     Raises:
       UserError: as `convert_reference`, or the cache cannot be written.
@@ -92,11 +89,9 @@ def load_ngram(
     """Loads an n-gram model, or a trie of the reference, from a file or from the hub.
 
     Args:
-      name: see `hub.resolve_file`.
+      name: as for `hub.resolve_file`, and so are `revision` and `token`.
       tokenizer: the target's.
       vocab_size: the target's vocabulary size, which may exceed the tokenizer's.
-      revision: see `hub.resolve`.
-      token: see `hub.resolve`.
 
     Raises:
       UserError: there is no such file, it is damaged, or it was made with another tokenizer.

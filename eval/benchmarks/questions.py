@@ -26,8 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from dart_jax.data.contents import Chat, chat, parse
-from dart_jax.data.fields import MORE, TURNS, refuse_more, refuse_unsupported
+from dart_jax.data.contents import MORE, TURNS, Chat, chat, parse, refuse_more, refuse_unsupported
 from dart_jax.data.messages import Messages, alternating, is_messages
 from dart_jax.data.records import Record, kind
 from dart_jax.errors import UserError

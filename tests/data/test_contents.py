@@ -1,9 +1,11 @@
 """Contents of records: every field is read, refused by name, or named in a warning."""
 
 import json
+import re
 
 import duckdb
 import pytest
+from refusals import report
 
 from dart_jax.data.contents import Chat, Completion, Text, Tokens, parse, read_contents
 from dart_jax.errors import InputWarning, UserError
@@ -130,9 +132,7 @@ CHAT = {"messages": [USER, ANSWER]}
     ],
 )
 def test_what_is_refused(record, match):
-    with pytest.raises(UserError, match=match) as raised:
-        parse(record)
-    assert "\n" not in str(raised.value)
+    assert re.search(match, report(parse, record))
 
 
 def write(path, *records):

@@ -125,7 +125,7 @@ def test_a_template_without_system_messages(wrapped, name):
     assert render(instructed) == render(merged)
     parts = [[{"type": "text", "text": text}] for text in ("One.", "A?")]
     chats = [system(parts[0]), user(parts[1])]
-    [message] = wrapped[name].for_template(chats, FAMILIES[name])
+    [message] = wrapped[name].template(FAMILIES[name]).messages(chats, {})
     assert message["content"] == [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]]
     assert render([system(""), *chat]) == render(chat)
     assert render([system("One.")]) == render([user("One.")])
@@ -140,7 +140,7 @@ def test_instructions_that_an_option_shows(wrapped):
     render = wrapped["ChatML"].render_chat
     assert render(chat, **options, show=True) == "system: One.;user: A?;"
     assert render(chat, **options) == "user: One.\n\nA?;"
-    [first, _] = wrapped["ChatML"].for_template(chat, template, {"show": True})
+    [first, _] = wrapped["ChatML"].template(template).messages(chat, {"show": True})
     assert first == chat[0]
 
 

@@ -1,10 +1,12 @@
 """Tokenizers as people have them: the same ids and chats as AutoTokenizer makes of the files."""
 
 import json
+import re
 import warnings
 
 import pytest
 import transformers
+from refusals import report
 from tokenizers_made import KINDS, TEXTS, byte_fallback, byte_level
 
 from dart_jax.errors import InputWarning, UserError
@@ -223,15 +225,12 @@ def test_special_tokens_around_a_processors_chat(tmp_path, begin):
 def test_damaged_files(tmp_path, name, content, message):
     write(tmp_path, byte_level(), GENERIC)
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=r"cannot read the files next to .*" + message) as error:
-        _ = Tokenizer.load(tmp_path).chat_template
-    assert "\n" not in str(error.value)
+    said = report(lambda: Tokenizer.load(tmp_path).chat_template)
+    assert re.search(r"cannot read the files next to .*" + message, said)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "qwen.tiktoken"])
 def test_other_forms_are_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x00damaged")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UserError, match=f"none can be built from {name}") as error:
-        Tokenizer.load(tmp_path)
-    assert "\n" not in str(error.value)
+    assert f"none can be built from {name}" in report(Tokenizer.load, tmp_path)

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from refusals import report
 from safetensors.numpy import load_file, save_file
 
 from dart_jax.errors import UserError
@@ -248,7 +249,7 @@ def test_the_embedding_of_an_eagle3_file(tmp_path, stored):
         own = jnp.asarray(table.astype(stored).astype(np.float32))
         assert_same_bits(loaded, params | {"embed_tokens": own})
     change_tensors(tmp_path, lambda t: t | {"embed_tokens.weight": np.zeros((30, 8), np.int32)})
-    report(lambda d: load_drafter(d, embedding=jnp.asarray(table)), tmp_path)
+    report(load_drafter, tmp_path, embedding=jnp.asarray(table))
 
 
 @pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
@@ -281,7 +282,7 @@ def test_an_embedding_that_does_not_fit_its_drafter(tmp_path):
 def test_dtypes(target, monkeypatch):
     for dtype in ("float3", np.int32, "float16", None):
         for load in (load_target, load_drafter):
-            message = report(lambda d, f=load, dtype=dtype: f(d, dtype), target)
+            message = report(load, target, dtype)
             assert "weights can be float32 or bfloat16" in message
     for backend, dtype in (("cpu", "float32"), ("gpu", "bfloat16")):
         monkeypatch.setattr("jax.default_backend", lambda backend=backend: backend)
@@ -310,14 +311,6 @@ def change_tensors(directory, change):
 def change_config(directory, **fields):
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def report(load, directory):
-    """The message of the error, which is a single line."""
-    with pytest.raises(UserError) as error:
-        load(directory)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_missing_and_damaged_files_are_named(target):
@@ -415,7 +408,7 @@ def test_weights_that_are_not_finite_are_named(target, value, stored, dtype):
         return tensors
 
     change_tensors(target, damage)
-    message = report(lambda d: load_target(d, dtype), target)
+    message = report(load_target, target, dtype)
     assert message.startswith(f"{target / 'model.safetensors'} has weights that are NaN or")
     for name, count in counts.items():
         assert f"{name} ({count} of them)" in message
@@ -429,7 +422,7 @@ def test_the_largest_finite_weights_are_loaded_and_larger_ones_named(target):
     loaded = load_target(target)[1]["norm"]["scale"]
     np.testing.assert_array_equal(loaded, ends.astype(np.float32))
     # It rounds to infinity.
-    message = report(lambda d: load_target(d, jnp.bfloat16), target)
+    message = report(load_target, target, jnp.bfloat16)
     assert "infinite in bfloat16, in model.norm.weight (2 of them)" in message
 
 

@@ -14,18 +14,11 @@ from dart_jax.weights import hub
 TARGET = {
     name: name.encode()
     for name in (
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "chat_template.jinja",
-        "additional_chat_templates/tool_use.jinja",
-        "processor_config.json",
-        "tokenizer.model",
-        "tekken.json",
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
+        *("config.json", "generation_config.json", "processor_config.json"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("tokenizer.model", "tekken.json"),
+        *("chat_template.jinja", "additional_chat_templates/tool_use.jinja"),
+        *("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
         "model.safetensors.index.json",
     )
 }

@@ -170,21 +170,11 @@ def an_old_spelling(directory):
 
 
 SITUATIONS = (
-    head_beside_a_tied_embedding,
-    head_equal_to_a_tied_embedding,
-    tied_under_the_name_of_the_head,
-    saved_without_a_head,
-    another_tensor_in_an_earlier_shard,
-    shards_in_a_folder,
-    saved_inside_a_wrapper,
-    layers_beyond_the_config,
-    heads_for_other_ends,
-    buffers_and_zero_biases,
-    unknown_rope_parameters,
-    a_magnitude_of_nothing,
-    fields_of_nobody,
-    another_class,
-    an_old_spelling,
+    *(head_beside_a_tied_embedding, head_equal_to_a_tied_embedding, saved_without_a_head),
+    *(tied_under_the_name_of_the_head, another_tensor_in_an_earlier_shard, shards_in_a_folder),
+    *(saved_inside_a_wrapper, layers_beyond_the_config, heads_for_other_ends),
+    *(buffers_and_zero_biases, unknown_rope_parameters, a_magnitude_of_nothing),
+    *(fields_of_nobody, another_class, an_old_spelling),
 )
 
 

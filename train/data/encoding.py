@@ -208,7 +208,7 @@ class Encoder:
         template = self.tokenizer.template_for(options)
         try:
             [text], _ = cast(Any, render_jinja_template)(
-                [self.tokenizer.for_template(chat.messages, template)],
+                [self.tokenizer.template(template).messages(chat.messages, {})],
                 **special | options | {"chat_template": template},
             )
         except Exception as error:  # a template may raise anything

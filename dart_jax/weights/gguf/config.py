@@ -12,33 +12,18 @@ from dart_jax.weights.gguf.file import GgufFiles
 
 # Fields that say what others or the tensors say, too, or nothing about the computation here.
 _UNUSED = (
-    "attention.layer_norm_epsilon",
-    "classifier.output_labels",
-    "decoder_start_token_id",
-    "expert_feed_forward_length",
-    "expert_shared_count",
-    "expert_shared_feed_forward_length",
-    "pooling_type",
-    "rope.dimension_sections",
-    "rope.mrope_section",  # the same, as Ollama names it
-    "rope.scaling.finetuned",
-    "tensor_data_layout",
+    *("attention.layer_norm_epsilon", "classifier.output_labels", "decoder_start_token_id"),
+    *("expert_feed_forward_length", "expert_shared_count", "expert_shared_feed_forward_length"),
+    *("pooling_type", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size"),
+    *("rope.dimension_sections", "rope.mrope_section"),  # the same; the latter is Ollama's
     "use_parallel_residual",  # of GPT-NeoX; early converters wrote it for all
-    "vocab_size",
 )
 # Fields of which a 1 changes nothing, as little as a 0 in any.
 _FACTORS = (
-    "attention.output_scale",
-    "embedding_scale",
+    *("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale"),
+    *("expert_group_count", "expert_group_used_count", "expert_weights_scale"),
+    *("interleave_moe_layer_step", "moe_every_n_layers", "rope.scaling.alpha"),
     "expert_gating_func",  # softmax
-    "expert_group_count",
-    "expert_group_used_count",
-    "expert_weights_scale",
-    "interleave_moe_layer_step",
-    "logit_scale",
-    "moe_every_n_layers",
-    "residual_scale",
-    "rope.scaling.alpha",
 )
 # The one field that is a text.
 _TEXT = "rope.scaling.type"
@@ -50,7 +35,7 @@ class Fields:
     """The fields of one architecture, which remember what was asked for."""
 
     def __init__(self, files: GgufFiles):
-        self.files = files
+        self.files, self.path = files, files.paths[0]
         self.architecture = files.metadata.get("general.architecture")
         self.asked: set[str] = set()
 
@@ -68,8 +53,7 @@ class Fields:
         if isinstance(value, list) and name not in _PATTERNS:
             if len(set(value)) > 1:
                 raise UserError(
-                    f"{self.files.paths[0]}: {name} differs from layer to layer, which is not "
-                    "supported"
+                    f"{self.path}: {name} differs from layer to layer, which is not supported"
                 )
             value = value[0] if value else default
         return value
@@ -78,7 +62,7 @@ class Fields:
         """The value of a field that every model has, a number."""
         value = self(name, default)
         if value is None:
-            raise UserError(f"{self.files.paths[0]} lacks {self.architecture}.{name}")
+            raise UserError(f"{self.path} lacks {self.architecture}.{name}")
         if not isinstance(value, int | float) or not value > 0:
             raise self.misfit(name, "no positive number")
         return value
@@ -98,11 +82,11 @@ class Fields:
         """Makes the error that a field has no value of its kind."""
         key = f"{self.architecture}.{name}"
         value = self.files.metadata.get(key)
-        return UserError(f"{self.files.paths[0]} has {key} = {value!r:.60}, {what}")
+        return UserError(f"{self.path} has {key} = {value!r:.60}, {what}")
 
     def refusal(self, name: str, why: str = "is not supported and changes the text") -> UserError:
         """Makes the error that a field cannot be used."""
-        key, path = f"{self.architecture}.{name}", self.files.paths[0]
+        key, path = f"{self.architecture}.{name}", self.path
         return UserError(
             f"{path} has {key} = {self.files.metadata[key]!r:.60}, which {why}; pass the model's "
             "unquantised checkpoint or, if the field is a mistake, a copy without it: "
@@ -149,11 +133,8 @@ def _specified() -> Iterator[str]:
 
 
 def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Returns the `config.json` of a model.
-
-    Args:
-      files: the model.
-      factors: divisors of RoPE's frequencies, by the name of their tensor.
+    """Returns the `config.json` of a model, given the divisors of RoPE's frequencies by the name of
+    their tensor.
 
     Raises:
       UserError: its architecture is not supported, or a field is missing.
@@ -161,15 +142,15 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
     of = Fields(files)
     if (kind := files.metadata.get("general.type", "model")) != "model":
         raise UserError(
-            f"{files.paths[0]} holds no model but what it calls {kind!r}; pass the model's file"
+            f"{of.path} holds no model but what it calls {kind!r}; pass the model's file"
         )
     if of.architecture not in _ARCHITECTURES:
         raise UserError(
-            f"{files.paths[0]} holds a model of architecture {of.architecture!r}; supported in "
+            f"{of.path} holds a model of architecture {of.architecture!r}; supported in "
             f"GGUF files are {', '.join(_ARCHITECTURES)}"
         )
     if not of("attention.causal", True):
-        raise UserError(f"{files.paths[0]} holds a model whose attention is not causal")
+        raise UserError(f"{of.path} holds a model whose attention is not causal")
     width, heads, head = of.need("embedding_length"), of.need("attention.head_count"), _head(of)
     length, down = of.need("context_length"), of.shape("blk.0.ffn_down.weight")
     # Ollama's converter leaves out what all models of a generation have.
@@ -177,7 +158,7 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
     base = 1e6 if of.architecture == "gemma3" else 1e4
     embedding = of.shape("token_embd.weight")
     if embedding is None:
-        raise UserError(f"{files.paths[0]} lacks token_embd.weight; is it one part of a model?")
+        raise UserError(f"{of.path} lacks token_embd.weight; is it one part of a model?")
     config = {
         "vocab_size": embedding[0],
         "hidden_size": width,
@@ -208,7 +189,7 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
         if (of("attention.sliding_window") or length) < length:
             raise of.refusal("attention.sliding_window")
     if names := of.rest():
-        note = f"{files.paths[0]} has fields that are not used: {', '.join(names)}"
+        note = f"{of.path} has fields that are not used: {', '.join(names)}"
         config[NOTES] = [*(config.get(NOTES) or ()), note]
     return {name: value for name, value in config.items() if value is not None}
 
@@ -219,9 +200,7 @@ def _head(of: Fields) -> int:
     size = queries[0] if queries else of.need("embedding_length")
     head = of("attention.key_length", size // heads)
     if of("attention.value_length", head) != head:
-        raise UserError(
-            f"{of.files.paths[0]}: keys and values of different lengths are not supported"
-        )
+        raise UserError(f"{of.path}: keys and values of different lengths are not supported")
     return head
 
 
@@ -245,7 +224,7 @@ def _rope_scaling(
     if factors and kind not in ("none", "longrope"):
         names = ", ".join(name.removesuffix(".weight") for name in factors)
         raise UserError(
-            f"{of.files.paths[0]} holds divisors of frequencies ({names}) beside RoPE scaling "
+            f"{of.path} holds divisors of frequencies ({names}) beside RoPE scaling "
             f"{kind!r}, which is not supported"
         )
     if "rope_freqs.weight" in factors:  # Llama 3's
@@ -259,13 +238,13 @@ def _rope_scaling(
             scaling["attention_factor"] = attention
         return {"rope_scaling": scaling, "original_max_position_embeddings": original or length}
     if long or short or kind == "longrope":
-        raise UserError(f"{of.files.paths[0]} lacks rope_factors_long or rope_factors_short")
+        raise UserError(f"{of.path} lacks rope_factors_long or rope_factors_short")
     if kind == "none":
         return {}
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind != "yarn":
-        raise UserError(f"{of.files.paths[0]}: RoPE scaling {kind!r} is not supported")
+        raise UserError(f"{of.path}: RoPE scaling {kind!r} is not supported")
     scaling = {
         "rope_type": "yarn",
         "factor": factor,
@@ -301,6 +280,11 @@ def _llama(of: Fields) -> dict[str, Any]:
     if (window or math.inf) < of.need("context_length"):
         return {"model_type": "mistral", "sliding_window": window}
     return {"model_type": "llama", **_biases(of)}
+
+
+def _window(of: Fields) -> dict[str, Any]:
+    """The sliding window of all layers; None if there is none."""
+    return {"sliding_window": of("attention.sliding_window") or None}
 
 
 def _biases(of: Fields) -> dict[str, Any]:
@@ -343,7 +327,7 @@ def _gemma3(of: Fields) -> dict[str, Any]:
     cap, told = of("final_logit_softcapping"), None
     if cap == 30 and of("block_count") == 26:  # an older converter's, of Ollama
         key = "gemma3.final_logit_softcapping"
-        cap, told = None, [f"{of.files.paths[0]} has {key} = 30, which Gemma 3 1B does not have"]
+        cap, told = None, [f"{of.path} has {key} = 30, which Gemma 3 1B does not have"]
     return {
         NOTES: told,
         "model_type": "gemma3_text",
@@ -385,10 +369,6 @@ def _pattern(of: Fields, pattern: Any) -> dict[str, Any]:
     return {"layer_types": [kinds[bool(windowed[i % len(windowed)])] for i in layers]}
 
 
-def _phi3(of: Fields) -> dict[str, Any]:
-    return {"model_type": "phi3", "sliding_window": of("attention.sliding_window") or None}
-
-
 def _qwen_moe(of: Fields, model_type: str, *, renormalized: bool) -> dict[str, Any]:
     """Mixtures of experts of Qwen; their widths are those of the tensors."""
     config: dict[str, Any] = {
@@ -414,7 +394,7 @@ _ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "granite": _granite,
     "llama": _llama,
     "olmo2": _olmo,
-    "phi3": _phi3,
+    "phi3": lambda of: {"model_type": "phi3", **_window(of)},
     "qwen2": lambda _: {"model_type": "qwen2"},
     "qwen2moe": lambda of: _qwen_moe(of, "qwen2_moe", renormalized=False),
     "qwen2vl": lambda _: {"model_type": "qwen2"},  # for text alone, M-RoPE is RoPE

@@ -17,13 +17,22 @@ from dart_jax.files import make_once, user_cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.weights.gguf import file
 from dart_jax.weights.gguf.config import NOTES, hf_config
-from dart_jax.weights.gguf.generation import generation_config, sampling_notes
 from dart_jax.weights.gguf.names import rope_factors, sources
 from dart_jax.weights.gguf.tensors import INDEX, to_json
-from dart_jax.weights.gguf.tokenizer import backend, check_vocabulary, notes, tokenizer_config
+from dart_jax.weights.gguf.tokenizer import (
+    backend,
+    check_vocabulary,
+    notes,
+    stop_ids,
+    tokenizer_config,
+)
 from dart_jax.weights.tensor_files import read_json
 
 _FORMAT = 4  # of these directories; another number makes them anew
+# Fields of general.sampling -> their names in `transformers`.
+_SAMPLING = {name: name for name in ("top_k", "top_p", "min_p")}
+_SAMPLING |= {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+_NOT_SUPPORTED = ("mirostat", "xtc_probability")  # unless 0
 
 
 def target_directory(path: Path) -> Path:
@@ -59,13 +68,28 @@ def _content(path: Path) -> dict[str, str]:
     config = hf_config(files, rope_factors(files))
     tensors = sources(files, TargetConfig.from_json(config))
     texts, told = _tokenizer(path, files.metadata)
-    told = [*config.get(NOTES, ()), *told, *sampling_notes(files.metadata)]
+    told = [*config.get(NOTES, ()), *told]
+    for field in (f"general.sampling.{name}" for name in _NOT_SUPPORTED):
+        if value := files.metadata.get(field):
+            told.append(f"the GGUF file recommends {field} = {value:g}, which is not supported")
     index = {"files": [str(one.resolve()) for one in files.paths], "tensors": to_json(tensors)}
     return texts | {
         "config.json": json.dumps(config | {NOTES: told}),
-        "generation_config.json": json.dumps(generation_config(files.metadata)),
+        "generation_config.json": json.dumps(_generation_config(files.metadata)),
         INDEX: json.dumps(index),
     }
+
+
+def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What ends a text, and how its authors sample."""
+    config: dict[str, Any] = {"eos_token_id": stop_ids(metadata) or None}
+    for field, name in _SAMPLING.items():
+        value = metadata.get(f"general.sampling.{field}")
+        if value is not None:
+            config[name] = float(f"{value:.6g}") if isinstance(value, float) else value
+    if len(config) > 1:
+        config["do_sample"] = config.get("temperature") != 0
+    return config
 
 
 def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

@@ -25,14 +25,8 @@ _NAMED = 4  # tensors in a message
 
 
 def sources(files: GgufFiles, config: TargetConfig) -> dict[str, Source]:
-    """Finds the tensors of a target in its GGUF file.
-
-    Args:
-      files: the model.
-      config: as `config.hf_config` has it.
-
-    Returns:
-      By name; what belongs to no layer keeps its own name.
+    """Finds the tensors of a target in its GGUF file, by their names in the layout; what belongs to
+    no layer keeps its own name.
 
     Raises:
       UserError: a layer has a tensor that is not known: it would change the result.
@@ -57,16 +51,14 @@ def sources(files: GgufFiles, config: TargetConfig) -> dict[str, Source]:
         if own is None or own not in left:
             continue
         stored = left[own]
-        heads, offset = 0, 0.0
+        count, offset = 0, 1.0 if architecture in _OFFSET_NORMS and "norm" in own else 0.0
         if architecture in _INTERLEAVED and ".attn_q." in own:
-            heads = config.num_attention_heads
+            count = config.num_attention_heads
         elif architecture in _INTERLEAVED and ".attn_k." in own:
-            heads = config.num_key_value_heads
-        elif architecture in _OFFSET_NORMS and "norm" in own:
-            offset = 1.0
+            count = config.num_key_value_heads
         # One that is stored as a vector: the gate of a shared expert.
         shape = entry.shape if stored.shape == entry.shape[1:] else stored.shape
-        used[name] = Source(stored, shape, heads, offset)
+        used[name] = Source(stored, shape, count, offset)
         whole.add(own)
     others = {name: Source(s, s.shape) for name, s in left.items() if name not in whole}
     layers = [name for name in others if name.startswith("blk.")]

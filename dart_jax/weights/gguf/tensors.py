@@ -44,29 +44,24 @@ def gguf_files(directory: Path) -> list[Path]:
 
 
 def open_gguf(directory: Path) -> tuple[Path, dict[str, Tensor]]:
-    """Opens the tensors of a directory that `target_directory` returned.
-
-    Returns:
-      The (first) GGUF file, and the tensors by their names in the Hugging Face layout.
-
-    Raises:
-      UserError: a file is no longer there.
-    """
+    """Opens the tensors of a directory that `target_directory` returned, by their names in the
+    Hugging Face layout; returns the (first) GGUF file, too. Raises UserError if a file is no longer
+    there."""
     paths = tuple(gguf_files(directory))
     for path in paths:
         if not path.is_file():
             raise UserError(f"no file {path}; it was there before, bring it back")
-    sources = _from_json(json.loads((directory / INDEX).read_text())["tensors"])
-    return paths[0], {name: open_source(paths, source) for name, source in sources.items()}
+    tensors = {}
+    for name, entry in json.loads((directory / INDEX).read_text())["tensors"].items():
+        file, offset, kind, stored, shape, *rest = entry
+        source = Source(Stored(file, offset, kind, tuple(stored)), tuple(shape), *rest)
+        tensors[name] = open_source(paths, source)
+    return paths[0], tensors
 
 
 def open_source(paths: tuple[Path, ...], source: Source) -> Tensor:
     """Returns a tensor that is dequantised when it is read: to float32, or in its own dtype if it
-    holds plain floats.
-
-    Raises:
-      UserError: its type is not supported.
-    """
+    holds plain floats. Raises UserError if its type is not supported."""
     stored, path = source.stored, paths[source.stored.file]
     dequantize = _dequantizer(path, stored.kind)
     dtype = _FLOATS.get(stored.kind, np.dtype(np.float32))
@@ -111,11 +106,11 @@ def open_source(paths: tuple[Path, ...], source: Source) -> Tensor:
         part = read_rows(first * inner, last * inner)
         return part.reshape(last - first, *source.shape[1:])[(slice(None), *region[1:])]
 
-    in_parts = len(source.shape) > 1 and not source.heads and not source.offset
-    whole_rows = in_parts and source.shape == stored.shape
-    matrix = len(source.shape) == 2 and source.shape == stored.shape and not source.offset
-    blocks = Blocks(stored.kind, read_blocks) if matrix and dequantize is not None else None
-    return Tensor(source.shape, dtype, read, read_part if whole_rows else None, blocks)
+    alike = source.shape == stored.shape and not source.offset
+    part = read_part if alike and len(source.shape) > 1 and not source.heads else None
+    matrix = alike and len(source.shape) == 2 and dequantize is not None
+    blocks = Blocks(stored.kind, read_blocks) if matrix else None
+    return Tensor(source.shape, dtype, read, part, blocks)
 
 
 def size_of(kind: str, shape: tuple[int, ...]) -> int:
@@ -136,10 +131,7 @@ def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray] | 
     import gguf
 
     type_ = gguf.GGMLQuantizationType[kind]
-
-    def dequantize(numbers: np.ndarray) -> np.ndarray:
-        return gguf.dequantize(numbers, type_)
-
+    dequantize = functools.partial(gguf.dequantize, qtype=type_)
     try:
         dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8))
     except NotImplementedError:
@@ -153,11 +145,3 @@ def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray] | 
 def to_json(sources: Mapping[str, Source]) -> dict[str, Any]:
     """The form in which an index holds sources."""
     return {name: [*source.stored, *source[1:]] for name, source in sources.items()}
-
-
-def _from_json(json: Mapping[str, list[Any]]) -> dict[str, Source]:
-    """Reads what `to_json` returned."""
-    return {
-        name: Source(Stored(file, offset, kind, tuple(stored)), tuple(shape), heads, minus)
-        for name, (file, offset, kind, stored, shape, heads, minus) in json.items()
-    }

@@ -90,35 +90,32 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
         if kind == "gpt2":
             tokenizer = _byte_level(path, metadata, tokens)
         else:
-            tokens = _respelled(tokens, types)
+            # Gemma's files hold tokens of spaces alone as text.
+            tokens = [
+                _SPACE * len(token) if type_ == _USER_DEFINED and not token.strip(" ") else token
+                for token, type_ in zip(tokens, types, strict=True)
+            ]
             tokenizer = _sentencepiece(metadata, tokens, unknown)
     except UserError:
         raise
     except Exception as error:  # the library raises no narrower class
         raise _refusal(path, f"has a damaged one ({' '.join(str(error).split())})") from None
     strips = metadata["general.architecture"] == "phi3" and kind == "llama"
-    special = [
-        AddedToken(
-            token, special=True, normalized=False, rstrip=strips and token not in _KEEP_SPACES
-        )
-        for token, type_ in zip(tokens, types, strict=True)
-        if type_ == _CONTROL or (type_ == _UNKNOWN and kind == "llama")
-    ]
-    whole = [
-        AddedToken(token, special=False, normalized=False, rstrip=strips)
-        for token, type_ in zip(tokens, types, strict=True)
-        if type_ == _USER_DEFINED and token.strip(_SPACE)
-    ]
-    tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens(whole)
+    added = []
+    for token, type_ in zip(tokens, types, strict=True):
+        special = type_ == _CONTROL or (type_ == _UNKNOWN and kind == "llama")
+        if special or (type_ == _USER_DEFINED and token.strip(_SPACE)):
+            rstrip = strips and not (special and token in _KEEP_SPACES)
+            added.append(AddedToken(token, special=special, normalized=False, rstrip=rstrip))
+    tokenizer.add_special_tokens([token for token in added if token.special])
+    tokenizer.add_tokens([token for token in added if not token.special])
     _add_ends(tokenizer, metadata, tokens)
     return tokenizer
 
 
 def check_vocabulary(path: Path, beside: Path, metadata: Mapping[str, Any]) -> None:
-    """Raises UserError if the tokenizer in the file `beside` is damaged or another model's: if
-    fewer than half of the tokens are those of the GGUF file `path`, which may spell some in
-    another way."""
+    """Raises UserError if the tokenizer in the file `beside` is damaged, or another model's: fewer
+    than half of the tokens are those of the GGUF file `path`, which may spell some differently."""
     tokens, vocab = _tokens(metadata), read_backend(beside).get_vocab()
     same = sum(vocab.get(token) == id for id, token in enumerate(tokens))
     if same < len(tokens) / 2:
@@ -145,9 +142,8 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if len(templates) == 1:
         [config["chat_template"]] = templates.values()
     elif templates:
-        config["chat_template"] = [
-            {"name": name, "template": text} for name, text in templates.items()
-        ]
+        several = [{"name": name, "template": text} for name, text in templates.items()]
+        config["chat_template"] = several
     return config
 
 
@@ -257,24 +253,15 @@ def _byte_level(
     vocab = {token: id for id, token in enumerate(tokens)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rule in _WHOLE_WORDS))
     split = _SPLITS.get(rule)
+    first: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if rule in _DIGITS else []
     if split is not None:
-        first: Any = [pre_tokenizers.Split(Regex(split), "isolated")]
-    else:
-        first = [pre_tokenizers.Digits(individual_digits=True)] if rule in _DIGITS else []
+        first = [pre_tokenizers.Split(Regex(split), "isolated")]
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
     if rule == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
-
-
-def _respelled(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
-    """Writes tokens of spaces alone, which Gemma's files hold as text, as SentencePiece does."""
-    return [
-        _SPACE * len(token) if type_ == _USER_DEFINED and not token.strip(" ") else token
-        for token, type_ in zip(tokens, types, strict=True)
-    ]
 
 
 def _sentencepiece(
