@@ -221,8 +221,14 @@ _TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl_text": ("qwen3", _QWEN3_VL),
 }
 # `model_type` of vision-language models -> that of their text part, if it is not named.
-_VISION_LANGUAGE = {name.removesuffix("_text"): name for name in _TEXT_PARTS if name != "mistral"}
-_VISION_LANGUAGE["mistral3"] = "mistral"
+_VISION_LANGUAGE = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
 
 
 def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
