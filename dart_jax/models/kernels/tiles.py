@@ -189,10 +189,7 @@ def settle(tiles: Tiles, memory: HugePages) -> Tiles:
 
 
 def product(
-    inputs: Inputs,
-    weights: Tiles,
-    bias: jax.Array | None = None,
-    residual: jax.Array | None = None,
+    inputs: Inputs, weights: Tiles, bias: jax.Array | None = None, residual: jax.Array | None = None
 ) -> jax.Array:
     """Computes x W + bias + residual, with float32 arithmetic.
 
