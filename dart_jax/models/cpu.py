@@ -1,7 +1,5 @@
-"""Functions of the C++ core for models on CPUs, which XLA calls in compiled programs: rows that are
-appended or compared, and the look-up of n-grams.
-
-Products are in `kernels/tiles.py`, and attention is in `attention/native.py`.
+"""Calls of the C++ core for models on CPUs in compiled programs: which rows they compute, arrays
+that they change in place, the largest entries of rows, and the look-up of n-grams.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dart_jax import _core
-from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
 
 AnyArrays = TypeVar("AnyArrays")
 
@@ -115,23 +112,13 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values, indices
 
 
-def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) -> AnyCache:
-    """Computes `compaction.append` for all layers at once, of the rows that `only_rows` leaves."""
-    layers, pages = parts(cache)
-    numbers = (x.astype(jnp.int32) for x in (index, length))
-    before = *numbers, or_nothing(pages, jnp.int32), used_rows()
-    return with_layers(
-        cache, _in_place("dart_append", layers, *before, after=jax.tree.leaves(rows))
-    )
-
-
 def copy_page(pools: AnyArrays, source: jax.Array, target: jax.Array) -> AnyArrays:
     """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place, whatever
     the order of a page's numbers is."""
-    return _in_place("dart_copy_page", pools, source.reshape(1), target.reshape(1))
+    return in_place("dart_copy_page", pools, source.reshape(1), target.reshape(1))
 
 
-def _in_place(
+def in_place(
     name: str, arrays: AnyArrays, *before: jax.Array, after: Sequence[jax.Array] = ()
 ) -> AnyArrays:
     """Calls a function that changes arrays, whose other arguments are before and after these."""

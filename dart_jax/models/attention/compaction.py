@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import fits_kernels
 from dart_jax.models.cache import AnyCache, KVCache, order_after, parts, with_layers
-from dart_jax.models.cpu import append_rows
+from dart_jax.models.cpu import in_place, or_nothing, used_rows
 from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.options import AttentionKernel
 from dart_jax.models.kernels.pallas import every, load, store
@@ -37,14 +37,17 @@ def append(
       index: int32 [B, P], which of the T rows to keep, in order. A sequence that keeps fewer than
         P repeats any valid row: the surplus is written beyond its new length.
       length: int32 [B], rows already in the cache.
-      kernel: what computes attention. Where that is the C++ core, it also writes all rows; where it
-        is Triton's kernel, another one writes those of many layers at once, if it is made for their
-        size.
+      kernel: what computes attention. Where that is the C++ core, it also writes all rows but those
+        that `only_rows` leaves out; where it is Triton's kernel, another one writes those of many
+        layers at once, if it is made for their size.
     """
     chex.assert_shape(length, index.shape[:1])
-    if kernel == "native":
-        return append_rows(cache, rows, index, length)
     layers, pages = parts(cache)
+    if kernel == "native":
+        numbers = index.astype(jnp.int32), length.astype(jnp.int32), or_nothing(pages, jnp.int32)
+        new = jax.tree.leaves(rows)
+        written = in_place("dart_append", layers, *numbers, used_rows(), after=new)
+        return with_layers(cache, written)
     keys, _ = layers[0]
     fits = fits_kernels(keys.shape[3]) and keys.size < 2**31  # the kernel counts in 32 bits
     if kernel not in ("triton", "interpret") or not fits:
@@ -74,7 +77,7 @@ def extend(
     if kernel == "native":
         batch, _, count, _ = rows[0][0].shape
         index = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (batch, count))
-        return append_rows(cache, rows, index, length)
+        return append(cache, rows, index, length, kernel)
     layers, pages = parts(cache)
     if pages is not None:
         return with_layers(cache, _extend_pages(layers, pages, rows, length))
