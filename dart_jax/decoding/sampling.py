@@ -9,10 +9,11 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary, first_of
 from dart_jax.errors import UserError
-from dart_jax.models.cpu import available, draw_native, gumbel_noise_native
+from dart_jax.models.cpu import available, or_nothing, used_rows
 
 # For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
 MOST_SORTED = 128
@@ -373,12 +374,30 @@ def most_noisy(
 
     Returns:
       Float32 and where they are, int32, [B, T, count]; see `models.cpu.largest`. Tokens that the
-      filters leave out have -inf, and rows that hold NaN become NaN.
+      filters leave out have -inf, rows that hold NaN become NaN, and rows that `only_rows` leaves
+      out are zeros.
     """
     assert sampling.temperature is not None
-    filters = sampling.top_k, sampling.top_p, sampling.min_p
+    (batch, *_), shape = logits.shape, (*logits.shape[:2], count)
+
+    def rows(x: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return or_nothing(None if x is None else jnp.broadcast_to(x, (batch,)), dtype)
+
     keys, first, _ = noise
-    return draw_native(logits, sampling.temperature, filters, keys, first, levels, ids, count)
+    types = jax.ShapeDtypeStruct(shape, logits.dtype), jax.ShapeDtypeStruct(shape, jnp.int32)
+    values, indices = jax.ffi.ffi_call("dart_draw", types, vmap_method="sequential")(
+        logits,
+        rows(sampling.temperature),
+        keys,
+        first,
+        levels,
+        or_nothing(ids, jnp.int32),
+        rows(sampling.top_k, jnp.int32),
+        rows(sampling.top_p),
+        rows(sampling.min_p),
+        used_rows(),
+    )
+    return values, indices
 
 
 _RANDOM = "threefry2x32"
@@ -422,7 +441,9 @@ def gumbel_noise(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
       vocab: V.
     """
     plain = partial(_gumbel_noise, vocab=vocab)
-    on_cpu = partial(gumbel_noise_native, vocab=vocab) if available() else plain
+    out = jax.ShapeDtypeStruct((*position.shape, vocab), jnp.float32)
+    call = jax.ffi.ffi_call("dart_noise", out, vmap_method="sequential")
+    on_cpu = call if available() else plain
     return jax.lax.platform_dependent(keys, position, cpu=on_cpu, default=plain)
 
 

@@ -427,8 +427,8 @@ class ModelRunner:
         trees: np.ndarray | None,
         nodes: np.ndarray,
     ) -> dict[int, Draft]:
-        """The drafts of the sequences that report them, of which `nodes` [n] nodes were verified, by
-        their place. Copies: views would keep all rows alive."""
+        """The drafts of the sequences that report them, by their place; `nodes` [n] were
+        verified. Copies: views would keep all rows alive."""
         drafts, last = {}, self._drafts
         for i, sequence in zip(places, sequences, strict=True):
             if not sequence.request.drafts or sequence.draft_row is None or last is None:

@@ -178,7 +178,7 @@ class Shapes:
         return _CHUNK_ROWS_ELSEWHERE if self.together else _CHUNK_ROWS
 
     def longest_chunk(self, rows: int) -> int:
-        """The longest chunk of at most `rows` rows, if there is one, or else the shortest of all."""
+        """The longest chunk of at most `rows` rows, if there is one; or the shortest of all."""
         return max((n for n in self.chunks if n <= rows), default=self.chunks[0])
 
     def chunk_for(self, tokens: int) -> int:

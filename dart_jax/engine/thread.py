@@ -86,7 +86,7 @@ class QueueFull(UserError):
     """
 
     def __init__(self, config: EngineConfig, seconds: float = 1.0):
-        """All places in a queue are taken, and requests have their slots for `seconds` on average."""
+        """All places in a queue are taken, and requests have a slot for `seconds` on average."""
         super().__init__(f"{config.queue} requests are waiting; try again in a moment")
         self.retry_after = max(config.queue / config.slots, 1) * seconds
 

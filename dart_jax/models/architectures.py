@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from dart_jax.errors import UserError, warn
@@ -16,17 +17,12 @@ from dart_jax.errors import UserError, warn
 # Fields of TargetConfig that switch biases on -> the fields of `config.json`, or constants.
 _NO_BIASES = {"attention_bias": False, "attention_out_bias": False, "mlp_bias": False}
 _ATTENTION_BIASES = {
-    "attention_bias": "attention_bias",
-    "attention_out_bias": "attention_bias",
+    **dict.fromkeys(("attention_bias", "attention_out_bias"), "attention_bias"),
     "mlp_bias": False,
 }
 _LLAMA_BIASES = {**_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
 _QWEN2_BIASES = {**_NO_BIASES, "attention_bias": True}
-_GEMMA_DEFAULTS = {
-    "vocab_size": 256000,
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-}
+_GEMMA_DEFAULTS = {"vocab_size": 256000, "head_dim": 256, "tie_word_embeddings": True}
 _GEMMA2_DEFAULTS = {
     **_GEMMA_DEFAULTS,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -99,48 +95,39 @@ class Architecture:
         return self.sliding_theta is not None
 
 
+_QWEN = partial(Architecture, max_position_embeddings=32768)
+_MISTRAL = partial(Architecture, max_position_embeddings=131072, defaults={"sliding_window": 4096})
+_GEMMA = partial(Architecture, biases=_ATTENTION_BIASES, embedding_scaled=True, norm_offset=1.0)
+_OLMO = partial(
+    Architecture,
+    rms_norm_eps=1e-5,
+    biases=_ATTENTION_BIASES,
+    norm_offset=0.0,
+    norms="after",
+    qk_norm="all",
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "qwen3": Architecture(
+    "qwen3": _QWEN(
         name="Qwen3ForCausalLM",
-        max_position_embeddings=32768,
         biases=_ATTENTION_BIASES,
         guesses_heads=False,
         qk_norm="head",
         windows="optional",
     ),
-    "qwen3_moe": Architecture(
-        name="Qwen3MoeForCausalLM",
-        max_position_embeddings=32768,
-        biases=_ATTENTION_BIASES,
-        moe=True,
-        qk_norm="head",
+    "qwen3_moe": _QWEN(
+        name="Qwen3MoeForCausalLM", biases=_ATTENTION_BIASES, moe=True, qk_norm="head"
     ),
-    "qwen2": Architecture(
-        name="Qwen2ForCausalLM",
-        max_position_embeddings=32768,
-        biases=_QWEN2_BIASES,
-        windows="optional",
-    ),
-    "qwen2_moe": Architecture(
+    "qwen2": _QWEN(name="Qwen2ForCausalLM", biases=_QWEN2_BIASES, windows="optional"),
+    "qwen2_moe": _QWEN(
         name="Qwen2MoeForCausalLM",
-        max_position_embeddings=32768,
         biases={**_NO_BIASES, "attention_bias": "qkv_bias"},
         defaults={"qkv_bias": True},
         moe=True,
     ),
     "llama": Architecture(name="LlamaForCausalLM", biases=_LLAMA_BIASES),
-    "mistral": Architecture(
-        name="MistralForCausalLM",
-        max_position_embeddings=131072,
-        defaults={"sliding_window": 4096},
-        windows="all",
-    ),
-    "ministral": Architecture(
-        name="MinistralForCausalLM",
-        max_position_embeddings=131072,
-        defaults={"sliding_window": 4096},
-        windows="types",
-    ),
+    "mistral": _MISTRAL(name="MistralForCausalLM", windows="all"),
+    "ministral": _MISTRAL(name="MinistralForCausalLM", windows="types"),
     "mixtral": Architecture(
         name="MixtralForCausalLM",
         rms_norm_eps=1e-5,
@@ -158,43 +145,27 @@ ARCHITECTURES: dict[str, Architecture] = {
         partial_rope=True,
         windows="all",
     ),
-    "gemma": Architecture(
+    "gemma": _GEMMA(
         name="GemmaForCausalLM",
         max_position_embeddings=8192,
-        biases=_ATTENTION_BIASES,
         defaults={**_GEMMA_DEFAULTS, "hidden_act": "gelu_pytorch_tanh"},
-        embedding_scaled=True,
-        norm_offset=1.0,
     ),
-    "gemma2": Architecture(
+    "gemma2": _GEMMA(
         name="Gemma2ForCausalLM",
         max_position_embeddings=8192,
-        biases=_ATTENTION_BIASES,
         defaults={
             **_GEMMA2_DEFAULTS,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },
-        embedding_scaled=True,
-        norm_offset=1.0,
         norms="both",
-        options=(
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-            "query_pre_attn_scalar",
-        ),
+        options=("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
         windows=2,
     ),
-    "gemma3_text": Architecture(
+    "gemma3_text": _GEMMA(
         name="Gemma3ForCausalLM",
         max_position_embeddings=131072,
-        biases=_ATTENTION_BIASES,
-        defaults={
-            **_GEMMA2_DEFAULTS,
-            "vocab_size": 262208,
-        },
-        embedding_scaled=True,
-        norm_offset=1.0,
+        defaults={**_GEMMA2_DEFAULTS, "vocab_size": 262208},
         norms="both",
         options=("final_logit_softcapping", "query_pre_attn_scalar"),
         qk_norm="head",
@@ -208,10 +179,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         biases=_LLAMA_BIASES,
         defaults={"attention_multiplier": 1.0},
         options=(
-            "attention_multiplier",
-            "embedding_multiplier",
-            "logits_scaling",
-            "residual_multiplier",
+            *("attention_multiplier", "embedding_multiplier"),
+            *("logits_scaling", "residual_multiplier"),
         ),
     ),
     "smollm3": Architecture(
@@ -225,29 +194,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "seed_oss": Architecture(
         name="SeedOssForCausalLM",
         max_position_embeddings=524288,
-        biases={
-            "attention_bias": "attention_bias",
-            "attention_out_bias": "attention_out_bias",
-            "mlp_bias": "mlp_bias",
-        },
+        biases={name: name for name in _NO_BIASES},
         defaults={"attention_bias": True, "head_dim": 128},
     ),
-    "olmo2": Architecture(
-        name="Olmo2ForCausalLM",
-        rms_norm_eps=1e-5,
-        biases=_ATTENTION_BIASES,
-        norm_offset=0.0,
-        norms="after",
-        qk_norm="all",
-    ),
-    "olmo3": Architecture(
+    "olmo2": _OLMO(name="Olmo2ForCausalLM"),
+    "olmo3": _OLMO(
         name="Olmo3ForCausalLM",
-        rms_norm_eps=1e-5,
-        biases=_ATTENTION_BIASES,
         defaults={"sliding_window": 4096},
-        norm_offset=0.0,
-        norms="after",
-        qk_norm="all",
         rope_theta=5e5,
         sliding_theta=5e5,
         windows=4,
@@ -315,24 +268,19 @@ def architecture_of(json: Mapping[str, Any]) -> Architecture:
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UserError(f"target model_type is {kind!r}; supported are {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[kind]
-    _check_name(json, architecture)
-    return architecture
-
-
-def _check_name(json: Mapping[str, Any], architecture: Architecture) -> None:
-    """Checks the class that a config names. Transformers decides by `model_type` alone, unless it
-    is allowed to run code that comes with the checkpoint."""
+    # Transformers decides by `model_type` alone, unless it is allowed to run code that comes with
+    # the checkpoint.
     named = json.get("architectures") or []
     names = named if isinstance(named, list) else [named]
     base = architecture.name.removesuffix("ForCausalLM") + "Model"
     same = {architecture.name.lower(), base.lower()}
     if not names or any(isinstance(name, str) and name.lower() in same for name in names):
-        return
+        return architecture
     if json.get("auto_map"):
         raise UserError(
             f"the target's architecture is {named!r}, which its own code (auto_map) computes and "
-            f"dart_jax does not know; with model_type {json['model_type']!r} it must be "
+            f"dart_jax does not know; with model_type {kind!r} it must be "
             f"{architecture.name!r}"
         )
-    kind = json["model_type"]
     warn(f"config.json names the architecture {named!r}; read as model_type {kind!r} says")
+    return architecture

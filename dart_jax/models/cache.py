@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar, cast
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -61,64 +60,6 @@ def init_cache(
     """Returns an empty cache of `capacity` rows."""
     shape = (batch, kv_heads, capacity, head_dim)
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers))
-
-
-def append(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) -> AnyCache:
-    """Writes selected new rows after each sequence: the compaction after a verification.
-
-    Args:
-      cache: donated by callers; see `extend`.
-      rows: keys and values of the T rows just computed, [B, K, T, h] per layer.
-      index: int32 [B, P], which of the T rows to keep, in order. A sequence that keeps fewer than
-        P repeats any valid row: the surplus is written beyond its new length.
-      length: int32 [B], rows already in the cache.
-    """
-    chex.assert_shape(length, index.shape[:1])
-
-    def keep(new: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(new, index[:, None, :, None], axis=2)
-
-    return extend(cache, jax.tree.map(keep, rows), length)
-
-
-def extend(cache: AnyCache, rows: KVCache, length: jax.Array) -> AnyCache:
-    """Writes all new rows after each sequence.
-
-    Args:
-      cache: donated by callers. In one piece, its capacity must be at least `length + T`, since
-        `dynamic_update_slice` would otherwise shift the write.
-      rows: keys and values of T new rows, [B, K, T, h] per layer.
-      length: int32 [B], rows already in the cache.
-    """
-    layers, pages = parts(cache)
-    if pages is not None:
-        return with_layers(cache, _extend_pages(layers, pages, rows, length))
-    chex.assert_equal_shape_prefix(jax.tree.leaves((layers, rows)), 2)
-
-    def write(old: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(old, new, (0, length, 0))
-
-    layers = jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), layers, rows)
-    return with_layers(cache, layers)
-
-
-def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.Array) -> KVCache:
-    new, _ = rows[0]
-    pool, _ = layers[0]
-    count, heads, size, _ = pool.shape
-    chex.assert_equal_shape_prefix([length, pages, new], 1)
-    at = length[:, None] + jnp.arange(new.shape[2], dtype=jnp.int32)[None]
-    page = jnp.take_along_axis(pages, at // size, axis=1, mode="fill", fill_value=-1)
-    page = jnp.where(page < 0, count, page)  # beyond the pool, as -1 would be its last page
-    page, place = page[:, None], (at % size)[:, None]
-    head = jnp.arange(heads, dtype=jnp.int32)[None, :, None]
-
-    def write(old: jax.Array, new: jax.Array) -> jax.Array:
-        # One row of one head at a time: to write all heads of a row at once, a TPU's compiler would
-        # lay the pool out anew, a copy.
-        return old.at[page, head, place].set(new, mode="drop", unique_indices=True)
-
-    return jax.tree.map(write, layers, rows)
 
 
 def first_rows(cache: AnyCache, count: int) -> AnyCache | None:

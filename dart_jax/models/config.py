@@ -10,17 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.models.architectures import (
-    ARCHITECTURES,
-    Architecture,
-    architecture_of,
-    text_part,
-)
+from dart_jax.models.architectures import ARCHITECTURES, Architecture, architecture_of, text_part
 from dart_jax.models.config_json.fields import (
     FULL,
     SLIDING,
     check_attention,
     check_fields,
+    check_integer,
     known_fields,
     refuse,
     refuse_unsupported,
@@ -420,7 +416,5 @@ def _dense_layers(json: Mapping[str, Any]) -> tuple[int, ...]:
 def _integer(json: Mapping[str, Any], name: str, default: int | None = None, least: int = 1) -> int:
     """Reads an integer of at least `least`."""
     value = json.get(name, default)
-    if type(value) is not int or value < least:
-        expected = f"an integer of at least {least}"
-        raise UserError(f"config.json has {name}={value!r}; it must be {expected}")
+    check_integer(name, value, least)
     return value

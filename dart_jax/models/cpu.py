@@ -1,14 +1,12 @@
-"""Functions of the C++ core for models on CPUs, which XLA calls in compiled programs: rows that are
-appended or compared, draws, and the look-up of n-grams.
-
-Products are in `kernels/tiles.py`, and attention is in `attention/native.py`.
+"""Calls of the C++ core for models on CPUs in compiled programs: which rows they compute, arrays
+that they change in place, the largest entries of rows.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -18,7 +16,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dart_jax import _core
-from dart_jax.models.cache import AnyCache, KVCache, parts, with_layers
 
 AnyArrays = TypeVar("AnyArrays")
 
@@ -114,35 +111,21 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values, indices
 
 
-def append_rows(cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array) -> AnyCache:
-    """Computes `cache.append` for all layers at once, of the rows that `only_rows` leaves."""
-    layers, pages = parts(cache)
-    old, structure = jax.tree.flatten(layers)
-    new = jax.ffi.ffi_call(
-        "dart_append",
-        [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
-        input_output_aliases={4 + i: i for i in range(len(old))},
-    )(
-        index.astype(jnp.int32),
-        length.astype(jnp.int32),
-        or_nothing(pages, jnp.int32),
-        used_rows(),
-        *old,
-        *jax.tree.leaves(rows),
-    )
-    return with_layers(cache, jax.tree.unflatten(structure, new))
-
-
 def copy_page(pools: AnyArrays, source: jax.Array, target: jax.Array) -> AnyArrays:
     """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place, whatever
     the order of a page's numbers is."""
-    old, structure = jax.tree.flatten(pools)
-    new = jax.ffi.ffi_call(
-        "dart_copy_page",
-        [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
-        input_output_aliases={2 + i: i for i in range(len(old))},
-    )(source.reshape(1), target.reshape(1), *old)
-    return jax.tree.unflatten(structure, new)
+    return in_place("dart_copy_page", pools, source.reshape(1), target.reshape(1))
+
+
+def in_place(
+    name: str, arrays: AnyArrays, *before: jax.Array, after: Sequence[jax.Array] = ()
+) -> AnyArrays:
+    """Calls a function that changes arrays, whose other arguments are before and after these."""
+    old, structure = jax.tree.flatten(arrays)
+    aliases = {len(before) + i: i for i in range(len(old))}
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old]
+    call = jax.ffi.ffi_call(name, types, input_output_aliases=aliases)
+    return jax.tree.unflatten(structure, call(*before, *old, *after))
 
 
 def unwritten(arrays: AnyArrays) -> AnyArrays:
@@ -159,65 +142,3 @@ def unwritten(arrays: AnyArrays) -> AnyArrays:
 def clock(computed: jax.Array) -> jax.Array:
     """The time when something was computed: microseconds, a uint32 scalar."""
     return jax.ffi.ffi_call("dart_clock", jax.ShapeDtypeStruct((), jnp.uint32))(computed)
-
-
-def gumbel_noise_native(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
-    """Computes `decoding.sampling.gumbel_noise`, up to rounding.
-
-    Args:
-      keys: uint32 [B, 2].
-      position: int32 [B, P].
-      vocab: V.
-
-    Returns:
-      float32 [B, P, V].
-    """
-    out = jax.ShapeDtypeStruct((*position.shape, vocab), jnp.float32)
-    return jax.ffi.ffi_call("dart_noise", out, vmap_method="sequential")(keys, position)
-
-
-def draw_native(
-    logits: jax.Array,
-    temperature: jax.Array,
-    filters: tuple[jax.Array | None, jax.Array | None, jax.Array | None],
-    keys: jax.Array,
-    first: jax.Array,
-    levels: jax.Array,
-    ids: jax.Array | None,
-    count: int,
-) -> tuple[jax.Array, jax.Array]:
-    """Computes `decoding.sampling.most_noisy`.
-
-    Args:
-      logits: float32 [B, T, size].
-      temperature: float32 scalar or [B].
-      filters: top-k, int32, top-p and min-p, float32, scalars or [B]; None for none.
-      keys: uint32 [B, 2], see `gumbel_noise_native`.
-      first: int32 [B], the position of level 0.
-      levels: int32 [B, T].
-      ids: int32 [size], the logits' tokens; None if they are all in order.
-      count: how many, 0 to size.
-
-    Returns:
-      As `largest`; zeros in rows that `only_rows` leaves out.
-    """
-    (batch, *_), shape = logits.shape, (*logits.shape[:2], count)
-
-    def per_row(x: jax.Array | None, dtype: DTypeLike) -> jax.Array:
-        return or_nothing(None if x is None else jnp.broadcast_to(x, (batch,)), dtype)
-
-    top_k, top_p, min_p = filters
-    types = jax.ShapeDtypeStruct(shape, logits.dtype), jax.ShapeDtypeStruct(shape, jnp.int32)
-    values, indices = jax.ffi.ffi_call("dart_draw", types, vmap_method="sequential")(
-        logits,
-        per_row(temperature, jnp.float32),
-        keys,
-        first,
-        levels,
-        or_nothing(ids, jnp.int32),
-        per_row(top_k, jnp.int32),
-        per_row(top_p, jnp.float32),
-        per_row(min_p, jnp.float32),
-        used_rows(),
-    )
-    return values, indices

@@ -28,7 +28,7 @@ from dart_jax.models.drafters.dart import DartDrafter
 from dart_jax.models.drafters.eagle3 import Eagle3Drafter
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Params
-from dart_jax.models.platform.weights import form_of
+from dart_jax.models.platform.weights import is_fused
 from dart_jax.models.sharding.rules import one_device
 from dart_jax.models.target import Target
 
@@ -69,9 +69,7 @@ def init_params(
 
 
 def bind(
-    config: TargetConfig | DraftLayerConfig,
-    params: Params,
-    options: LayerOptions = LayerOptions(),
+    config: TargetConfig | DraftLayerConfig, params: Params, options: LayerOptions = LayerOptions()
 ) -> Any:
     """Returns the module with these parameters; call this while tracing, never in a hot loop.
 
@@ -80,7 +78,7 @@ def bind(
       params: its parameters; where devices share the model, one device's part of them.
       options: of its layers; the parameters tell their form themselves.
     """
-    options = dataclasses.replace(options, **form_of(params))
+    options = dataclasses.replace(options, fused=is_fused(params))
     if options.split:
         config = one_device(config, options.shards)
     return nnx.merge(_split(config, options)[0], params)

@@ -16,37 +16,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.errors import UserError, warn
+from dart_jax.models.config_json.fields import check_positive
 
+_LENGTH = "original_max_position_embeddings"
+_OPTIONAL = ("attention_factor", "mscale", "mscale_all_dim")
 # Parameters of each kind besides `rope_theta`; those with a default may be left out.
 _FIELDS: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": None},
     "dynamic": {"factor": None},
-    "llama3": {
-        "factor": None,
-        "low_freq_factor": None,
-        "high_freq_factor": None,
-        "original_max_position_embeddings": None,
-    },
+    "llama3": dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", _LENGTH)),
     "yarn": {
-        "factor": None,
-        "original_max_position_embeddings": None,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "attention_factor": None,
-        "mscale": None,
-        "mscale_all_dim": None,
+        **dict.fromkeys(("factor", _LENGTH)),
+        **{"beta_fast": 32.0, "beta_slow": 1.0},
+        **dict.fromkeys(_OPTIONAL),
         "truncate": True,
     },
-    "longrope": {
-        "short_factor": None,
-        "long_factor": None,
-        "original_max_position_embeddings": None,
-        "factor": None,
-        "attention_factor": None,
-    },
+    "longrope": dict.fromkeys(
+        ("short_factor", "long_factor", _LENGTH, "factor", "attention_factor")
+    ),
 }
-_OPTIONAL = ("attention_factor", "mscale", "mscale_all_dim")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +58,8 @@ class Rope:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive("rope_theta", self.theta)
-        _check_positive("partial_rotary_factor", self.share)
+        check_positive("rope_theta", self.theta)
+        check_positive("partial_rotary_factor", self.share)
         if self.share > 1:
             raise UserError(
                 f"config.json has partial_rotary_factor={self.share!r}, which is over 1"
@@ -80,9 +69,9 @@ class Rope:
                 if not isinstance(value, tuple):
                     raise UserError(f"config.json has rope {name}={value!r}; it must be a list")
                 for one in value:
-                    _check_positive(f"rope {name}", one)
+                    check_positive(f"rope {name}", one)
             elif name != "truncate":
-                _check_positive(f"rope {name}", value)
+                check_positive(f"rope {name}", value)
             elif not isinstance(value, bool):
                 raise UserError(f"config.json has rope {name}={value!r}; it must be true or false")
         scaling = dict(self.scaling)
@@ -93,10 +82,7 @@ class Rope:
 
     @classmethod
     def from_json(
-        cls,
-        json: Mapping[str, Any],
-        default_theta: float | None = None,
-        partial: bool = False,
+        cls, json: Mapping[str, Any], default_theta: float | None = None, partial: bool = False
     ) -> Rope:
         """Reads a Hugging Face config in the layout of transformers 4 or 5.
 
@@ -134,31 +120,21 @@ class Rope:
         part = 1.0 if part is None else part
         if part != 1 and not partial:
             raise UserError("RoPE over a part of the head (partial_rotary_factor) is not supported")
-        fields = _FIELDS[kind]
-        if "original_max_position_embeddings" in fields:
+        fields, own = _FIELDS[kind], json.get("max_position_embeddings")
+        if _LENGTH in fields:
             # As in transformers: first the config's top level, then the scaling parameters, then
             # the model's own length.
-            name = "original_max_position_embeddings"
-            length = parameters.get(name, json.get("max_position_embeddings"))
-            parameters[name] = json.get(name, length)
+            parameters[_LENGTH] = json.get(_LENGTH, parameters.get(_LENGTH, own))
         if kind == "longrope" and "factor" not in parameters:
-            lengths = json.get("max_position_embeddings"), parameters[name]
-            for length in lengths:
-                _check_positive("max_position_embeddings", length)
-            parameters["factor"] = lengths[0] / lengths[1]
-        extra = sorted(parameters.keys() - fields.keys())
-        if extra:
-            names = ", ".join(extra)
-            warn(f"RoPE scaling {kind!r} has no parameters {names}, nor in transformers; not used")
+            for length in (own, parameters[_LENGTH]):
+                check_positive("max_position_embeddings", length)
+            parameters["factor"] = own / parameters[_LENGTH]
+        if extra := ", ".join(sorted(parameters.keys() - fields.keys())):
+            warn(f"RoPE scaling {kind!r} has no parameters {extra}, nor in transformers; not used")
         values = {name: parameters.get(name, default) for name, default in fields.items()}
-        values = {
-            name: value
-            for name, value in values.items()
-            if value is not None or name not in _OPTIONAL
-        }
-        missing = [name for name, value in values.items() if value is None]
-        if missing:
-            raise UserError(f"RoPE scaling {kind!r} lacks {', '.join(missing)}")
+        values = {n: v for n, v in values.items() if v is not None or n not in _OPTIONAL}
+        if missing := ", ".join(name for name, value in values.items() if value is None):
+            raise UserError(f"RoPE scaling {kind!r} lacks {missing}")
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
         return cls(theta, kind, tuple(values.items()), part)
 
@@ -169,8 +145,7 @@ class Rope:
         if self.share != 1:
             json["partial_rotary_factor"] = self.share
         if self.kind == "longrope":
-            name = "original_max_position_embeddings"
-            json[name] = dict(self.scaling)[name]
+            json[_LENGTH] = dict(self.scaling)[_LENGTH]
         return json
 
     def check(self, head_dim: int) -> None:
@@ -222,7 +197,7 @@ class Rope:
         if "attention_factor" in scaling:
             return scaling["attention_factor"]
         if self.kind == "longrope":
-            factor, length = scaling["factor"], scaling["original_max_position_embeddings"]
+            factor, length = scaling["factor"], scaling[_LENGTH]
             return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
 
         def magnitude(mscale: float = 1.0) -> float:
@@ -238,10 +213,9 @@ class Rope:
         `longrope` is limited to those that have the short factors' frequencies."""
         scaling = dict(self.scaling)
         if self.kind == "yarn":
-            extended = int(scaling["factor"] * scaling["original_max_position_embeddings"])
-            return max(max_position_embeddings, extended)
+            return max(max_position_embeddings, int(scaling["factor"] * scaling[_LENGTH]))
         if self.kind == "longrope":
-            return min(max_position_embeddings, scaling["original_max_position_embeddings"])
+            return min(max_position_embeddings, scaling[_LENGTH])
         return max_position_embeddings
 
 
@@ -263,12 +237,6 @@ def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
 
 
-def _check_positive(name: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise UserError(f"config.json has {name}={value!r}; it must be a positive number")
-
-
 def _llama3(
     plain: np.ndarray,
     factor: float,
@@ -287,7 +255,7 @@ def _yarn_kept(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> np.nd
 
     def pair_of(turns: float) -> float:
         """Returns the (fractional) pair that makes `turns` rotations over the original length."""
-        length = scaling["original_max_position_embeddings"]
+        length = scaling[_LENGTH]
         return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = pair_of(scaling["beta_fast"]), pair_of(scaling["beta_slow"])

@@ -7,9 +7,9 @@ only in the rows, their positions and the mask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +35,23 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.experts.moe import MoE
 from dart_jax.models.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.kernels.tiles import Tiles, product
+from dart_jax.models.kernels.tiles import CORE_ACTIVATIONS, Tiles, product
 from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
-from dart_jax.models.native_layer import (
-    LayerInputs,
-    NativeLayer,
-    Projection,
-    one_call,
-    run_natively,
-)
+from dart_jax.models.native_layer import NativeLayer, one_call, run_natively
 from dart_jax.models.rope import rotate
+
+# By place of the norms, their names as in `transformers`: before and after attention, before and
+# after the MLP.
+_NORMS = {
+    "before": ("input_layernorm", None, "post_attention_layernorm", None),
+    "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "both": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
 
 
 class TargetOutput(NamedTuple):
@@ -115,8 +122,16 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [B, H, T, h], and keys and values [B, K, T, h] as they are cached, of rows
         [B, T, D] at positions int32 [B, T]."""
-        heads = self._joint_heads if self._joint(source(inputs).dtype) else self._heads
-        q, k, v = heads(inputs, positions)
+        kernel = self._kernel(source(inputs).dtype)
+        if kernel is None:
+            q, k, v = self._heads(inputs, positions)
+        else:
+            norm = None
+            if self.qk_norm:
+                scales = self.q_norm.scale[...], self.k_norm.scale[...]
+                norm = HeadNorm(*scales, self.q_norm.eps, self.q_norm.offset)
+            cos, sin = self.rotation(positions)
+            q, k, v = kernel(self.qkv_proj(inputs), cos, sin, self.heads, self.kv_heads, norm)
         return q, *self.options.rounded(k, v)
 
     def _heads(
@@ -137,15 +152,17 @@ class Attention(nnx.Module):
             q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
         return q, k, split_heads(v, self.kv_heads)
 
-    def _joint(self, dtype: DTypeLike) -> bool:
-        """Tells whether one kernel makes the heads of the joined projection's output."""
-        if not self.options.fused:
-            return False
-        if self.options.attention == "native":
-            return dtype == jnp.float32
+    def _kernel(self, dtype: DTypeLike) -> Callable[..., Any] | None:
+        """What makes the heads of the joined projection's output in one call, if it can."""
+        kernel = self.options.attention
+        if self.options.fused and kernel == "native" and dtype == jnp.float32:
+            return rotated_heads_native
         whole = self.rope is not None and self.rope.share == 1 and self.qk_norm != "all"
-        kernel = self.options.attention in ("triton", "interpret")
-        return kernel and whole and fits_kernels(self.head_dim)
+        if kernel not in ("triton", "interpret") or not self.options.fused or not whole:
+            return None
+        interpret = kernel == "interpret"
+        fits = fits_kernels(self.head_dim)
+        return partial(rotated_heads_triton, interpret=interpret) if fits else None
 
     def rotation(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Cosines and sines of the rotation of queries and keys, float32 [B, T, r / 2]."""
@@ -154,30 +171,12 @@ class Attention(nnx.Module):
             return none, none
         return self.rope.rotation(positions, self.head_dim)
 
-    def _joint_heads(
-        self, inputs: Inputs, positions: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Computes `_heads` by the kernel."""
-        norm = None
-        if self.qk_norm:
-            scales = self.q_norm.scale[...], self.k_norm.scale[...]
-            norm = HeadNorm(*scales, self.q_norm.eps, self.q_norm.offset)
-        cos, sin = self.rotation(positions)
-        qkv = self.qkv_proj(inputs)
-        if self.options.attention == "native":
-            return rotated_heads_native(qkv, cos, sin, self.heads, self.kv_heads, norm)
-        interpret = self.options.attention == "interpret"
-        return rotated_heads_triton(
-            qkv, cos, sin, self.heads, self.kv_heads, norm, interpret=interpret
-        )
-
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, with norms before them, after them, or both.
+    """Attention and MLP, with norms before them, after them, or both."""
 
-    The norms are named as in `transformers`: where there are norms only before, that of the MLP is
-    called `post_attention_layernorm`.
-    """
+    input_layernorm: RMSNorm
+    post_attention_layernorm: RMSNorm
 
     def __init__(
         self,
@@ -189,16 +188,11 @@ class DecoderLayer(nnx.Module):
         rngs: nnx.Rngs | None,
     ):
         d = config.hidden_size
-        self.norms = config.architecture.norms
         self.multiplier = config.residual_multiplier
-        if self.norms != "after":
-            self.input_layernorm = _norm(config, d, dtype)
+        self.norms = _NORMS[config.architecture.norms]
+        for name in filter(None, self.norms):
+            setattr(self, name, _norm(config, d, dtype))
         self.self_attn = Attention(config, layer, options, dtype=dtype, rngs=rngs)
-        self.post_attention_layernorm = _norm(config, d, dtype)
-        if self.norms == "both":
-            self.pre_feedforward_layernorm = _norm(config, d, dtype)
-        if self.norms != "before":
-            self.post_feedforward_layernorm = _norm(config, d, dtype)
         if config.moe is not None and config.is_sparse(layer):
             self.mlp = MoE(d, config.moe, options, dtype=dtype, rngs=rngs)
         else:
@@ -215,23 +209,24 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        before_attention, after_attention, before_mlp, after_mlp = self._placed_norms()
         # Norms after a layer's parts, and factors, come between products and the residual stream.
-        adds = self.norms == "before" and self.multiplier == 1
+        adds = after_mlp is None and self.multiplier == 1
         with jax.named_scope("attention"):
-            inputs = x if self.norms == "after" else self.input_layernorm.normed(x)
+            inputs = x if before_attention is None else before_attention.normed(x)
             out, row = self.self_attn(inputs, positions, mask, prefix, x if adds else None)
-            if self.norms != "before":
-                out = self.post_attention_layernorm(out)
+            if after_attention is not None:
+                out = after_attention(out)
             x = out if adds else x + _times(out, self.multiplier)
         with jax.named_scope("mlp"):
-            if self.norms == "before":
-                inputs = self.post_attention_layernorm.normed(x)
-            else:
-                inputs = self.pre_feedforward_layernorm.normed(x) if self.norms == "both" else x
-            out = self.mlp(inputs, x if adds else None)
-            if self.norms != "before":
-                out = self.post_feedforward_layernorm(out)
+            out = self.mlp(x if before_mlp is None else before_mlp.normed(x), x if adds else None)
+            if after_mlp is not None:
+                out = after_mlp(out)
             return out if adds else x + _times(out, self.multiplier), row
+
+    def _placed_norms(self) -> list[RMSNorm | None]:
+        """The norms before and after attention, and before and after the MLP."""
+        return [getattr(self, name) if name else None for name in self.norms]
 
     def is_native(self, x: jax.Array) -> bool:
         """Tells whether the C++ core computes the layer, and its neighbours, by one call.
@@ -243,36 +238,32 @@ class DecoderLayer(nnx.Module):
         dense = isinstance(self.mlp, GatedMLP)
         return dense and one_call(attention.options, attention.o_proj, x, attention.head_dim)
 
-    def native(self, dtype: DTypeLike) -> NativeLayer:
+    def native(
+        self, dtype: DTypeLike, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
+    ) -> NativeLayer:
         """The layer as the C++ core computes it, for activations of a dtype."""
         attention, mlp = self.self_attn, self.mlp
         assert isinstance(mlp, GatedMLP)
-        after = self.norms != "before"
-        norms = {
-            "before_attention": None if self.norms == "after" else self.input_layernorm,
-            "after_attention": self.post_attention_layernorm if after else None,
-            "before_mlp": {
-                "before": self.post_attention_layernorm,
-                "after": None,
-                "both": getattr(self, "pre_feedforward_layernorm", None),
-            }[self.norms],
-            "after_mlp": self.post_feedforward_layernorm if after else None,
-            "q_scale": attention.q_norm if attention.qk_norm else None,
-            "k_scale": attention.k_norm if attention.qk_norm else None,
+        norms = self._placed_norms()
+        norms += [attention.q_norm, attention.k_norm] if attention.qk_norm else [None, None]
+        settings = {
+            "activation": CORE_ACTIVATIONS[mlp.activation],
+            "eps": np.float32(self.post_attention_layernorm.eps),
+            "offset": np.float32(self.post_attention_layernorm.offset or 0),
+            "multiplier": np.float32(self.multiplier),
+            "scale": np.float32(attention.scoring.factor(attention.head_dim)),
+            "cap": np.float32(attention.scoring.cap or 0),
         }
         return NativeLayer(
-            **{name: norm and norm.scale[...] for name, norm in norms.items()},
-            qkv=_projection(attention.qkv_proj),
-            out=_projection(attention.o_proj),
-            gate_up=_projection(mlp.gate_up_proj),
-            down=_projection(mlp.down_proj),
-            activation=mlp.activation,
-            eps=self.post_attention_layernorm.eps,
-            offset=self.post_attention_layernorm.offset or 0.0,
-            multiplier=self.multiplier,
-            scoring=attention.scoring,
-            kv_heads=attention.kv_heads,
-            kv_dtype=attention.options.cache_dtype(dtype),
+            [norm and norm.scale[...] for norm in norms],
+            [attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj],
+            settings,
+            attention.head_dim,
+            attention.kv_heads,
+            attention.options.cache_dtype(dtype),
+            attention.rotation(positions),
+            mask,
+            prefix,
         )
 
 
@@ -300,10 +291,7 @@ def run_layers(
     for native, group in itertools.groupby(pairs, key=lambda pair: pair[0].is_native(x)):
         number = first + len(rows)
         if native:
-            described = [
-                (layer.native(x.dtype), LayerInputs(*layer.self_attn.rotation(positions), *sees))
-                for layer, sees in group
-            ]
+            described = [layer.native(x.dtype, positions, *sees) for layer, sees in group]
             with jax.named_scope(f"layers_{number}_to_{number + len(described) - 1}"):
                 x, new = run_natively(described, x)
             rows += new
@@ -415,11 +403,6 @@ class Target(nnx.Module):
                 logits = logits / self.config.logits_scaling
             cap = self.config.final_logit_softcapping
             return logits if cap is None else softcap(logits, cap)
-
-
-def _projection(linear: Linear) -> Projection:
-    bias = linear.bias[...] if linear.has_bias else None
-    return Projection(linear.kernel.get_value(), bias)
 
 
 def _norm(config: TargetConfig, size: int, dtype: DTypeLike, split: bool = False) -> RMSNorm:

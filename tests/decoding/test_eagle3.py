@@ -16,7 +16,8 @@ from tiny_configs import EAGLE3, TARGET, random_params
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
 from dart_jax.decoding.tree import ancestor_mask, unpack
 from dart_jax.errors import UserError
-from dart_jax.models.cache import append, init_cache
+from dart_jax.models.attention.compaction import append
+from dart_jax.models.cache import init_cache
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import abstract_params, bind

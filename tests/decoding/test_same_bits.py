@@ -10,7 +10,8 @@ from blocks import TYPES, random_blocks
 from needs import native
 
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
-from dart_jax.models.cache import extend, init_cache
+from dart_jax.models.attention.compaction import extend
+from dart_jax.models.cache import init_cache
 from dart_jax.models.kernels.tiles import pack_blocks
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import fuse, pack, untie

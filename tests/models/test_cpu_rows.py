@@ -1,13 +1,17 @@
 """Rows in the C++ core: as plain JAX, bit for bit."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
 from needs import native
 
-from dart_jax.models.cpu import append_rows, only_rows
+from dart_jax.models.attention.compaction import append
+from dart_jax.models.cpu import only_rows
 
 pytestmark = native
+append_rows = partial(append, kernel="native")
 
 
 def test_rows_are_kept_in_place():

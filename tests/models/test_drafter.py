@@ -10,7 +10,8 @@ from native_pages import grouped
 from needs import native
 from tiny_configs import DART, TARGET, random_params
 
-from dart_jax.models.cache import PagedCache, append, init_cache
+from dart_jax.models.attention.compaction import append
+from dart_jax.models.cache import PagedCache, init_cache
 from dart_jax.models.cpu import only_rows
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.kernels.options import LayerOptions

@@ -14,7 +14,8 @@ from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
-from dart_jax.models.cache import append, init_cache
+from dart_jax.models.attention.compaction import append
+from dart_jax.models.cache import init_cache
 from dart_jax.models.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target
 

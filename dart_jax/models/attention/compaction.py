@@ -8,53 +8,86 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import fits_kernels
 from dart_jax.models.cache import AnyCache, KVCache, order_after, parts, with_layers
-from dart_jax.models.cache import append as append_plainly
-from dart_jax.models.cache import extend as extend_plainly
-from dart_jax.models.cpu import append_rows
+from dart_jax.models.cpu import in_place, or_nothing, used_rows
 from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.choices import AttentionKernel
-from dart_jax.models.kernels.pallas import load, store
+from dart_jax.models.kernels.pallas import every, load, store
 
 _LAYERS = 32  # of a kernel, whose pointers must fit into 4 KB
 
 
 def append(
-    cache: AnyCache, rows: KVCache, index: jax.Array, length: jax.Array, kernel: AttentionKernel
+    cache: AnyCache,
+    rows: KVCache,
+    index: jax.Array,
+    length: jax.Array,
+    kernel: AttentionKernel = "dense",
 ) -> AnyCache:
-    """Computes `cache.append`, whose arguments these are, by the kernel for its sizes.
+    """Writes selected new rows after each sequence: the compaction after a verification.
 
-    Where `kernel`, which computes attention, is the C++ core, it also writes all rows; where it is
-    Triton's, another one writes the rows of many layers at once, if it is made for their size.
+    Args:
+      cache: donated by callers; see `extend`.
+      rows: keys and values of the T rows just computed, [B, K, T, h] per layer.
+      index: int32 [B, P], which of the T rows to keep, in order. A sequence that keeps fewer than
+        P repeats any valid row: the surplus is written beyond its new length.
+      length: int32 [B], rows already in the cache.
+      kernel: what computes attention. Where that is the C++ core, it also writes all rows but those
+        that `only_rows` leaves out; where it is Triton's kernel, another one writes those of many
+        layers at once, if it is made for their size.
+    """
+    chex.assert_shape(length, index.shape[:1])
+    layers, pages = parts(cache)
+    if kernel == "native":
+        numbers = index.astype(jnp.int32), length.astype(jnp.int32), or_nothing(pages, jnp.int32)
+        new = jax.tree.leaves(rows)
+        written = in_place("dart_append", layers, *numbers, used_rows(), after=new)
+        return with_layers(cache, written)
+    keys, _ = layers[0]
+    fits = fits_kernels(keys.shape[3]) and keys.size < 2**31  # the kernel counts in 32 bits
+    if kernel not in ("triton", "interpret") or not fits:
+        keep = lambda new: jnp.take_along_axis(new, index[:, None, :, None], axis=2)  # noqa: E731
+        return extend(cache, jax.tree.map(keep, rows), length)
+    written: KVCache = ()
+    for at in range(0, len(layers), _LAYERS):
+        group = slice(at, at + _LAYERS)
+        interpret = kernel == "interpret"
+        written += _append_triton(layers[group], pages, rows[group], index, length, interpret)
+    return with_layers(cache, written)
+
+
+def extend(
+    cache: AnyCache, rows: KVCache, length: jax.Array, kernel: AttentionKernel = "dense"
+) -> AnyCache:
+    """Writes all new rows after each sequence.
+
+    Args:
+      cache: donated by callers. In one piece, its capacity must be at least `length + T`, since
+        `dynamic_update_slice` would otherwise shift the write.
+      rows: keys and values of T new rows, [B, K, T, h] per layer.
+      length: int32 [B], rows already in the cache.
+      kernel: what computes attention. Where that is the C++ core, it also writes all rows: XLA's
+        compiler for CPUs would convert caches in bfloat16 to float32 and back.
     """
     if kernel == "native":
-        return append_rows(cache, rows, index, length)
+        batch, _, count, _ = rows[0][0].shape
+        index = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (batch, count))
+        return append(cache, rows, index, length, kernel)
     layers, pages = parts(cache)
-    keys, _ = layers[0]
-    if kernel not in ("triton", "interpret") or not fits_kernels(keys.shape[3]):
-        return append_plainly(cache, rows, index, length)
-    if keys.size >= 2**31:  # the kernel counts in 32 bits
-        return append_plainly(cache, rows, index, length)
-    groups = [slice(at, at + _LAYERS) for at in range(0, len(layers), _LAYERS)]
-    interpret = kernel == "interpret"
-    of_groups = (
-        _append_triton(layers[g], pages, rows[g], index, length, interpret) for g in groups
-    )
-    return with_layers(cache, tuple(layer for group in of_groups for layer in group))
+    if pages is not None:
+        return with_layers(cache, _extend_pages(layers, pages, rows, length))
+    chex.assert_equal_shape_prefix(jax.tree.leaves((layers, rows)), 2)
 
+    def write(old: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(old, new, (0, length, 0))
 
-def extend(cache: AnyCache, rows: KVCache, length: jax.Array, kernel: AttentionKernel) -> AnyCache:
-    """Computes `cache.extend`: where the C++ core attends, by that. XLA's compiler for CPUs would
-    convert caches in bfloat16 to float32 and back, to write a few rows."""
-    if kernel != "native":
-        return extend_plainly(cache, rows, length)
-    batch, _, count, _ = rows[0][0].shape
-    index = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (batch, count))
-    return append_rows(cache, rows, index, length)
+    layers = jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), layers, rows)
+    return with_layers(cache, layers)
 
 
 def keep_rows(
@@ -72,6 +105,25 @@ def keep_rows(
     last, _ = rows[-1]
     result = jnp.isnan(last.ravel()[:1]).astype(jnp.int32)
     return extend(cache, rows, order_after(result, length), kernel)
+
+
+def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.Array) -> KVCache:
+    new, _ = rows[0]
+    pool, _ = layers[0]
+    count, heads, size, _ = pool.shape
+    chex.assert_equal_shape_prefix([length, pages, new], 1)
+    at = length[:, None] + jnp.arange(new.shape[2], dtype=jnp.int32)[None]
+    page = jnp.take_along_axis(pages, at // size, axis=1, mode="fill", fill_value=-1)
+    page = jnp.where(page < 0, count, page)  # beyond the pool, as -1 would be its last page
+    page, place = page[:, None], (at % size)[:, None]
+    head = jnp.arange(heads, dtype=jnp.int32)[None, :, None]
+
+    def write(old: jax.Array, new: jax.Array) -> jax.Array:
+        # One row of one head at a time: to write all heads of a row at once, a TPU's compiler would
+        # lay the pool out anew, a copy.
+        return old.at[page, head, place].set(new, mode="drop", unique_indices=True)
+
+    return jax.tree.map(write, layers, rows)
 
 
 def _append_triton(
@@ -97,13 +149,8 @@ def _append_triton(
         # By indices, as JAX refuses a slice that is too long for some of its numbers to be masked.
         chosen = load(index_ref.at[jnp.full((size,), sequence, jnp.int32), at], inside)
 
-        def places(outer: jax.Array, row: jax.Array) -> tuple[jax.Array, ...]:
-            """Indices for every number: Pallas has no mixture of arrays and slices."""
-            element = jnp.arange(h, dtype=jnp.int32)[None]
-            every = outer, jnp.full((1, 1), head, jnp.int32), row[:, None], element
-            return tuple(jnp.broadcast_to(x, (size, h)) for x in every)
-
-        source = places(jnp.full((1, 1), sequence, jnp.int32), chosen)
+        element = jnp.arange(h, dtype=jnp.int32)[None]
+        source = every((size, h), sequence, head, chosen[:, None], element)
         there: Any = (sequence, head, pl.ds(length_ref[sequence], size), slice(None))
         inside_pool = inside
         if pages_ref is not None:
@@ -114,7 +161,8 @@ def _append_triton(
             inside_pool = page >= 0
             # What is not written is beyond the pool: with the place of a row that is, Pallas'
             # interpreter would write the old one there.
-            there = places(jnp.where(inside_pool, page, count)[:, None], row % page_rows)
+            page, row = jnp.where(inside_pool, page, count), row % page_rows
+            there = every((size, h), page[:, None], head, row[:, None], element)
         for layer, pairs in enumerate(zip(new_refs, out_refs, strict=True)):
 
             @pl.when(pl.program_id(2) == layer)

@@ -9,12 +9,13 @@ whole tiles; otherwise what the table names is copied first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.attention.segments import Prefix, Scoring, Segment, softcap
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment
 from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.pallas import dot
 
@@ -35,30 +36,17 @@ def fits(q: jax.Array, prefix: Prefix) -> bool:
 def attend_mosaic(
     new: Segment, prefix: Prefix, scoring: Scoring, *, interpret: bool = False
 ) -> jax.Array:
-    """Computes `attend.attend` for one segment and a prefix.
-
-    Scores, softmax and sums are float32; weights are rounded to the values' dtype before they are
-    multiplied, as in `attend_dense`.
-
-    Args:
-      new: new rows, T' keys.
-      prefix: cached rows.
-      scoring: how scores are computed.
-      interpret: run the kernel in Pallas' interpreter, on any platform.
-
-    Returns:
-      [B, T, H * h] in the queries' dtype.
-    """
+    """Computes `attend.attend` as `triton.attend_triton` does."""
     from jax.experimental.pallas import tpu as pltpu
 
     if prefix.k.shape[2] % _TILE != 0:
         prefix = prefix.in_one_piece()
     b, heads, t, h = new.q.shape
-    kv_heads, scalars = prefix.k.shape[1], [prefix.length]
+    kv_heads, length = prefix.k.shape[1], prefix.length
     groups = heads // kv_heads
     if prefix.pages is not None:
         # Nothing is looked up beyond the table.
-        scalars = [jnp.minimum(prefix.length, prefix.capacity), prefix.pages]
+        length = jnp.minimum(length, prefix.capacity)
     sizes = _Sizes.of(groups * t, new.k.shape[2], prefix)
     row_padding = sizes.padded_rows - groups * t
     key_padding = sizes.new_keys - new.k.shape[2]
@@ -76,36 +64,28 @@ def attend_mosaic(
     first = jnp.zeros((b, t), jnp.int32) if prefix.first is None else prefix.first
     # The blocks of keys that some row sees, and the one that stands for all others.
     count = sizes.pages * sizes.keys
-    end = pl.cdiv(scalars[0], count)
+    end = pl.cdiv(length, count)
     begin = jnp.minimum(jnp.min(first, axis=1) // count, jnp.maximum(end - 1, 0))
-    kernel = _Kernel(sizes, scoring.factor(h), scoring.cap, len(scalars) > 1)
-    cache_specs = [_cached(sizes, h, part) for part in range(sizes.pages)]
-    per_head = pl.BlockSpec(
+    cached = [_cached(sizes, h, part) for part in range(sizes.pages)]
+    new_rows = pl.BlockSpec(
         (None, None, sizes.new_keys, h), lambda b, head, row, key, *_: (b, head, 0, 0)
     )
     queries = pl.BlockSpec(
         (None, None, sizes.rows, h), lambda b, head, row, key, *_: (b, head, row, 0)
     )
+    one, keys = (
+        pl.BlockSpec((None, sizes.rows, columns), lambda b, head, row, key, *_: (b, row, 0))
+        for columns in (1, sizes.new_keys)
+    )
+    sums = [pltpu.VMEM((sizes.rows, columns), jnp.float32) for columns in (h, _LANES, _LANES)]
     out = pl.pallas_call(
-        kernel.run,
+        _Kernel(sizes, scoring).run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2 + len(scalars),
+            num_scalar_prefetch=4,
             grid=(b, kv_heads, sizes.padded_rows // sizes.rows, sizes.blocks + 1),
-            in_specs=[
-                _per_row(sizes, 1),
-                queries,
-                *cache_specs,
-                *cache_specs,
-                per_head,
-                per_head,
-                _per_row(sizes, sizes.new_keys),
-            ],
+            in_specs=[one, queries, cached, cached, new_rows, new_rows, keys],
             out_specs=queries,
-            scratch_shapes=[
-                pltpu.VMEM((sizes.rows, h), jnp.float32),
-                pltpu.VMEM((sizes.rows, _LANES), jnp.float32),
-                pltpu.VMEM((sizes.rows, _LANES), jnp.float32),
-            ],
+            scratch_shapes=sums,
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         compiler_params=pltpu.CompilerParams(
@@ -116,11 +96,12 @@ def attend_mosaic(
     )(
         begin.astype(jnp.int32),
         end.astype(jnp.int32),
-        *scalars,
+        length,
+        prefix.pages,
         of_rows(first[:, :, None]),
         q,
-        *[prefix.k] * sizes.pages,
-        *[prefix.v] * sizes.pages,
+        [prefix.k] * sizes.pages,
+        [prefix.v] * sizes.pages,
         new_k,
         new_v,
         mask,
@@ -130,23 +111,14 @@ def attend_mosaic(
 
 
 class _Sizes(NamedTuple):
-    """The sizes of blocks.
+    """The sizes of blocks."""
 
-    Attributes:
-      rows: queries of a block.
-      padded_rows: queries of a key head, padded to whole blocks.
-      new_keys: keys of the new rows, padded to whole tiles.
-      keys: cached keys of a block, or of one of its pages.
-      pages: of a block; 1 for a cache in one piece.
-      blocks: of cached keys.
-    """
-
-    rows: int
-    padded_rows: int
-    new_keys: int
-    keys: int
-    pages: int
-    blocks: int
+    rows: int  # queries of a block
+    padded_rows: int  # queries of a key head, padded to whole blocks
+    new_keys: int  # keys of the new rows, padded to whole tiles
+    keys: int  # cached keys of a block, or of one of its pages
+    pages: int  # of a block; 1 for a cache in one piece
+    blocks: int  # of cached keys
 
     @classmethod
     def of(cls, rows: int, new_keys: int, prefix: Prefix) -> _Sizes:
@@ -169,46 +141,43 @@ class _Sizes(NamedTuple):
 def _cached(sizes: _Sizes, head_dim: int, part: int) -> Any:
     """The spec of a block of cached keys or values, or of one of its pages."""
 
-    def place(b: Any, head: Any, row: Any, key: Any, begin: Any, end: Any, *others: Any) -> Any:
+    def place(
+        b: Any, head: Any, row: Any, key: Any, begin: Any, end: Any, _: Any, table: Any
+    ) -> Any:
         del row
         key = jnp.clip(key, begin[b], jnp.maximum(end[b] - 1, begin[b]))
-        if len(others) == 1:
+        if table is None:
             return b, head, key, 0
-        _, table = others
         column = jnp.minimum(key * sizes.pages + part, table.shape[1] - 1)
         return jnp.maximum(table[b, column], 0), head, 0, 0
 
     return pl.BlockSpec((None, None, sizes.keys, head_dim), place)
 
 
-def _per_row(sizes: _Sizes, columns: int) -> Any:
-    """The spec of numbers of each query."""
-    return pl.BlockSpec((None, sizes.rows, columns), lambda b, head, row, key, *_: (b, row, 0))
-
-
 class _Kernel(NamedTuple):
     """The kernel: grid axes are the sequence, the key head, the block of queries, and the block of
-    keys; the last of these are the new rows.
-
-    Attributes:
-      sizes: of the blocks.
-      scale: factor on the products.
-      cap: see `Scoring`.
-      paged: whether the last of the prefetched numbers is the table of pages.
-    """
+    keys; the last of these are the new rows."""
 
     sizes: _Sizes
-    scale: float
-    cap: float | None
-    paged: bool
+    scoring: Scoring
 
-    def run(self, begin: Any, end: Any, length: Any, *refs: Any) -> None:
-        """Adds one block of keys; refs: see the specs in `attend_mosaic`."""
-        pages = self.sizes.pages
-        table, refs = (refs[0], refs[1:]) if self.paged else (None, refs)
-        (first, q), refs = refs[:2], refs[2:]
-        k, v, refs = refs[:pages], refs[pages : 2 * pages], refs[2 * pages :]
-        new_k, new_v, mask, out, *sums = refs
+    def run(
+        self,
+        begin: Any,
+        end: Any,
+        length: Any,
+        table: Any,
+        first: Any,
+        q: Any,
+        k: Sequence[Any],
+        v: Sequence[Any],
+        new_k: Any,
+        new_v: Any,
+        mask: Any,
+        out: Any,
+        *sums: Any,
+    ) -> None:
+        """Adds one block of keys; see the specs in `attend_mosaic`."""
         sequence, block = pl.program_id(0), pl.program_id(3)
         used = length[sequence]
 
@@ -219,7 +188,7 @@ class _Kernel(NamedTuple):
 
         @pl.when((block >= begin[sequence]) & (block < end[sequence]))
         def _():
-            count = pages * self.sizes.keys
+            count = self.sizes.pages * self.sizes.keys
             column = jax.lax.broadcasted_iota(jnp.int32, (1, count), 1) + block * count
             keys, values = self._pages(k, v, table, sequence, block, used)
             seen = (column < used) & (column >= first[...])
@@ -252,19 +221,10 @@ class _Kernel(NamedTuple):
         return jnp.concatenate(keys), jnp.concatenate(values)
 
     def _add(
-        self,
-        q: Any,
-        keys: jax.Array,
-        values: jax.Array,
-        seen: jax.Array,
-        sums: Any,
-        top: Any,
-        total: Any,
+        self, q: Any, keys: Any, values: Any, seen: jax.Array, sums: Any, top: Any, total: Any
     ) -> None:
         """Adds keys to the weighted sums [rows, h], the largest scores and the sums of weights."""
-        score = dot(q[...], keys, axis=1) * self.scale
-        if self.cap is not None:
-            score = softcap(score, self.cap)
+        score = self.scoring.of(dot(q[...], keys, axis=1), q.shape[1])
         score = jnp.where(seen, score, _NOTHING)
         old = top[:, :1]
         largest = jnp.maximum(old, jnp.max(score, axis=1, keepdims=True))

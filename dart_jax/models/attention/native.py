@@ -30,16 +30,8 @@ def fits_native(head_dim: int) -> bool:
 
 
 def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
-    """Computes `attend.attend` for one segment and a prefix.
-
-    Args:
-      new: new rows, T' keys; keys and values in the prefix's dtype.
-      prefix: cached rows, in float32 or bfloat16.
-      scoring: how scores are computed.
-
-    Returns:
-      [B, T, H * h] in the queries' dtype, of sums in float32.
-    """
+    """Computes `attend.attend` for one segment and a prefix, whose keys and values are all float32
+    or all bfloat16; sums are float32."""
     b, heads, t, h = new.q.shape
     out = jax.ShapeDtypeStruct((b, t, heads * h), jnp.float32)
     attended = jax.ffi.ffi_call("dart_attention", out)(
@@ -60,23 +52,11 @@ def attend_native(new: Segment, prefix: Prefix, scoring: Scoring) -> jax.Array:
 
 
 def rotated_heads_native(
-    qkv: jax.Array,
-    cos: jax.Array,
-    sin: jax.Array,
-    heads: int,
-    kv_heads: int,
-    norm: HeadNorm | None,
+    qkv: jax.Array, cos: jax.Array, sin: jax.Array, heads: int, kv_heads: int, norm: HeadNorm | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes `triton_heads.rotated_heads_triton` in float32, and more.
-
-    Args:
-      qkv: see there.
-      cos: float32 [B, T, r / 2], for heads whose first r elements are rotated.
-      sin: as `cos`.
-      heads: H.
-      kv_heads: K.
-      norm: its scales may also be [H * h] and [K * h], to normalise all heads together.
-    """
+    """Computes `triton_heads.rotated_heads_triton` in float32, and more: cosines and sines may be
+    [B, T, r / 2], for heads whose first r elements are rotated, and the norm's scales [H * h] and
+    [K * h], to normalise all heads together."""
     b, t, width = qkv.shape
     h = width // (heads + 2 * kv_heads)
     shapes = [(b, count, t, h) for count in (heads, kv_heads, kv_heads)]

@@ -136,6 +136,11 @@ class Scoring(NamedTuple):
         """The factor on the products for heads of this size."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
+    def of(self, products: jax.Array, head_dim: int) -> jax.Array:
+        """The scores of products, before masking."""
+        score = products * self.factor(head_dim)
+        return score if self.cap is None else softcap(score, self.cap)
+
 
 PLAIN = Scoring()
 
@@ -212,9 +217,7 @@ def scores(segment: Segment, scoring: Scoring = PLAIN) -> jax.Array:
     # Fold the queries that share a key head into the rows of one matrix product.
     q = segment.q.reshape(b, kv_heads, heads // kv_heads * t, h)
     score = jnp.einsum("bkqh,bksh->bkqs", q, segment.k, preferred_element_type=jnp.float32)
-    score = score.reshape(b, kv_heads, heads // kv_heads, t, -1) * scoring.factor(h)
-    if scoring.cap is not None:
-        score = softcap(score, scoring.cap)
+    score = scoring.of(score.reshape(b, kv_heads, heads // kv_heads, t, -1), h)
     return jnp.where(segment.mask[:, None, None], score, -jnp.inf)
 
 

@@ -10,15 +10,14 @@ several.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels, softcap
+from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels
 from dart_jax.models.kernels import pallas as pl
-from dart_jax.models.kernels.pallas import dot, load, store
+from dart_jax.models.kernels.pallas import dot, every, load, store
 
 # Queries of a block, and keys of an iteration: the tensor cores need 16, and the shared memory of a
 # block holds a tile of queries, and two of keys and two of values.
@@ -29,7 +28,7 @@ _JOINED = 2**13  # numbers that a block which joins splits reads: 64 for each of
 _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differences are not NaN
 
 Parts = tuple[jax.Array, jax.Array, jax.Array]
-Place = tuple[Any, Any, Any, Any]  # of rows: page or sequence, key head, row, element
+Place = tuple[Any, ...]  # of rows: page or sequence, key head, row, element
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
@@ -41,19 +40,11 @@ def fits(q: jax.Array, prefix: Prefix) -> bool:
 def attend_triton(
     new: Segment, prefix: Prefix, scoring: Scoring, *, interpret: bool = False
 ) -> jax.Array:
-    """Computes `attend.attend` for one segment and a prefix.
+    """Computes `attend.attend` for one segment, of T' keys, and a prefix.
 
     Scores, softmax and sums are float32; weights are rounded to the values' dtype before they are
-    multiplied, as in `attend_dense`.
-
-    Args:
-      new: new rows, T' keys.
-      prefix: cached rows.
-      scoring: how scores are computed.
-      interpret: run the kernel in Pallas' interpreter, on any platform.
-
-    Returns:
-      [B, T, H * h] in the queries' dtype.
+    multiplied, as in `attend_dense`. With `interpret` the kernel runs in Pallas' interpreter, on
+    any platform.
     """
     from jax.experimental.pallas import triton
 
@@ -70,21 +61,24 @@ def attend_triton(
     q = new.q.reshape(b, kv_heads, groups * t, h)
     mask = rows(jnp.broadcast_to(new.mask, (b, t, new.k.shape[2]))).astype(jnp.int8)
     first = None if prefix.first is None else rows(prefix.first)
-    args = _Arguments(prefix.length, first, prefix.pages, q, prefix.k, prefix.v, new.k, new.v, mask)
+    args = prefix._replace(first=first), new._replace(q=q, mask=mask)
     result = jax.ShapeDtypeStruct((b, t, heads, h), q.dtype)
     results = [result]
     if grid.splits > 1:
         shape = (grid.splits, *q.shape)
         results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, shape[:-1], shape[:-1])]
-    kernel = _Kernel(grid, kv_heads, t, scoring.factor(h), scoring.cap)
+
+    def kernel(prefix: Any, new: Any, *out_refs: Any) -> None:
+        _Block(grid, scoring, t, prefix, new).run(*out_refs)
+
     parts = pl.pallas_call(
-        kernel.run,
+        kernel,
         grid=(grid.row_blocks, b * kv_heads, grid.splits),
         out_shape=results,
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="attention",
-    )(args)
+    )(*args)
     out = parts[0] if grid.splits == 1 else _join(parts, result, interpret)
     return out.reshape(b, t, heads * h)
 
@@ -130,46 +124,13 @@ def _join(parts: Parts, result: jax.ShapeDtypeStruct, interpret: bool) -> jax.Ar
     )
 
 
-class _Arguments(NamedTuple):
-    """The kernel's arguments, R = G * T rows per key head; the attributes of `Prefix`, `Segment`.
-
-    Attributes:
-      length: int32 [B].
-      first: int32 [B, R]; None without a window.
-      pages: int32 [B, n]; None for a cache in one piece.
-      q: [B, K, R, h].
-      k: [B, K, S, h], or pages.
-      v: as `k`.
-      new_k: [B, K, T', h].
-      new_v: [B, K, T', h].
-      mask: int8 [B, R, T'].
-    """
-
-    length: Any
-    first: Any
-    pages: Any
-    q: Any
-    k: Any
-    v: Any
-    new_k: Any
-    new_v: Any
-    mask: Any
-
-
 class _Grid(NamedTuple):
-    """Division of the work among blocks.
+    """Division of the work among blocks."""
 
-    Attributes:
-      rows: queries of a block.
-      keys: keys of an iteration.
-      row_blocks: blocks of queries per key head.
-      splits: blocks that share the keys of the same queries.
-    """
-
-    rows: int
-    keys: int
-    row_blocks: int
-    splits: int
+    rows: int  # queries of a block
+    keys: int  # keys of an iteration
+    row_blocks: int  # blocks of queries per key head
+    splits: int  # blocks that share the keys of the same queries
 
     @classmethod
     def of(cls, heads: int, rows: int, capacity: int, size: int) -> _Grid:
@@ -186,76 +147,62 @@ class _Grid(NamedTuple):
         return cls(block, keys, row_blocks, max(1, min(most)))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kernel:
-    """The kernel: grid axes are the block of queries, the sequence and its key head, the split.
-
-    Attributes:
-      grid: how the work is divided.
-      kv_heads: K.
-      new_rows: T.
-      scale: factor on the products.
-      cap: see `Scoring`.
-    """
-
-    grid: _Grid
-    kv_heads: int
-    new_rows: int
-    scale: float
-    cap: float | None
-
-    def run(self, args: _Arguments, out_ref: Any, *parts: Any) -> None:
-        """Computes one block."""
-        block = _Block(self, args)
-        split = pl.program_id(2)
-
-        low, blocks = block.prefix_blocks()
-        share = pl.cdiv(blocks - low, self.grid.splits)
-        begin = low + split * share
-        carry: Parts = (
-            jnp.zeros((self.grid.rows, args.q.shape[3]), jnp.float32),
-            jnp.full((self.grid.rows,), _NOTHING, jnp.float32),
-            jnp.zeros((self.grid.rows,), jnp.float32),
-        )
-        end = jnp.minimum(begin + share, blocks)
-        carry = jax.lax.fori_loop(begin, end, block.add_prefix, carry)
-        # The last split also takes the new rows.
-        is_last = (split == self.grid.splits - 1).astype(jnp.int32)
-        new_blocks = is_last * pl.cdiv(args.new_k.shape[2], self.grid.keys)
-        out, top, total = jax.lax.fori_loop(jnp.int32(0), new_blocks, block.add_new, carry)
-        if not parts:
-            # Rows beyond the last one have seen nothing.
-            block.store(out_ref, out / jnp.where(total == 0, 1, total)[:, None])
-            return
-        for ref, value in zip((out_ref, *parts), (out, top, total), strict=True):
-            block.store_part(ref, split, value)
-
-
 class _Block:
     """One block: some queries of a key head, and its share of their keys.
 
     Args:
-      kernel: see there.
-      args: refs.
+      grid: how the work is divided; the axes are the block of queries, the sequence and its key
+        head, and the split.
+      scoring: how scores are computed.
+      new_rows: T.
+      prefix: refs of cached rows; `first` is int32 [B, R].
+      new: refs of new rows: queries [B, K, R, h], of R = G * T rows per key head, and the mask int8
+        [B, R, T'].
     """
 
-    def __init__(self, kernel: _Kernel, args: _Arguments):
-        self.kernel, self.args = kernel, args
-        self.keys = kernel.grid.keys
-        self.sequence = pl.program_id(1) // kernel.kv_heads
-        self.head = pl.program_id(1) % kernel.kv_heads
-        self.start = pl.program_id(0) * kernel.grid.rows
-        self.rows = pl.ds(self.start, kernel.grid.rows)
-        self.inside = self.start + jnp.arange(kernel.grid.rows, dtype=jnp.int32) < args.q.shape[2]
-        self.length = args.length[self.sequence]
-        if args.pages is not None:
+    def __init__(self, grid: _Grid, scoring: Scoring, new_rows: int, prefix: Any, new: Any):
+        self.grid, self.scoring, self.new_rows = grid, scoring, new_rows
+        self.prefix, self.new = prefix, new
+        self.keys = grid.keys
+        self.kv_heads = new.q.shape[1]
+        self.sequence = pl.program_id(1) // self.kv_heads
+        self.head = pl.program_id(1) % self.kv_heads
+        self.start = pl.program_id(0) * grid.rows
+        self.rows = pl.ds(self.start, grid.rows)
+        self.inside = self.start + jnp.arange(grid.rows, dtype=jnp.int32) < new.q.shape[2]
+        self.length = prefix.length[self.sequence]
+        if prefix.pages is not None:
             # Nothing is looked up beyond the table.
-            self.length = jnp.minimum(self.length, args.pages.shape[1] * args.k.shape[2])
-        self.q = load(args.q.at[self.sequence, self.head, self.rows, :], self.inside[:, None])
+            self.length = jnp.minimum(self.length, prefix.pages.shape[1] * prefix.k.shape[2])
+        self.q = load(new.q.at[self.sequence, self.head, self.rows, :], self.inside[:, None])
         self.first = None
-        if args.first is not None:
+        if prefix.first is not None:
             last = jnp.iinfo(jnp.int32).max
-            self.first = load(args.first.at[self.sequence, self.rows], self.inside, last)
+            self.first = load(prefix.first.at[self.sequence, self.rows], self.inside, last)
+
+    def run(self, out_ref: Any, *parts: Any) -> None:
+        """Computes the block's results, or its part of them."""
+        split = pl.program_id(2)
+        low, blocks = self.prefix_blocks()
+        share = pl.cdiv(blocks - low, self.grid.splits)
+        begin = low + split * share
+        carry: Parts = (
+            jnp.zeros((self.grid.rows, self.new.q.shape[3]), jnp.float32),
+            jnp.full((self.grid.rows,), _NOTHING, jnp.float32),
+            jnp.zeros((self.grid.rows,), jnp.float32),
+        )
+        end = jnp.minimum(begin + share, blocks)
+        carry = jax.lax.fori_loop(begin, end, self.add_prefix, carry)
+        # The last split also takes the new rows.
+        is_last = (split == self.grid.splits - 1).astype(jnp.int32)
+        new_blocks = is_last * pl.cdiv(self.new.k.shape[2], self.grid.keys)
+        out, top, total = jax.lax.fori_loop(jnp.int32(0), new_blocks, self.add_new, carry)
+        if not parts:
+            # Rows beyond the last one have seen nothing.
+            self.store(out_ref, out / jnp.where(total == 0, 1, total)[:, None])
+            return
+        for ref, value in zip((out_ref, *parts), (out, top, total), strict=True):
+            self.store_part(ref, split, value)
 
     def prefix_blocks(self) -> tuple[jax.Array | int, jax.Array]:
         """The range of blocks of keys that some row sees."""
@@ -272,17 +219,17 @@ class _Block:
         if self.first is not None:
             seen = seen & (at[None] >= self.first[:, None])
         place, there = self._rows(index), valid
-        if self.args.pages is not None:
+        if self.prefix.pages is not None:
             place, there = self._rows_in_pages(index, at, valid)
-        return self._add(place, there, seen, self.args.k, self.args.v, carry)
+        return self._add(place, there, seen, self.prefix.k, self.prefix.v, carry)
 
     def add_new(self, index: jax.Array, carry: Parts) -> Parts:
         """Adds a block of the new rows' keys."""
         at = index * self.keys + jnp.arange(self.keys, dtype=jnp.int32)
-        valid = at < self.args.new_k.shape[2]
-        mask = self.args.mask.at[self.sequence, self.rows, pl.ds(index * self.keys, self.keys)]
+        valid = at < self.new.k.shape[2]
+        mask = self.new.mask.at[self.sequence, self.rows, pl.ds(index * self.keys, self.keys)]
         seen = load(mask, self.inside[:, None] & valid[None]) != 0
-        return self._add(self._rows(index), valid, seen, self.args.new_k, self.args.new_v, carry)
+        return self._add(self._rows(index), valid, seen, self.new.k, self.new.v, carry)
 
     def _rows(self, index: jax.Array) -> Place:
         """Gives the place of a block of keys in one piece."""
@@ -292,40 +239,26 @@ class _Block:
         self, index: jax.Array, at: jax.Array, valid: jax.Array
     ) -> tuple[Place, jax.Array]:
         """Gives the place of a block of keys in pages, and a mask of those in pages that exist."""
-        pages, (_, _, size, h) = self.args.pages, self.args.k.shape
+        pages, (_, _, size, h) = self.prefix.pages, self.prefix.k.shape
         if size % self.keys == 0:  # one page has them all
             start = index * self.keys
             page = pages[self.sequence, start // size]
             place = jnp.maximum(page, 0), self.head, pl.ds(start % size, self.keys), slice(None)
             return place, valid & (page >= 0)
         page = load(pages.at[jnp.full_like(at, self.sequence), at // size], valid, -1)
-        # Indices for every number: Pallas has no mixture of arrays and slices.
-        shape = self.keys, h
-        place = (
-            jnp.broadcast_to(jnp.maximum(page, 0)[:, None], shape),
-            jnp.full(shape, self.head, jnp.int32),
-            jnp.broadcast_to((at % size)[:, None], shape),
-            jnp.broadcast_to(jnp.arange(h, dtype=jnp.int32)[None], shape),
-        )
-        return place, page >= 0
+        element = jnp.arange(h, dtype=jnp.int32)[None]
+        place = jnp.maximum(page, 0)[:, None], self.head, (at % size)[:, None], element
+        return every((self.keys, h), *place), page >= 0
 
     def _add(
-        self,
-        at: Place,
-        there: jax.Array,
-        seen: jax.Array,
-        k_ref: Any,
-        v_ref: Any,
-        carry: Parts,
+        self, at: Place, there: jax.Array, seen: jax.Array, k_ref: Any, v_ref: Any, carry: Parts
     ) -> Parts:
         """Adds keys to the weighted sum [rows, h], the largest scores and the sums of weights;
         those that are not there are zeros."""
         out, top, total = carry
         k = load(k_ref.at[at], there[:, None])
         v = load(v_ref.at[at], there[:, None])
-        score = dot(self.q, k, 1) * self.kernel.scale
-        if self.kernel.cap is not None:
-            score = softcap(score, self.kernel.cap)
+        score = self.scoring.of(dot(self.q, k, 1), self.q.shape[1])
         new_top = jnp.maximum(top, jnp.max(jnp.where(seen, score, _NOTHING), axis=1))
         weights = jnp.where(seen, jnp.exp(score - new_top[:, None]), 0.0)
         shrink = jnp.exp(top - new_top)
@@ -334,22 +267,15 @@ class _Block:
 
     def store(self, ref: Any, value: jax.Array) -> None:
         """Writes the rows' results [rows, h] into [B, T, H, h]."""
-        index = self.start + jnp.arange(self.kernel.grid.rows, dtype=jnp.int32)
-        groups = ref.shape[2] // self.kernel.kv_heads
-        # Indices for every number: Pallas has no mixture of arrays and slices.
-        at = (
-            jnp.full(value.shape, self.sequence, jnp.int32),
-            jnp.broadcast_to((index % self.kernel.new_rows)[:, None], value.shape),
-            jnp.broadcast_to(
-                (self.head * groups + index // self.kernel.new_rows)[:, None], value.shape
-            ),
-            jnp.broadcast_to(jnp.arange(value.shape[1], dtype=jnp.int32)[None], value.shape),
-        )
+        index = self.start + jnp.arange(self.grid.rows, dtype=jnp.int32)
+        groups = ref.shape[2] // self.kv_heads
+        row, head = index % self.new_rows, self.head * groups + index // self.new_rows
+        element = jnp.arange(value.shape[1], dtype=jnp.int32)[None]
+        at = every(value.shape, self.sequence, row[:, None], head[:, None], element)
         store(ref.at[at], value, self.inside[:, None])
 
     def store_part(self, ref: Any, split: jax.Array, value: jax.Array) -> None:
         """Writes a split's results, [rows] or [rows, h]."""
-        inside = self.inside if value.ndim == 1 else self.inside[:, None]
         rest = (slice(None),) * (value.ndim - 1)
         at = ref.at[(split, self.sequence, self.head, self.rows, *rest)]
-        store(at, value, inside)
+        store(at, value, self.inside if value.ndim == 1 else self.inside[:, None])

@@ -66,9 +66,7 @@ def rotated_heads_triton(
     h = width // (heads + 2 * kv_heads)
     half = h // 2
 
-    def kernel(
-        x_ref: Any, cos_ref: Any, sin_ref: Any, scales: Any, q_ref: Any, k_ref: Any, v_ref: Any
-    ) -> None:
+    def kernel(x_ref: Any, rotation: Any, scales: Any, q_ref: Any, k_ref: Any, v_ref: Any) -> None:
         sequence, head = pl.program_id(1), pl.program_id(2)
         start = pl.program_id(0) * _ROWS
         rows = pl.ds(start, _ROWS)
@@ -83,14 +81,11 @@ def rotated_heads_triton(
             x1, x2 = (part.astype(jnp.float32) for part in x)
             if norm is not None:
                 x1, x2 = _normalize((x1, x2), [scale.at[part] for part in halves], norm)
-            cos, sin = (
-                load(ref.at[sequence, rows, halves[0]], inside) for ref in (cos_ref, sin_ref)
-            )
+            cos, sin = (load(ref.at[sequence, rows, halves[0]], inside) for ref in rotation)
             return x1 * cos - x2 * sin, x2 * cos + x1 * sin
 
         first, second = (load(x_ref.at[sequence, rows, head, part], inside) for part in halves)
-        x = first, second
-        q_scale, k_scale = scales
+        x, (q_scale, k_scale) = (first, second), scales
 
         @pl.when(head < heads)
         def _():
@@ -114,8 +109,7 @@ def rotated_heads_triton(
         name="rotated_heads",
     )(
         qkv.reshape(b, t, heads + 2 * kv_heads, h),
-        cos,
-        sin,
+        (cos, sin),
         (None, None) if norm is None else (norm.q_scale, norm.k_scale),
     )
     return q, k, v

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dart_jax.errors import UserError
 from dart_jax.models.config_json.drafter_fields import IGNORED
 from dart_jax.models.config_json.drafter_formats import classes
-from dart_jax.models.config_json.fields import FULL, SLIDING
+from dart_jax.models.config_json.fields import FULL, SLIDING, is_number, refuse
 
 # Where the fields are and how files spell them: z-lab's, in `dflash_config`; DeepSpec's, at the top
 # level; SpecForge's DSpark, in `dflash_config`; speculators', with the layers' in an object.
@@ -25,11 +25,7 @@ _CLASSES: dict[str, BlockLayout] = {
     "Qwen3DSparkModel": "deepspec",
     "DSparkDraftModel": "specforge",
 }
-_SPECULATORS = {
-    "dflash": "DFlashDraftModel",
-    "dspark": "DSparkDraftModel",
-    "dflash2": "DFlash2DraftModel",
-}
+_SPECULATORS = {name.lower(): f"{name}DraftModel" for name in ("DFlash", "DSpark", "DFlash2")}
 _GATES = {"vanilla": "none", "gated": "sigmoid"}
 _SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 # What is read in `dflash_config` and at the top level alike; in the former alone, in the latter.
@@ -50,16 +46,10 @@ _SPECULATORS_FIELDS = """
     sliding_window_non_causal
 """
 _TOP = {*f"{_ANYWHERE} {_LAYERS} {_SPECULATORS_FIELDS} dflash_config is_causal num_anchors".split()}
-_BOOLS = [
-    "causal",
-    "causal_head",
-    "is_causal",
-    "sample_from_anchor",
-    "sliding_window_non_causal",
-    "use_sliding_window",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-]
+_FLAGS = """
+    causal causal_head is_causal sample_from_anchor sliding_window_non_causal use_sliding_window
+    enable_confidence_head confidence_head_with_markov
+"""
 _NUMBERS = ("confidence_head_alpha", "markov_rank", "selector_rank", "max_window_layers")
 # By field the values with which layers are those implemented here.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -110,11 +100,9 @@ def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]
         for where in (own, layers):
             # Where the layers' fields stand by themselves, the type beside them is the library's.
             kind = name == "model_type" and where is not layers
-            if name in where and where[name] not in values and not kind:
-                raise UserError(
-                    f"config.json has {name}={where[name]!r}, which is not supported in block "
-                    f"drafters; pass one with {name}={values[0]!r}"
-                )
+            if not kind:
+                cure = f"pass one with {name}={values[0]!r}"
+                refuse(where, name, values, f" in block drafters; {cure}")
     _check_known(json, nested, layers)
     _check_types({**own, **layers})
     fields = {name: value for name, value in layers.items() if value is not None}
@@ -137,10 +125,10 @@ def _check_known(
 
 def _check_types(fields: Mapping[str, Any]) -> None:
     """Refuses flags that are no booleans, and numbers that are none."""
-    for name in (*_BOOLS, *_NUMBERS):
-        value, flag = fields.get(name), name in _BOOLS
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (isinstance(value, bool) if flag else number):
+    flags = _FLAGS.split()
+    for name in (*flags, *_NUMBERS):
+        value, flag = fields.get(name), name in flags
+        if value is not None and not (isinstance(value, bool) if flag else is_number(value)):
             expected = "true or false" if flag else "a number"
             raise UserError(f"config.json has {name}={value!r}; it must be {expected}")
 

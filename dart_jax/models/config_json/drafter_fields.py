@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dart_jax.errors import UserError, warn
-from dart_jax.models.config_json.fields import FULL, SLIDING
+from dart_jax.models.config_json.fields import FULL, SLIDING, refuse
 
 _OFF = (False, None)
 # By option the values with which the computation is the one implemented here.
@@ -45,24 +45,19 @@ EAGLE3_OPTIONS: dict[str, tuple[Any, ...]] = {
     "eagle_decoder_type": ("llama", None),
     "parallel_draft_step": (0, 1, None),
 }
-# Determined by the file of weights or by the target: heads, embeddings, dtypes and tokens.
-_DETERMINED = """
+# Fields that the file of weights or the target determines: heads, embeddings, dtypes and tokens;
+# settings of training and of other programs; and what other fields are read from.
+_READ = f"""
     _name_or_path architectures auto_map bos_token_id dtype eos_token_id has_lm_head
     has_own_embed_tokens has_own_lm_head model_type pad_token_id target_model_type target_vocab_size
     tie_word_embeddings torch_dtype
-"""
-# Settings of training and of other programs.
-_SETTINGS = """
     _attn_implementation attention_dropout embed_requires_grad has_no_defaults_at_init
     initializer_range max_window_layers parallel_draft_heads_num_layers pretraining_tp
     speculators_config speculators_model_type speculators_version transformers_version use_cache
-"""
-# What other fields are read from.
-_SOURCES = f"""
     eagle_config {LAYERS} layer_types num_hidden_layers original_max_position_embeddings
     partial_rotary_factor rope_parameters rope_scaling rope_theta sliding_window use_sliding_window
 """
-_OTHERS = {*_DETERMINED.split(), *_SETTINGS.split(), *_SOURCES.split()}
+_OTHERS = {*_READ.split()}
 # What transformers wrote into every config in older versions.
 _GENERIC = """
     add_cross_attention bad_words_ids begin_suppress_tokens chunk_size_feed_forward
@@ -176,11 +171,8 @@ def feature_layers(json: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _refuse(json: Mapping[str, Any], name: str, values: tuple[Any, ...]) -> None:
-    if name in json and json[name] not in values:
-        raise UserError(
-            f"config.json has {name}={json[name]!r}, which is not supported in drafters; pass one "
-            f"that was trained with {name}={values[0]!r}"
-        )
+    cure = f"pass one that was trained with {name}={values[0]!r}"
+    refuse(json, name, values, f" in drafters; {cure}")
 
 
 def _warn_of(names: Iterable[str]) -> None:

@@ -12,12 +12,7 @@ from dart_jax.errors import UserError
 DART = "LlamaForCausalLMDart"
 EAGLE3 = "LlamaForCausalLMEagle3"
 # EAGLE-3 drafters of Llama-like layers: the classes of SpecForge and ModelOpt, vLLM, speculators.
-EAGLE3_CLASSES = (
-    EAGLE3,
-    "Eagle3LlamaForCausalLM",
-    "Eagle3Qwen3ForCausalLM",
-    "Eagle3Speculator",
-)
+EAGLE3_CLASSES = (EAGLE3, "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3Speculator")
 # Formats that cannot be read, by their classes or model types, and by fields that only they have.
 _OTHERS = re.compile(
     "^eagle3deepseek|^p?eagle(?!3)|eagle$|^domino|^pard|dflash|dspark|hydra|medusa|mtp|redrafter"

@@ -9,6 +9,7 @@ from typing import Any
 from dart_jax.errors import UserError
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
+_FROM_ZERO = ("draft_length", "mask_token_id", "pair_rank")  # other integers are at least 1
 # Fields that change the computation in ways that are not supported -> values that do not.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
@@ -24,23 +25,35 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 def check_fields(config: Any) -> None:
     """Raises UserError if a field of a config dataclass has a wrong type or range."""
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        least = 0 if field.name in ("draft_length", "mask_token_id", "pair_rank") else 1
-        if field.type == "bool":
-            valid, expected = isinstance(value, bool), "true or false"
-        elif field.type in ("int", "int | None"):
-            valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
-            valid = valid or (value is None and field.type == "int | None")
-            expected = f"an integer of at least {least}"
-        elif field.type in ("float", "float | None"):
-            valid = isinstance(value, int | float) and not isinstance(value, bool)
-            valid = valid and 0 < value < float("inf")
-            valid = valid or (value is None and field.type == "float | None")
-            expected = "a positive number"
-        else:
+        name, value, kind = field.name, getattr(config, field.name), str(field.type)
+        if value is None and kind.endswith(" | None"):
             continue
-        if not valid:
-            raise UserError(f"config.json has {field.name}={value!r}; it must be {expected}")
+        kind = kind.removesuffix(" | None")
+        if kind == "bool" and not isinstance(value, bool):
+            raise UserError(f"config.json has {name}={value!r}; it must be true or false")
+        if kind == "int":
+            check_integer(name, value, int(name not in _FROM_ZERO))
+        elif kind == "float":
+            check_positive(name, value)
+
+
+def check_integer(name: str, value: Any, least: int = 1) -> None:
+    """Raises UserError if a field is no integer of at least `least`."""
+    if type(value) is not int or value < least:
+        raise UserError(
+            f"config.json has {name}={value!r}; it must be an integer of at least {least}"
+        )
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raises UserError if a field is no positive number."""
+    if not is_number(value) or not 0 < value < float("inf"):
+        raise UserError(f"config.json has {name}={value!r}; it must be a positive number")
+
+
+def is_number(value: Any) -> bool:
+    """Tells whether a field is a number, and no flag."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_attention(heads: int, kv_heads: int, head_dim: int) -> None:
@@ -51,10 +64,10 @@ def check_attention(heads: int, kv_heads: int, head_dim: int) -> None:
         raise UserError(f"rotary embeddings need an even head_dim, got {head_dim}")
 
 
-def refuse(json: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> None:
-    """Raises UserError if a field is present with a value that is not supported."""
+def refuse(json: Mapping[str, Any], name: str, supported: tuple[Any, ...], more: str = "") -> None:
+    """Raises UserError, which `more` continues, if a field has a value that is not supported."""
     if name in json and json[name] not in supported:
-        raise UserError(f"config.json has {name}={json[name]!r}, which is not supported")
+        raise UserError(f"config.json has {name}={json[name]!r}, which is not supported{more}")
 
 
 def refuse_unsupported(json: Mapping[str, Any]) -> None:

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.attention.segments import PLAIN, Prefix, Segment, window_start, windowed
+from dart_jax.models.attention.segments import Prefix, Segment, window_start, windowed
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.drafters.layer import DraftLayer, LaterLayer, take_rows
 from dart_jax.models.drafters.pairs import PairScores
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Linear, random_param
-from dart_jax.models.native_layer import NativeDraftLayer, one_call
+from dart_jax.models.native_layer import one_call, run_draft_layer
 from dart_jax.models.rope import rotate
 
 
@@ -148,25 +148,21 @@ class DartDrafter(DraftLayer):
         length: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Computes the layer by the C++ core: what follows it, [B, 1 + m, D], and the rows."""
-        layer = NativeDraftLayer(
-            mask_row=self.mask_rep[...],
-            embeds_norm=self.input_layernorm.scale[...],
-            residual_norm=self.hidden_norm.scale[...],
-            before_mlp=self.post_attention_layernorm.scale[...],
-            q=self.q_proj.kernel.get_value(),
-            kv=self.kv_proj.kernel.get_value(),
-            out=self.o_proj.kernel.get_value(),
-            gate_up=self.mlp.gate_up_proj.kernel.get_value(),
-            down=self.mlp.down_proj.kernel.get_value(),
-            eps=self.norm.eps,
-            scoring=PLAIN,
-            window=self.config.sliding_window,
+        norms = self.input_layernorm, self.hidden_norm, self.post_attention_layernorm
+        mlp = self.mlp.gate_up_proj, self.mlp.down_proj
+        return run_draft_layer(
+            [self.mask_rep[...], *(norm.scale[...] for norm in norms)],
+            [self.q_proj, self.kv_proj, self.o_proj, *mlp],
+            embeds.astype(jnp.float32),
+            residual,
+            self.config.rope.rotation(positions, self.config.head_dim),
+            last,
+            Prefix.of(cache, 0, length),
             kv_heads=self.kv_heads,
             kv_dtype=self.options.cache_dtype(residual.dtype),
+            eps=self.norm.eps,
+            window=self.config.sliding_window,
         )
-        cos, sin = self.config.rope.rotation(positions, self.config.head_dim)
-        prefix = Prefix.of(cache, 0, length)
-        return layer(embeds.astype(jnp.float32), residual, cos, sin, last, prefix)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """[..., D] after the last layer -> float32 logits [..., Vd]."""

@@ -8,6 +8,7 @@ activation, the second the projection back. Written in Pallas for its Triton bac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 
 from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.int8 import Int8, Kernel
-from dart_jax.models.kernels.pallas import dot, load, store
+from dart_jax.models.kernels.pallas import dot, every, load, store
 
 _SIZES = (16, 32, 64)  # rows of a block: the tensor cores need 16
 _INNER = 64  # entries of the sum in an iteration
@@ -48,31 +49,19 @@ def routed(
     rows: jax.Array,
     weights: jax.Array,
     experts: jax.Array,
-    gate: Kernel,
-    up: Kernel,
-    down: Kernel,
-    *,
+    *kernels: Kernel,
     interpret: bool = False,
 ) -> jax.Array:
     """Computes `plain.loop_over_experts` with float32 sums.
 
-    Args:
-      rows: [T, D].
-      weights: [T, k].
-      experts: int32 [T, k], each row's experts, all distinct; E for those of other devices, which
-        are left out.
-      gate: [E, D, F].
-      up: [E, D, F].
-      down: [E, F, D].
-      interpret: run the kernels in Pallas' interpreter, on any platform.
+    With `interpret` the kernels run in Pallas' interpreter, on any platform.
     """
+    gate, up, down = kernels
     count = gate.shape[0]
     size = block_size(experts.size, count)
     blocks = divide(experts, count, size)
 
-    def product(x: jax.Array, kernels: list[Kernel], which: jax.Array) -> jax.Array:
-        return _product(x, kernels, which, blocks, size, interpret)
-
+    product = partial(_product, blocks=blocks, size=size, interpret=interpret)
     hidden = product(rows, [gate, up], blocks.rows)
     out = product(hidden, [down], jnp.arange(len(blocks.rows), dtype=jnp.int32))
     copies = jnp.take(out, blocks.places, axis=0, mode="clip")
@@ -137,7 +126,7 @@ def _product(
       x: [R, I].
       kernels: one or two, [E, I, O]; in 8 bits, their scales multiply the sums.
       which: int32 [n * m], the rows of x that blocks have; R and more for none.
-      blocks: see there.
+      blocks: of `size` rows, m.
       size: m.
       interpret: see `routed`.
 
@@ -151,15 +140,8 @@ def _product(
     scales = [kernel.scale for kernel in kernels if isinstance(kernel, Int8)]
     width = _OUTER if count > _FEW else _OUTER // 2
 
-    def run(
-        x_ref: Any,
-        which_ref: Any,
-        experts_ref: Any,
-        used_ref: Any,
-        kernel_refs: Sequence[Any],
-        scale_refs: Sequence[Any],
-        out_ref: Any,
-    ) -> None:
+    def run(x_ref: Any, which_ref: Any, blocks: Any, kernels: Any, scales: Any, out: Any) -> None:
+        experts_ref, used_ref = blocks
         block, first = pl.program_id(0), pl.program_id(1) * width
 
         @pl.when(block < used_ref[0])
@@ -167,16 +149,16 @@ def _product(
             expert = experts_ref[block]
             rows = which_ref[pl.ds(block * size, size)]
             columns = first + jnp.arange(width, dtype=jnp.int32)
-            sums = _sums(x_ref, rows, kernel_refs, expert, first, columns)
-            if scale_refs:
-                of_expert = (ref.at[expert, pl.ds(first, width)] for ref in scale_refs)
+            sums = _sums(x_ref, rows, kernels, expert, first, columns)
+            if scales:
+                of_expert = (ref.at[expert, pl.ds(first, width)] for ref in scales)
                 by = [load(scale, columns < outer) for scale in of_expert]
                 sums = [total * scale[None] for total, scale in zip(sums, by, strict=True)]
             *gate, value = sums
             if gate:
                 value = jax.nn.silu(gate[0]) * value
             tile = (pl.ds(block * size, size), pl.ds(first, width))
-            store(out_ref.at[tile], value, (columns < outer)[None])
+            store(out.at[tile], value, (columns < outer)[None])
 
     return pl.pallas_call(
         run,
@@ -188,7 +170,7 @@ def _product(
         ),
         interpret=interpret,
         name="experts_gate_up" if len(kernels) == 2 else "experts_down",
-    )(x, which, blocks.experts, blocks.used, arrays, scales)
+    )(x, which, (blocks.experts, blocks.used), arrays, scales)
 
 
 def _sums(
@@ -207,10 +189,8 @@ def _sums(
     def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         begin = index * _INNER
         at = begin + jnp.arange(_INNER, dtype=jnp.int32)
-        # Indices for every number: Pallas has no mixture of arrays and slices.
-        numbers = jnp.broadcast_to(rows[:, None], (size, _INNER))
-        x = x_ref.at[numbers, jnp.broadcast_to(at[None], (size, _INNER))]
-        x = load(x, (numbers < count) & (at < inner)[None])
+        numbers, columns_in = every((size, _INNER), rows[:, None], at[None])
+        x = load(x_ref.at[numbers, columns_in], (numbers < count) & (at < inner)[None])
         tile = (expert, pl.ds(begin, _INNER), pl.ds(first, width))
         inside = (at < inner)[:, None] & (columns < outer)[None]
         return tuple(

@@ -62,25 +62,17 @@ class MoE(nnx.Module):
         x = computed(inputs)
         rows = x.reshape(-1, x.shape[-1])
         weights, experts = self.route(rows)
-        kernels = tuple(
-            param.get_value()
-            for param in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
-        )
+        params = self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj
+        kernels = [param.get_value() for param in params]
         count = kernels[0].shape[0]
         if self.options.split:
             # Of other devices' experts nothing is known here: numbers beyond the own ones.
             local = experts - shard_offset(count)
             experts = jnp.where((local >= 0) & (local < count), local, count)
         if self.options.experts == "jax" or not fits(kernels[0]):
-            out = jax.lax.platform_dependent(
-                rows,
-                weights,
-                experts,
-                *kernels,
-                cpu=loop_over_experts,
-                tpu=partial(grouped, converted=False),
-                default=grouped,
-            )
+            arguments = rows, weights, experts, *kernels
+            ways = {"cpu": loop_over_experts, "tpu": partial(grouped, converted=False)}
+            out = jax.lax.platform_dependent(*arguments, **ways, default=grouped)
         else:
             interpret = self.options.experts == "interpret"
             out = routed(rows, weights, experts, *kernels, interpret=interpret)

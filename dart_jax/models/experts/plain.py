@@ -16,12 +16,7 @@ from dart_jax.models.kernels.int8 import Int8, Kernel, times
 
 
 def loop_over_experts(
-    rows: jax.Array,
-    weights: jax.Array,
-    experts: jax.Array,
-    gate: Kernel,
-    up: Kernel,
-    down: Kernel,
+    rows: jax.Array, weights: jax.Array, experts: jax.Array, *kernels: Kernel
 ) -> jax.Array:
     """Runs all rows through each expert in turn; skips experts that no row chose.
 
@@ -30,10 +25,9 @@ def loop_over_experts(
       weights: [T, k].
       experts: int32 [T, k], each row's experts, all distinct; E for those of other devices, which
         are left out.
-      gate: kernels [E, D, F].
-      up: kernels [E, D, F].
-      down: kernels [E, F, D].
+      *kernels: gate and up, [E, D, F], and down, [E, F, D].
     """
+    gate, up, down = kernels
 
     def add(expert: jax.Array, total: jax.Array) -> jax.Array:
         share = jnp.sum(jnp.where(experts == expert, weights, 0), axis=1, keepdims=True)
@@ -52,10 +46,7 @@ def grouped(
     rows: jax.Array,
     weights: jax.Array,
     experts: jax.Array,
-    gate: Kernel,
-    up: Kernel,
-    down: Kernel,
-    *,
+    *kernels: Kernel,
     converted: bool = True,
 ) -> jax.Array:
     """Same as `loop_over_experts`, with one copy of every row per expert, sorted by expert.
@@ -64,6 +55,7 @@ def grouped(
       converted: whether weights in 8 bits are converted before the product, which is best on GPUs;
         on TPUs XLA would then write those of all experts to memory.
     """
+    gate, up, down = kernels
     k = experts.shape[1]
     chosen = experts.reshape(-1)
     order = jnp.argsort(chosen)

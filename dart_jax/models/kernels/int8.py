@@ -8,13 +8,14 @@ reads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+Path = tuple[str | int, ...]
 _LARGEST = 127  # magnitude of a value
 # Layers that stay as they are: they are small, and choose experts.
 EXACT = ("router", "shared_expert_gate")
@@ -72,13 +73,21 @@ def round_one(path: Sequence[str | int], value: Kernel) -> Kernel:
     return round_kernel(value) if path[-1] == "kernel" or "experts" in path else value
 
 
-def round_params(params: dict[str, Any], path: tuple[str | int, ...] = ()) -> dict[str, Any]:
-    """Rounds the matrices of a model that are not yet; drops them from `params` on the way, so that
-    memory holds one of them twice."""
+def round_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Rounds the matrices of a model that are not yet, as `changed` does."""
+    return changed(params, round_one)
+
+
+def changed(
+    params: dict[str, Any], change: Callable[[Path, Any], Any], path: Path = ()
+) -> dict[str, Any]:
+    """Changes parameters, given their paths, one after another; drops them from `params` on the
+    way, so that memory holds one of them twice."""
     result: dict[str, Any] = {}
     for name in [*params]:
         value, at = params.pop(name), (*path, name)
-        result[name] = round_params(value, at) if isinstance(value, dict) else round_one(at, value)
+        nested = isinstance(value, dict)
+        result[name] = changed(value, change, at) if nested else change(at, value)
     return result
 
 

@@ -42,6 +42,11 @@ def store(ref: Any, value: jax.Array, mask: jax.Array) -> None:
     triton.store(ref, value.astype(ref.dtype), mask=jnp.broadcast_to(mask, value.shape))
 
 
+def every(shape: tuple[int, ...], *indices: jax.Array) -> tuple[jax.Array, ...]:
+    """Indices for every number of a shape: Pallas has no mixture of arrays and slices."""
+    return tuple(jnp.broadcast_to(index, shape) for index in indices)
+
+
 def dot(a: jax.Array, b: jax.Array, axis: int = 0) -> jax.Array:
     """Sums over the last axis of a and an axis of b, in float32."""
     # There is no product of bfloat16 numbers with a higher precision, which callers may ask for.

@@ -91,21 +91,16 @@ class Tiles:
         return self.rows(jnp.arange(self.shape[1], dtype=jnp.int32))
 
 
+# Jitted, so that memory holds little but the weights and the tiles.
+@partial(jax.jit, static_argnames=("transposed", "dtype"))
 def pack(weights: jax.Array, transposed: bool = False, dtype: DTypeLike | None = None) -> Tiles:
     """Stores weights [in, out], float32 or bfloat16, in tiles of a dtype, by default their own; if
     `transposed`, weights [out, in]."""
-    tiles = _pack(weights, transposed, dtype)
-    d_in, d_out = weights.shape[::-1] if transposed else weights.shape
-    return Tiles((tiles,), ("BF16" if tiles.dtype == jnp.bfloat16 else "F32",), (d_out,), d_in)
-
-
-# Jitted, so that memory holds little but the weights and the tiles.
-@partial(jax.jit, static_argnames=("transposed", "dtype"))
-def _pack(weights: jax.Array, transposed: bool, dtype: DTypeLike | None) -> jax.Array:
     weights = (weights.T if transposed else weights).astype(dtype or weights.dtype)
     d_in, d_out = weights.shape
     padded = jnp.pad(weights, ((0, 0), (0, -d_out % TILE)))
-    return padded.reshape(d_in, padded.shape[1] // TILE, TILE).swapaxes(0, 1)
+    tiles = padded.reshape(d_in, padded.shape[1] // TILE, TILE).swapaxes(0, 1)
+    return Tiles((tiles,), ("BF16" if tiles.dtype == jnp.bfloat16 else "F32",), (d_out,), d_in)
 
 
 def pack_exactly(weights: jax.Array, transposed: bool = False) -> Tiles:
@@ -189,10 +184,7 @@ def settle(tiles: Tiles, memory: HugePages) -> Tiles:
 
 
 def product(
-    inputs: Inputs,
-    weights: Tiles,
-    bias: jax.Array | None = None,
-    residual: jax.Array | None = None,
+    inputs: Inputs, weights: Tiles, bias: jax.Array | None = None, residual: jax.Array | None = None
 ) -> jax.Array:
     """Computes x W + bias + residual, with float32 arithmetic.
 

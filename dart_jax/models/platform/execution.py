@@ -106,8 +106,7 @@ class Execution:
     def of_cpu(cls) -> Execution:
         """For a CPU; plain JAX where the C++ core cannot be called from XLA."""
         native = cpu.available()
-        weights = WeightsForm(fused=True, tiles=native)
-        return cls("native" if native else "dense", weights=weights)
+        return cls("native" if native else "dense", weights=WeightsForm(fused=True, tiles=native))
 
     @classmethod
     def of_gpu(cls, compute_capability: float) -> Execution:

@@ -16,7 +16,15 @@ from jax.sharding import Mesh, NamedSharding
 from dart_jax.memory import HugePages
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.choices import WeightsDtype
-from dart_jax.models.kernels.int8 import EXACT, Int8, Kernel, round_kernel, round_params
+from dart_jax.models.kernels.int8 import (
+    EXACT,
+    Int8,
+    Kernel,
+    Path,
+    changed,
+    round_kernel,
+    round_params,
+)
 from dart_jax.models.kernels.tiles import Tiles, join, pack_exactly, pack_int8, settle
 from dart_jax.models.layers import Params
 from dart_jax.models.sharding.rules import SplitConfig, model_specs
@@ -84,7 +92,8 @@ class WeightsForm:
         params = pack(params, self.tile) if self.tiles else params
         params = fuse(params) if self.fused else params
         if self.tiles:
-            _settle(params, HugePages())
+            memory = HugePages()
+            params = changed(params, lambda _, x: settle(x, memory) if isinstance(x, Tiles) else x)
         return params
 
 
@@ -128,23 +137,17 @@ def pack(params: Params, tile: Callable[..., Tiles]) -> Params:
     """Stores the kernels of all linear layers, the embedding and the second factors of pair scores
     in tiles, unless they are, by a function of `kernels.tiles`; drops them from `params` on the
     way. What chooses experts, and an embedding that is not the head, too, keeps its values."""
-    tiles: Params = {}
-    names = [*params]
-    for name in names:
-        value = params.pop(name)
-        if isinstance(value, dict):
-            value = pack(value, pack_exactly if name in EXACT else tile)
-        elif isinstance(value, Tiles):
-            pass
-        elif name == "kernel":
-            value = tile(value)
-        elif name == "embed_tokens":
-            own = "lm_head" in names or "fc" in names
-            value = (pack_exactly if own else tile)(value, transposed=True)
-        elif name == "next":
-            value = tile(value, transposed=True)
-        tiles[name] = value
-    return tiles
+    own_head = "lm_head" in params or "fc" in params
+
+    def packed(path: Path, value: Any) -> Any:
+        name = path[-1]
+        if isinstance(value, Tiles) or name not in ("kernel", "embed_tokens", "next"):
+            return value
+        exact = not {*EXACT}.isdisjoint(path) or (name == "embed_tokens" and own_head)
+        transposed = {} if name == "kernel" else {"transposed": True}
+        return (pack_exactly if exact else tile)(value, **transposed)
+
+    return changed(params, packed)
 
 
 def in_blocks(params: Params) -> bool:
@@ -153,21 +156,11 @@ def in_blocks(params: Params) -> bool:
     return any(isinstance(leaf, Tiles) and leaf.in_blocks for leaf in leaves)
 
 
-def form_of(params: Params) -> dict[str, bool]:
-    """The options of `LayerOptions` that parameters tell: `fused`."""
+def is_fused(params: Params) -> bool:
+    """Tells whether projections that read the same input are joined."""
     is_leaf = lambda x: isinstance(x, Int8 | Tiles)  # noqa: E731
     paths = [path for path, _ in jax.tree.leaves_with_path(params, is_leaf=is_leaf)]
-    names = {key.key for path in paths for key in path}
-    return {"fused": not names.isdisjoint({*_DRAFTER, *_TARGET})}
-
-
-def _settle(params: Params, memory: HugePages) -> None:
-    """Moves tiles to `memory`, one after another in the order in which they are read."""
-    for name, value in params.items():
-        if isinstance(value, dict):
-            _settle(value, memory)
-        elif isinstance(value, Tiles):
-            params[name] = settle(value, memory)
+    return not {*_DRAFTER, *_TARGET}.isdisjoint(key.key for path in paths for key in path)
 
 
 def _fuse(params: Params, joint: _Joint) -> Params:

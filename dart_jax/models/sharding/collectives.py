@@ -50,5 +50,5 @@ def over_groups(x: jax.Array) -> jax.Array:
 
 
 def shard_offset(size: int) -> jax.Array:
-    """The start of a device's part of an axis, if each has so many entries, int32."""
+    """The start of a device's part of an axis of `size` entries for each, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)

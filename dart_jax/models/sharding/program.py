@@ -86,20 +86,18 @@ def program(
             mesh, split = devices.mesh, devices.split_drafter
             if mesh is None:
                 return function(*args, **options)
-            constants = {name: value for name, value in arguments.items() if name in static}
-            arrays = {name: value for name, value in arguments.items() if name not in static}
+            arrays = {**arguments}
+            constants = {name: arrays.pop(name) for name in arguments if name in static}
             specs = {
                 name: None if x is None else specs_of(inputs.get(name), split)
                 for name, x in arrays.items()
             }
             if "params" in arrays:
                 specs["params"] = param_specs(config(arguments), arrays["params"])
+            shared = lambda arrays: function(**constants, **arrays)  # noqa: E731
+            out = specs_of(outputs, split)
             results = jax.shard_map(
-                lambda arrays: function(**constants, **arrays),
-                mesh=mesh,
-                in_specs=(specs,),
-                out_specs=specs_of(outputs, split),
-                check_vma=False,
+                shared, mesh=mesh, in_specs=(specs,), out_specs=out, check_vma=False
             )(arrays)
             if jax.process_count() == 1:
                 return results

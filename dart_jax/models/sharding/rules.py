@@ -30,19 +30,10 @@ SplitConfig = TargetConfig | DraftLayerConfig
 AnySplitConfig = TypeVar("AnySplitConfig", bound=SplitConfig)
 
 # By the component of a weight's path that names it. Of a bias, the axis of outputs is split.
+_OUT = "q_proj k_proj v_proj kv_proj qkv_proj gate_proj up_proj gate_up_proj lm_head"
 AXES: dict[str | int, int] = {
-    "q_proj": OUT,
-    "k_proj": OUT,
-    "v_proj": OUT,
-    "kv_proj": OUT,
-    "qkv_proj": OUT,
-    "gate_proj": OUT,
-    "up_proj": OUT,
-    "gate_up_proj": OUT,
-    "o_proj": IN,
-    "down_proj": IN,
-    "fc": IN,
-    "lm_head": OUT,
+    **dict.fromkeys(_OUT.split(), OUT),
+    **dict.fromkeys(("o_proj", "down_proj", "fc"), IN),
     "experts": EXPERTS,
 }
 # Scales of norms over all heads of a device, where they are not of one head.
@@ -109,7 +100,7 @@ def with_kv_heads(config: AnySplitConfig, mesh: Mesh | AbstractMesh) -> AnySplit
 
 
 def one_device(config: AnySplitConfig, count: int) -> AnySplitConfig:
-    """The shapes of one device's part, of so many."""
+    """The shapes of the part of one of `count` devices."""
     return dataclasses.replace(
         config,
         num_attention_heads=config.num_attention_heads // count,
