@@ -6,17 +6,16 @@ import dataclasses
 import functools
 import html
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import jax
 import numpy as np
 from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.search.choice import DEFAULT_MEMORY, TreeSearch, check_way, make_search
+from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.decoding.tree import MAX_NODES
@@ -26,15 +25,12 @@ from dart_jax.engine.request import Request
 from dart_jax.engine.shapes import (
     Shapes,
     default_search,
-    default_tree,
     length_bucket,
     shapes_of,
     tree_sizes,
 )
-from dart_jax.engine.step_costs import CostFiles
-from dart_jax.engine.tree_size import TreeSizes
+from dart_jax.engine.tree_size import LearnedSizes, TreeSizes
 from dart_jax.errors import UserError
-from dart_jax.files import user_cache
 from dart_jax.generation import Completion, GenerationConfig
 from dart_jax.generation.config import GenerationOptions
 from dart_jax.generation.prompts import Batch, Chat, Prompt, encode_prompts, is_batch, sequences_of
@@ -55,7 +51,7 @@ from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, WeightsDtype
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import dtype_of
-from dart_jax.models.sharding.mesh import MeshShape, several_processes
+from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel
 from dart_jax.text.tokenizer import Tokenizer
@@ -406,17 +402,14 @@ class DartModel:
         longest, most = max(map(len, encoded.tokens)), self.target.max_length
         limit = min(config.max_length or most, most)
         length = min(longest + max(config.max_new_tokens, 1), limit)
-        engine = self.engine(
-            EngineConfig(
-                slots=len(encoded.tokens),
-                max_length=min(length_bucket(length), most),
-                tree_nodes=0 if self.drafter is None else config.tree_nodes,
-                offline=True,
-            ),
-            search=config.search,
-            use_ngram=config.use_ngram,
-            logits=config.logits,
+        offline = EngineConfig(
+            slots=len(encoded.tokens),
+            max_length=min(length_bucket(length), most),
+            tree_nodes=0 if self.drafter is None else config.tree_nodes,
+            offline=True,
         )
+        decoding = {"search": config.search, "use_ngram": config.use_ngram, "logits": config.logits}
+        engine = self.engine(offline, **decoding)
         requests = [
             Request(
                 tokens.astype(np.int32),
@@ -465,9 +458,8 @@ class DartModel:
         Raises:
           UserError: the options do not fit the model, or `search_way` cannot be taken.
         """
-        nodes = options.tree_nodes
-        if nodes is None:
-            nodes = tree_sizes(self.drafter)[-1]
+        largest, nodes = tree_sizes(self.drafter)[-1], options.tree_nodes
+        nodes = largest if nodes is None else nodes
         if not 0 <= nodes <= MAX_NODES:
             raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
         if nodes and self.drafter is None:
@@ -498,30 +490,10 @@ class DartModel:
                 way=self.search_way,
                 memory=self.ngram_device_memory,
             )
-        chosen = policy(shapes) if policy else self._policy(config, tree_search, shapes)
-        parts = config, self.params, tree_search, options
-        return Engine(*parts, shapes=shapes, tree_sizes=chosen, grammars=self.grammars)
+        sizes = policy(shapes) if policy else self._tree_sizes.of(config, tree_search, shapes)
+        common = {"shapes": shapes, "tree_sizes": sizes, "grammars": self.grammars}
+        return Engine(config, self.params, tree_search, options, **common)
 
     @functools.cached_property
-    def _policies(self) -> dict[Hashable, TreeSizes]:
-        return {}
-
-    def _policy(self, config: DecodeConfig, search: TreeSearch | None, shapes: Shapes) -> TreeSizes:
-        """Chooses the sizes of trees, with what was learned before about the same programs."""
-        if shapes.fixed:
-            return TreeSizes(shapes.sizes, fixed=True)
-        length = shapes.max_length if shapes.bounded else None
-        program = config, jax.tree.structure(search), shapes.slots, length, shapes.steps
-        if program not in self._policies:
-            # Several processes must know the same.
-            alone = not several_processes(self.execution.devices.mesh)
-            on_cpu = jax.default_backend() == "cpu"
-            new = TreeSizes(
-                shapes.sizes,
-                stepwise=shapes.stepwise,
-                first=default_tree(self.drafter)[0] if on_cpu else None,
-                files=CostFiles(user_cache() / "tree_costs") if alone else None,
-                program=program,
-            )
-            self._policies.setdefault(program, new)
-        return self._policies[program]
+    def _tree_sizes(self) -> LearnedSizes:
+        return LearnedSizes()

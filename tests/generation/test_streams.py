@@ -144,7 +144,7 @@ def test_public_objects_are_one_short_line(model):
 
 def test_in_a_notebook(model):
     assert model._repr_html_().count("<tr>") == 6
-    completion = model.generate("a < b & c = '<br>", max_new_tokens=40)
+    completion = model.generate("a < b & c = '<br>", max_new_tokens=40, tree_nodes=4)
     page = completion._repr_html_()
     assert "<span" in page
     assert page.count("<span") == sum(piece.drafted for piece in completion.pieces)
