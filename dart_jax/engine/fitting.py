@@ -98,7 +98,7 @@ class Fitter:
 
 
 def fits_in_programs(execution: Execution) -> bool:
-    """Tells whether programs can call a `Fitter`. XLA cannot call Python from other devices than a
+    """True if programs can call a `Fitter`. XLA cannot call Python from other devices than a
     CPU unless JAX's callbacks do, and then it keeps no compiled program in files."""
     return execution.attention == "native"
 

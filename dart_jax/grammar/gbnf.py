@@ -30,7 +30,7 @@ _ALL = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 
 
 def is_lark(grammar: str) -> bool:
-    """Tells whether a grammar is in llguidance's Lark, rather than in GBNF."""
+    """Returns True if a grammar is in llguidance's Lark, rather than in GBNF."""
     return re.search(r"(?m)^[ \t]*(%llguidance\b|[?!]*start[ \t]*:(?!:))", grammar) is not None
 
 

@@ -156,7 +156,7 @@ class Grammars:
         return self._get(source)[0].get_error()
 
     def has(self, source: str) -> bool:
-        """Tells whether a grammar is compiled."""
+        """Returns True if a grammar is compiled."""
         return source in self._compiled
 
     def start(self, source: str) -> Matcher:

@@ -91,7 +91,7 @@ class Architecture:
 
     @property
     def two_ropes(self) -> bool:
-        """Tells whether layers with a sliding window can have another RoPE."""
+        """Returns True if layers with a sliding window can have another RoPE."""
         return self.sliding_theta is not None
 
 

@@ -157,7 +157,7 @@ class TargetConfig(DraftingConfig):
 
     @property
     def qk_norm(self) -> bool:
-        """Tells whether queries and keys are normalised."""
+        """Returns True if queries and keys are normalised."""
         return self.architecture.qk_norm is not None
 
     @property
@@ -174,7 +174,7 @@ class TargetConfig(DraftingConfig):
         return self.rope.longest(self.max_position_embeddings)
 
     def is_sparse(self, layer: int) -> bool:
-        """Tells whether a layer has experts instead of a plain MLP."""
+        """Returns True if a layer has experts instead of a plain MLP."""
         return self.moe is not None and layer not in self.moe.dense_layers
 
     def window(self, layer: int) -> int | None:
@@ -195,7 +195,7 @@ class TargetConfig(DraftingConfig):
 
     @property
     def norms_all_heads(self) -> bool:
-        """Tells whether queries and keys are normalised over all heads together."""
+        """Returns True if queries and keys are normalised over all heads together."""
         return self.architecture.qk_norm == "all"
 
     @property

@@ -21,7 +21,7 @@ AnyArrays = TypeVar("AnyArrays")
 
 
 def available() -> bool:
-    """Tells whether programs for a CPU can call the C++ core.
+    """Returns True if programs for a CPU can call the C++ core.
 
     False if the core was built without jaxlib's headers, or for another jaxlib; a warning says so
     once.

@@ -108,7 +108,7 @@ class DraftLayerConfig(DraftingConfig):
 
     @property
     def shares_embedding(self) -> bool:
-        """Tells whether it reads the target's embedding, whose rows are as wide as its own."""
+        """Returns True if it reads the target's embedding, whose rows are as wide as its own."""
         return not self.own_embedding and self.hidden_size == self.target_hidden_size
 
     @property

@@ -25,7 +25,7 @@ from dart_jax.models.layers import Linear
 
 
 def one_call(options: LayerOptions, out: Linear, x: jax.Array, head_dim: int) -> bool:
-    """Tells whether the C++ core computes a dense layer by one call.
+    """Returns True if the C++ core computes a dense layer by one call.
 
     Args:
       options: of the layer.

@@ -229,7 +229,7 @@ class DecoderLayer(nnx.Module):
         return [getattr(self, name) if name else None for name in self.norms]
 
     def is_native(self, x: jax.Array) -> bool:
-        """Tells whether the C++ core computes the layer, and its neighbours, by one call.
+        """Returns True if the C++ core computes the layer, and its neighbours, by one call.
 
         Args:
           x: the residual stream.

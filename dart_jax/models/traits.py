@@ -50,7 +50,7 @@ class DraftingConfig:
 
     @property
     def pairs_apart(self) -> bool:
-        """Tells whether pair scores are stored in a file of their own."""
+        """Returns True if pair scores are stored in a file of their own."""
         return False
 
     def without_pairs(self) -> Self:

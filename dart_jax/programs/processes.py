@@ -73,7 +73,7 @@ def free_address() -> str:
 
 
 def is_main() -> bool:
-    """Tells whether this process reports to the user and writes what is not sharded (process 0)."""
+    """True if this process reports to the user and writes what is not sharded (process 0)."""
     import jax
 
     return jax.process_index() == 0

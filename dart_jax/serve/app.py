@@ -221,7 +221,7 @@ class Routes:
         return json_response(pages.openapi())
 
     async def health(self, _: Request) -> Response:
-        """Tells whether requests are answered."""
+        """Returns True if requests are answered."""
         self._service.check_accepting()
         statistics = self._service.engine.statistics()
         if not statistics.replicas:

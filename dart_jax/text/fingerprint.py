@@ -36,7 +36,7 @@ def tokenizer_fingerprint(tokenizer: Vocabulary) -> bytes:
 
 
 def extends(tokenizer: Vocabulary, fingerprint: bytes) -> bool:
-    """Tells whether a fingerprint is that of the tokenizer, or of one to which it only adds tokens,
+    """True if a fingerprint is that of the tokenizer, or of one to which it only adds tokens,
     with higher ids: then every id means the same to both."""
     return any(digest == fingerprint for digest in _digests(tokenizer))
 

@@ -178,7 +178,7 @@ class Tokenizer:
         return self._templates.setdefault(source, ChatTemplate(source, render))
 
     def adds_to_chat(self, text: str) -> bool:
-        """Tells whether the tokenizer adds special tokens around a chat, rendered to `text`.
+        """Returns True if the tokenizer adds special tokens around a chat, rendered to `text`.
 
         Templates contain them; but transformers' processors add a beginning that theirs lacks.
         """

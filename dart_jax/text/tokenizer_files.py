@@ -117,7 +117,7 @@ def line(error: Exception) -> str:
 
 
 def _takes_file(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Tells whether transformers takes `FILE` as it is, and only adds tokens."""
+    """Returns True if transformers takes `FILE` as it is, and only adds tokens."""
     target = _read(directory / "config.json")
     name = config.get("tokenizer_class") or target.get("tokenizer_class")
     if name not in _GENERIC or "auto_map" in config:
@@ -128,7 +128,7 @@ def _takes_file(directory: Path, config: Mapping[str, Any]) -> bool:
 def _adds_nothing(
     directory: Path, config: Mapping[str, Any], backend: tokenizers.Tokenizer
 ) -> bool:
-    """Tells whether the other files name only tokens that `FILE` has added, and in the same way."""
+    """True if the other files name only tokens that `FILE` has added, and in the same way."""
     added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     if any(config.get(name) for name in _CHANGES):
         return False

@@ -125,12 +125,12 @@ def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) 
 
 
 def _in_tiles(path: ParamPath) -> bool:
-    """Tells whether a parameter is one that `platform.weights.pack` stores in tiles."""
+    """Returns True if a parameter is one that `platform.weights.pack` stores in tiles."""
     return path[-1] in ("kernel", "embed_tokens")
 
 
 def _stays_in_blocks(tensor: Tensor, entry: Entry) -> bool:
-    """Tells whether a tensor has blocks that are computed as they are stored."""
+    """Returns True if a tensor has blocks that are computed as they are stored."""
     if tensor.blocks is None or tensor.blocks.type not in BLOCK_TYPES:
         return False
     return all(piece.expert is None and _in_tiles(piece.path) for piece in entry.pieces)

@@ -28,7 +28,7 @@ _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differe
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Tells whether the kernel is made for these sizes and dtypes."""
+    """Returns True if the kernel is made for these sizes and dtypes."""
     alike = q.dtype == prefix.k.dtype == prefix.v.dtype
     return alike and q.shape[3] in (64, 128, 256)
 

@@ -19,13 +19,13 @@ from dart_jax.models.cpu import or_nothing, used_rows
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Tells whether the C++ core computes these sizes and dtypes."""
+    """Returns True if the C++ core computes these sizes and dtypes."""
     known = {q.dtype, prefix.k.dtype} <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)}
     return known and fits_native(q.shape[3])
 
 
 def fits_native(head_dim: int) -> bool:
-    """Tells whether the C++ core computes heads of this size."""
+    """Returns True if the C++ core computes heads of this size."""
     return head_dim % 16 == 0
 
 

@@ -146,7 +146,7 @@ PLAIN = Scoring()
 
 
 def fits_kernels(head_dim: int) -> bool:
-    """Tells whether the GPU kernels are made for heads of this size: a power of two, 16 to 256."""
+    """True if the GPU kernels are made for heads of this size: a power of two, 16 to 256."""
     return 16 <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
 
 

@@ -32,7 +32,7 @@ Place = tuple[Any, ...]  # of rows: page or sequence, key head, row, element
 
 
 def fits(q: jax.Array, prefix: Prefix) -> bool:
-    """Tells whether the kernel is made for these sizes and dtypes; it counts in 32 bits."""
+    """Returns True if the kernel is made for these sizes and dtypes; it counts in 32 bits."""
     alike = q.dtype == prefix.k.dtype == prefix.v.dtype
     return alike and fits_kernels(q.shape[3]) and prefix.k.size < 2**31
 

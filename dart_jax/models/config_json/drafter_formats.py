@@ -41,7 +41,7 @@ def classes(json: Mapping[str, Any]) -> set[str]:
 
 
 def is_drafter(json: Mapping[str, Any]) -> bool:
-    """Tells whether this looks like the config of a drafter that is no language model."""
+    """Returns True if this looks like the config of a drafter that is no language model."""
     fields = {"draft_length", "draft_vocab_size", "speculators_model_type"}
     named = {DART, *EAGLE3_CLASSES} & classes(json)
     return bool(named or fields & json.keys()) or _other(json) is not None

@@ -52,7 +52,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Tells whether a field is a number, and no flag."""
+    """Returns True if a field is a number, and no flag."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

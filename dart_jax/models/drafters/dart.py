@@ -134,7 +134,7 @@ class DartDrafter(DraftLayer):
         return self.normed(x if self.config.shifted else x[:, 1:]), tuple(rows)
 
     def _native(self, residual: jax.Array) -> bool:
-        """Tells whether the C++ core computes the only layer by one call."""
+        """Returns True if the C++ core computes the only layer by one call."""
         only = not self.layers
         return only and one_call(self.options, self.o_proj, residual, self.config.head_dim)
 

@@ -41,7 +41,7 @@ class Blocks(NamedTuple):
 
 
 def fits(kernels: Kernel) -> bool:
-    """Tells whether the kernels fit experts of this size [E, D, F]; they count in 32 bits."""
+    """Returns True if the kernels fit experts of this size [E, D, F]; they count in 32 bits."""
     return kernels.size < 2**31
 
 

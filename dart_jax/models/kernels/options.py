@@ -32,7 +32,7 @@ class LayerOptions:
 
     @property
     def split(self) -> bool:
-        """Tells whether a device has a part of each layer."""
+        """Returns True if a device has a part of each layer."""
         return self.shards > 1
 
     def cache_dtype(self, dtype: DTypeLike) -> DTypeLike:

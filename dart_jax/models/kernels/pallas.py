@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
 
 def has_triton() -> bool:
-    """Tells whether JAX has Pallas' Triton backend, which later versions are going to remove."""
+    """Returns True if JAX has Pallas' Triton backend, which later versions are going to remove."""
     try:
         from jax.experimental.pallas import triton  # noqa: F401
     except ImportError:

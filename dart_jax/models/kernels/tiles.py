@@ -74,7 +74,7 @@ class Tiles:
 
     @property
     def in_blocks(self) -> bool:
-        """Tells whether a part has blocks, so that inputs are rounded to 8 bits."""
+        """Returns True if a part has blocks, so that inputs are rounded to 8 bits."""
         return not BLOCK_TYPES.isdisjoint(self.types)
 
     def rows(self, outputs: jax.Array) -> jax.Array:

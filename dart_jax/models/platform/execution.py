@@ -73,7 +73,7 @@ class Execution:
 
     @property
     def draws_in_core(self) -> bool:
-        """Tells whether the C++ core draws tokens: where it computes attention, too."""
+        """Returns True if the C++ core draws tokens: where it computes attention, too."""
         return self.attention == "native"
 
     def on(self, mesh: Mesh) -> Execution:

@@ -57,12 +57,12 @@ class WeightsForm:
 
     @property
     def int8(self) -> bool:
-        """Tells whether weights are in 8 bits, with a scale for each output."""
+        """Returns True if weights are in 8 bits, with a scale for each output."""
         return self.dtype == "int8" and not self.tiles
 
     @property
     def blocks(self) -> bool:
-        """Tells whether blocks in files are computed as they are stored."""
+        """Returns True if blocks in files are computed as they are stored."""
         return self.dtype == "stored" and self.tiles
 
     def of_drafter(self, target: Params) -> WeightsForm:
@@ -151,13 +151,13 @@ def pack(params: Params, tile: Callable[..., Tiles]) -> Params:
 
 
 def in_blocks(params: Params) -> bool:
-    """Tells whether some weights are in blocks of 4 to 8 bits."""
+    """Returns True if some weights are in blocks of 4 to 8 bits."""
     leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Tiles))
     return any(isinstance(leaf, Tiles) and leaf.in_blocks for leaf in leaves)
 
 
 def is_fused(params: Params) -> bool:
-    """Tells whether projections that read the same input are joined."""
+    """Returns True if projections that read the same input are joined."""
     is_leaf = lambda x: isinstance(x, Int8 | Tiles)  # noqa: E731
     paths = [path for path, _ in jax.tree.leaves_with_path(params, is_leaf=is_leaf)]
     return not {*_DRAFTER, *_TARGET}.isdisjoint(key.key for path in paths for key in path)

@@ -72,7 +72,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 
 def may_matter(name: str, fields: Mapping[str, Any]) -> bool:
-    """Tells whether a field of a body that this server does not have may change the answer."""
+    """Returns True if a field of a body that this server does not have may change the answer."""
     value = fields[name]
     if value is None or name in HARMLESS:
         return False

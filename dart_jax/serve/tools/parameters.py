@@ -115,7 +115,7 @@ def as_json(text: str, kinds: frozenset[str]) -> str:
 
 
 def within_string(text: str, kinds: frozenset[str]) -> bool:
-    """Tells whether a text is the beginning of JSON of one of the kinds, up to inside of a
+    """Returns True if a text is the beginning of JSON of one of the kinds, up to inside of a
     string."""
     if not kinds & {"array", "object"} or text.lstrip(_SPACE)[:1] not in ("[", "{"):
         return False

@@ -90,7 +90,7 @@ class Tools:
         return ToolCallReader(self.format, {each.name for each in self.functions}, **options)
 
     def holds(self, answer: StructuredOutputs | None) -> bool:
-        """Tells whether a text has a structure. It may be anything where all tools may be called
+        """Returns True if a text has a structure. It may be anything where all tools may be called
         and none is strict.
 
         Args:

@@ -113,7 +113,7 @@ class Fields:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Tells whether two values are equal, up to rounding to float32."""
+    """Returns True if two values are equal, up to rounding to float32."""
     if isinstance(value, float) and isinstance(other, float | int):
         return math.isclose(value, other, rel_tol=1e-6)
     return value == other

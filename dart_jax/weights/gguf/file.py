@@ -49,7 +49,7 @@ class GgufFiles(NamedTuple):
 
 
 def is_named(name: str) -> bool:
-    """Tells whether a file's name is that of a GGUF file, in capitals or not."""
+    """Returns True if a file's name is that of a GGUF file, in capitals or not."""
     return name.lower().endswith(_SUFFIX)
 
 
