@@ -55,18 +55,6 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
         raise UserError(f"with {path}: {error}") from None
 
 
-def replace(config: Any, options: Mapping[str, Any]) -> Any:
-    """Returns the config with these options replaced by name, at any level of nesting."""
-    changes = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            changes[field.name] = replace(value, options)
-        elif field.name in options:
-            changes[field.name] = options[field.name]
-    return dataclasses.replace(config, **changes)
-
-
 def options(config: Any) -> dict[str, Any]:
     """Returns the values of a config and those nested in it, by option name."""
     flat: dict[str, Any] = {}
