@@ -63,8 +63,7 @@ from train.objective.predictions import METHODS, Frozen, PackedForward
 from train.run import config_file
 from train.run.checkpoints import whole_steps
 from train.run.config import TrainerConfig
-from train.run.distributed import wait
-from train.run.mesh import batch_sharding, make_mesh
+from train.run.mesh import batch_sharding, make_mesh, wait
 from train.run.trainer import Trainer
 from train.run.work_directory import contents
 from train.teacher.outputs import cached_outputs

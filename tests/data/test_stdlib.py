@@ -22,7 +22,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
 from eval.speedup.config import SpeedupConfig
 from train.recipes import packages
-from train.recipes.packages import PACKAGES, package_files
+from train.recipes.language_model import PACKAGES, package_files
 
 HELD_OUT_FILES = {path for group in HELD_OUT for path in held_out_files(group)}
 

@@ -25,8 +25,7 @@ from dart_jax.models.pure import Params, bind
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
-from train.run.distributed import from_main
-from train.run.mesh import jit_replicated
+from train.run.mesh import from_main, jit_replicated
 from train.teacher.outputs import TeacherDataset
 from train.teacher.teacher import Teacher, forward
 

@@ -41,8 +41,6 @@ from train.recipes.questions import benchmark_questions, write_questions
 from train.recipes.stages import WINDOW, begin, package, train_recipe
 from train.run.config import TrainerConfig
 
-_RECIPES = Path(__file__).parent
-
 # Parts of the time that the stages get: all drafters equally much.
 _PARTS = {"answers": 0.3, "dart": 0.2, "pairs": 0.1, "dspark": 0.2, "eagle3": 0.2}
 
@@ -147,8 +145,7 @@ def run(config: SmolLM2Config) -> None:
                 options["--draft-vocab"] = config.draft_vocab
             else:
                 options["--init"] = config.work / parent / "drafter"
-            recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
-            train_recipe(_RECIPES / f"{recipe}.toml", options)
+            train_recipe("smollm2" if name == "dart" else f"smollm2_{name}", options)
         if config.export is not None:
             exported, window = ("drafter", WINDOW) if name in ("dart", "pairs") else (name, None)
             with writing("the drafter", config.export):

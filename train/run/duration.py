@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from train.run.config import TrainerConfig
-from train.run.distributed import from_main
+from train.run.mesh import from_main
 
 _PARTS = 1_000_000  # of the time, as the learning rate's schedule divides it
 
@@ -14,10 +14,8 @@ class Duration:
     """The progress of a run, the same in all processes.
 
     Time passes from the end of the first update on, which compiles, and again from there when the
-    run resumes; it includes evaluations and checkpoints.
-
-    Attributes:
-      whole: the end of the learning rate's schedule: updates, or parts of the time.
+    run resumes; it includes evaluations and checkpoints. `whole` is the end of the learning rate's
+    schedule: updates, or parts of the time.
     """
 
     def __init__(self, config: TrainerConfig, seconds: float = 0.0):

@@ -14,6 +14,8 @@ from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars
 from train.run.duration import Duration
 
+Figures = Mapping[str, float]  # by name
+
 _RECENT = 50  # steps that the shown loss and pace are averaged over
 
 
@@ -26,28 +28,16 @@ def cut(path: Path, step: int) -> None:
 
 
 class Report:
-    """Reports the steps of a run in process 0; does nothing in the others.
+    """Reports the steps of a run in process 0, each a JSON object in a line of `metrics.jsonl`;
+    does nothing in the others."""
 
-    `metrics.jsonl` receives one JSON object per step.
-    """
-
-    def __init__(
-        self, name: str, directory: Path, duration: Duration, done: int, *, tokens: int = 0
-    ):
-        """Prepares the file and starts the progress bar.
-
-        Args:
-          name: name of the run.
-          directory: receives the file.
-          duration: says how long the run trains.
-          done: steps done earlier.
-          tokens: tokens per step; 0 if unknown.
-        """
+    def __init__(self, name: str, directory: Path, duration: Duration, done: int, tokens: int = 0):
+        """Prepares the file and starts the progress bar of a run of so many `tokens` per step, 0
+        if unknown, after the steps `done` earlier."""
         self._name, self._directory, self._tokens = name, directory, tokens
-        self._duration = duration
+        self._duration, self._main = duration, is_main()
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # losses and seconds
         self._open = contextlib.ExitStack()
-        self._main = is_main()
         if self._main:
             self._metrics = directory / "metrics.jsonl"
             with writing("metrics", directory):
@@ -61,21 +51,9 @@ class Report:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def step(
-        self,
-        number: int,
-        seconds: float,
-        figures: Mapping[str, float],
-        evaluated: Mapping[str, float],
-    ) -> None:
-        """Reports a finished step.
-
-        Args:
-          number: the step's number, from 1.
-          seconds: the step's duration.
-          figures: the step's own figures, including `loss`.
-          evaluated: figures of the evaluation after it, if there was one.
-        """
+    def step(self, number: int, seconds: float, figures: Figures, evaluated: Figures) -> None:
+        """Reports step `number`, from 1, its own figures, with `loss` among them, and those of
+        the evaluation after it, if there was one."""
         if not self._main:
             return
         self._recent.append((figures["loss"], seconds))

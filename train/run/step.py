@@ -28,12 +28,8 @@ class TrainState(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Figures of a step, float32 scalars.
-
-    Attributes:
-      loss: mean of the batch's losses; 0 if it has none.
-      grad_norm: global norm of the gradient before clipping.
-    """
+    """Figures of a step, float32 scalars: the mean of the batch's losses, 0 without any, and the
+    global norm of the gradient before clipping."""
 
     loss: jax.Array
     grad_norm: jax.Array
@@ -65,7 +61,7 @@ def make_update(
     microbatch's own gradient is first rounded to bfloat16.
 
     Args:
-      loss: computes the loss of one microbatch; receives its parameters in `dtype`.
+      loss: of one microbatch; receives its parameters in `dtype`.
       optimizer: turns a gradient into an update, at a learning rate of 1.
       mesh: the devices.
       shardings: of the state, which is donated.
@@ -113,12 +109,8 @@ def make_update(
 
 
 class BatchSource(Protocol):
-    """Training data as a pure function of the step, so that resuming needs only the step number.
-
-    Attributes:
-      batch: rows per step, over all processes.
-      fingerprint: identifies the data and their order.
-    """
+    """Training data as a pure function of the step, so that resuming needs only the step number:
+    `batch` rows per step, over all processes; the fingerprint identifies data and order."""
 
     @property
     def batch(self) -> int: ...
@@ -127,11 +119,8 @@ class BatchSource(Protocol):
     def fingerprint(self) -> str: ...
 
     def __call__(self, step: int, rows: slice) -> Any:
-        """Returns a tree of numpy arrays with these rows of the step's batch along the first axis.
-
-        Runs in a separate thread.
-        """
-        ...
+        """Returns a tree of numpy arrays with these rows of the step's batch along the first
+        axis. Runs in a separate thread."""
 
 
 def load(batches: BatchSource, step: int, sharding: NamedSharding, accumulate: int) -> Any:

@@ -29,8 +29,7 @@ from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars
 from train.data.batch import Batch, TeacherOutputs
 from train.data.packed_dataset import PackedDataset
-from train.run.distributed import from_main, wait
-from train.run.mesh import jit_replicated
+from train.run.mesh import from_main, jit_replicated, wait
 from train.teacher.teacher import Teacher, forward, over_vocabulary
 
 _ROWS = 8  # rows computed at a time, if they divide among the groups of devices
