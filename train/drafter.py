@@ -106,10 +106,7 @@ class DrafterTraining:
 
 
 def train(config: DrafterTraining) -> Path:
-    """Trains and writes the drafter.
-
-    Returns:
-      The directory of the drafter.
+    """Trains and writes the drafter; returns its directory.
 
     Raises:
       UserError: an option or input cannot be used; what was saved before stays.
@@ -122,7 +119,8 @@ def train(config: DrafterTraining) -> Path:
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
     check_features(target)
-    _check_block(config.drafter, target)
+    if config.drafter.block:
+        check_unscaled(target)
     if config.acceptance.ngram is not None and config.drafter.method == "eagle3":
         raise UserError("EAGLE-3's trees take no n-gram model; leave --ngram out")
     cache = config.cache or config.out
@@ -140,18 +138,16 @@ def train(config: DrafterTraining) -> Path:
     if config.teacher == "cached":
         rows = cached_outputs(teacher, rows, cache / "features")
     batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
-    forward = PackedForward(
-        teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
-    )
+    positions = config.drafter.positions
+    forward = PackedForward(teacher.config, drafter, positions, config.chunk, teacher.mesh)
     if config.drafter.informed and not whole_steps(config.out / "checkpoints"):
         with stage("first weights"):
             params = forward.method.informed(params, teacher, rows, ids)
     trained, rest = _divide(config.drafter, params)
     frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
     if config.epochs is not None:
-        trainer = dataclasses.replace(
-            trainer, steps=max(1, math.ceil(config.epochs * batches.steps_per_epoch))
-        )
+        steps = max(1, math.ceil(config.epochs * batches.steps_per_epoch))
+        trainer = dataclasses.replace(trainer, steps=steps)
     on_devices = frozen if teacher.mesh is None else replicate(mesh, frozen)
     trained = Trainer(
         config.drafter.method,
@@ -183,12 +179,8 @@ def train(config: DrafterTraining) -> Path:
 def _settings(config: DrafterTraining, target: str, dtype: np.dtype) -> dict[str, Any]:
     """Returns the settings that must not change when a run resumes, by option name."""
     settings = dataclasses.asdict(config.drafter) | dataclasses.asdict(config.objective)
-    settings |= {
-        "target": target,
-        "target_dtype": str(dtype),
-        "teacher": config.teacher,
-        "chunk": config.chunk,
-    }
+    settings |= {"target": target, "target_dtype": str(dtype)}
+    settings |= {"teacher": config.teacher, "chunk": config.chunk}
     if config.drafter.init is not None:
         init = hub.resolve(config.drafter.init, patterns=hub.DRAFTER)
         settings["init"] = contents(init, hub.DRAFTER)
@@ -225,8 +217,7 @@ def _start(
         if not METHODS[type(initial)](initial, shape.positions).same_shape(drafter):
             raise UserError(
                 f"--init {shape.init} is a drafter of another shape than given by --method, "
-                "--positions, --layers, --shifted, --intermediate-size, --pair-rank and "
-                "--mask-token"
+                "--positions, --layers, --shifted and --pair-rank"
             )
         initial, params = _with_pairs(config, initial, params)
         return initial, *_ascending(initial, params, ids)
@@ -237,18 +228,6 @@ def _start(
     if drafter.own_head:
         params["lm_head"] = {"kernel": teacher.head(ids)}
     return drafter, params, ids
-
-
-def _check_block(shape: DrafterShape, target: TargetConfig) -> None:
-    """Raises UserError if a block drafter cannot be trained for a target, or its mask token is
-    none of the target's."""
-    if not shape.block:
-        return
-    check_unscaled(target)
-    if shape.mask_token is not None and shape.mask_token >= target.vocab_size:
-        raise UserError(
-            f"--mask-token {shape.mask_token} is none of the target's {target.vocab_size} tokens"
-        )
 
 
 def _mask_token(tokenizer: Tokenizer, target: TargetConfig) -> int:
@@ -277,31 +256,24 @@ def _with_pairs(
     config: DrafterTraining, drafter: AnyDrafterConfig, params: Params
 ) -> tuple[AnyDrafterConfig, Params]:
     """Returns the drafter of --init with pair scores of --pair-rank: its own, or fresh ones."""
-    shape = config.drafter
-    if drafter.pair_rank:
-        if shape.rank not in (0, drafter.pair_rank):
-            raise UserError(
-                f"--init {shape.init} has pair scores of rank {drafter.pair_rank}; leave "
-                "--pair-rank out to keep them"
-            )
-        return drafter, params
-    if not shape.rank:
-        if shape.train == "pairs":
-            raise UserError(f"--init {shape.init} has no pair scores; add some by --pair-rank")
-        return drafter, params
-    drafter = dataclasses.replace(drafter, pair_rank=shape.rank)
-    return drafter, {**params, "pairs": init_params(drafter, config.trainer.seed)["pairs"]}
+    shape, own = config.drafter, drafter.pair_rank
+    if own and shape.rank not in (0, own):
+        raise UserError(
+            f"--init {shape.init} has pair scores of rank {own}; leave --pair-rank out to keep them"
+        )
+    if not own and shape.rank:
+        drafter = dataclasses.replace(drafter, pair_rank=shape.rank)
+        params = {**params, "pairs": init_params(drafter, config.trainer.seed)["pairs"]}
+    elif not own and shape.train == "pairs":
+        raise UserError(f"--init {shape.init} has no pair scores; add some by --pair-rank")
+    return drafter, params
 
 
 def _divide(shape: DrafterShape, params: Params) -> tuple[Params, Params | None]:
     """Divides a drafter's parameters into those that are trained and the others, if any: of block
     drafters the head, which is the target's."""
-    if shape.train == "pairs":
-        names = {"pairs"}
-    elif shape.block:
-        names = params.keys() - {"lm_head"}
-    else:
-        return params, None
+    held = {"lm_head"} if shape.block else set()
+    names = {"pairs"} if shape.train == "pairs" else params.keys() - held
     rest = {name: leaf for name, leaf in params.items() if name not in names}
     return {name: params[name] for name in names}, rest or None
 

@@ -131,16 +131,9 @@ def unfinished(out: Path) -> bool:
 
 
 class Summary(NamedTuple):
-    """Summary of a run.
-
-    Attributes:
-      skipped: the records that were not, or not completely, answered.
-      answers: number of answers in the file.
-      tokens: number of their tokens.
-      unfinished: number of answers that were cut off.
-      seconds: duration of the program.
-      complete: whether all records are answered.
-    """
+    """A run's summary: the records that were not, or not completely, answered; the answers in
+    the file, their tokens, those cut off, the seconds it took, and whether all records are
+    answered."""
 
     skipped: Skipped
     answers: int = 0
@@ -167,11 +160,7 @@ class Summary(NamedTuple):
 
 
 def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
-    """Generates the answers and writes the file.
-
-    Args:
-      config: the options.
-      advice: is told what Ctrl-C leaves.
+    """Generates the answers and writes the file; `advice` is told what Ctrl-C leaves.
 
     Raises:
       UserError: a setting, the models or the data cannot be used; answers made before stay.

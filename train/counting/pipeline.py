@@ -38,13 +38,8 @@ PART = 2**21  # maximum rows that the driver processes at a time
 
 
 class Unit(NamedTuple):
-    """Examples that are counted together.
-
-    Attributes:
-      number: from 0, in the corpus's order.
-      examples: at least one.
-      read: bytes of all files read up to its end.
-    """
+    """Examples that are counted together: the unit's number in the corpus's order, from 0, at
+    least one example, and the bytes of all files read up to its end."""
 
     number: int
     examples: list[Example]
@@ -64,23 +59,16 @@ def units(examples: Iterable[tuple[Example, int]], size: int) -> Iterator[Unit]:
 
 
 class Budget(NamedTuple):
-    """The division of memory, in bytes.
-
-    Attributes:
-      sort: of each worker, for grouping and sorting.
-      reading: of the driver, for reading.
-    """
+    """The division of memory, in bytes: for sorting in each worker, and for reading in the
+    driver."""
 
     sort: int
     reading: int
 
     @classmethod
     def of(cls, memory: int, workers: int) -> Budget:
-        """Divides `memory` bytes between the driver and the workers.
-
-        Raises:
-          UserError: the memory is too little.
-        """
+        """Divides `memory` bytes between the driver and the workers; raises UserError if they
+        are too few."""
         least = least_memory(workers)
         if memory < least:
             need = "1 worker needs" if workers == 1 else f"{workers} workers need"
@@ -99,15 +87,8 @@ def least_memory(workers: int) -> int:
 
 
 class Totals(NamedTuple):
-    """Totals over all runs.
-
-    Attributes:
-      runs: number of runs.
-      documents: number of documents; each piece of a long one counts.
-      tokens: number of tokens, including ends of documents.
-      new: tokens counted by this process, not by an earlier one.
-      digest: of the documents of all runs.
-    """
+    """Totals over all runs: their number, documents (each piece of a long one counts), tokens
+    with ends of documents, `new` ones counted by this process, and a digest of the documents."""
 
     runs: int
     documents: int
@@ -139,16 +120,8 @@ class Counting:
     skip_bad: bool = False
 
     def count(self, corpus: Iterable[Unit], size: int, encoding: Encoding) -> Totals:
-        """Counts the units whose runs are missing or of other documents, and writes these.
-
-        Args:
-          corpus: all units.
-          size: bytes of all files.
-          encoding: how the units are encoded.
-
-        Raises:
-          UserError: there is no text, or bad data.
-        """
+        """Counts the units of a corpus of `size` bytes whose runs are missing or of other
+        documents, and writes these; raises UserError if there is no text, or bad data."""
         earlier, stats, digest = runs.read_stats(self.work), dict[int, Stats](), 0
         bar = self.progress.add_task("count", total=size, note="")
         new, began = 0, time.perf_counter()
@@ -233,19 +206,8 @@ def count_unit(
     memory: int,
     skip_bad: bool,
 ) -> tuple[int, Stats, Skipped]:
-    """Task: encodes a unit and writes its run.
-
-    Args:
-      unit: the examples.
-      encoding: how they are encoded.
-      layout: layout of the windows.
-      directory: receives the run.
-      memory: bytes for grouping and sorting.
-      skip_bad: whether to skip examples that cannot be encoded.
-
-    Returns:
-      The unit's number, the run's statistics, and what was skipped.
-    """
+    """Task: encodes a unit and writes its run, with `memory` bytes for grouping and sorting;
+    returns the unit's number, the run's statistics, and what was skipped."""
     skipped = Skipped()
     documents = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
     note = f"{unit.digest} {skipped.count}"

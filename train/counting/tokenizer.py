@@ -19,13 +19,8 @@ from train.data.examples import LONGEST, Example, batched
 
 
 class Encoding(NamedTuple):
-    """The encoding of a corpus.
-
-    Attributes:
-      tokenizer: a `tokenizer.json`, or a directory with a tokenizer's files.
-      template_kwargs: for the chat template, as JSON.
-      eos: token that ends every document, unless None.
-    """
+    """The encoding of a corpus: a `tokenizer.json` or a directory with a tokenizer's files, JSON
+    for the chat template, and the token that ends every document, unless None."""
 
     tokenizer: Path
     template_kwargs: str
@@ -37,11 +32,8 @@ class Encoding(NamedTuple):
         """Yields batches of documents: their tokens, int32 [n], and offsets, int64 [documents + 1].
 
         Texts get the tokenizer's special tokens, chats have those of their template. Every document
-        ends with `eos`, unless a further piece of the document follows.
-
-        Args:
-          examples: the documents, or pieces of them.
-          bad: called with the error of an example that cannot be used, which is then left out.
+        ends with `eos`, unless a further piece of the document follows. An example that cannot be
+        used is left out, and `bad` is called with the error.
         """
         encoder = _encoder(self.tokenizer, self.template_kwargs)
         for batch, _ in batched(((example, 0) for example in examples), LONGEST):
@@ -58,21 +50,15 @@ class Encoding(NamedTuple):
 
 
 def load(source: str) -> Tokenizer:
-    """Reads a `tokenizer.json`, a directory, or a repository of the Hugging Face hub.
-
-    Raises:
-      UserError: there is no tokenizer, or it is damaged.
-    """
+    """Reads a `tokenizer.json`, a directory, or a repository of the Hugging Face hub; raises
+    UserError if there is no tokenizer, or it is damaged."""
     path = Path(source).expanduser()
     return Tokenizer.load(path if path.is_file() else hub.resolve(source, patterns=hub.TOKENIZER))
 
 
 def eos_of(tokenizer: Tokenizer, token: str | None) -> int:
-    """Returns the id of `token`, or the tokenizer's own end-of-sequence id if it is None.
-
-    Raises:
-      UserError: there is no such token.
-    """
+    """Returns the id of `token`, or the tokenizer's own end-of-sequence id if it is None; raises
+    UserError if there is no such token."""
     if token is not None:
         eos = tokenizer.backend.token_to_id(token)
         if eos is None:

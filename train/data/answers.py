@@ -21,13 +21,8 @@ from dart_jax.text.tokenizer import Tokenizer
 
 
 class Answer(NamedTuple):
-    """One answer of the target.
-
-    Attributes:
-      prompt: token ids before the answer.
-      tokens: token ids of the answer, including the one that ended it.
-      finish: `stop`, or `length` if the answer was cut off.
-    """
+    """One answer: the token ids of the prompt before it and of the answer, with the one that
+    ended it; `finish` is `stop`, or `length` if it was cut off."""
 
     prompt: list[int]
     tokens: list[int]
@@ -60,11 +55,8 @@ class Conversation:
     def of(
         cls, content: Content, where: str, tokenizer: Tokenizer, digest: int = 0
     ) -> Conversation:
-        """Returns the conversation of a record, without answers.
-
-        Raises:
-          UserError: there is no prompt to answer; says where.
-        """
+        """Returns the conversation of a record, without answers; raises UserError if there is no
+        prompt to answer."""
         try:
             turns = prompt_turns(content, tokenizer)
         except UserError as error:
@@ -77,11 +69,8 @@ class Conversation:
         return dataclasses.replace(self, sampling=sampling, messages=[], answers=[])
 
     def prompt(self, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Returns the token ids before the next answer.
-
-        Raises:
-          UserError: the chat template rejects the messages, or there is none; says where.
-        """
+        """Returns the token ids before the next answer; raises UserError if the chat template
+        rejects the messages, or there is none."""
         turn: list[Any] = self.turns[len(self.answers)]
         if isinstance(turn[0], int):
             return turn
@@ -111,13 +100,11 @@ class Conversation:
 def prompt_turns(
     content: Content, tokenizer: Tokenizer
 ) -> list[list[dict[str, Any]]] | list[list[int]]:
-    """Returns the prompt of each answer; see `Conversation.turns`.
+    """Returns the prompt of each answer; see `Conversation.turns`. Raises UserError if there is
+    none.
 
     A chat with tool calls is answered up to the first call: a tool's result fits no other answer.
     Turns that are not to be learned, and those before the first question, stay as they are.
-
-    Raises:
-      UserError: there is no prompt to answer.
     """
     match content:
         case Chat():
@@ -250,12 +237,8 @@ class AnswerGenerator:
     late: Callable[[], bool] = lambda: False
 
     def run(self, conversations: list[Conversation], place: int, log: AnswerLog) -> Iterator[int]:
-        """Answers all turns; yields after each batch the number of new answers.
-
-        Args:
-          conversations: the conversations of a block.
-          place: place of the block among all, which the draws depend on.
-          log: holds the answers of earlier runs, and receives new ones.
+        """Answers all turns of a block of conversations, of which the draws depend on its `place`
+        among all; yields after each batch the number of new answers, which the log receives.
 
         Raises:
           OutOfTimeError: the time has passed.

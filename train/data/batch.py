@@ -58,10 +58,8 @@ def positions(document: Array) -> jax.Array:
 
 
 def causal(document: Array) -> jax.Array:
-    """Returns the mask bool [B, T, T]: tokens attend to their own document up to themselves.
-
-    Padding attends to padding.
-    """
+    """Returns the mask bool [B, T, T]: tokens attend to their own document up to themselves, and
+    padding to padding."""
     t = document.shape[1]
     return (document[:, :, None] == document[:, None]) & jnp.tril(jnp.ones((1, t, t), bool))
 
@@ -80,16 +78,9 @@ class Dataset(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PackedBatches:
-    """Every row once per epoch, reshuffled in each: a function of seed and step only.
-
-    So a run's position in the data is its step. Each epoch drops the rows that do not fill a whole
-    batch, different ones each time.
-
-    Attributes:
-      dataset: the rows, optionally with the target's outputs.
-      batch: rows per step, over all processes.
-      seed: seed of the shuffling.
-    """
+    """Every row of the data, with or without the target's outputs, once per epoch, reshuffled in
+    each: a function of seed and step only, so that a run's position in the data is its step.
+    Each epoch drops the rows that do not fill a whole batch, different ones each time."""
 
     dataset: Dataset
     batch: int

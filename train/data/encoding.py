@@ -93,10 +93,7 @@ class Encoder:
         self, examples: Sequence[Example], *, bad: Callable[[UserError], None] = refuse
     ) -> list[Encoded | None]:
         """Encodes a batch; None for an example that cannot be used, for which `bad` is called.
-
-        Raises:
-          UserError: there is a chat but no chat template.
-        """
+        Raises UserError if there is a chat but no chat template."""
         if any(isinstance(example.content, Chat) for example in examples):
             self._need_template()
         plans: list[_Plan | Encoded | None] = []

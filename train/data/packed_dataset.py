@@ -133,11 +133,7 @@ class Writer:
             self._write(row)
 
     def finish(self, made_from: str) -> None:
-        """Writes the remaining rows and the metadata, and flushes all files to disk.
-
-        Args:
-          made_from: see `PackedDataset`.
-        """
+        """Writes the remaining rows and the metadata, and flushes all files to disk."""
         for row in self.packer.rest():
             self._write(row)
         metadata = {
@@ -166,20 +162,9 @@ class Writer:
 
 
 def draft_vocabulary(dataset: PackedDataset, size: int) -> np.ndarray:
-    """Chooses the draft vocabulary: the most frequent supervised tokens, as in EAGLE-3.
-
-    Ties go to the smaller id.
-
-    Args:
-      dataset: the data to count in.
-      size: size of the draft vocabulary.
-
-    Returns:
-      int32 [size], ascending.
-
-    Raises:
-      UserError: `size` is not in 1..vocab_size.
-    """
+    """Chooses the draft vocabulary, int32 [size], ascending: the most frequent supervised
+    tokens, as in EAGLE-3; ties go to the smaller id. Raises UserError if `size` is not in
+    1..vocab_size."""
     if not 1 <= size <= dataset.vocab_size:
         raise UserError(
             f"the draft vocabulary must have 1..{dataset.vocab_size} tokens, got {size}"

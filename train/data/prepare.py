@@ -61,11 +61,8 @@ class DataConfig:
         parse_template_kwargs(self.chat_template_kwargs)
 
     def tokens_per_row(self, longest: int) -> int:
-        """Returns the tokens per row for a target of `longest` positions.
-
-        Raises:
-          UserError: `context` is longer.
-        """
+        """Returns the tokens per row for a target of `longest` positions; raises UserError if
+        `context` is longer."""
         if self.context is not None and self.context > longest:
             raise UserError(
                 f"--context {self.context} is beyond the target's {longest} positions; lower it"
@@ -74,12 +71,8 @@ class DataConfig:
 
 
 class Prepared(NamedTuple):
-    """A data set's two splits.
-
-    Attributes:
-      training: rows to train on, at least one.
-      held_out: rows for evaluation, possibly none.
-    """
+    """A data set's two splits: rows to train on, at least one, and rows for evaluation, possibly
+    none."""
 
     training: PackedDataset
     held_out: PackedDataset
@@ -88,16 +81,10 @@ class Prepared(NamedTuple):
 def prepare(
     config: DataConfig, tokenizer: Tokenizer, directory: Path, *, vocab_size: int, longest: int
 ) -> Prepared:
-    """Encodes and packs the data into `directory`, unless that is already done.
+    """Encodes and packs the data into `directory`, unless that is already done, also by another
+    process; says on standard error what was packed and what was skipped.
 
-    Reports what was packed and what was skipped on standard error.
-
-    Args:
-      config: the data and the options.
-      tokenizer: the target's tokenizer.
-      directory: created if needed; several processes may prepare the same data at once.
-      vocab_size: the target's vocabulary size.
-      longest: the target's positions, which limit the context.
+    The target's tokenizer, vocabulary and positions, `longest`, limit tokens and context.
 
     Raises:
       UserError: the data cannot be used, or the directory cannot be written; says where.

@@ -54,11 +54,9 @@ class AcceptanceConfig:
 
 
 class Agreement:
-    """Compares a drafter's predictions with the target's, on fixed rows.
-
-    At each position t: `alpha_t`, how often its most likely token is the target's; and
-    `held_out_loss`, the mean divergence over positions, in nats.
-    """
+    """Compares a drafter's predictions with the target's, on fixed rows: `alpha_t`, how often
+    its most likely token at position t is the target's; and `held_out_loss`, the mean divergence
+    over positions, in nats."""
 
     def __init__(self, forward: PackedForward, frozen: Frozen, dataset: PackedDataset, rows: int):
         self._frozen = frozen
@@ -123,16 +121,9 @@ def _compare(predictions: Predictions) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AcceptanceLength:
-    """The acceptance length tau of greedy decoding.
-
-    `tau` is measured with the n-gram model if there is one, `tau_without_ngram` without it.
-
-    Attributes:
-      model: the model; its drafter's parameters are not used.
-      prompts: token ids, int32 [n] each.
-      new_tokens: tokens to decode per prompt.
-      ngram_weight: weight of the n-gram model in the tree search.
-    """
+    """The acceptance length of greedy decoding of `new_tokens` after each of the prompts, int32
+    [n]: `tau` with the n-gram model if there is one, `tau_without_ngram` without it. The
+    parameters of the model's drafter are not used."""
 
     model: DartModel
     prompts: list[np.ndarray]

@@ -48,16 +48,9 @@ _Run = Callable[[Batch], tuple[jax.Array, jax.Array]]
 def informed(
     config: BlockConfig, params: Params, teacher: Teacher, data: _Data, ids: np.ndarray
 ) -> Params:
-    """Returns a drafter's first parameters: attention begins with the rows just before, pair scores
-    are those of the target's means, and logits have a deviation of 1 or less.
-
-    Args:
-      config: the drafter's.
-      params: random ones, but for a head of its own.
-      teacher: the target.
-      data: packed rows, of which some are read; with the target's outputs, or it is run.
-      ids: int32 [Vd], the target's id of each draft id.
-    """
+    """Returns a drafter's first parameters: attention begins with the rows just before, pair
+    scores are those of the target's means, and logits have a deviation of 1 or less; see
+    `PackedDrafter.informed`."""
     run = _runner(teacher)
     head = np.asarray(params["lm_head"]["kernel"] if config.own_head else teacher.head(ids))
     deviation = np.sqrt(config.hidden_size * np.mean(np.square(head)))
@@ -196,17 +189,15 @@ def _means(
 def nearest_factors(
     means: np.ndarray, counts: np.ndarray, head: np.ndarray, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Factors of logits after each token, of a rank: the nearest, where tokens count as often as
-    they occur. Of logits only differences matter, so they are centred.
+    """Factors [V, r] and [Vd, r] of the logits after each token, float32, of rank r, or at most D:
+    the nearest, where tokens count as often as they occur. Of logits only differences matter, so
+    they are centred.
 
     Args:
       means: [V, D], hidden states after each token.
       counts: [V], how often it occurs.
       head: [D, Vd], the head's kernel.
       rank: r.
-
-    Returns:
-      float32 [V, r] and [Vd, r], or at most D columns, whose products are the logits.
     """
     head = head - head.mean(axis=1, keepdims=True)
     energy, basis = np.linalg.eigh(head @ head.T / head.shape[1])

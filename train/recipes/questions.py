@@ -22,12 +22,8 @@ _COMPARED = 60  # first characters in which the questions of benchmarks are reco
 
 
 def benchmark_questions(files: Iterable[Path]) -> set[str]:
-    """Returns what `write_questions` is to leave out: the beginnings of all texts in the first 500
-    records of each file.
-
-    Raises:
-      UserError: a file cannot be read; says where.
-    """
+    """Returns what `write_questions` is to leave out: the beginnings of all texts in the first
+    500 records of each file."""
     beginnings: set[str] = set()
     for path in files:
         for record in islice(records(path), _BENCHMARK):
@@ -43,22 +39,13 @@ def write_questions(
     seed: int = 0,
     bad: Callable[[UserError], None] = refuse,
 ) -> int:
-    """Writes chats for `train.regenerate`, one per line; their answers are placeholders, since that
-    replaces them.
+    """Writes chats for `train.regenerate` from the files of each source, one per line, and returns
+    their number; their answers are placeholders, since that replaces them.
 
-    Of each chat up to three turns of the user are kept, as long as they are English, as far as
-    their characters tell, and of 12 to 1,500 characters. Sources take turns, and the order within
-    them is random, so that the first lines are like all.
-
-    Args:
-      sources: the files of each source.
-      out: the file to write to.
-      left_out: from `benchmark_questions`; a chat ends before such a turn.
-      seed: of the order.
-      bad: called with the error of a record that cannot be used, which is then skipped.
-
-    Returns:
-      The number of chats.
+    Of each chat up to three turns of the user are kept, up to one that is `left_out`
+    (`benchmark_questions`), not English, as far as its characters tell, or not of 12 to 1,500
+    characters. Sources take turns, and the order within them is random, so that the first lines are
+    like all.
 
     Raises:
       UserError: a file cannot be read, or a source has no question; says where.

@@ -46,13 +46,8 @@ _Shapes = dict[str, jax.ShapeDtypeStruct]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TeacherDataset:
-    """Packed rows with the target's outputs.
-
-    Attributes:
-      dataset: the rows.
-      outputs: by name, for all rows, the parts of `TeacherOutputs`; [rows, T, ..], features and
-        hidden states in bfloat16.
-    """
+    """Packed rows with the target's outputs: by name, for all rows, the parts of
+    `TeacherOutputs`, [rows, T, ..], features and hidden states in bfloat16."""
 
     dataset: PackedDataset
     outputs: dict[str, np.memmap]
@@ -77,11 +72,8 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
     """Computes what is missing in the cache and opens it; safe to call from several runs at once.
     The processes of a run compute together, and the first of them writes.
 
-    Args:
-      teacher: the target.
-      dataset: the rows.
-      directory: the cache, created if needed, which all processes see; it can hold the outputs for
-        other rows and targets as well. An interrupted computation resumes.
+    The directory, which all processes see, is created if needed and may hold the outputs for other
+    rows and targets as well. An interrupted computation resumes.
 
     Raises:
       UserError: the directory cannot be written, or not be read by all processes.
