@@ -40,13 +40,7 @@ from dart_jax.programs.command_line import (
 )
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
-from train.data.answers import (
-    AnswerGenerator,
-    AnswerLog,
-    Conversation,
-    OutOfTimeError,
-    lines,
-)
+from train.data.answers import AnswerGenerator, AnswerLog, Conversation, OutOfTimeError, lines
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import Example, read_all
 from train.run import work_directory

@@ -310,10 +310,7 @@ def test_going_on_with_another_target_is_refused(trained, tiny, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "options",
-    [
-        ("--method", "eagle3"),
-        ("--layers", "2", "--no-shifted", "--anchors", "8"),
-    ],
+    [("--method", "eagle3"), ("--layers", "2", "--no-shifted", "--anchors", "8")],
     ids=["eagle3", "layers"],
 )
 def test_other_kinds_of_drafters(recipe, trained, tiny, tmp_path, options):

@@ -36,10 +36,7 @@ def chat(*contents):
         ({"tokens": [1, 2, 3]}, Tokens([1, 2, 3], 0)),
         ({"text": "a", "data": "b", "messages": None}, Text("a")),
         ("a\ud800", Text("a?")),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
-            chat("a"),
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, chat("a")),
     ],
 )
 def test_forms(record, content):

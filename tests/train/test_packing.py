@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from train.data.batch import Batch, PackedBatches, positions
 from train.data.encoding import Encoded
-from train.data.packing import Packer
+from train.data.packed_dataset import Packer
 
 CONTEXT = 16
 

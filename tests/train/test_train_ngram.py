@@ -26,7 +26,6 @@ from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
 from train.counting import pipeline as counting
 from train.counting import program as ngram
-from train.counting import tokenizer as counted_tokenizer
 from train.counting.config import NgramConfig
 from train.counting.pipeline import Budget
 from train.counting.program import run
@@ -68,7 +67,7 @@ def tokenizer_directory(tokenizer, tmp_path_factory):
 @pytest.fixture
 def count(tokenizer_directory, tmp_path):
     """Counts in this process, and gives the model's path."""
-    counted_tokenizer._encoder.cache_clear()
+    counting._encoder.cache_clear()
 
     def count(*data, out="model.dng", **options):
         options = {"tokenizer": str(tokenizer_directory), "memory": "2GB", "workers": 1} | options
@@ -499,7 +498,7 @@ def test_bad_tokenizers(tmp_path, count, tokenizer):
     with pytest.raises(UserError, match="names no token that ends a document; pass --eos-token"):
         count(data, tokenizer=str(path))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 256]}')
-    assert counted_tokenizer.eos_of(counted_tokenizer.load(str(tmp_path)), None) == 257
+    assert ngram.eos_of(ngram.load(str(tmp_path)), None) == 257
     path.write_text("{}")
     for source in (path, tmp_path):
         with pytest.raises(UserError, match="cannot read") as raised:

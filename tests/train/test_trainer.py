@@ -191,7 +191,7 @@ def slow_clock(monkeypatch):
     """A clock by which every look at it takes a second."""
     ticks = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
-    monkeypatch.setattr("train.run.duration.time", clock)
+    monkeypatch.setattr("train.run.report.time", clock)
 
 
 def test_training_for_a_time(tmp_path, monkeypatch, capsys):

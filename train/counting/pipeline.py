@@ -9,23 +9,27 @@ records a digest of its documents, and merged files are named by the runs that t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
+import json
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.progress import Progress
 
 from dart_jax.data.records import PARQUET, Skipped, refuse
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
-from train.counting.tokenizer import Encoding
+from dart_jax.text.tokenizer import Tokenizer
 from train.counting.workers import Workers
-from train.data.examples import Example, batched, digest_of
+from train.data.encoding import Encoder
+from train.data.examples import LONGEST, Example, batched, digest_of
 
 MB = 10**6
 DRIVER = 384 * MB + PARQUET  # the process that reads, distributes and builds
@@ -56,6 +60,45 @@ def units(examples: Iterable[tuple[Example, int]], size: int) -> Iterator[Unit]:
     """Groups examples, each with the bytes read so far, into units of about `size` bytes."""
     for number, (group, read) in enumerate(batched(examples, size)):
         yield Unit(number, group, read)
+
+
+class Encoding(NamedTuple):
+    """The encoding of a corpus: a `tokenizer.json` or a directory with a tokenizer's files, JSON
+    for the chat template, and the token that ends every document, unless None."""
+
+    tokenizer: Path
+    template_kwargs: str
+    eos: int | None
+
+    def encode(
+        self, examples: Sequence[Example], bad: Callable[[UserError], None]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields batches of documents: their tokens, int32 [n], and offsets, int64 [documents + 1].
+
+        Texts get the tokenizer's special tokens, chats have those of their template. Every document
+        ends with `eos`, unless a further piece of the document follows. An example that cannot be
+        used is left out, and `bad` is called with the error.
+        """
+        encoder = _encoder(self.tokenizer, self.template_kwargs)
+        for batch, _ in batched(((example, 0) for example in examples), LONGEST):
+            tokens, offsets = [np.zeros(0, np.int32)], [0]
+            for example, document in zip(batch, encoder.encode(batch, bad=bad), strict=True):
+                if document is None or not len(document.tokens):
+                    continue
+                ids = document.tokens
+                if self.eos is not None and example.last and ids[-1] != self.eos:
+                    ids = np.append(ids, np.int32(self.eos))
+                tokens.append(ids)
+                offsets.append(offsets[-1] + len(ids))
+            yield np.concatenate(tokens), np.array(offsets)
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(path: Path, template_kwargs: str) -> Encoder:
+    tokenizer, options = Tokenizer.load(path), dict[str, Any](json.loads(template_kwargs))
+    return Encoder(
+        tokenizer, tokenizer.vocab_size, loss_on="all", template_kwargs=options, eos=None
+    )
 
 
 class Budget(NamedTuple):

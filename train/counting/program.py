@@ -19,9 +19,11 @@ from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
 from dart_jax.programs.command_line import check_least
 from dart_jax.progress import progress_bars
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import load_eos
 from train.counting.config import NgramConfig
-from train.counting.pipeline import UNIT, Budget, Counting, least_memory, units
-from train.counting.tokenizer import Encoding, eos_of, load
+from train.counting.pipeline import UNIT, Budget, Counting, Encoding, least_memory, units
 from train.counting.workers import Workers
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import read_all
@@ -115,3 +117,28 @@ def default_workers(memory: int) -> int:
     while workers > 1 and least_memory(workers) > memory:
         workers -= 1
     return workers
+
+
+def load(source: str) -> Tokenizer:
+    """Reads a `tokenizer.json`, a directory, or a repository of the Hugging Face hub; raises
+    UserError if there is no tokenizer, or it is damaged."""
+    path = Path(source).expanduser()
+    return Tokenizer.load(path if path.is_file() else hub.resolve(source, patterns=hub.TOKENIZER))
+
+
+def eos_of(tokenizer: Tokenizer, token: str | None) -> int:
+    """Returns the id of `token`, or the tokenizer's own end-of-sequence id if it is None; raises
+    UserError if there is no such token."""
+    if token is not None:
+        eos = tokenizer.backend.token_to_id(token)
+        if eos is None:
+            raise UserError(f"--eos-token: the tokenizer has no token {token!r}")
+        return eos
+    eos = None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id
+    if eos is None and tokenizer.directory is not None:
+        eos = next(iter(load_eos(tokenizer.directory)), None)
+    if eos is None:
+        raise UserError(
+            "the tokenizer names no token that ends a document; pass --eos-token or --no-eos"
+        )
+    return eos

@@ -7,12 +7,7 @@ from typing import Any, Literal
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import (
-    AnyDrafterConfig,
-    BlockConfig,
-    DartConfig,
-    Eagle3Config,
-)
+from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DartConfig, Eagle3Config
 from dart_jax.programs.command_line import check_least
 
 # Tokens of a draft vocabulary, as in EAGLE-3: the head over all tokens of a large vocabulary is the

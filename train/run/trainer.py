@@ -28,17 +28,9 @@ from dart_jax.models.sharding.placement import replicate
 from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints
 from train.run.config import TrainerConfig
-from train.run.duration import Duration
-from train.run.mesh import (
-    any_process,
-    batch_sharding,
-    fsdp_shardings,
-    make_mesh,
-    place,
-    replicated,
-)
+from train.run.mesh import any_process, batch_sharding, fsdp_shardings, make_mesh, place, replicated
 from train.run.optimizer import learning_rate, make_optimizer
-from train.run.report import Report
+from train.run.report import Duration, Report
 from train.run.step import BatchSource, Loss, TrainState, loading, make_update, state_shardings
 from train.run.work_directory import exclusive
 

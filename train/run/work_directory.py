@@ -55,11 +55,7 @@ def exclusive(directory: Path, message: str) -> Iterator[None]:
 
 
 def check_settings(
-    work: Path,
-    settings: dict[str, Any],
-    *,
-    result: str,
-    cure: str = "another --work, or delete it",
+    work: Path, settings: dict[str, Any], *, result: str, cure: str = "another --work, or delete it"
 ) -> None:
     """Compares the settings, JSON values by option name, with those of an earlier run, if it left a
     `result`, in words, and records them.
