@@ -58,8 +58,7 @@ class Unit(NamedTuple):
 
 def units(examples: Iterable[tuple[Example, int]], size: int) -> Iterator[Unit]:
     """Groups examples, each with the bytes read so far, into units of about `size` bytes."""
-    for number, (group, read) in enumerate(batched(examples, size)):
-        yield Unit(number, group, read)
+    return (Unit(number, *group) for number, group in enumerate(batched(examples, size)))
 
 
 class Encoding(NamedTuple):
@@ -95,10 +94,8 @@ class Encoding(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _encoder(path: Path, template_kwargs: str) -> Encoder:
-    tokenizer, options = Tokenizer.load(path), dict[str, Any](json.loads(template_kwargs))
-    return Encoder(
-        tokenizer, tokenizer.vocab_size, loss_on="all", template_kwargs=options, eos=None
-    )
+    tokenizer = Tokenizer.load(path)
+    return Encoder(tokenizer, tokenizer.vocab_size, "all", json.loads(template_kwargs))
 
 
 class Budget(NamedTuple):
@@ -180,8 +177,7 @@ class Counting:
                     stats[unit.number] = earlier[unit.number]
                     self.skipped.count += int(skipped)
                 else:
-                    settings = self.layout, self.work, self.memory, self.skip_bad
-                    yield unit, encoding, *settings
+                    yield unit, encoding, self.layout, self.work, self.memory, self.skip_bad
 
         for number, counted, skipped in self.workers.map(count_unit, tasks()):
             stats[number] = counted
@@ -242,17 +238,12 @@ class Counting:
 
 
 def count_unit(
-    unit: Unit,
-    encoding: Encoding,
-    layout: WindowLayout,
-    directory: Path,
-    memory: int,
-    skip_bad: bool,
+    unit: Unit, encoding: Encoding, layout: WindowLayout, directory: Path, memory: int, skip: bool
 ) -> tuple[int, Stats, Skipped]:
     """Task: encodes a unit and writes its run, with `memory` bytes for grouping and sorting;
     returns the unit's number, the run's statistics, and what was skipped."""
     skipped = Skipped()
-    documents = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
+    documents = list(encoding.encode(unit.examples, skipped if skip else refuse))
     note = f"{unit.digest} {skipped.count}"
     path = runs.run_path(directory, unit.number)
     return unit.number, runs.write_run(documents, layout, path, memory, note), skipped

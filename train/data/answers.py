@@ -18,6 +18,7 @@ from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
 from dart_jax.text.tokenizer import Tokenizer
+from train.data.examples import Example
 
 
 class Answer(NamedTuple):
@@ -52,17 +53,16 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
 
     @classmethod
-    def of(
-        cls, content: Content, where: str, tokenizer: Tokenizer, digest: int = 0
-    ) -> Conversation:
+    def of(cls, example: Example, tokenizer: Tokenizer) -> Conversation:
         """Returns the conversation of a record, without answers; raises UserError if there is no
         prompt to answer."""
+        content = example.content
         try:
             turns = prompt_turns(content, tokenizer)
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{example.where}: {error}") from None
         tools = content.tools if isinstance(content, Chat) else None
-        return cls(where, digest, 0, turns, tools=tools)
+        return cls(example.where, example.digest, 0, turns, tools=tools)
 
     def sampled(self, sampling: int) -> Conversation:
         """Returns the same without answers, for another sampling configuration."""
@@ -257,11 +257,10 @@ class AnswerGenerator:
                     if self.late():
                         raise OutOfTimeError
                     seed = np.random.SeedSequence([self.seed, place, turn, number])
-                    new = self._decode(
-                        [own[each] for each in missing],
-                        self.samplings[sampling],
-                        int(seed.generate_state(1)[0]),
+                    config = dataclasses.replace(
+                        self.samplings[sampling], seed=int(seed.generate_state(1)[0])
                     )
+                    new = [*self._decode([own[each] for each in missing], config)]
                     log.add(new, sampling)
                     for each, answer in zip(missing, new, strict=True):
                         answers[each] = answer
@@ -275,8 +274,7 @@ class AnswerGenerator:
         longest, vocab_size = self.model.target.max_length, self.model.target.vocab_size
         try:
             prompt = conversation.prompt(self.model.tokenizer, self.template_kwargs)
-            outside = self.model.tokenizer.outside(prompt, vocab_size)
-            if outside is not None:
+            if (outside := self.model.tokenizer.outside(prompt, vocab_size)) is not None:
                 raise UserError(
                     f"{conversation.where}: the prompt's tokens must be in 0..{vocab_size - 1}, "
                     f"one is {outside}"
@@ -302,13 +300,8 @@ class AnswerGenerator:
             for begin in range(0, len(chosen), self.batch):
                 yield chosen[begin : begin + self.batch]
 
-    def _decode(
-        self, prompts: list[list[int]], config: GenerationConfig, seed: int
-    ) -> list[Answer]:
+    def _decode(self, prompts: list[list[int]], config: GenerationConfig) -> Iterator[Answer]:
         # Always decode full batches to limit compiled programs; the repeated prompts are dropped.
         full = [*prompts, *[prompts[0]] * (self.batch - len(prompts))]
-        completions = self.model.generate(full, dataclasses.replace(config, seed=seed))
-        return [
-            Answer(prompt, completion.tokens.tolist(), completion.finish or "length")
-            for prompt, completion in zip(prompts, completions[: len(prompts)], strict=True)
-        ]
+        for prompt, made in zip(prompts, self.model.generate(full, config), strict=False):
+            yield Answer(prompt, made.tokens.tolist(), made.finish or "length")

@@ -94,8 +94,14 @@ class Encoder:
     ) -> list[Encoded | None]:
         """Encodes a batch; None for an example that cannot be used, for which `bad` is called.
         Raises UserError if there is a chat but no chat template."""
-        if any(isinstance(example.content, Chat) for example in examples):
-            self._need_template()
+        chats = any(isinstance(example.content, Chat) for example in examples)
+        if chats and not self.tokenizer.chat_template:
+            directory = self.tokenizer.directory
+            raise UserError(
+                "there are chats in the data, but no chat template in "
+                f"{place(directory) if directory else 'the tokenizer'}; add a chat_template.jinja "
+                "there"
+            )
         plans: list[_Plan | Encoded | None] = []
         for example in examples:
             try:
@@ -109,22 +115,14 @@ class Encoder:
             try:
                 if isinstance(plan, _Plan):
                     plan = self._encoded(example.content, plan, next(encodings))
-                if plan is not None and self.loss_on != "all":
-                    self._check(plan, example.content)
+                answered = self.loss_on != "all" and not isinstance(example.content, Text)
+                if plan is not None and answered and not plan.supervised.any():
+                    raise UserError("it has no supervised tokens: no answer, or an empty one")
             except UserError as error:
                 bad(UserError(f"{example.where}: {error}"))
                 plan = None
             documents.append(plan)
         return documents
-
-    def _need_template(self) -> None:
-        if not self.tokenizer.chat_template:
-            directory = self.tokenizer.directory
-            raise UserError(
-                "there are chats in the data, but no chat template in "
-                f"{place(directory) if directory else 'the tokenizer'}; add a chat_template.jinja "
-                "there"
-            )
 
     def _plan(self, example: Example) -> _Plan | Encoded:
         content = example.content
@@ -139,18 +137,14 @@ class Encoder:
             case Completion(prompt, completion):
                 text = prompt + completion
                 return _Plan(text, [Span(len(prompt), len(text))], True)
-            case Chat() if self.loss_on == "all":
-                return self._chat_plan(self._render(content), [])
             case Chat(messages, _, unlearned):
                 turns = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
-                if not turns:
+                if not turns and self.loss_on != "all":
                     raise UserError("the chat has no turn of the assistant")
                 text = self._render(content)
-                learned = [n for n in turns if n not in unlearned]
-                return self._chat_plan(text, self._turns(content, learned, text))
-
-    def _chat_plan(self, text: str, spans: list[Span]) -> _Plan:
-        return _Plan(text, spans, self.tokenizer.adds_to_chat(text))
+                learned = [n for n in turns if n not in unlearned and self.loss_on != "all"]
+                spans = self._turns(content, learned, text)
+                return _Plan(text, spans, self.tokenizer.adds_to_chat(text))
 
     def _encodings(self, plans: list[_Plan]) -> Iterator[tokenizers.Encoding]:
         """Encodes all plans, in their order."""
@@ -192,10 +186,6 @@ class Encoder:
             f"{source} the token {outside}, the target's are 0..{self.vocab_size - 1}; "
             "use data and a tokenizer of this target"
         )
-
-    def _check(self, document: Encoded, content: Content) -> None:
-        if not document.supervised.any() and not isinstance(content, Text):
-            raise UserError("it has no supervised tokens: no answer, or an empty one")
 
     def _render(self, chat: Chat) -> str:
         special = self.tokenizer.wrapped.special_tokens_map  # imports transformers, quietly

@@ -163,19 +163,15 @@ class PackedDataset:
             metadata = json.loads((directory / f"{name}.json").read_text())
             shape = metadata["statistics"]["rows"], metadata["context"]
             vocab_size = metadata["vocab_size"]
-            arrays = {
-                field: _map(directory / f"{name}.{field}", dtype, shape)
-                for field, dtype in _dtypes(metadata["context"], vocab_size).items()
-            }
+            dtypes = _dtypes(metadata["context"], vocab_size)
+            tokens, document, supervised = (
+                _map(directory / f"{name}.{field}", dtype, shape) for field, dtype in dtypes.items()
+            )
         except (FileNotFoundError, ValueError, KeyError):
             return None
-        statistics = Statistics(**metadata["statistics"])
+        statistics, made_from = Statistics(**metadata["statistics"]), metadata["made_from"]
         return cls(
-            **arrays,
-            vocab_size=vocab_size,
-            made_from=metadata["made_from"],
-            fingerprint=metadata["fingerprint"],
-            statistics=statistics,
+            tokens, document, supervised, vocab_size, made_from, metadata["fingerprint"], statistics
         )
 
     def batch(self, rows: np.ndarray) -> Batch:

@@ -82,9 +82,8 @@ def prepare(
     config: DataConfig, tokenizer: Tokenizer, directory: Path, *, vocab_size: int, longest: int
 ) -> Prepared:
     """Encodes and packs the data into `directory`, unless that is already done, also by another
-    process; says on standard error what was packed and what was skipped.
-
-    The target's tokenizer, vocabulary and positions, `longest`, limit tokens and context.
+    process; says on standard error what was packed and what was skipped. `vocab_size` and `longest`
+    are the target's tokens and positions, which limit the context.
 
     Raises:
       UserError: the data cannot be used, or the directory cannot be written; says where.
@@ -93,27 +92,21 @@ def prepare(
     files = without(find_files(config.data), [directory])
     resolved = dataclasses.replace(config, context=context)
     name = _made_from(resolved, files, tokenizer, vocab_size)
-    encoder = Encoder(
-        tokenizer,
-        vocab_size,
-        loss_on=config.loss_on,
-        template_kwargs=parse_template_kwargs(config.chat_template_kwargs),
-        eos=None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id,
-    )
+    template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
+    eos = None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id
+    encoder = Encoder(tokenizer, vocab_size, config.loss_on, template_kwargs, eos)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / f"{_MADE}.lock"):
             prepared = _load(directory / _MADE, name)
             if prepared is None:
                 with _replacing(directory / _MADE) as part:
-                    _make(config, files, encoder, part, context, name)
-                prepared = _load(directory / _MADE, name)
+                    prepared = _make(config, files, encoder, part, context, name)
     except OSError as error:
         raise UserError(
             f"cannot write the prepared data to {directory}: {error.strerror or error}; free disk "
             "space or use another directory, and run again"
         ) from error
-    assert prepared is not None  # it was just written
     return prepared
 
 
@@ -163,7 +156,7 @@ def _make(
     directory: Path,
     context: int,
     name: str,
-) -> None:
+) -> Prepared:
     skipped = Skipped()
     bad = skipped if config.skip_bad else refuse
     size = sum(path.stat().st_size for path in files)
@@ -190,7 +183,7 @@ def _make(
             raise UserError(f"nothing in {', '.join(config.data)} is left to train on{why}")
         progress.update(bar, completed=size)
     prepared = _load(directory, name)
-    assert prepared is not None
+    assert prepared is not None  # it was just written
     lines = [f"{f.replace('_', ' ')}: {part}" for f, part in prepared._asdict().items()]
     if config.held_out and not prepared.held_out.rows:
         some = max(1, min(8, prepared.training.statistics.documents // 4))
@@ -202,6 +195,7 @@ def _make(
         lines.append(f"skipped {skipped.count:,} bad records, the first: {skipped.first}")
     for line in lines:
         progress.console.print(line, highlight=False, soft_wrap=True)
+    return prepared
 
 
 def _threshold(config: DataConfig, files: Sequence[Path]) -> int:

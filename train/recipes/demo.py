@@ -124,32 +124,27 @@ def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
         functions = config.work / "functions.jsonl"
         lines = [json.dumps({"text": prompt}) for prompt in prompts]
         write_atomically(functions, "\n".join(lines).encode())
-        regenerate(
-            RegenerateConfig(
-                target=str(config.work / "target"),
-                data=(str(functions),),
-                out=path,
-                temperature=(0.0, 1.0),
-                max_new_tokens=128,
-                batch_size=64,
-                seed=config.seed,
-            )
+        options = RegenerateConfig(
+            target=str(config.work / "target"),
+            data=(str(functions),),
+            out=path,
+            temperature=(0.0, 1.0),
+            max_new_tokens=128,
+            batch_size=64,
+            seed=config.seed,
         )
+        regenerate(options)
     return path
 
 
 def train_drafter(config: DemoConfig, answers: Path) -> Path:
     """Trains the drafter on the target's answers; its stages share cached features."""
-    options: dict[str, object] = {
-        "--target": config.work / "target",
-        "--data": answers,
-        "--cache": config.work / "drafter-training",
-        "--seed": config.seed,
-    }
+    cache, init, drafter = config.work / "drafter-training", [], config.work
+    shared = ["--target", config.work / "target", "--data", answers, "--seed", config.seed]
     for name, recipe in _RECIPES.items():
-        options["--out"] = config.work / f"{name}-training"
-        drafter = train_recipe(recipe, options)
-        options["--init"] = drafter
+        out = config.work / f"{name}-training"
+        drafter = train_recipe(recipe, [*shared, "--cache", cache, "--out", out, *init])
+        init = ["--init", drafter]
     return drafter
 
 

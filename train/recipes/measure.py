@@ -73,8 +73,8 @@ def measure(target: TargetConfig, context: int, positions: int, dtype: DTypeLike
         total, number = loss(params, frozen, batch, jax.random.key(0))
         return total / number
 
-    states = (rows(dtype, n * target.hidden_size) for n in (3, 1))
-    outputs = TeacherOutputs(*states, rows(jnp.float32), rows(jnp.int32))
+    d = target.hidden_size
+    outputs = TeacherOutputs(rows(dtype, 3 * d), rows(dtype, d), rows(jnp.float32), rows(jnp.int32))
     batch = Batch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), outputs)
     frozen = Frozen(weights(target), jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32))
     compiled = jax.jit(jax.value_and_grad(mean)).lower(weights(drafter), frozen, batch).compile()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +26,7 @@ def benchmark_questions(files: Iterable[Path]) -> set[str]:
     500 records of each file."""
     beginnings: set[str] = set()
     for path in files:
-        for record in islice(records(path), _BENCHMARK):
+        for record in itertools.islice(records(path), _BENCHMARK):
             beginnings.update(map(_beginning, _texts(record.value)))
     return beginnings
 
@@ -51,51 +51,40 @@ def write_questions(
       UserError: a file cannot be read, or a source has no question; says where.
     """
     left_out, rng, count = frozenset(left_out), random.Random(seed), 0
-    chats: list[Iterator[list[str]]] = []
+    chats: list[list[list[str]]] = []
     for files in sources:
         turns = [_turns(example.content, left_out) for example, _ in read_all(files, None, bad)]
         unique = list({chat[0]: chat for chat in turns if chat}.values())
         if not unique:
             raise UserError(f"no English question in {', '.join(map(str, files))}; leave it out")
         rng.shuffle(unique)
-        chats.append(iter(unique))
-    while chats:
-        for source in list(chats):
-            chat = next(source, None)
-            if chat is None:
-                chats.remove(source)
-                continue
-            messages = [
-                {"role": role, "content": content}
-                for turn in chat
-                for role, content in (("user", turn), ("assistant", "."))
-            ]
-            out.write(json.dumps({"messages": messages}).encode() + b"\n")
-            count += 1
+        chats.append(unique)
+    for chat in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*chats))):
+        messages = [
+            {"role": role, "content": content}
+            for turn in chat
+            for role, content in (("user", turn), ("assistant", "."))
+        ]
+        out.write(json.dumps({"messages": messages}).encode() + b"\n")
+        count += 1
     return count
 
 
 def _turns(content: Content, left_out: frozenset[str]) -> list[str]:
     """The first turns of the user, up to one that cannot be used."""
-    turns: list[Any] = []
+    turns: list[Any] = [content.prompt] if isinstance(content, Completion) else []
     if isinstance(content, Chat):
         turns = [message["content"] for message in content.messages if message["role"] == "user"]
-    elif isinstance(content, Completion):
-        turns = [content.prompt]
-    usable: list[str] = []
-    for turn in turns[:_TURNS]:
-        if not isinstance(turn, str) or not _is_usable(turn):
-            break
-        # An instruction may be followed by its input.
-        if {_beginning(turn), _beginning(turn.lstrip().split("\n", 1)[0])} & left_out:
-            break
-        usable.append(turn)
-    return usable
+    return list(itertools.takewhile(lambda turn: _is_usable(turn, left_out), turns[:_TURNS]))
 
 
-def _is_usable(turn: str) -> bool:
+def _is_usable(turn: Any, left_out: frozenset[str]) -> bool:
+    if not isinstance(turn, str) or not _LEAST <= len(turn) <= _MOST:
+        return False
+    # An instruction may be followed by its input.
+    beginnings = {_beginning(turn), _beginning(turn.lstrip().split("\n", 1)[0])}
     ascii_characters = sum(character < "\x80" for character in turn)
-    return _LEAST <= len(turn) <= _MOST and ascii_characters >= _ASCII * len(turn)
+    return ascii_characters >= _ASCII * len(turn) and not beginnings & left_out
 
 
 def _beginning(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,12 @@ def begin(config: Any, result: str, **further: str) -> None:
     work_directory.check_settings(config.work, settings, result=result)
 
 
-def train_recipe(name: str, options: Mapping[str, object]) -> Path:
-    """Trains a drafter, or goes on with it, by a recipe beside this file and further options by
-    name, which override it; returns the drafter's directory."""
+def train_recipe(name: str, options: Iterable[object]) -> Path:
+    """Trains a drafter, or goes on with it, by a recipe beside this file and further options,
+    which override it; returns the drafter's directory."""
     recipe = Path(__file__).with_name(f"{name}.toml")
-    args = [str(word) for option in options.items() for word in option]
-    return train(config_file.parse(DrafterTraining, ["--config", str(recipe), *args], None))
+    args = ["--config", str(recipe), *map(str, options)]
+    return train(config_file.parse(DrafterTraining, args, None))
 
 
 def half(params: Params) -> Params:

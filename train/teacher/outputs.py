@@ -37,11 +37,8 @@ _DONE = "done.json"
 _RECORD = 10.0  # seconds between records of how many rows are filled
 _NOWHERE = -1  # instead of a row, if the cache cannot be used
 
-# Indices of rows, and the outputs for them.
-_Part = tuple[np.ndarray, TeacherOutputs]
-
-# Of each part of the outputs, which names its file.
-_Shapes = dict[str, jax.ShapeDtypeStruct]
+_Part = tuple[np.ndarray, TeacherOutputs]  # indices of rows, and the outputs for them
+_Shapes = dict[str, jax.ShapeDtypeStruct]  # of each part of the outputs, which names its file
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
