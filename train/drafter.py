@@ -48,8 +48,7 @@ from dart_jax.weights.checkpoint import (
 )
 from dart_jax.weights.drafter_files import check_fit
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
-from train.data.batch import PackedBatches
-from train.data.packed_dataset import PackedDataset, draft_vocabulary
+from train.data.packed_dataset import PackedBatches, PackedDataset, draft_vocabulary
 from train.data.prepare import DataConfig, prepare
 from train.evaluation.acceptance import (
     AcceptanceConfig,

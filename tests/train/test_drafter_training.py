@@ -25,8 +25,7 @@ from dart_jax.models.pure import bind, init_params
 from dart_jax.models.rope import Rope
 from dart_jax.programs.processes import free_address
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
-from train.data.batch import PackedBatches
-from train.data.packed_dataset import PackedDataset
+from train.data.packed_dataset import PackedBatches, PackedDataset
 from train.drafter import DrafterTraining, train
 from train.objective.predictions import Frozen, PackedForward
 from train.run.checkpoints import whole_steps

@@ -16,8 +16,7 @@ import tokenizers_made
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from train.data import prepare as dataset
-from train.data.batch import PackedBatches
-from train.data.packed_dataset import PackedDataset, draft_vocabulary
+from train.data.packed_dataset import PackedBatches, PackedDataset, draft_vocabulary
 from train.data.prepare import DataConfig, prepare
 
 VOCABULARY = 400

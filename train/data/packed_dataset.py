@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from dart_jax.errors import UserError
-from train.data.batch import Batch
+from train.data.batch import Batch, TeacherOutputs
 from train.data.encoding import Encoded
 
 _CHUNK = 1024  # rows read at a time
@@ -136,6 +137,7 @@ class PackedDataset:
       made_from: identifies the files and options that the data set was made from.
       fingerprint: identifies the content of the rows, whatever they were made from.
       statistics: of the packing.
+      outputs: the target's for all rows, the parts of `TeacherOutputs` by name; None without.
     """
 
     tokens: np.ndarray
@@ -145,6 +147,7 @@ class PackedDataset:
     made_from: str
     fingerprint: str
     statistics: Statistics
+    outputs: Mapping[str, np.memmap] | None = None
 
     @property
     def rows(self) -> int:
@@ -176,11 +179,11 @@ class PackedDataset:
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Returns the rows with these indices, integers [B]."""
-        return Batch(
-            self.tokens[rows].astype(np.int32),
-            self.document[rows].astype(np.int32),
-            np.array(self.supervised[rows]),
-        )
+        outputs = None
+        if self.outputs is not None:
+            outputs = TeacherOutputs(**{name: kept[rows] for name, kept in self.outputs.items()})
+        tokens, document = self.tokens[rows].astype(np.int32), self.document[rows].astype(np.int32)
+        return Batch(tokens, document, np.array(self.supervised[rows]), outputs)
 
     def token_counts(self) -> np.ndarray:
         """Counts the supervised occurrences of each token: int64 [vocab_size]."""
@@ -278,3 +281,49 @@ def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
         raise ValueError(path)
     # An empty file cannot be mapped.
     return np.memmap(path, dtype, "r", shape=shape) if shape[0] else np.empty(shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedBatches:
+    """Every row of the data, with or without the target's outputs, once per epoch, reshuffled in
+    each: a function of seed and step only, so that a run's position in the data is its step.
+    Each epoch drops the rows that do not fill a whole batch, different ones each time."""
+
+    dataset: PackedDataset
+    batch: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= self.dataset.rows:
+            raise UserError(
+                f"the data fill {self.dataset.rows} rows, a batch needs {self.batch}; lower "
+                "--batch-size or --context, or add data"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of whole batches in the rows."""
+        return self.dataset.rows // self.batch
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the data and their order."""
+        order = f"Order(rows={self.dataset.rows}, batch={self.batch}, seed={self.seed})"
+        return f"{self.dataset.fingerprint}, {order}"
+
+    def order(self, step: int) -> np.ndarray:
+        """Returns the rows of a step, int64 [batch]."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        rows = _permutation(self.dataset.rows, self.seed, epoch)
+        return rows[index * self.batch :][: self.batch]
+
+    def __call__(self, step: int, rows: slice) -> Batch:
+        """Returns the given rows of the step's batch."""
+        return self.dataset.batch(self.order(step)[rows])
+
+
+@functools.lru_cache(maxsize=2)  # a prefetching thread may be an epoch ahead
+def _permutation(rows: int, seed: int, epoch: int) -> np.ndarray:
+    order = np.random.default_rng((seed, epoch)).permutation(rows)
+    order.flags.writeable = False
+    return order

@@ -14,6 +14,7 @@ states after that token, at the rank of the pair scores.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -26,7 +27,6 @@ from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
 from train.run.mesh import from_main, jit_replicated
-from train.teacher.outputs import TeacherDataset
 from train.teacher.teacher import Teacher, forward
 
 # Tokens whose hidden states are averaged: of a cache, or if the target has to be run for them.
@@ -41,12 +41,11 @@ _CONSTANT = 2.2
 _SCALE = 2**0.5
 _RARE = 4  # occurrences of a token at which its own mean counts as much as that of all
 
-_Data = PackedDataset | TeacherDataset
 _Run = Callable[[Batch], tuple[jax.Array, jax.Array]]
 
 
 def informed(
-    config: BlockConfig, params: Params, teacher: Teacher, data: _Data, ids: np.ndarray
+    config: BlockConfig, params: Params, teacher: Teacher, data: PackedDataset, ids: np.ndarray
 ) -> Params:
     """Returns a drafter's first parameters: attention begins with the rows just before, pair
     scores are those of the target's means, and logits have a deviation of 1 or less; see
@@ -75,21 +74,17 @@ def _runner(teacher: Teacher) -> _Run:
     return lambda batch: run(teacher.params, batch)
 
 
-def _packed(data: _Data) -> PackedDataset:
-    return data if isinstance(data, PackedDataset) else data.dataset
-
-
-def _rows(teacher: Teacher, data: _Data, tokens: int) -> np.ndarray:
+def _rows(teacher: Teacher, data: PackedDataset, tokens: int) -> np.ndarray:
     """Indices of packed rows from all parts of the data, [batches, rows], with about so many
     tokens: of as many rows at a time as devices can share."""
-    groups, most = Devices(teacher.mesh).groups, min(-(-tokens // _packed(data).context), data.rows)
+    groups, most = Devices(teacher.mesh).groups, min(-(-tokens // data.context), data.rows)
     size = groups * -(-min(most, _AT_ONCE) // groups)
     rows = np.linspace(0, data.rows - 1, most).astype(int)
     return np.resize(rows, (-(-most // size), size))
 
 
 def _read(
-    config: BlockConfig, params: Params, teacher: Teacher, data: _Data, run: _Run
+    config: BlockConfig, params: Params, teacher: Teacher, data: PackedDataset, run: _Run
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs of the first layer's projections, [rows, D] each: of the context, of blocks' anchors,
     and of their mask rows."""
@@ -166,15 +161,16 @@ def _constant(config: BlockConfig, params: Params, distances: np.ndarray) -> np.
 
 
 def _means(
-    config: BlockConfig, teacher: Teacher, data: _Data, run: _Run
+    config: BlockConfig, teacher: Teacher, data: PackedDataset, run: _Run
 ) -> tuple[np.ndarray, np.ndarray]:
     """The mean of the target's hidden states after each token, [V, D], nearer to that of all tokens
     the rarer it is; and how often it occurs, [V]; float32."""
     sums = np.zeros((config.vocab_size, teacher.stored.hidden_size), np.float32)
     counts = np.zeros(config.vocab_size, np.float32)
-    cache = None if isinstance(data, PackedDataset) else data.outputs["hidden"]
+    cache = None if data.outputs is None else data.outputs["hidden"]
+    data = dataclasses.replace(data, outputs=None)  # nothing else is read of a cache
     for rows in _rows(teacher, data, _RUN if cache is None else _CACHED):
-        batch = _packed(data).batch(rows)
+        batch = data.batch(rows)
         hidden = run(batch)[1] if cache is None else cache[rows]
         real = batch.document > 0
         tokens, states = batch.tokens[real], np.asarray(hidden)[real].astype(np.float32)
