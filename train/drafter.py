@@ -52,8 +52,8 @@ from train.data.packed_dataset import PackedBatches, PackedDataset, draft_vocabu
 from train.data.prepare import DataConfig, prepare
 from train.evaluation.acceptance import (
     AcceptanceConfig,
-    AcceptanceLength,
     Agreement,
+    acceptance_length,
     held_out_prompts,
 )
 from train.objective.drafter_shape import DrafterShape
@@ -307,12 +307,13 @@ def _evaluation(
     )
     longest = min(held_out.context, target.max_length - ours.eval_new_tokens)
     prompts = held_out_prompts(held_out, ours.eval_prompts, longest)
-    length = AcceptanceLength(model, prompts, ours.eval_new_tokens, ours.ngram_weight)
 
     def evaluate(params: Params) -> dict[str, float]:
         dtype = dtype_of(frozen.target)
         whole = jax.tree.map(lambda p: p.astype(dtype), frozen.whole(params))
-        return agreement(params) | length(whole)
+        trained = dataclasses.replace(model, params={**model.params, "drafter": whole})
+        length = acceptance_length(trained, prompts, ours.eval_new_tokens, ours.ngram_weight)
+        return agreement(params) | length
 
     return evaluate
 

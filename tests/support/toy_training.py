@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from train.run.config import TrainerConfig
 from train.run.trainer import Trainer
 
 WIDTH = 64
+PROGRAM = [sys.executable, __file__]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -458,23 +458,15 @@ mesh = "model=2"
         ("train = 'pairs'", "--train pairs needs the drafter to freeze"),
         ("steps = 3\n[trainer]\nsteps = 4", "steps is given twice"),
         ("steps =", "is not TOML"),
+        # As on the command line.
+        ("gama = 0.6", "gama"),
+        ("steps = 1.5", "steps"),
     ],
 )
-def test_a_bad_file(tmp_path, text, message):
+def test_a_bad_file(tmp_path, capsys, text, message):
     path = tmp_path / "recipe.toml"
     path.write_text(text)
     args = ["--config", str(path), "--target", "t", "--out", "o", "--data", "d"]
-    with pytest.raises(UserError, match=message):
+    with pytest.raises((UserError, SystemExit)) as raised:
         parse(DrafterTraining, args, None)
-
-
-@pytest.mark.parametrize("text", ["gama = 0.6", "steps = 1.5"])
-def test_a_file_with_wrong_options(tmp_path, capsys, text):
-    """They end as those of the command line do."""
-    path = tmp_path / "recipe.toml"
-    path.write_text(text)
-    args = ["--config", str(path), "--target", "t", "--out", "o", "--data", "d"]
-    with pytest.raises(SystemExit) as end:
-        parse(DrafterTraining, args, None)
-    assert end.value.code == 2
-    assert text.split()[0] in capsys.readouterr().err
+    assert message in f"{raised.value}{capsys.readouterr().err}"

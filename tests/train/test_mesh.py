@@ -5,22 +5,19 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from toy_training import RECIPE, ToyBatches, records, toy_fit
+from toy_training import PROGRAM, RECIPE, ToyBatches, records, toy_fit
 
 from dart_jax.errors import UserError
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from train.run.checkpoints import whole_steps
 from train.run.mesh import batch_sharding, fsdp_shardings, make_mesh
 from train.run.step import load
-
-PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -107,19 +104,10 @@ def test_nobody_listens():
 # Where things go
 
 
-class Device:
-    """The attributes of a device that ordering needs."""
-
-    def __init__(self, process_index: int, number: int):
-        self.process_index, self.id = process_index, number
-
-    def __repr__(self) -> str:
-        return f"{self.process_index}/{self.id}"
-
-
 def grid(shape: str | None, processes: int, each: int) -> list[list[int]]:
     """The process at each place of the mesh, for devices in no particular order."""
-    devices = [Device(p, each * p + n) for n in range(each) for p in range(processes)]
+    places = [(p, each * p + n) for n in range(each) for p in range(processes)]
+    devices = [SimpleNamespace(process_index=p, id=n) for p, n in places]
     mesh = make_mesh(shape, devices)
     assert mesh.axis_names == ("data", "model")
     return [[device.process_index for device in row] for row in mesh.devices]
@@ -140,18 +128,6 @@ def mesh_of(data: int, model: int) -> jax.sharding.AbstractMesh:
     return jax.sharding.AbstractMesh((data, model), ("data", "model"))
 
 
-def shapes(tree):
-    return jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, np.float32),
-        tree,
-        is_leaf=lambda leaf: isinstance(leaf, tuple),
-    )
-
-
-def specs(shardings):
-    return jax.tree.map(lambda sharding: sharding.spec, shardings)
-
-
 def test_batches_that_do_not_divide():
     assert batch_sharding(mesh_of(4, 2), 24, 3).spec == P(None, "data")
     with pytest.raises(UserError, match=r"12 rows .* 2 microbatches over 4 .* a multiple of 8"):
@@ -160,7 +136,9 @@ def test_batches_that_do_not_divide():
 
 def test_what_is_trained_is_split_along_its_largest_axis():
     tree = {"a": (64, 128), "b": (129, 64), "c": (127, 129), "small": (64,), "count": ()}
-    assert specs(fsdp_shardings(mesh_of(4, 2), shapes(tree))) == {
+    shapes = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in tree.items()}
+    shardings = fsdp_shardings(mesh_of(4, 2), shapes)
+    assert {name: sharding.spec for name, sharding in shardings.items()} == {
         "a": P(None, "data"),
         "b": P(None, "data"),  # 129 does not divide
         "c": P(None, None),

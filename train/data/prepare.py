@@ -88,10 +88,9 @@ def prepare(
     Raises:
       UserError: the data cannot be used, or the directory cannot be written; says where.
     """
-    context = config.tokens_per_row(longest)
     files = without(find_files(config.data), [directory])
-    resolved = dataclasses.replace(config, context=context)
-    name = _made_from(resolved, files, tokenizer, vocab_size)
+    config = dataclasses.replace(config, context=config.tokens_per_row(longest))
+    name = _made_from(config, files, tokenizer, vocab_size)
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
     eos = None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id
     encoder = Encoder(tokenizer, vocab_size, config.loss_on, template_kwargs, eos)
@@ -101,7 +100,7 @@ def prepare(
             prepared = _load(directory / _MADE, name)
             if prepared is None:
                 with _replacing(directory / _MADE) as part:
-                    prepared = _make(config, files, encoder, part, context, name)
+                    prepared = _make(config, files, encoder, part, name)
     except OSError as error:
         raise UserError(
             f"cannot write the prepared data to {directory}: {error.strerror or error}; free disk "
@@ -150,21 +149,15 @@ def _replacing(directory: Path) -> Iterator[Path]:
 
 
 def _make(
-    config: DataConfig,
-    files: Sequence[Path],
-    encoder: Encoder,
-    directory: Path,
-    context: int,
-    name: str,
+    config: DataConfig, files: Sequence[Path], encoder: Encoder, directory: Path, name: str
 ) -> Prepared:
     skipped = Skipped()
     bad = skipped if config.skip_bad else refuse
     size = sum(path.stat().st_size for path in files)
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(progress_bars())
-        training, held_out = (
-            Writer(directory, field, context, encoder.vocab_size) for field in Prepared._fields
-        )
+        shape = config.context or _CONTEXT, encoder.vocab_size
+        training, held_out = (Writer(directory, field, *shape) for field in Prepared._fields)
         stack.callback(training.close)
         stack.callback(held_out.close)
         bar = progress.add_task("prepare", total=size, note="")

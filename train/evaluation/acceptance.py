@@ -110,43 +110,34 @@ def _compare(predictions: Predictions) -> jax.Array:
     return jnp.sum(jnp.where(predictions.valid[..., None], each, 0.0), axis=(0, 1))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AcceptanceLength:
-    """The acceptance length of greedy decoding of `new_tokens` after each of the prompts, int32
-    [n]: `tau` with the n-gram model if there is one, `tau_without_ngram` without it. The
-    parameters of the model's drafter are not used."""
+def acceptance_length(
+    model: DartModel, prompts: list[np.ndarray], new_tokens: int, ngram_weight: float
+) -> dict[str, float]:
+    """Returns the acceptance length of greedy decoding of `new_tokens` after each of the prompts,
+    int32 [n]: `tau` with the n-gram model if there is one, at this weight in the tree search, and
+    `tau_without_ngram` without it; nothing without prompts."""
+    if not prompts:
+        return {}
+    figures = {"tau": _tau(model, prompts, new_tokens, ngram_weight)}
+    if model.ngram is not None:
+        figures["tau_without_ngram"] = _tau(model, prompts, new_tokens, 0.0)
+    return figures
 
-    model: DartModel
-    prompts: list[np.ndarray]
-    new_tokens: int
-    ngram_weight: float
 
-    def __call__(self, params: Params) -> dict[str, float]:
-        """Returns the figures; none without prompts."""
-        if not self.prompts:
-            return {}
-        figures = {"tau": self._tau(params, self.ngram_weight)}
-        if self.model.ngram is not None:
-            figures["tau_without_ngram"] = self._tau(params, 0.0)
-        return figures
-
-    def _tau(self, params: Params, ngram_weight: float) -> float:
-        """Returns tau at a weight of the n-gram model; 0 disables the model."""
-        model = dataclasses.replace(self.model, params={**self.model.params, "drafter": params})
-        nodes, search = default_tree()
-        longest = max(map(len, self.prompts)) + self.new_tokens
-        longest = min(length_bucket(longest), model.target.max_length)
-        config = EngineConfig(
-            slots=len(self.prompts), max_length=longest, tree_nodes=nodes, offline=True
-        )
-        search = dataclasses.replace(search, ngram_weight=ngram_weight)
-        engine = model.engine(config, search=search, use_ngram=ngram_weight > 0)
-        outputs = engine.run(
-            Request(prompt, self.new_tokens, choice=row, stop_ids=model.eos)
-            for row, prompt in enumerate(self.prompts)
-        )
-        emitted = sum(len(each.tokens) - 1 for each in outputs)  # the first follows the prompt
-        return emitted / max(1, sum(each.steps for each in outputs))
+def _tau(model: DartModel, prompts: list[np.ndarray], new_tokens: int, weight: float) -> float:
+    nodes, search = default_tree()
+    longest = min(length_bucket(max(map(len, prompts)) + new_tokens), model.target.max_length)
+    engine = model.engine(
+        EngineConfig(slots=len(prompts), max_length=longest, tree_nodes=nodes, offline=True),
+        search=dataclasses.replace(search, ngram_weight=weight),
+        use_ngram=weight > 0,
+    )
+    outputs = engine.run(
+        Request(prompt, new_tokens, choice=row, stop_ids=model.eos)
+        for row, prompt in enumerate(prompts)
+    )
+    emitted = sum(len(each.tokens) - 1 for each in outputs)  # the first follows the prompt
+    return emitted / max(1, sum(each.steps for each in outputs))
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:

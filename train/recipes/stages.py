@@ -19,15 +19,16 @@ from train.run import config_file, work_directory
 # less in contexts longer than training's.
 WINDOW = 256
 
+_PLACES = ("work", "export")  # a program's directories, which may move
+
 
 def begin(config: Any, result: str, **further: str) -> None:
     """Opens the directories `work` and `export` of a config and records its options and `further`
     ones; raises UserError if `work` holds a `result`, in words, of other options."""
     for directory in filter(None, (config.work, config.export)):
         check_writable(directory, directory=True)
-    settings = config_file.options(config) | further
-    for name in ("--work", "--export"):
-        del settings[name]
+    options = {name: value for name, value in vars(config).items() if name not in _PLACES}
+    settings = {f"--{name.replace('_', '-')}": value for name, value in options.items()} | further
     work_directory.check_settings(config.work, settings, result=result)
 
 
