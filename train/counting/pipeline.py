@@ -139,17 +139,8 @@ class Totals(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """Runs the tasks.
-
-    Attributes:
-      work: directory of all files.
-      layout: layout of the windows.
-      memory: bytes for grouping and sorting in one worker.
-      workers: run the tasks.
-      progress: shows the progress.
-      skipped: counts the records that cannot be used.
-      skip_bad: whether such records are skipped.
-    """
+    """Runs the tasks, whose files are in `work`, by the workers, each with `memory` bytes for
+    grouping and sorting; counts the records that cannot be used, which it skips or refuses."""
 
     work: Path
     layout: WindowLayout

@@ -17,7 +17,6 @@ from dart_jax.files import check_writable
 from dart_jax.machine import available_cores, available_memory
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
-from dart_jax.programs.command_line import check_least
 from dart_jax.progress import progress_bars
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
@@ -39,7 +38,9 @@ def run(config: NgramConfig) -> str:
       UserError: a setting or the data cannot be used.
     """
     began = time.perf_counter()
-    check(config)
+    if not config.out.parent.is_dir():
+        raise UserError(f"no directory {config.out.parent} for --out; make it first")
+    check_writable(config.out)
     work = config.work or config.out.with_name(config.out.name + ".work")
     files = without(find_files(config.data), (work, config.out))
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
@@ -74,9 +75,8 @@ def run(config: NgramConfig) -> str:
         try:
             source = tokenizer.directory or Path(config.tokenizer).expanduser()
             encoding = Encoding(source, json.dumps(template_kwargs), eos)
-            counting = Counting(
-                work, layout, budget.sort, workers, progress, skipped, config.skip_bad
-            )
+            settled = layout, budget.sort, workers, progress, skipped, config.skip_bad
+            counting = Counting(work, *settled)
             totals = counting.count(units(examples, UNIT), size, encoding)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
@@ -101,22 +101,11 @@ def run(config: NgramConfig) -> str:
     )
 
 
-def check(config: NgramConfig) -> None:
-    """Raises UserError for invalid settings, before anything is read."""
-    if not 2 <= config.order <= 5:
-        raise UserError(f"--order must be 2 to 5, got {config.order}")
-    check_least(config, limit=1, workers=1)
-    if not config.out.parent.is_dir():
-        raise UserError(f"no directory {config.out.parent} for --out; make it first")
-    check_writable(config.out)
-
-
 def default_workers(memory: int) -> int:
     """Returns the number of workers: one per core, as far as `memory` bytes allow."""
     workers = available_cores()
-    while workers > 1 and least_memory(workers) > memory:
-        workers -= 1
-    return workers
+    fitting = (n for n in range(workers, 1, -1) if least_memory(n) <= memory)
+    return next(fitting, 1)
 
 
 def load(source: str) -> Tokenizer:

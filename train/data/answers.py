@@ -214,17 +214,12 @@ class OutOfTimeError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class AnswerGenerator:
-    """Generates the answers of conversations.
+    """Generates the answers of conversations, a `batch` of them decoded together, by sampling
+    configurations whose seeds are drawn from `seed`.
 
-    Attributes:
-      model: the target, optionally with a drafter.
-      samplings: sampling configurations, at least one; their seeds are replaced.
-      batch: conversations decoded together.
-      template_kwargs: for the chat template.
-      seed: seed of all random draws.
-      bad: called with the error if the chat template rejects a conversation, which ends there.
-      too_long: called likewise if a conversation leaves no room for an answer.
-      late: asked before a batch is decoded: whether the time for it has passed.
+    A conversation ends, and its error is told, if the chat template rejects it (`bad`) or if it
+    leaves no room for an answer (`too_long`). `late` is asked before a batch whether the time has
+    passed.
     """
 
     model: DartModel
@@ -271,22 +266,20 @@ class AnswerGenerator:
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
         """Returns the prompt of the next turn; None if it cannot be answered."""
-        longest, vocab_size = self.model.target.max_length, self.model.target.vocab_size
+        model, where, report = self.model, conversation.where, self.bad
+        longest, vocab_size = model.target.max_length, model.target.vocab_size
         try:
-            prompt = conversation.prompt(self.model.tokenizer, self.template_kwargs)
-            if (outside := self.model.tokenizer.outside(prompt, vocab_size)) is not None:
-                raise UserError(
-                    f"{conversation.where}: the prompt's tokens must be in 0..{vocab_size - 1}, "
-                    f"one is {outside}"
-                )
+            prompt = conversation.prompt(model.tokenizer, self.template_kwargs)
+            if (outside := model.tokenizer.outside(prompt, vocab_size)) is not None:
+                must = f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
+                raise UserError(f"{where}: {must}")
+            if len(prompt) >= longest:
+                report = self.too_long
+                reason = f"a prompt of {len(prompt)} tokens leaves no room in {longest} positions"
+                raise UserError(f"{where}: {reason}")
         except UserError as error:
             conversation.finish()
-            self.bad(error)
-            return None
-        if len(prompt) >= longest:
-            conversation.finish()
-            reason = f"a prompt of {len(prompt)} tokens leaves no room in {longest} positions"
-            self.too_long(UserError(f"{conversation.where}: {reason}"))
+            report(error)
             return None
         return prompt
 

@@ -28,6 +28,8 @@ from train.data.examples import Example
 
 LossOn = Literal["assistant", "all"]
 
+Span = tuple[int, int]  # begin and end of characters in a text
+
 _PRIVATE_USE = range(0xE000, 0xF900)  # code points that real text does not use
 
 
@@ -43,13 +45,6 @@ class Encoded(NamedTuple):
     tokens: np.ndarray
     supervised: np.ndarray
     whole: bool
-
-
-class Span(NamedTuple):
-    """A range of characters in a text."""
-
-    begin: int
-    end: int
 
 
 def parse_template_kwargs(text: str) -> dict[str, Any]:
@@ -133,10 +128,10 @@ class Encoder:
                 supervised = np.arange(len(ids)) >= length
                 return self._finish(ids, supervised, whole=True)
             case Text(text):
-                return _Plan(text, [Span(0, len(text))], example.first)
+                return _Plan(text, [(0, len(text))], example.first)
             case Completion(prompt, completion):
                 text = prompt + completion
-                return _Plan(text, [Span(len(prompt), len(text))], True)
+                return _Plan(text, [(len(prompt), len(text))], True)
             case Chat(messages, _, unlearned):
                 turns = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
                 if not turns and self.loss_on != "all":
@@ -218,7 +213,7 @@ class Encoder:
             begin = _common(whole, other)
             end = max(begin, len(whole) - _common(whole[::-1], other[::-1]))
             closing = self._closing.match(whole, end)
-            spans.append(Span(begin, closing.end() if closing else end))
+            spans.append((begin, closing.end() if closing else end))
         return spans
 
     @cached_property

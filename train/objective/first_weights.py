@@ -15,6 +15,7 @@ states after that token, at the rank of the pair scores.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -50,7 +51,9 @@ def informed(
     """Returns a drafter's first parameters: attention begins with the rows just before, pair
     scores are those of the target's means, and logits have a deviation of 1 or less; see
     `PackedDrafter.informed`."""
-    run = _runner(teacher)
+    mesh = teacher.mesh
+    run = jit_replicated(lambda params, batch: forward(teacher.config, params, batch, mesh), mesh)
+    run = functools.partial(run, teacher.params)
     head = np.asarray(params["lm_head"]["kernel"] if config.own_head else teacher.head(ids))
     deviation = np.sqrt(config.hidden_size * np.mean(np.square(head)))
     params = {**params, "norm": {"scale": params["norm"]["scale"] / max(float(deviation), 1.0)}}
@@ -65,13 +68,6 @@ def informed(
             for name, table in zip(("prev", "next"), found, strict=True)
         }
     return params
-
-
-def _runner(teacher: Teacher) -> _Run:
-    """Returns what computes the target's features and hidden states of a batch."""
-    mesh = teacher.mesh
-    run = jit_replicated(lambda params, batch: forward(teacher.config, params, batch, mesh), mesh)
-    return lambda batch: run(teacher.params, batch)
 
 
 def _rows(teacher: Teacher, data: PackedDataset, tokens: int) -> np.ndarray:

@@ -19,7 +19,6 @@ from orbax.checkpoint import multihost
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import MeshShape
-from dart_jax.models.sharding.placement import put
 
 # Parameters with fewer elements are not sharded: communication would cost more than it saves.
 SMALL = 2**12
@@ -75,11 +74,6 @@ def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
         return NamedSharding(mesh, P(*spec))
 
     return jax.tree.map(sharding, tree)
-
-
-def place(tree: Any, shardings: Any) -> Any:
-    """Puts arrays onto their devices; process-local arrays must be equal in all processes."""
-    return jax.tree.map(put, tree, shardings)
 
 
 def wait(name: str, timeout: int = 24 * 3600) -> None:

@@ -27,15 +27,8 @@ class TrainState(NamedTuple):
     opt_state: Any
 
 
-class Measured(NamedTuple):
-    """Figures of a step, float32 scalars: the mean of the batch's losses, 0 without any, and the
-    global norm of the gradient before clipping."""
-
-    loss: jax.Array
-    grad_norm: jax.Array
-
-
-Update = Callable[[TrainState, Any, Any, Any, Any], tuple[TrainState, Measured]]
+Figures = dict[str, jax.Array]
+Update = Callable[[TrainState, Any, Any, Any, Any], tuple[TrainState, Figures]]
 
 
 def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
@@ -54,7 +47,8 @@ def make_update(
     seed: int = 0,
 ) -> Update:
     """Returns the jitted step: (state, frozen, microbatches, int32 step number, float32 learning
-    rate) -> state, measured.
+    rate) -> state and figures, float32 scalars: `loss`, the mean of the batch's losses, 0 without
+    any, and `grad_norm`, of the gradient before clipping.
 
     The gradient of the *sum* of losses is accumulated in float32 over microbatches and divided
     once, so that the number of microbatches does not change the result. With bfloat16, each
@@ -77,7 +71,7 @@ def make_update(
 
     def update(
         state: TrainState, frozen: Any, batches: Any, step: jax.Array, rate: jax.Array
-    ) -> tuple[TrainState, Measured]:
+    ) -> tuple[TrainState, Figures]:
         key = jax.random.fold_in(jax.random.key(seed), step)
 
         def add(sums: Any, part: Any) -> tuple[Any, None]:
@@ -102,7 +96,7 @@ def make_update(
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         updates = jax.tree.map(lambda u: rate * u, updates)
         params = optax.apply_updates(state.params, updates)
-        figures = Measured(losses / number, optax.tree.norm(grads))
+        figures = {"loss": losses / number, "grad_norm": optax.tree.norm(grads)}
         return TrainState(params, opt_state), figures
 
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))

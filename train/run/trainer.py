@@ -24,11 +24,11 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import writing
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.placement import replicate
+from dart_jax.models.sharding.placement import put, replicate
 from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints
 from train.run.config import TrainerConfig
-from train.run.mesh import any_process, batch_sharding, fsdp_shardings, make_mesh, place, replicated
+from train.run.mesh import any_process, batch_sharding, make_mesh, replicated
 from train.run.optimizer import learning_rate, make_optimizer
 from train.run.report import Duration, Report
 from train.run.step import BatchSource, Loss, TrainState, loading, make_update, state_shardings
@@ -122,7 +122,7 @@ class Trainer:
             copy = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
             return TrainState(copy, self._optimizer.init(copy))
 
-        placed = place(self._params, fsdp_shardings(self._mesh, self._params))
+        placed = jax.tree.map(put, self._params, self._shardings.params)
         abstract = jax.tree.map(
             lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
             jax.eval_shape(initial_state, placed),
@@ -153,8 +153,7 @@ class Trainer:
         rate = self._rate(np.int32(self._duration.at(self._done)))
         step = np.int32(self._done)
         self._state, measured = self._update(self._state, self._frozen, batch, step, rate)
-        figures = {"loss": float(measured.loss), "grad_norm": float(measured.grad_norm)}
-        figures["lr"] = float(rate)
+        figures = {name: float(value) for name, value in measured.items()} | {"lr": float(rate)}
         seconds = time.perf_counter() - began
         self._duration.begin()
         self._done += 1
