@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import tiny_model
 from decoding import decode
+from toy_training import run_together
 
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
@@ -23,7 +22,6 @@ from dart_jax.models.config import MoEConfig
 from dart_jax.models.drafter_config import DartConfig, Eagle3Config
 from dart_jax.models.pure import bind, init_params
 from dart_jax.models.rope import Rope
-from dart_jax.programs.processes import free_address
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
 from train.data.packed_dataset import PackedBatches, PackedDataset
 from train.drafter import DrafterTraining, train
@@ -322,22 +320,6 @@ def test_other_kinds_of_drafters(recipe, trained, tiny, tmp_path, options):
     assert ids.tolist() == [*range(300)]
 
 
-def run_program(words, processes=1, devices=1):
-    """Runs `train.drafter` in processes with so many devices each; returns what they told."""
-    if processes > 1:
-        words = [*words, "--coordinator", free_address(), "--processes", processes]
-    count = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"XLA_FLAGS": count, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-    command = [sys.executable, "-m", "train.drafter", *map(str, words)]
-    started = [
-        subprocess.Popen([*command, *own], env=environment, stderr=subprocess.PIPE, text=True)
-        for own in ([["--process-id", str(n)] for n in range(processes)] if processes > 1 else [[]])
-    ]
-    told = [process.communicate(timeout=280)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * processes, told
-    return told
-
-
 @pytest.fixture(scope="module")
 def mixture(tiny, tmp_path_factory):
     """A mixture of experts for groups of four devices, which have two heads of keys and values."""
@@ -371,9 +353,9 @@ def test_devices_that_share_the_target(
     """They compute and evaluate what one device does; of two processes, one tells and writes."""
     options += ["--target", mixture, "--ngram", tiny.ngram, "--draft-vocab", 200]
     options += ["--eval-prompts", 3, "--mesh"]
-    told = run_program(
-        ["--config", recipe_file, "--out", tmp_path / "many", *options, "data=2,model=4"], **devices
-    )
+    command = [sys.executable, "-m", "train.drafter", "--config", recipe_file]
+    command += ["--out", tmp_path / "many", *options, "data=2,model=4"]
+    told = run_together(command, **devices)
     assert [f"step {STEPS}/{STEPS}" in each for each in told] == [True, False][: len(told)]
     train(recipe(tmp_path / "one", *options, "model=1"))
     ours, theirs = metrics(tmp_path / "many"), metrics(tmp_path / "one")

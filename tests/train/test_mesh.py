@@ -1,31 +1,21 @@
 """Many devices, and several processes, compute the same as one device."""
 
 import dataclasses
-import os
 import shutil
 import socket
-import subprocess
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from toy_training import PROGRAM, RECIPE, ToyBatches, records, toy_fit
+from toy_training import PROGRAM, RECIPE, ToyBatches, records, run_together, toy_fit
 
 from dart_jax.errors import UserError
-from dart_jax.programs.processes import DistributedConfig, free_address, initialize
+from dart_jax.programs.processes import DistributedConfig, initialize
 from train.run.checkpoints import whole_steps
 from train.run.mesh import batch_sharding, fsdp_shardings, make_mesh
 from train.run.step import load
-
-
-def environment(devices: int) -> dict[str, str]:
-    return {
-        **os.environ,
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
-    }
 
 
 def assert_close(ours: list[dict], theirs: list[dict]) -> None:
@@ -40,8 +30,7 @@ def test_eight_devices_train_as_one(tmp_path):
     recipe = dataclasses.replace(RECIPE, batch_size=16, accumulate=2)
     params = toy_fit(tmp_path / "one", recipe)
     options = ["--batch-size", "16", "--accumulate", "2", "--mesh", "data=2,model=4"]
-    command = [*PROGRAM, "--directory", str(tmp_path / "many"), *options]
-    subprocess.run(command, env=environment(8), check=True, capture_output=True)
+    run_together([*PROGRAM, "--directory", tmp_path / "many", *options], devices=8)
     assert_close(records(tmp_path / "many"), records(tmp_path / "one"))
     shutil.rmtree(tmp_path / "many" / "checkpoints" / "12")
     again = toy_fit(tmp_path / "many", recipe)
@@ -58,16 +47,7 @@ def test_two_processes(tmp_path):
     alone = records(run)
     for step in (10, 12):
         shutil.rmtree(run / "checkpoints" / str(step))
-    options = ["--directory", str(run), "--coordinator", free_address(), "--processes", "2"]
-    command = [*PROGRAM, *options, "--process-id"]
-    both = [
-        subprocess.Popen(
-            [*command, str(process)], env=environment(2), stderr=subprocess.PIPE, text=True
-        )
-        for process in range(2)
-    ]
-    told = [process.communicate(timeout=200)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
+    told = run_together([*PROGRAM, "--directory", run], processes=2, devices=2)
     # Only one process reports.
     assert "step 12/12" in told[0]
     assert "toy: " not in told[1]
