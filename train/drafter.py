@@ -271,10 +271,12 @@ def _with_pairs(
 def _divide(shape: DrafterShape, params: Params) -> tuple[Params, Params | None]:
     """Divides a drafter's parameters into those that are trained and the others, if any: of block
     drafters the head, which is the target's."""
-    held = {"lm_head"} if shape.block else set()
-    names = {"pairs"} if shape.train == "pairs" else params.keys() - held
-    rest = {name: leaf for name, leaf in params.items() if name not in names}
-    return {name: params[name] for name in names}, rest or None
+
+    def held(name: str) -> bool:
+        return name != "pairs" if shape.train == "pairs" else shape.block and name == "lm_head"
+
+    rest = {name: leaf for name, leaf in params.items() if held(name)}
+    return {name: leaf for name, leaf in params.items() if not held(name)}, rest or None
 
 
 def _evaluation(

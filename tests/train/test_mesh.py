@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 import socket
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -84,10 +83,17 @@ def test_nobody_listens():
 # Where things go
 
 
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The attributes of a device that ordering needs."""
+
+    process_index: int
+    id: int
+
+
 def grid(shape: str | None, processes: int, each: int) -> list[list[int]]:
     """The process at each place of the mesh, for devices in no particular order."""
-    places = [(p, each * p + n) for n in range(each) for p in range(processes)]
-    devices = [SimpleNamespace(process_index=p, id=n) for p, n in places]
+    devices = [Device(p, each * p + n) for n in range(each) for p in range(processes)]
     mesh = make_mesh(shape, devices)
     assert mesh.axis_names == ("data", "model")
     return [[device.process_index for device in row] for row in mesh.devices]
