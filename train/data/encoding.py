@@ -34,13 +34,8 @@ _PRIVATE_USE = range(0xE000, 0xF900)  # code points that real text does not use
 
 
 class Encoded(NamedTuple):
-    """An encoded document.
-
-    Attributes:
-      tokens: int32 [n].
-      supervised: bool [n], whether the token is supervised; never the first.
-      whole: whether it is meaningless without its beginning, as a chat or a completion is.
-    """
+    """An encoded document: tokens, int32 [n]; which of them are supervised, bool [n], never the
+    first; and whether it is meaningless without its beginning, as a chat or a completion is."""
 
     tokens: np.ndarray
     supervised: np.ndarray
@@ -68,15 +63,9 @@ class _Plan(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Encoder:
-    """Encodes with the target's tokenizer and chat template.
-
-    Attributes:
-      tokenizer: the target's tokenizer.
-      vocab_size: the target's vocabulary size.
-      loss_on: `all` supervises every token except the first, whoever wrote it.
-      template_kwargs: for the chat template.
-      eos: token that ends completions, unless None.
-    """
+    """Encodes with the target's tokenizer and chat template, for its vocabulary. With the loss
+    on `all`, every token except the first is supervised, whoever wrote it; `eos` ends
+    completions, unless None."""
 
     tokenizer: Tokenizer
     vocab_size: int

@@ -53,15 +53,12 @@ class Statistics:
 
 
 class Packer:
-    """Packs documents into rows, deterministically.
+    """Packs documents into rows of `context` tokens, deterministically; the statistics are of the
+    closed rows.
 
     Each document goes into the fullest open row that has room for it; if none has, the fullest row
     is closed. Texts longer than a row are cut into consecutive pieces; documents with
     `Encoded.whole` are truncated.
-
-    Attributes:
-      context: tokens per row.
-      statistics: of the closed rows.
     """
 
     def __init__(self, context: int):

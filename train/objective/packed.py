@@ -30,15 +30,8 @@ Embed = Callable[[jax.Array], jax.Array]
 
 
 class TeacherBatch(NamedTuple):
-    """A batch with the target's outputs.
-
-    Attributes:
-      tokens: int32 [B, T].
-      document: int32 [B, T], see `Batch`.
-      run: int32 [B, T], see `supervised_runs`.
-      outputs: the target's.
-      embeds: [B, T, D], the target's embedding of the token after each row.
-    """
+    """A batch with the target's outputs: tokens and documents as in `Batch`, `supervised_runs`,
+    and the target's embedding of the token after each row, [B, T, D]."""
 
     tokens: jax.Array
     document: jax.Array
@@ -117,14 +110,8 @@ class PackedDrafter(abc.ABC):
 
 
 class RealRows(NamedTuple):
-    """One layer's real rows.
-
-    Attributes:
-      inputs: [B, T, C], inputs of the layer's projections.
-      residual: [B, T, D], residual stream before the layer.
-      k: rotated keys [B, K, T, h].
-      v: values [B, K, T, h].
-    """
+    """One layer's real rows: inputs of its projections, [B, T, C]; residual stream before it,
+    [B, T, D]; rotated keys and values, [B, K, T, h]."""
 
     inputs: jax.Array
     residual: jax.Array

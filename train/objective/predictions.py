@@ -97,15 +97,9 @@ class Teaching(NamedTuple):
 
 
 class DraftInputs(NamedTuple):
-    """Everything that the chunks of a batch are drafted from.
-
-    Attributes:
-      params: the drafter's trained parameters.
-      real: the real rows, see `PackedDrafter.real_rows`.
-      frozen: the parameters that are not trained; the target's head has the draft vocabulary only.
-      data: the batch, with the target's outputs.
-      anchors: int32 [B, A], the rows to draft from; None for all rows.
-    """
+    """Everything that the chunks of a batch are drafted from: the drafter's trained parameters;
+    its real rows; what is not trained, the target's head for the draft vocabulary only; the
+    batch; and the rows to draft from, int32 [B, A], None for all."""
 
     params: Params
     real: Any

@@ -75,14 +75,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeniz
 
 @dataclasses.dataclass(frozen=True)
 class TokenWindows:
-    """Random windows of a long token stream, which depend only on (seed, step).
-
-    Attributes:
-      tokens: int [M], the concatenated documents.
-      batch: windows per step.
-      length: tokens per window.
-      seed: seed of the order.
-    """
+    """Random windows, of `length` tokens, of a long token stream, int [M], which depend only on
+    (seed, step); `batch` of them are a step's."""
 
     tokens: np.ndarray
     batch: int
@@ -96,10 +90,8 @@ class TokenWindows:
         return f"{digest.hexdigest()[:16]} {self.length} {self.seed}"
 
     def __call__(self, step: int, rows: slice = slice(None)) -> np.ndarray:
-        """Returns the windows of one step, int32 [batch, length], or some of its rows.
-
-        Each epoch cuts the stream at a random phase into windows and visits each window once.
-        """
+        """Returns the windows of one step, int32 [batch, length], or some of its rows. Each
+        epoch cuts the stream at a random phase into windows and visits each window once."""
         per_epoch = (len(self.tokens) - self.length) // self.length // self.batch
         if per_epoch < 1:
             raise UserError(
