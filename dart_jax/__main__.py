@@ -69,7 +69,7 @@ GONE = {
     "quantization": "lm-eval with dart-jax serve --weights int8",
     "train-smollm2": "python -m train.recipes.smollm2",
     "train-demo": "python -m train.recipes.demo",
-    "ablate": "python -m train.recipes.ablate",
+    "ablate": "dart-jax train-drafter for each value",
     "plot-training": "metrics.jsonl of the run",
     "measure-training": "python -m train.recipes.measure",
 }

@@ -47,7 +47,7 @@ PROGRAMS = {program.module for program in NAMED.values()} - {"train.ngram"}
 PROGRAMS |= {f"train.ngram {name}" for name in ("count", "info", "query", "convert")}
 
 # Programs of a checkout.
-RECIPES = {"train.recipes.demo", "train.recipes.smollm2", "train.recipes.ablate"}
+RECIPES = {"train.recipes.demo", "train.recipes.smollm2"}
 
 # Modules of others that are run with `python -m`.
 OTHERS = ("build", "cibuildwheel", "venv")

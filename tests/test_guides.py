@@ -65,7 +65,6 @@ SHORT = {
     "--eval-prompts 1 --eval-new-tokens 8",
     "train.recipes.smollm2": "--target Qwen/Qwen3-1.7B --data chats.jsonl --no-sharegpt "
     "--draft-vocab 64",
-    "train.recipes.ablate": "--seeds 1 --values 0.6 --steps 2 --prompts 1 --max-new-tokens 6",
     "latency": "--context 64 --tree-nodes 8 --repeats 1",
     "eval.scripts.ngram": "--queries 100",
 }

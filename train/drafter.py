@@ -48,13 +48,12 @@ from dart_jax.weights.checkpoint import (
 )
 from dart_jax.weights.drafter_files import check_fit
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
-from train.data.batch import PackedBatches
-from train.data.packed_dataset import PackedDataset, draft_vocabulary
+from train.data.packed_dataset import PackedBatches, PackedDataset, draft_vocabulary
 from train.data.prepare import DataConfig, prepare
 from train.evaluation.acceptance import (
     AcceptanceConfig,
-    AcceptanceLength,
     Agreement,
+    acceptance_length,
     held_out_prompts,
 )
 from train.objective.drafter_shape import DrafterShape
@@ -63,8 +62,7 @@ from train.objective.predictions import METHODS, Frozen, PackedForward
 from train.run import config_file
 from train.run.checkpoints import whole_steps
 from train.run.config import TrainerConfig
-from train.run.distributed import wait
-from train.run.mesh import batch_sharding, make_mesh
+from train.run.mesh import batch_sharding, make_mesh, wait
 from train.run.trainer import Trainer
 from train.run.work_directory import contents
 from train.teacher.outputs import cached_outputs
@@ -107,10 +105,7 @@ class DrafterTraining:
 
 
 def train(config: DrafterTraining) -> Path:
-    """Trains and writes the drafter.
-
-    Returns:
-      The directory of the drafter.
+    """Trains and writes the drafter; returns its directory.
 
     Raises:
       UserError: an option or input cannot be used; what was saved before stays.
@@ -123,7 +118,8 @@ def train(config: DrafterTraining) -> Path:
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     target, tokenizer = read_target_config(directory), Tokenizer.load(directory)
     check_features(target)
-    _check_block(config.drafter, target)
+    if config.drafter.block:
+        check_unscaled(target)
     if config.acceptance.ngram is not None and config.drafter.method == "eagle3":
         raise UserError("EAGLE-3's trees take no n-gram model; leave --ngram out")
     cache = config.cache or config.out
@@ -141,18 +137,16 @@ def train(config: DrafterTraining) -> Path:
     if config.teacher == "cached":
         rows = cached_outputs(teacher, rows, cache / "features")
     batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
-    forward = PackedForward(
-        teacher.config, drafter, config.drafter.positions, config.chunk, teacher.mesh
-    )
+    positions = config.drafter.positions
+    forward = PackedForward(teacher.config, drafter, positions, config.chunk, teacher.mesh)
     if config.drafter.informed and not whole_steps(config.out / "checkpoints"):
         with stage("first weights"):
             params = forward.method.informed(params, teacher, rows, ids)
     trained, rest = _divide(config.drafter, params)
     frozen = Frozen(teacher.params, jnp.asarray(ids), rest)
     if config.epochs is not None:
-        trainer = dataclasses.replace(
-            trainer, steps=max(1, math.ceil(config.epochs * batches.steps_per_epoch))
-        )
+        steps = max(1, math.ceil(config.epochs * batches.steps_per_epoch))
+        trainer = dataclasses.replace(trainer, steps=steps)
     on_devices = frozen if teacher.mesh is None else replicate(mesh, frozen)
     trained = Trainer(
         config.drafter.method,
@@ -184,12 +178,8 @@ def train(config: DrafterTraining) -> Path:
 def _settings(config: DrafterTraining, target: str, dtype: np.dtype) -> dict[str, Any]:
     """Returns the settings that must not change when a run resumes, by option name."""
     settings = dataclasses.asdict(config.drafter) | dataclasses.asdict(config.objective)
-    settings |= {
-        "target": target,
-        "target_dtype": str(dtype),
-        "teacher": config.teacher,
-        "chunk": config.chunk,
-    }
+    settings |= {"target": target, "target_dtype": str(dtype)}
+    settings |= {"teacher": config.teacher, "chunk": config.chunk}
     if config.drafter.init is not None:
         init = hub.resolve(config.drafter.init, patterns=hub.DRAFTER)
         settings["init"] = contents(init, hub.DRAFTER)
@@ -226,8 +216,7 @@ def _start(
         if not METHODS[type(initial)](initial, shape.positions).same_shape(drafter):
             raise UserError(
                 f"--init {shape.init} is a drafter of another shape than given by --method, "
-                "--positions, --layers, --shifted, --intermediate-size, --pair-rank and "
-                "--mask-token"
+                "--positions, --layers, --shifted and --pair-rank"
             )
         initial, params = _with_pairs(config, initial, params)
         return initial, *_ascending(initial, params, ids)
@@ -238,18 +227,6 @@ def _start(
     if drafter.own_head:
         params["lm_head"] = {"kernel": teacher.head(ids)}
     return drafter, params, ids
-
-
-def _check_block(shape: DrafterShape, target: TargetConfig) -> None:
-    """Raises UserError if a block drafter cannot be trained for a target, or its mask token is
-    none of the target's."""
-    if not shape.block:
-        return
-    check_unscaled(target)
-    if shape.mask_token is not None and shape.mask_token >= target.vocab_size:
-        raise UserError(
-            f"--mask-token {shape.mask_token} is none of the target's {target.vocab_size} tokens"
-        )
 
 
 def _mask_token(tokenizer: Tokenizer, target: TargetConfig) -> int:
@@ -278,33 +255,28 @@ def _with_pairs(
     config: DrafterTraining, drafter: AnyDrafterConfig, params: Params
 ) -> tuple[AnyDrafterConfig, Params]:
     """Returns the drafter of --init with pair scores of --pair-rank: its own, or fresh ones."""
-    shape = config.drafter
-    if drafter.pair_rank:
-        if shape.rank not in (0, drafter.pair_rank):
-            raise UserError(
-                f"--init {shape.init} has pair scores of rank {drafter.pair_rank}; leave "
-                "--pair-rank out to keep them"
-            )
-        return drafter, params
-    if not shape.rank:
-        if shape.train == "pairs":
-            raise UserError(f"--init {shape.init} has no pair scores; add some by --pair-rank")
-        return drafter, params
-    drafter = dataclasses.replace(drafter, pair_rank=shape.rank)
-    return drafter, {**params, "pairs": init_params(drafter, config.trainer.seed)["pairs"]}
+    shape, own = config.drafter, drafter.pair_rank
+    if own and shape.rank not in (0, own):
+        raise UserError(
+            f"--init {shape.init} has pair scores of rank {own}; leave --pair-rank out to keep them"
+        )
+    if not own and shape.rank:
+        drafter = dataclasses.replace(drafter, pair_rank=shape.rank)
+        params = {**params, "pairs": init_params(drafter, config.trainer.seed)["pairs"]}
+    elif not own and shape.train == "pairs":
+        raise UserError(f"--init {shape.init} has no pair scores; add some by --pair-rank")
+    return drafter, params
 
 
 def _divide(shape: DrafterShape, params: Params) -> tuple[Params, Params | None]:
     """Divides a drafter's parameters into those that are trained and the others, if any: of block
     drafters the head, which is the target's."""
-    if shape.train == "pairs":
-        names = {"pairs"}
-    elif shape.block:
-        names = params.keys() - {"lm_head"}
-    else:
-        return params, None
-    rest = {name: leaf for name, leaf in params.items() if name not in names}
-    return {name: params[name] for name in names}, rest or None
+
+    def held(name: str) -> bool:
+        return name != "pairs" if shape.train == "pairs" else shape.block and name == "lm_head"
+
+    rest = {name: leaf for name, leaf in params.items() if held(name)}
+    return {name: leaf for name, leaf in params.items() if not held(name)}, rest or None
 
 
 def _evaluation(
@@ -337,12 +309,13 @@ def _evaluation(
     )
     longest = min(held_out.context, target.max_length - ours.eval_new_tokens)
     prompts = held_out_prompts(held_out, ours.eval_prompts, longest)
-    length = AcceptanceLength(model, prompts, ours.eval_new_tokens, ours.ngram_weight)
 
     def evaluate(params: Params) -> dict[str, float]:
         dtype = dtype_of(frozen.target)
         whole = jax.tree.map(lambda p: p.astype(dtype), frozen.whole(params))
-        return agreement(params) | length(whole)
+        trained = dataclasses.replace(model, params={**model.params, "drafter": whole})
+        length = acceptance_length(trained, prompts, ours.eval_new_tokens, ours.ngram_weight)
+        return agreement(params) | length
 
     return evaluate
 

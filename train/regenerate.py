@@ -30,23 +30,11 @@ from dart_jax.errors import UserError, warn
 from dart_jax.files import check_writable
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
-from dart_jax.programs.command_line import (
-    RESUMABLE,
-    Advice,
-    check_least,
-    check_some,
-    parse,
-    program,
-)
+from dart_jax.programs import command_line
+from dart_jax.programs.command_line import RESUMABLE, Advice, check_least, check_some, program
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
-from train.data.answers import (
-    AnswerGenerator,
-    AnswerLog,
-    Conversation,
-    OutOfTimeError,
-    lines,
-)
+from train.data.answers import AnswerGenerator, AnswerLog, Conversation, OutOfTimeError, lines
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import Example, read_all
 from train.run import work_directory
@@ -108,15 +96,8 @@ class RegenerateConfig:
     @property
     def samplings(self) -> list[GenerationConfig]:
         """One configuration per temperature."""
-        return [
-            GenerationConfig(
-                max_new_tokens=self.max_new_tokens,
-                temperature=temperature,
-                top_p=self.top_p,
-                top_k=self.top_k,
-            )
-            for temperature in self.temperature
-        ]
+        same = {"max_new_tokens": self.max_new_tokens, "top_p": self.top_p, "top_k": self.top_k}
+        return [GenerationConfig(temperature=each, **same) for each in self.temperature]
 
 
 def log_of(out: Path) -> Path:
@@ -131,16 +112,9 @@ def unfinished(out: Path) -> bool:
 
 
 class Summary(NamedTuple):
-    """Summary of a run.
-
-    Attributes:
-      skipped: the records that were not, or not completely, answered.
-      answers: number of answers in the file.
-      tokens: number of their tokens.
-      unfinished: number of answers that were cut off.
-      seconds: duration of the program.
-      complete: whether all records are answered.
-    """
+    """A run's summary: the records that were not, or not completely, answered; the answers in
+    the file, their tokens, those cut off, the seconds it took, and whether all records are
+    answered."""
 
     skipped: Skipped
     answers: int = 0
@@ -167,11 +141,7 @@ class Summary(NamedTuple):
 
 
 def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
-    """Generates the answers and writes the file.
-
-    Args:
-      config: the options.
-      advice: is told what Ctrl-C leaves.
+    """Generates the answers and writes the file; `advice` is told what Ctrl-C leaves.
 
     Raises:
       UserError: a setting, the models or the data cannot be used; answers made before stay.
@@ -185,12 +155,8 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     files = without(find_files(config.data), (path.parent, config.out))
     with work_directory.locked(path.parent), AnswerLog(path) as log:
-        work_directory.check_settings(
-            path.parent,
-            _settings(config, directory),
-            result="answers" * (not log.empty),
-            cure="another --out",
-        )
+        settings, result = _settings(config, directory), "answers" * (not log.empty)
+        work_directory.check_settings(path.parent, settings, result=result, cure="another --out")
         with stage(f"loading {config.target}"):
             model = DartModel.from_pretrained(
                 directory, config.drafter, config.ngram, dtype=config.dtype, mesh=config.mesh
@@ -235,13 +201,11 @@ class _Regeneration:
         began: float,
     ):
         self._config, self._files, self._log = config, files, log
-        self._began, self._tokenizer = began, model.tokenizer
-        self._skipped = Skipped()
+        self._began, self._tokenizer, self._skipped = began, model.tokenizer, Skipped()
         self._bad = self._skipped if config.skip_bad else refuse
         self._conversations: list[Conversation] = []  # of the block in progress
         self._summary = Summary(self._skipped)  # of what is in the file
-        self._size = 0  # bytes of the file that this process has written
-        self._new = 0  # answers of this process
+        self._size = self._new = 0  # bytes of the file and answers, of this process
         self._generator = AnswerGenerator(
             model,
             config.samplings,
@@ -325,9 +289,8 @@ class _Regeneration:
 
     def _opened(self, example: Example) -> list[Conversation]:
         """Returns a record's conversations, one for each sampling configuration."""
-        content, where = example.content, example.where
         try:
-            first = Conversation.of(content, where, self._tokenizer, example.digest)
+            first = Conversation.of(example, self._tokenizer)
         except UserError as error:
             self._bad(error)
             return []
@@ -337,7 +300,7 @@ class _Regeneration:
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
     with program(RESUMABLE) as advice:
-        print(run(parse(RegenerateConfig, args, __doc__), advice))
+        print(run(command_line.parse(RegenerateConfig, args, __doc__), advice))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,13 @@ CALLS = {"role": "assistant", "content": "", "tool_calls": [{"type": "function",
             Chat([USER, ANSWER | {"reasoning_content": "hm?"}]),
         ),
         # Other forms.
+        ({"conversation": [USER, ANSWER], "prompt": "a", "id": 3}, Chat([USER, ANSWER])),
+        ({"id": "0", "data": ["a", "b", "a"]}, Chat([USER, ANSWER, USER])),
+        ({"instruction": "a", "input": "", "output": "b", "response": "c"}, Chat([USER, ANSWER])),
+        ({"messages": [USER | {"content": [{"type": "text", "text": "a"}]}]}, Chat([USER])),
+        ({"tokens": [1, 2, 3]}, Tokens([1, 2, 3], 0)),
+        ({"text": "a", "data": "b", "messages": None}, Text("a")),
+        ("a\ud800", Text("a?")),
         (
             {"instruction": "a", "context": "x", "response": "b"},
             Chat([USER | {"content": "a\n\nx"}, ANSWER]),
@@ -88,6 +95,14 @@ CHAT = {"messages": [USER, ANSWER]}
 @pytest.mark.parametrize(
     ("record", "match"),
     [
+        ([1], "a record must be an object, not an array"),
+        ({"text": 1}, "`text` must be a string, not 1"),
+        ({"messages": []}, "`messages` must be a list of messages, not empty"),
+        ({"messages": [{"role": "user"}]}, "message 1 has no text as its content"),
+        ({"messages": [{"role": "king", "content": ""}]}, "message 1 has the unknown role 'king'"),
+        ({"messages": [1]}, "message 1 must be an object, not 1"),
+        ({"tokens": [1, True]}, "must be an array of ids"),
+        ({"tokens": [1], "prompt_length": 2}, r"must be in 0\.\.1"),
         ({"messages": [SYSTEM, USER], "system": "t"}, "`system` and the first message are diff"),
         (CHAT | {"system": "s", "system_prompt": "t"}, "`system_prompt` and the first message are"),
         (CHAT | {"system": ["s"]}, "`system` must be a string, not an array"),

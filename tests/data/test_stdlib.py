@@ -21,8 +21,8 @@ from dart_jax.model import DEMO
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import PROMPT_TOKENS, demo_prompts
 from eval.speedup.config import SpeedupConfig
-from train.recipes import packages
-from train.recipes.packages import PACKAGES, package_files
+from train.recipes import language_model
+from train.recipes.language_model import PACKAGES, package_files
 
 HELD_OUT_FILES = {path for group in HELD_OUT for path in held_out_files(group)}
 
@@ -158,6 +158,6 @@ def test_files_are_sources_of_every_package_in_order():
 
 
 def test_a_package_that_is_missing(monkeypatch):
-    monkeypatch.setattr(packages, "PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(language_model, "PACKAGES", ("no_such_package",))
     with pytest.raises(UserError, match="needs the package no_such_package"):
         package_files()

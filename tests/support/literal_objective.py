@@ -21,16 +21,10 @@ from train.objective.predictions import Frozen, Predictions, valid_predictions
 
 
 def draft_logits(
-    config: DartConfig,
-    params: Params,
-    data: TeacherBatch,
-    anchors: jax.Array,
-    draft_ids: jax.Array,
+    config: DartConfig, params: Params, data: TeacherBatch, anchors: jax.Array, draft_ids: jax.Array
 ) -> jax.Array:
-    """Returns the drafter's logits after anchors int32 [B, A]: float32 [B, A, d, Vd].
-
-    Pair scores are included, those of the text's tokens.
-    """
+    """Returns the drafter's logits after anchors int32 [B, A], with the pair scores of the
+    text's tokens: float32 [B, A, d, Vd]."""
     drafter = bind(config, params)
     (b, t), a, m = data.tokens.shape, anchors.shape[1], config.draft_length
     # For each row: its block (-1 for real rows), its position, and its document.
@@ -78,15 +72,8 @@ def draft_logits(
 def _pair_scores(
     pairs: Params, normed: jax.Array, tokens: jax.Array, anchors: jax.Array, draft_ids: jax.Array
 ) -> jax.Array:
-    """Returns the pair scores of all tokens, float32 [B, A, d, Vd].
-
-    Args:
-      pairs: the parameters.
-      normed: [B, A, d, D], what the head reads.
-      tokens: int32 [B, T].
-      anchors: int32 [B, A].
-      draft_ids: int32 [Vd].
-    """
+    """Returns the pair scores of all tokens, float32 [B, A, d, Vd], of what the head reads, [B,
+    A, d, D]."""
     positions = jnp.arange(1, normed.shape[2] + 1, dtype=jnp.int32)
     index = jnp.minimum(anchors[:, :, None] + positions[None, None], tokens.shape[1] - 1)
     before = jax.vmap(lambda row, at: row[at])(tokens, index)  # [B, A, d], the tokens at n + t
@@ -110,21 +97,10 @@ def restrict(teacher: jax.Array, draft_ids: jax.Array) -> tuple[jax.Array, jax.A
 def loss(
     of: DrafterLoss, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns what `DrafterLoss` returns for these anchors; holds all predictions in memory.
-
-    Args:
-      of: the loss.
-      params: the drafter's trained parameters.
-      frozen: what is not trained.
-      batch: packed rows.
-      anchors: int32 [B, A].
-
-    Raises:
-      TypeError: the drafter is not a DART drafter.
-    """
+    """Returns what `DrafterLoss` returns for anchors int32 [B, A]; holds all predictions in
+    memory."""
     config = of.forward.drafter
-    if not isinstance(config, DartConfig):
-        raise TypeError("the literal objective supports only DART drafters")
+    assert isinstance(config, DartConfig)
     target = bind(of.forward.target, frozen.target)
     data = of.forward.run_target(frozen, batch)
     params = frozen.whole(params)

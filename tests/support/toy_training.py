@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,11 +16,12 @@ import numpy as np
 import tyro
 
 from dart_jax.programs.command_line import program
-from dart_jax.programs.processes import DistributedConfig, initialize, is_main
+from dart_jax.programs.processes import DistributedConfig, free_address, initialize, is_main
 from train.run.config import TrainerConfig
 from train.run.trainer import Trainer
 
 WIDTH = 64
+PROGRAM = [sys.executable, __file__]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,24 @@ def toy_evaluate(params) -> dict[str, float]:
     """A figure that depends on all parameters, which every device has whole."""
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
     return {"norm": float(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)))}
+
+
+def run_together(command: list, *, processes: int = 1, devices: int = 1) -> list[str]:
+    """Runs a program in processes with so many devices each; returns what they told."""
+    if processes > 1:
+        command = [*command, "--coordinator", free_address(), "--processes", processes]
+    own = [["--process-id", n] for n in range(processes)] if processes > 1 else [[]]
+    count = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": count, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    started = [
+        subprocess.Popen(
+            [*map(str, [*command, *each])], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for each in own
+    ]
+    told = [process.communicate(timeout=280)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * processes, told
+    return told
 
 
 RECIPE = TrainerConfig(

@@ -147,9 +147,10 @@ def test_shapes():
     assert (dspark.pair_rank, dspark.confidence, dspark.layout) == (256, "pairs", "deepspec")
     assert dspark.mask_token_id == 9
     assert not dspark.own_head
-    shape = DrafterShape(method="dflash", layers=1, draft_vocab=20, mask_token=4)
+    assert not DrafterShape(method="dspark", start="random").informed
+    shape = DrafterShape(method="dflash", layers=1, draft_vocab=20)
     dflash = shape.config(TARGET, 9)
-    assert (dflash.num_positions, dflash.block_size, dflash.mask_token_id) == (8, 9, 4)
+    assert (dflash.num_positions, dflash.block_size, dflash.mask_token_id) == (8, 9, 9)
     assert (dflash.layout, dflash.own_head, dflash.pair_rank) == ("speculators", True, 0)
 
 
@@ -159,9 +160,9 @@ def test_shapes():
         ({"method": "dflash", "pair_rank": 4}, "--pair-rank is of DART and DSpark"),
         ({"method": "dspark", "train": "pairs"}, "--train pairs is DART's"),
         ({"method": "dflash", "shifted": False}, "--no-shifted is DART's"),
-        ({"mask_token": 4}, "--mask-token is of block drafters"),
-        ({"method": "eagle3", "intermediate_size": 4}, "--intermediate-size is of block"),
         ({"method": "eagle3", "layers": 2}, "EAGLE-3 drafters have one layer"),
+        ({"start": "random"}, "--start is of block drafters; leave it out with dart"),
+        ({"method": "dspark", "init": "x", "start": "informed"}, "leave --start out"),
     ],
 )
 def test_what_does_not_go_together(options, message):

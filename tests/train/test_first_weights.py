@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dart_jax.data.stdlib import read, stdlib
-from dart_jax.errors import UserError
 from dart_jax.models.pure import bind, init_params
 from dart_jax.named.models import MODELS
 from dart_jax.text.tokenizer import Tokenizer
@@ -114,11 +113,3 @@ def test_factors_of_the_means():
     assert following.shape == (20, 3)
     errors = np.abs(prev @ following.T - wanted).mean(axis=1)
     assert errors[:3].max() < 0.1 * errors[3:].mean()
-
-
-def test_other_drafters_begin_at_random():
-    with pytest.raises(UserError, match="--start is of block drafters; leave it out with dart"):
-        DrafterShape(start="random")
-    with pytest.raises(UserError, match="--init brings its own weights; leave --start out"):
-        DrafterShape(method="dspark", init="somewhere", start="informed")
-    assert not DrafterShape(method="dspark", start="random").informed

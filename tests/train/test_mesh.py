@@ -1,34 +1,20 @@
 """Many devices, and several processes, compute the same as one device."""
 
 import dataclasses
-import os
 import shutil
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from toy_training import RECIPE, ToyBatches, records, toy_fit
+from toy_training import PROGRAM, RECIPE, ToyBatches, records, run_together, toy_fit
 
 from dart_jax.errors import UserError
-from dart_jax.programs.processes import DistributedConfig, free_address, initialize
+from dart_jax.programs.processes import DistributedConfig, initialize
 from train.run.checkpoints import whole_steps
 from train.run.mesh import batch_sharding, fsdp_shardings, make_mesh
 from train.run.step import load
-
-PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
-
-
-def environment(devices: int) -> dict[str, str]:
-    return {
-        **os.environ,
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
-    }
 
 
 def assert_close(ours: list[dict], theirs: list[dict]) -> None:
@@ -43,8 +29,7 @@ def test_eight_devices_train_as_one(tmp_path):
     recipe = dataclasses.replace(RECIPE, batch_size=16, accumulate=2)
     params = toy_fit(tmp_path / "one", recipe)
     options = ["--batch-size", "16", "--accumulate", "2", "--mesh", "data=2,model=4"]
-    command = [*PROGRAM, "--directory", str(tmp_path / "many"), *options]
-    subprocess.run(command, env=environment(8), check=True, capture_output=True)
+    run_together([*PROGRAM, "--directory", tmp_path / "many", *options], devices=8)
     assert_close(records(tmp_path / "many"), records(tmp_path / "one"))
     shutil.rmtree(tmp_path / "many" / "checkpoints" / "12")
     again = toy_fit(tmp_path / "many", recipe)
@@ -61,16 +46,7 @@ def test_two_processes(tmp_path):
     alone = records(run)
     for step in (10, 12):
         shutil.rmtree(run / "checkpoints" / str(step))
-    options = ["--directory", str(run), "--coordinator", free_address(), "--processes", "2"]
-    command = [*PROGRAM, *options, "--process-id"]
-    both = [
-        subprocess.Popen(
-            [*command, str(process)], env=environment(2), stderr=subprocess.PIPE, text=True
-        )
-        for process in range(2)
-    ]
-    told = [process.communicate(timeout=200)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
+    told = run_together([*PROGRAM, "--directory", run], processes=2, devices=2)
     # Only one process reports.
     assert "step 12/12" in told[0]
     assert "toy: " not in told[1]
@@ -107,14 +83,12 @@ def test_nobody_listens():
 # Where things go
 
 
+@dataclasses.dataclass(frozen=True)
 class Device:
     """The attributes of a device that ordering needs."""
 
-    def __init__(self, process_index: int, number: int):
-        self.process_index, self.id = process_index, number
-
-    def __repr__(self) -> str:
-        return f"{self.process_index}/{self.id}"
+    process_index: int
+    id: int
 
 
 def grid(shape: str | None, processes: int, each: int) -> list[list[int]]:
@@ -140,18 +114,6 @@ def mesh_of(data: int, model: int) -> jax.sharding.AbstractMesh:
     return jax.sharding.AbstractMesh((data, model), ("data", "model"))
 
 
-def shapes(tree):
-    return jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, np.float32),
-        tree,
-        is_leaf=lambda leaf: isinstance(leaf, tuple),
-    )
-
-
-def specs(shardings):
-    return jax.tree.map(lambda sharding: sharding.spec, shardings)
-
-
 def test_batches_that_do_not_divide():
     assert batch_sharding(mesh_of(4, 2), 24, 3).spec == P(None, "data")
     with pytest.raises(UserError, match=r"12 rows .* 2 microbatches over 4 .* a multiple of 8"):
@@ -160,7 +122,9 @@ def test_batches_that_do_not_divide():
 
 def test_what_is_trained_is_split_along_its_largest_axis():
     tree = {"a": (64, 128), "b": (129, 64), "c": (127, 129), "small": (64,), "count": ()}
-    assert specs(fsdp_shardings(mesh_of(4, 2), shapes(tree))) == {
+    shapes = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in tree.items()}
+    shardings = fsdp_shardings(mesh_of(4, 2), shapes)
+    assert {name: sharding.spec for name, sharding in shardings.items()} == {
         "a": P(None, "data"),
         "b": P(None, "data"),  # 129 does not divide
         "c": P(None, None),

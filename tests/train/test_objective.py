@@ -8,16 +8,7 @@ import jax.numpy as jnp
 import literal_objective as literal
 import numpy as np
 import pytest
-from tiny_configs import (
-    ALL,
-    DART,
-    EAGLE3,
-    TARGET,
-    VOCABULARY,
-    copied,
-    log_softmax,
-    random_params,
-)
+from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, copied, log_softmax, random_params
 
 from dart_jax.errors import UserError
 from dart_jax.models.platform.weights import WeightsForm, untie
@@ -25,18 +16,8 @@ from dart_jax.models.pure import bind
 from train.data.batch import Batch, causal, positions
 from train.evaluation.acceptance import Agreement
 from train.objective.drafter_shape import DrafterShape
-from train.objective.loss import (
-    DrafterLoss,
-    Objective,
-    draw_anchors,
-    num_valid_anchors,
-)
-from train.objective.predictions import (
-    Frozen,
-    PackedForward,
-    supervised_runs,
-    valid_predictions,
-)
+from train.objective.loss import DrafterLoss, Objective, draw_anchors, num_valid_anchors
+from train.objective.predictions import Frozen, PackedForward, supervised_runs, valid_predictions
 from train.teacher import teacher
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.batch import Batch, PackedBatches, positions
+from train.data.batch import Batch, positions
 from train.data.encoding import Encoded
-from train.data.packing import Packer
+from train.data.packed_dataset import PackedBatches, Packer
 
 CONTEXT = 16
 

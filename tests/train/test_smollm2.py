@@ -16,7 +16,6 @@ from dart_jax.models.drafter_config import DartConfig, Eagle3Config
 from train.recipes import smollm2
 from train.recipes.questions import benchmark_questions, write_questions
 from train.recipes.smollm2 import SmolLM2Config, run
-from train.run.config import TrainerConfig
 
 CHATS = [
     {"instruction": "Write a haiku about the sea.", "input": "", "output": "x"},
@@ -57,6 +56,9 @@ def test_questions_are_english_turns_of_users(tmp_path):
     assert not any("señor" in first for first in firsts)
     assert questions([[file]], seed=1) != found
     assert sorted(questions([[file]], seed=1)) == sorted(found)
+    spanish = write(tmp_path / "spanish.jsonl", [CHATS[3]])
+    with pytest.raises(UserError, match=r"no English question in .*spanish\.jsonl; leave it out"):
+        questions([[file], [spanish]])
 
 
 def test_questions_of_benchmarks_are_left_out(tmp_path):
@@ -99,19 +101,6 @@ def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
         answer()
     whole = 10 * smollm2._PARTS["answers"]
     assert given == [whole, pytest.approx(whole - 0.3 / 60, abs=0.003)]
-
-
-def test_sources_without_questions_are_refused(tmp_path):
-    file = write(tmp_path / "spanish.jsonl", [CHATS[3]])
-    with pytest.raises(UserError, match=r"no English question in .*spanish\.jsonl; leave it out"):
-        questions([[file]])
-
-
-def test_minutes_replace_the_steps_of_a_config():
-    assert TrainerConfig().updates == 1000
-    assert TrainerConfig(steps=7).updates == 7
-    assert TrainerConfig(minutes=1).updates is None
-    assert TrainerConfig().fixed["steps"] == 1000
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
 from train.counting import pipeline as counting
 from train.counting import program as ngram
-from train.counting import tokenizer as counted_tokenizer
 from train.counting.config import NgramConfig
 from train.counting.pipeline import Budget
 from train.counting.program import run
@@ -68,7 +67,7 @@ def tokenizer_directory(tokenizer, tmp_path_factory):
 @pytest.fixture
 def count(tokenizer_directory, tmp_path):
     """Counts in this process, and gives the model's path."""
-    counted_tokenizer._encoder.cache_clear()
+    counting._encoder.cache_clear()
 
     def count(*data, out="model.dng", **options):
         options = {"tokenizer": str(tokenizer_directory), "memory": "2GB", "workers": 1} | options
@@ -390,16 +389,6 @@ def test_work_directories_are_not_mixed(tmp_path, count):
         count(data, work=tmp_path / "other")
 
 
-def test_without_counts_nothing_is_held_against_a_run(tmp_path, count):
-    """A run that failed before its first unit leaves settings and data free."""
-    data = write(tmp_path / "a.jsonl", '{"text": "a"}\n{"query": 1}\n')
-    with pytest.raises(UserError, match=r"a\.jsonl:2: .* it has the fields query"):
-        count(data, work=tmp_path / "work", order=2)
-    write(data, lines(words(7)))
-    expected = count(data).read_bytes()
-    assert count(data, work=tmp_path / "work").read_bytes() == expected
-
-
 def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
     """A bad record ends the first run after some units; the counts are used, merged anew."""
     monkeypatch.setattr(ngram, "UNIT", 3000)
@@ -408,6 +397,10 @@ def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
     write(first, good + '{"query": 1}\n')
     write(second, more)
     work = tmp_path / "work"
+    # A run that fails before its first unit leaves the settings free.
+    bad = write(tmp_path / "bad.json", '[{"text": "a"}, {"query": 1}]')
+    with pytest.raises(UserError, match="it has the fields query"):
+        count(bad, work=work, order=2)
     with pytest.raises(UserError, match="it has the fields query"):
         count(str(tmp_path / "*.jsonl"), work=work)
     before = {path: path.stat().st_ino for path in work.glob("run-*")}
@@ -445,13 +438,6 @@ def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
 
 
 # Bad input
-
-
-def test_a_package_that_is_missing(tmp_path, count, monkeypatch):
-    path = write(tmp_path / "a.jsonl.zst", lines(["a"]))
-    monkeypatch.setattr("dart_jax.data.records.zstandard", None)
-    with pytest.raises(UserError, match=r"a\.jsonl\.zst needs a package: pip install zstandard"):
-        count(path)
 
 
 def test_bad_chats(tmp_path, count, tokenizer):
@@ -499,7 +485,7 @@ def test_bad_tokenizers(tmp_path, count, tokenizer):
     with pytest.raises(UserError, match="names no token that ends a document; pass --eos-token"):
         count(data, tokenizer=str(path))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 256]}')
-    assert counted_tokenizer.eos_of(counted_tokenizer.load(str(tmp_path)), None) == 257
+    assert ngram.eos_of(ngram.load(str(tmp_path)), None) == 257
     path.write_text("{}")
     for source in (path, tmp_path):
         with pytest.raises(UserError, match="cannot read") as raised:

@@ -11,10 +11,8 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import types
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_training import (
+    PROGRAM,
     RECIPE,
     WIDTH,
     ToyBatches,
@@ -41,7 +40,6 @@ from train.run.checkpoints import whole_steps
 from train.run.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from train.run.report import cut
 
-PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "support" / "toy_training.py")]
 ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
 
@@ -191,7 +189,7 @@ def slow_clock(monkeypatch):
     """A clock by which every look at it takes a second."""
     ticks = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
-    monkeypatch.setattr("train.run.duration.time", clock)
+    monkeypatch.setattr("train.run.report.time", clock)
 
 
 def test_training_for_a_time(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from dart_jax.errors import UserError
+from dart_jax.programs.command_line import check_least
+
 
 @dataclasses.dataclass(frozen=True)
 class NgramConfig:
@@ -38,3 +41,8 @@ class NgramConfig:
     """Directory for intermediate results; by default next to the output."""
     keep_work: bool = False
     """Keep the work directory at the end."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.order <= 5:
+            raise UserError(f"--order must be 2 to 5, got {self.order}")
+        check_least(self, limit=1, workers=1)

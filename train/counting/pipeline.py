@@ -9,23 +9,27 @@ records a digest of its documents, and merged files are named by the runs that t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
+import json
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.progress import Progress
 
 from dart_jax.data.records import PARQUET, Skipped, refuse
 from dart_jax.errors import UserError
 from dart_jax.ngram import WindowLayout, runs
 from dart_jax.ngram.runs import MAX_WORD, Stats
-from train.counting.tokenizer import Encoding
+from dart_jax.text.tokenizer import Tokenizer
 from train.counting.workers import Workers
-from train.data.examples import Example, batched, digest_of
+from train.data.encoding import Encoder
+from train.data.examples import LONGEST, Example, batched, digest_of
 
 MB = 10**6
 DRIVER = 384 * MB + PARQUET  # the process that reads, distributes and builds
@@ -38,13 +42,8 @@ PART = 2**21  # maximum rows that the driver processes at a time
 
 
 class Unit(NamedTuple):
-    """Examples that are counted together.
-
-    Attributes:
-      number: from 0, in the corpus's order.
-      examples: at least one.
-      read: bytes of all files read up to its end.
-    """
+    """Examples that are counted together: the unit's number in the corpus's order, from 0, at
+    least one example, and the bytes of all files read up to its end."""
 
     number: int
     examples: list[Example]
@@ -59,28 +58,57 @@ class Unit(NamedTuple):
 
 def units(examples: Iterable[tuple[Example, int]], size: int) -> Iterator[Unit]:
     """Groups examples, each with the bytes read so far, into units of about `size` bytes."""
-    for number, (group, read) in enumerate(batched(examples, size)):
-        yield Unit(number, group, read)
+    return (Unit(number, *group) for number, group in enumerate(batched(examples, size)))
+
+
+class Encoding(NamedTuple):
+    """The encoding of a corpus: a `tokenizer.json` or a directory with a tokenizer's files, JSON
+    for the chat template, and the token that ends every document, unless None."""
+
+    tokenizer: Path
+    template_kwargs: str
+    eos: int | None
+
+    def encode(
+        self, examples: Sequence[Example], bad: Callable[[UserError], None]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields batches of documents: their tokens, int32 [n], and offsets, int64 [documents + 1].
+
+        Texts get the tokenizer's special tokens, chats have those of their template. Every document
+        ends with `eos`, unless a further piece of the document follows. An example that cannot be
+        used is left out, and `bad` is called with the error.
+        """
+        encoder = _encoder(self.tokenizer, self.template_kwargs)
+        for batch, _ in batched(((example, 0) for example in examples), LONGEST):
+            tokens, offsets = [np.zeros(0, np.int32)], [0]
+            for example, document in zip(batch, encoder.encode(batch, bad=bad), strict=True):
+                if document is None or not len(document.tokens):
+                    continue
+                ids = document.tokens
+                if self.eos is not None and example.last and ids[-1] != self.eos:
+                    ids = np.append(ids, np.int32(self.eos))
+                tokens.append(ids)
+                offsets.append(offsets[-1] + len(ids))
+            yield np.concatenate(tokens), np.array(offsets)
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(path: Path, template_kwargs: str) -> Encoder:
+    tokenizer = Tokenizer.load(path)
+    return Encoder(tokenizer, tokenizer.vocab_size, "all", json.loads(template_kwargs))
 
 
 class Budget(NamedTuple):
-    """The division of memory, in bytes.
-
-    Attributes:
-      sort: of each worker, for grouping and sorting.
-      reading: of the driver, for reading.
-    """
+    """The division of memory, in bytes: for sorting in each worker, and for reading in the
+    driver."""
 
     sort: int
     reading: int
 
     @classmethod
     def of(cls, memory: int, workers: int) -> Budget:
-        """Divides `memory` bytes between the driver and the workers.
-
-        Raises:
-          UserError: the memory is too little.
-        """
+        """Divides `memory` bytes between the driver and the workers; raises UserError if they
+        are too few."""
         least = least_memory(workers)
         if memory < least:
             need = "1 worker needs" if workers == 1 else f"{workers} workers need"
@@ -99,15 +127,8 @@ def least_memory(workers: int) -> int:
 
 
 class Totals(NamedTuple):
-    """Totals over all runs.
-
-    Attributes:
-      runs: number of runs.
-      documents: number of documents; each piece of a long one counts.
-      tokens: number of tokens, including ends of documents.
-      new: tokens counted by this process, not by an earlier one.
-      digest: of the documents of all runs.
-    """
+    """Totals over all runs: their number, documents (each piece of a long one counts), tokens
+    with ends of documents, `new` ones counted by this process, and a digest of the documents."""
 
     runs: int
     documents: int
@@ -118,17 +139,8 @@ class Totals(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """Runs the tasks.
-
-    Attributes:
-      work: directory of all files.
-      layout: layout of the windows.
-      memory: bytes for grouping and sorting in one worker.
-      workers: run the tasks.
-      progress: shows the progress.
-      skipped: counts the records that cannot be used.
-      skip_bad: whether such records are skipped.
-    """
+    """Runs the tasks, whose files are in `work`, by the workers, each with `memory` bytes for
+    grouping and sorting; counts the records that cannot be used, which it skips or refuses."""
 
     work: Path
     layout: WindowLayout
@@ -139,16 +151,8 @@ class Counting:
     skip_bad: bool = False
 
     def count(self, corpus: Iterable[Unit], size: int, encoding: Encoding) -> Totals:
-        """Counts the units whose runs are missing or of other documents, and writes these.
-
-        Args:
-          corpus: all units.
-          size: bytes of all files.
-          encoding: how the units are encoded.
-
-        Raises:
-          UserError: there is no text, or bad data.
-        """
+        """Counts the units of a corpus of `size` bytes whose runs are missing or of other
+        documents, and writes these; raises UserError if there is no text, or bad data."""
         earlier, stats, digest = runs.read_stats(self.work), dict[int, Stats](), 0
         bar = self.progress.add_task("count", total=size, note="")
         new, began = 0, time.perf_counter()
@@ -164,8 +168,7 @@ class Counting:
                     stats[unit.number] = earlier[unit.number]
                     self.skipped.count += int(skipped)
                 else:
-                    settings = self.layout, self.work, self.memory, self.skip_bad
-                    yield unit, encoding, *settings
+                    yield unit, encoding, self.layout, self.work, self.memory, self.skip_bad
 
         for number, counted, skipped in self.workers.map(count_unit, tasks()):
             stats[number] = counted
@@ -226,28 +229,12 @@ class Counting:
 
 
 def count_unit(
-    unit: Unit,
-    encoding: Encoding,
-    layout: WindowLayout,
-    directory: Path,
-    memory: int,
-    skip_bad: bool,
+    unit: Unit, encoding: Encoding, layout: WindowLayout, directory: Path, memory: int, skip: bool
 ) -> tuple[int, Stats, Skipped]:
-    """Task: encodes a unit and writes its run.
-
-    Args:
-      unit: the examples.
-      encoding: how they are encoded.
-      layout: layout of the windows.
-      directory: receives the run.
-      memory: bytes for grouping and sorting.
-      skip_bad: whether to skip examples that cannot be encoded.
-
-    Returns:
-      The unit's number, the run's statistics, and what was skipped.
-    """
+    """Task: encodes a unit and writes its run, with `memory` bytes for grouping and sorting;
+    returns the unit's number, the run's statistics, and what was skipped."""
     skipped = Skipped()
-    documents = list(encoding.encode(unit.examples, skipped if skip_bad else refuse))
+    documents = list(encoding.encode(unit.examples, skipped if skip else refuse))
     note = f"{unit.digest} {skipped.count}"
     path = runs.run_path(directory, unit.number)
     return unit.number, runs.write_run(documents, layout, path, memory, note), skipped

@@ -17,11 +17,12 @@ from dart_jax.files import check_writable
 from dart_jax.machine import available_cores, available_memory
 from dart_jax.memory import parse_memory
 from dart_jax.ngram import NgramBuilder, NgramModel, WindowLayout, runs, tokenizer_fingerprint
-from dart_jax.programs.command_line import check_least
 from dart_jax.progress import progress_bars
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights import hub
+from dart_jax.weights.checkpoint import load_eos
 from train.counting.config import NgramConfig
-from train.counting.pipeline import UNIT, Budget, Counting, least_memory, units
-from train.counting.tokenizer import Encoding, eos_of, load
+from train.counting.pipeline import UNIT, Budget, Counting, Encoding, least_memory, units
 from train.counting.workers import Workers
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import read_all
@@ -37,7 +38,9 @@ def run(config: NgramConfig) -> str:
       UserError: a setting or the data cannot be used.
     """
     began = time.perf_counter()
-    check(config)
+    if not config.out.parent.is_dir():
+        raise UserError(f"no directory {config.out.parent} for --out; make it first")
+    check_writable(config.out)
     work = config.work or config.out.with_name(config.out.name + ".work")
     files = without(find_files(config.data), (work, config.out))
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
@@ -72,9 +75,8 @@ def run(config: NgramConfig) -> str:
         try:
             source = tokenizer.directory or Path(config.tokenizer).expanduser()
             encoding = Encoding(source, json.dumps(template_kwargs), eos)
-            counting = Counting(
-                work, layout, budget.sort, workers, progress, skipped, config.skip_bad
-            )
+            settled = layout, budget.sort, workers, progress, skipped, config.skip_bad
+            counting = Counting(work, *settled)
             totals = counting.count(units(examples, UNIT), size, encoding)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
@@ -99,19 +101,33 @@ def run(config: NgramConfig) -> str:
     )
 
 
-def check(config: NgramConfig) -> None:
-    """Raises UserError for invalid settings, before anything is read."""
-    if not 2 <= config.order <= 5:
-        raise UserError(f"--order must be 2 to 5, got {config.order}")
-    check_least(config, limit=1, workers=1)
-    if not config.out.parent.is_dir():
-        raise UserError(f"no directory {config.out.parent} for --out; make it first")
-    check_writable(config.out)
-
-
 def default_workers(memory: int) -> int:
     """Returns the number of workers: one per core, as far as `memory` bytes allow."""
     workers = available_cores()
-    while workers > 1 and least_memory(workers) > memory:
-        workers -= 1
-    return workers
+    fitting = (n for n in range(workers, 1, -1) if least_memory(n) <= memory)
+    return next(fitting, 1)
+
+
+def load(source: str) -> Tokenizer:
+    """Reads a `tokenizer.json`, a directory, or a repository of the Hugging Face hub; raises
+    UserError if there is no tokenizer, or it is damaged."""
+    path = Path(source).expanduser()
+    return Tokenizer.load(path if path.is_file() else hub.resolve(source, patterns=hub.TOKENIZER))
+
+
+def eos_of(tokenizer: Tokenizer, token: str | None) -> int:
+    """Returns the id of `token`, or the tokenizer's own end-of-sequence id if it is None; raises
+    UserError if there is no such token."""
+    if token is not None:
+        eos = tokenizer.backend.token_to_id(token)
+        if eos is None:
+            raise UserError(f"--eos-token: the tokenizer has no token {token!r}")
+        return eos
+    eos = None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id
+    if eos is None and tokenizer.directory is not None:
+        eos = next(iter(load_eos(tokenizer.directory)), None)
+    if eos is None:
+        raise UserError(
+            "the tokenizer names no token that ends a document; pass --eos-token or --no-eos"
+        )
+    return eos

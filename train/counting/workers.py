@@ -19,11 +19,8 @@ from dart_jax.programs.child import HeldBack
 
 
 class Workers:
-    """Processes that exit when this one ends, however it ends; one worker is this process itself.
-
-    Attributes:
-      number: number of tasks that run at a time.
-    """
+    """Processes that run a `number` of tasks at a time and exit when this one ends, however it
+    ends; one worker is this process itself."""
 
     def __init__(self, number: int):
         self.number = number
@@ -39,10 +36,7 @@ class Workers:
 
     def map(self, function: Callable, tasks: Iterable[tuple]) -> Iterator[Any]:
         """Yields results in task order; submits lazily, at most two tasks per worker ahead.
-
-        Raises:
-          UserError: a worker was killed.
-        """
+        Raises UserError if a worker was killed."""
         if self._pool is None:
             yield from itertools.starmap(function, tasks)
             return

@@ -2,5 +2,5 @@
 
 May import `dart_jax`. Start with `prepare.py`, which turns files into packed rows on disk:
 
-    records -> examples -> encoding -> packing -> packed_dataset -> batch
+    records -> examples -> encoding -> packed_dataset -> batch
 """

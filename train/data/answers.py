@@ -18,16 +18,12 @@ from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
 from dart_jax.text.tokenizer import Tokenizer
+from train.data.examples import Example
 
 
 class Answer(NamedTuple):
-    """One answer of the target.
-
-    Attributes:
-      prompt: token ids before the answer.
-      tokens: token ids of the answer, including the one that ended it.
-      finish: `stop`, or `length` if the answer was cut off.
-    """
+    """One answer: the token ids of the prompt before it and of the answer, with the one that
+    ended it; `finish` is `stop`, or `length` if it was cut off."""
 
     prompt: list[int]
     tokens: list[int]
@@ -57,31 +53,24 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
 
     @classmethod
-    def of(
-        cls, content: Content, where: str, tokenizer: Tokenizer, digest: int = 0
-    ) -> Conversation:
-        """Returns the conversation of a record, without answers.
-
-        Raises:
-          UserError: there is no prompt to answer; says where.
-        """
+    def of(cls, example: Example, tokenizer: Tokenizer) -> Conversation:
+        """Returns the conversation of a record, without answers; raises UserError if there is no
+        prompt to answer."""
+        content = example.content
         try:
             turns = prompt_turns(content, tokenizer)
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{example.where}: {error}") from None
         tools = content.tools if isinstance(content, Chat) else None
-        return cls(where, digest, 0, turns, tools=tools)
+        return cls(example.where, example.digest, 0, turns, tools=tools)
 
     def sampled(self, sampling: int) -> Conversation:
         """Returns the same without answers, for another sampling configuration."""
         return dataclasses.replace(self, sampling=sampling, messages=[], answers=[])
 
     def prompt(self, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Returns the token ids before the next answer.
-
-        Raises:
-          UserError: the chat template rejects the messages, or there is none; says where.
-        """
+        """Returns the token ids before the next answer; raises UserError if the chat template
+        rejects the messages, or there is none."""
         turn: list[Any] = self.turns[len(self.answers)]
         if isinstance(turn[0], int):
             return turn
@@ -111,13 +100,11 @@ class Conversation:
 def prompt_turns(
     content: Content, tokenizer: Tokenizer
 ) -> list[list[dict[str, Any]]] | list[list[int]]:
-    """Returns the prompt of each answer; see `Conversation.turns`.
+    """Returns the prompt of each answer; see `Conversation.turns`. Raises UserError if there is
+    none.
 
     A chat with tool calls is answered up to the first call: a tool's result fits no other answer.
     Turns that are not to be learned, and those before the first question, stay as they are.
-
-    Raises:
-      UserError: there is no prompt to answer.
     """
     match content:
         case Chat():
@@ -227,17 +214,12 @@ class OutOfTimeError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class AnswerGenerator:
-    """Generates the answers of conversations.
+    """Generates the answers of conversations, a `batch` of them decoded together, by sampling
+    configurations whose seeds are drawn from `seed`.
 
-    Attributes:
-      model: the target, optionally with a drafter.
-      samplings: sampling configurations, at least one; their seeds are replaced.
-      batch: conversations decoded together.
-      template_kwargs: for the chat template.
-      seed: seed of all random draws.
-      bad: called with the error if the chat template rejects a conversation, which ends there.
-      too_long: called likewise if a conversation leaves no room for an answer.
-      late: asked before a batch is decoded: whether the time for it has passed.
+    A conversation ends, and its error is told, if the chat template rejects it (`bad`) or if it
+    leaves no room for an answer (`too_long`). `late` is asked before a batch whether the time has
+    passed.
     """
 
     model: DartModel
@@ -250,12 +232,8 @@ class AnswerGenerator:
     late: Callable[[], bool] = lambda: False
 
     def run(self, conversations: list[Conversation], place: int, log: AnswerLog) -> Iterator[int]:
-        """Answers all turns; yields after each batch the number of new answers.
-
-        Args:
-          conversations: the conversations of a block.
-          place: place of the block among all, which the draws depend on.
-          log: holds the answers of earlier runs, and receives new ones.
+        """Answers all turns of a block of conversations, of which the draws depend on its `place`
+        among all; yields after each batch the number of new answers, which the log receives.
 
         Raises:
           OutOfTimeError: the time has passed.
@@ -274,11 +252,10 @@ class AnswerGenerator:
                     if self.late():
                         raise OutOfTimeError
                     seed = np.random.SeedSequence([self.seed, place, turn, number])
-                    new = self._decode(
-                        [own[each] for each in missing],
-                        self.samplings[sampling],
-                        int(seed.generate_state(1)[0]),
+                    config = dataclasses.replace(
+                        self.samplings[sampling], seed=int(seed.generate_state(1)[0])
                     )
+                    new = [*self._decode([own[each] for each in missing], config)]
                     log.add(new, sampling)
                     for each, answer in zip(missing, new, strict=True):
                         answers[each] = answer
@@ -289,23 +266,20 @@ class AnswerGenerator:
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
         """Returns the prompt of the next turn; None if it cannot be answered."""
-        longest, vocab_size = self.model.target.max_length, self.model.target.vocab_size
+        model, where, report = self.model, conversation.where, self.bad
+        longest, vocab_size = model.target.max_length, model.target.vocab_size
         try:
-            prompt = conversation.prompt(self.model.tokenizer, self.template_kwargs)
-            outside = self.model.tokenizer.outside(prompt, vocab_size)
-            if outside is not None:
-                raise UserError(
-                    f"{conversation.where}: the prompt's tokens must be in 0..{vocab_size - 1}, "
-                    f"one is {outside}"
-                )
+            prompt = conversation.prompt(model.tokenizer, self.template_kwargs)
+            if (outside := model.tokenizer.outside(prompt, vocab_size)) is not None:
+                must = f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
+                raise UserError(f"{where}: {must}")
+            if len(prompt) >= longest:
+                report = self.too_long
+                reason = f"a prompt of {len(prompt)} tokens leaves no room in {longest} positions"
+                raise UserError(f"{where}: {reason}")
         except UserError as error:
             conversation.finish()
-            self.bad(error)
-            return None
-        if len(prompt) >= longest:
-            conversation.finish()
-            reason = f"a prompt of {len(prompt)} tokens leaves no room in {longest} positions"
-            self.too_long(UserError(f"{conversation.where}: {reason}"))
+            report(error)
             return None
         return prompt
 
@@ -319,13 +293,8 @@ class AnswerGenerator:
             for begin in range(0, len(chosen), self.batch):
                 yield chosen[begin : begin + self.batch]
 
-    def _decode(
-        self, prompts: list[list[int]], config: GenerationConfig, seed: int
-    ) -> list[Answer]:
+    def _decode(self, prompts: list[list[int]], config: GenerationConfig) -> Iterator[Answer]:
         # Always decode full batches to limit compiled programs; the repeated prompts are dropped.
         full = [*prompts, *[prompts[0]] * (self.batch - len(prompts))]
-        completions = self.model.generate(full, dataclasses.replace(config, seed=seed))
-        return [
-            Answer(prompt, completion.tokens.tolist(), completion.finish or "length")
-            for prompt, completion in zip(prompts, completions[: len(prompts)], strict=True)
-        ]
+        for prompt, made in zip(prompts, self.model.generate(full, config), strict=False):
+            yield Answer(prompt, made.tokens.tolist(), made.finish or "length")

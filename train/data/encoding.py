@@ -28,28 +28,18 @@ from train.data.examples import Example
 
 LossOn = Literal["assistant", "all"]
 
+Span = tuple[int, int]  # begin and end of characters in a text
+
 _PRIVATE_USE = range(0xE000, 0xF900)  # code points that real text does not use
 
 
 class Encoded(NamedTuple):
-    """An encoded document.
-
-    Attributes:
-      tokens: int32 [n].
-      supervised: bool [n], whether the token is supervised; never the first.
-      whole: whether it is meaningless without its beginning, as a chat or a completion is.
-    """
+    """An encoded document: tokens, int32 [n]; which of them are supervised, bool [n], never the
+    first; and whether it is meaningless without its beginning, as a chat or a completion is."""
 
     tokens: np.ndarray
     supervised: np.ndarray
     whole: bool
-
-
-class Span(NamedTuple):
-    """A range of characters in a text."""
-
-    begin: int
-    end: int
 
 
 def parse_template_kwargs(text: str) -> dict[str, Any]:
@@ -73,15 +63,9 @@ class _Plan(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Encoder:
-    """Encodes with the target's tokenizer and chat template.
-
-    Attributes:
-      tokenizer: the target's tokenizer.
-      vocab_size: the target's vocabulary size.
-      loss_on: `all` supervises every token except the first, whoever wrote it.
-      template_kwargs: for the chat template.
-      eos: token that ends completions, unless None.
-    """
+    """Encodes with the target's tokenizer and chat template, for its vocabulary. With the loss
+    on `all`, every token except the first is supervised, whoever wrote it; `eos` ends
+    completions, unless None."""
 
     tokenizer: Tokenizer
     vocab_size: int
@@ -93,12 +77,15 @@ class Encoder:
         self, examples: Sequence[Example], *, bad: Callable[[UserError], None] = refuse
     ) -> list[Encoded | None]:
         """Encodes a batch; None for an example that cannot be used, for which `bad` is called.
-
-        Raises:
-          UserError: there is a chat but no chat template.
-        """
-        if any(isinstance(example.content, Chat) for example in examples):
-            self._need_template()
+        Raises UserError if there is a chat but no chat template."""
+        chats = any(isinstance(example.content, Chat) for example in examples)
+        if chats and not self.tokenizer.chat_template:
+            directory = self.tokenizer.directory
+            raise UserError(
+                "there are chats in the data, but no chat template in "
+                f"{place(directory) if directory else 'the tokenizer'}; add a chat_template.jinja "
+                "there"
+            )
         plans: list[_Plan | Encoded | None] = []
         for example in examples:
             try:
@@ -112,22 +99,14 @@ class Encoder:
             try:
                 if isinstance(plan, _Plan):
                     plan = self._encoded(example.content, plan, next(encodings))
-                if plan is not None and self.loss_on != "all":
-                    self._check(plan, example.content)
+                answered = self.loss_on != "all" and not isinstance(example.content, Text)
+                if plan is not None and answered and not plan.supervised.any():
+                    raise UserError("it has no supervised tokens: no answer, or an empty one")
             except UserError as error:
                 bad(UserError(f"{example.where}: {error}"))
                 plan = None
             documents.append(plan)
         return documents
-
-    def _need_template(self) -> None:
-        if not self.tokenizer.chat_template:
-            directory = self.tokenizer.directory
-            raise UserError(
-                "there are chats in the data, but no chat template in "
-                f"{place(directory) if directory else 'the tokenizer'}; add a chat_template.jinja "
-                "there"
-            )
 
     def _plan(self, example: Example) -> _Plan | Encoded:
         content = example.content
@@ -138,22 +117,18 @@ class Encoder:
                 supervised = np.arange(len(ids)) >= length
                 return self._finish(ids, supervised, whole=True)
             case Text(text):
-                return _Plan(text, [Span(0, len(text))], example.first)
+                return _Plan(text, [(0, len(text))], example.first)
             case Completion(prompt, completion):
                 text = prompt + completion
-                return _Plan(text, [Span(len(prompt), len(text))], True)
-            case Chat() if self.loss_on == "all":
-                return self._chat_plan(self._render(content), [])
+                return _Plan(text, [(len(prompt), len(text))], True)
             case Chat(messages, _, unlearned):
                 turns = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
-                if not turns:
+                if not turns and self.loss_on != "all":
                     raise UserError("the chat has no turn of the assistant")
                 text = self._render(content)
-                learned = [n for n in turns if n not in unlearned]
-                return self._chat_plan(text, self._turns(content, learned, text))
-
-    def _chat_plan(self, text: str, spans: list[Span]) -> _Plan:
-        return _Plan(text, spans, self.tokenizer.adds_to_chat(text))
+                learned = [n for n in turns if n not in unlearned and self.loss_on != "all"]
+                spans = self._turns(content, learned, text)
+                return _Plan(text, spans, self.tokenizer.adds_to_chat(text))
 
     def _encodings(self, plans: list[_Plan]) -> Iterator[tokenizers.Encoding]:
         """Encodes all plans, in their order."""
@@ -196,10 +171,6 @@ class Encoder:
             "use data and a tokenizer of this target"
         )
 
-    def _check(self, document: Encoded, content: Content) -> None:
-        if not document.supervised.any() and not isinstance(content, Text):
-            raise UserError("it has no supervised tokens: no answer, or an empty one")
-
     def _render(self, chat: Chat) -> str:
         special = self.tokenizer.wrapped.special_tokens_map  # imports transformers, quietly
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -231,7 +202,7 @@ class Encoder:
             begin = _common(whole, other)
             end = max(begin, len(whole) - _common(whole[::-1], other[::-1]))
             closing = self._closing.match(whole, end)
-            spans.append(Span(begin, closing.end() if closing else end))
+            spans.append((begin, closing.end() if closing else end))
         return spans
 
     @cached_property

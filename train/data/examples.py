@@ -108,18 +108,8 @@ def read_all(
     field: str | None = None,
     memory: int = PARQUET,
 ) -> Iterator[tuple[Example, int]]:
-    """Yields the examples of several files, each with the bytes of all files read so far.
-
-    Args:
-      files: the files, in reading order.
-      limit: maximum number of examples.
-      bad: see `read_examples`; with the default, a file without examples is an error too.
-      field: see `read_examples`, as is the next.
-      memory: bytes that reading Parquet may use.
-
-    Raises:
-      UserError: a file cannot be read or used; says where.
-    """
+    """Yields at most `limit` examples of several files, each with the bytes of all files read so
+    far; see `read_examples`. With the default of `bad`, a file without examples is an error too."""
 
     def everything() -> Iterator[tuple[Example, int]]:
         before = 0

@@ -1,4 +1,4 @@
-"""Packed rows on disk, memory-mapped.
+"""Documents packed into rows of a fixed length, with little padding; on disk, memory-mapped.
 
 The files of a data set `name` in a directory:
 
@@ -12,19 +12,114 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from dart_jax.errors import UserError
-from train.data.batch import Batch
+from train.data.batch import Batch, TeacherOutputs
 from train.data.encoding import Encoded
-from train.data.packing import Packer, Statistics
 
 _CHUNK = 1024  # rows read at a time
+# Rows kept open for a document that fits: more of them leave less padding, but spread neighbouring
+# documents further apart.
+_OPEN = 128
+
+
+@dataclasses.dataclass
+class Statistics:
+    """Statistics of the packing.
+
+    Attributes:
+      documents: packed documents, where each piece of a long text counts.
+      tokens: tokens of those documents.
+      supervised: supervised ones of those tokens.
+      rows: number of rows.
+      truncated: documents cut off at their end.
+      dropped: documents left out because they had no supervised tokens.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    supervised: int = 0
+    rows: int = 0
+    truncated: int = 0
+    dropped: int = 0
+
+
+class Packer:
+    """Packs documents into rows of `context` tokens, deterministically; the statistics are of the
+    closed rows.
+
+    Each document goes into the fullest open row that has room for it; if none has, the fullest row
+    is closed. Texts longer than a row are cut into consecutive pieces; documents with
+    `Encoded.whole` are truncated.
+    """
+
+    def __init__(self, context: int):
+        self.context = context
+        self.statistics = Statistics()
+        self._rows: list[list[Encoded]] = [[] for _ in range(_OPEN)]
+        self._room = np.full(_OPEN, context)
+
+    def add(self, document: Encoded) -> Iterator[Batch]:
+        """Packs a document; yields the rows that this closes, of a batch without its first axis."""
+        for piece in _pieces(document, self.context, self.statistics):
+            length = len(piece.tokens)
+            fits = self._room >= length
+            if fits.any():
+                chosen = int(np.where(fits, self._room, self.context + 1).argmin())
+            else:
+                chosen = int(self._room.argmin())
+                yield self._close(chosen)
+            self._rows[chosen].append(piece)
+            self._room[chosen] -= length
+
+    def rest(self) -> Iterator[Batch]:
+        """Yields the rows that are still open."""
+        for n, row in enumerate(self._rows):
+            if row:
+                yield self._close(n)
+
+    def _close(self, n: int) -> Batch:
+        row = _row(self._rows[n], self.context)
+        self.statistics.documents += len(self._rows[n])
+        self.statistics.tokens += self.context - int(self._room[n])
+        self.statistics.supervised += int(row.supervised.sum())
+        self.statistics.rows += 1
+        self._rows[n], self._room[n] = [], self.context
+        return row
+
+
+def _pieces(document: Encoded, context: int, statistics: Statistics) -> Iterator[Encoded]:
+    """Yields the pieces of a document to pack."""
+    length = len(document.tokens)
+    if document.whole and length > context:
+        statistics.truncated += 1
+        length = context
+    for begin in range(0, length, context):
+        part = slice(begin, min(begin + context, length))
+        supervised = document.supervised[part].copy()
+        supervised[0] = False  # nothing before it predicts it
+        if supervised.any():
+            yield Encoded(document.tokens[part], supervised, document.whole)
+        elif begin == 0:
+            statistics.dropped += 1
+
+
+def _row(documents: list[Encoded], context: int) -> Batch:
+    row = Batch(np.zeros(context, np.int32), np.zeros(context, np.int32), np.zeros(context, bool))
+    begin = 0
+    for number, (tokens, supervised, _) in enumerate(documents, 1):
+        part = slice(begin, begin + len(tokens))
+        row.tokens[part], row.document[part], row.supervised[part] = tokens, number, supervised
+        begin = part.stop
+    return row
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,6 +134,7 @@ class PackedDataset:
       made_from: identifies the files and options that the data set was made from.
       fingerprint: identifies the content of the rows, whatever they were made from.
       statistics: of the packing.
+      outputs: the target's for all rows, the parts of `TeacherOutputs` by name; None without.
     """
 
     tokens: np.ndarray
@@ -48,6 +144,7 @@ class PackedDataset:
     made_from: str
     fingerprint: str
     statistics: Statistics
+    outputs: Mapping[str, np.memmap] | None = None
 
     @property
     def rows(self) -> int:
@@ -66,28 +163,24 @@ class PackedDataset:
             metadata = json.loads((directory / f"{name}.json").read_text())
             shape = metadata["statistics"]["rows"], metadata["context"]
             vocab_size = metadata["vocab_size"]
-            arrays = {
-                field: _map(directory / f"{name}.{field}", dtype, shape)
-                for field, dtype in _dtypes(metadata["context"], vocab_size).items()
-            }
+            dtypes = _dtypes(metadata["context"], vocab_size)
+            tokens, document, supervised = (
+                _map(directory / f"{name}.{field}", dtype, shape) for field, dtype in dtypes.items()
+            )
         except (FileNotFoundError, ValueError, KeyError):
             return None
-        statistics = Statistics(**metadata["statistics"])
+        statistics, made_from = Statistics(**metadata["statistics"]), metadata["made_from"]
         return cls(
-            **arrays,
-            vocab_size=vocab_size,
-            made_from=metadata["made_from"],
-            fingerprint=metadata["fingerprint"],
-            statistics=statistics,
+            tokens, document, supervised, vocab_size, made_from, metadata["fingerprint"], statistics
         )
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Returns the rows with these indices, integers [B]."""
-        return Batch(
-            self.tokens[rows].astype(np.int32),
-            self.document[rows].astype(np.int32),
-            np.array(self.supervised[rows]),
-        )
+        outputs = None
+        if self.outputs is not None:
+            outputs = TeacherOutputs(**{name: kept[rows] for name, kept in self.outputs.items()})
+        tokens, document = self.tokens[rows].astype(np.int32), self.document[rows].astype(np.int32)
+        return Batch(tokens, document, np.array(self.supervised[rows]), outputs)
 
     def token_counts(self) -> np.ndarray:
         """Counts the supervised occurrences of each token: int64 [vocab_size]."""
@@ -133,11 +226,7 @@ class Writer:
             self._write(row)
 
     def finish(self, made_from: str) -> None:
-        """Writes the remaining rows and the metadata, and flushes all files to disk.
-
-        Args:
-          made_from: see `PackedDataset`.
-        """
+        """Writes the remaining rows and the metadata, and flushes all files to disk."""
         for row in self.packer.rest():
             self._write(row)
         metadata = {
@@ -166,20 +255,9 @@ class Writer:
 
 
 def draft_vocabulary(dataset: PackedDataset, size: int) -> np.ndarray:
-    """Chooses the draft vocabulary: the most frequent supervised tokens, as in EAGLE-3.
-
-    Ties go to the smaller id.
-
-    Args:
-      dataset: the data to count in.
-      size: size of the draft vocabulary.
-
-    Returns:
-      int32 [size], ascending.
-
-    Raises:
-      UserError: `size` is not in 1..vocab_size.
-    """
+    """Chooses the draft vocabulary, int32 [size], ascending: the most frequent supervised
+    tokens, as in EAGLE-3; ties go to the smaller id. Raises UserError if `size` is not in
+    1..vocab_size."""
     if not 1 <= size <= dataset.vocab_size:
         raise UserError(
             f"the draft vocabulary must have 1..{dataset.vocab_size} tokens, got {size}"
@@ -191,11 +269,7 @@ def draft_vocabulary(dataset: PackedDataset, size: int) -> np.ndarray:
 def _dtypes(context: int, vocab_size: int) -> dict[str, np.dtype]:
     """Returns the dtypes of the files, by extension."""
     token = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-    return {
-        "tokens": token,
-        "document": np.min_scalar_type(context),
-        "supervised": np.dtype(bool),
-    }
+    return {"tokens": token, "document": np.min_scalar_type(context), "supervised": np.dtype(bool)}
 
 
 def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
@@ -204,3 +278,49 @@ def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
         raise ValueError(path)
     # An empty file cannot be mapped.
     return np.memmap(path, dtype, "r", shape=shape) if shape[0] else np.empty(shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedBatches:
+    """Every row of the data, with or without the target's outputs, once per epoch, reshuffled in
+    each: a function of seed and step only, so that a run's position in the data is its step.
+    Each epoch drops the rows that do not fill a whole batch, different ones each time."""
+
+    dataset: PackedDataset
+    batch: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= self.dataset.rows:
+            raise UserError(
+                f"the data fill {self.dataset.rows} rows, a batch needs {self.batch}; lower "
+                "--batch-size or --context, or add data"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of whole batches in the rows."""
+        return self.dataset.rows // self.batch
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the data and their order."""
+        order = f"Order(rows={self.dataset.rows}, batch={self.batch}, seed={self.seed})"
+        return f"{self.dataset.fingerprint}, {order}"
+
+    def order(self, step: int) -> np.ndarray:
+        """Returns the rows of a step, int64 [batch]."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        rows = _permutation(self.dataset.rows, self.seed, epoch)
+        return rows[index * self.batch :][: self.batch]
+
+    def __call__(self, step: int, rows: slice) -> Batch:
+        """Returns the given rows of the step's batch."""
+        return self.dataset.batch(self.order(step)[rows])
+
+
+@functools.lru_cache(maxsize=2)  # a prefetching thread may be an epoch ahead
+def _permutation(rows: int, seed: int, epoch: int) -> np.ndarray:
+    order = np.random.default_rng((seed, epoch)).permutation(rows)
+    order.flags.writeable = False
+    return order

@@ -61,11 +61,8 @@ class DataConfig:
         parse_template_kwargs(self.chat_template_kwargs)
 
     def tokens_per_row(self, longest: int) -> int:
-        """Returns the tokens per row for a target of `longest` positions.
-
-        Raises:
-          UserError: `context` is longer.
-        """
+        """Returns the tokens per row for a target of `longest` positions; raises UserError if
+        `context` is longer."""
         if self.context is not None and self.context > longest:
             raise UserError(
                 f"--context {self.context} is beyond the target's {longest} positions; lower it"
@@ -74,12 +71,8 @@ class DataConfig:
 
 
 class Prepared(NamedTuple):
-    """A data set's two splits.
-
-    Attributes:
-      training: rows to train on, at least one.
-      held_out: rows for evaluation, possibly none.
-    """
+    """A data set's two splits: rows to train on, at least one, and rows for evaluation, possibly
+    none."""
 
     training: PackedDataset
     held_out: PackedDataset
@@ -88,45 +81,31 @@ class Prepared(NamedTuple):
 def prepare(
     config: DataConfig, tokenizer: Tokenizer, directory: Path, *, vocab_size: int, longest: int
 ) -> Prepared:
-    """Encodes and packs the data into `directory`, unless that is already done.
-
-    Reports what was packed and what was skipped on standard error.
-
-    Args:
-      config: the data and the options.
-      tokenizer: the target's tokenizer.
-      directory: created if needed; several processes may prepare the same data at once.
-      vocab_size: the target's vocabulary size.
-      longest: the target's positions, which limit the context.
+    """Encodes and packs the data into `directory`, unless that is already done, also by another
+    process; says on standard error what was packed and what was skipped. `vocab_size` and `longest`
+    are the target's tokens and positions, which limit the context.
 
     Raises:
       UserError: the data cannot be used, or the directory cannot be written; says where.
     """
-    context = config.tokens_per_row(longest)
     files = without(find_files(config.data), [directory])
-    resolved = dataclasses.replace(config, context=context)
-    name = _made_from(resolved, files, tokenizer, vocab_size)
-    encoder = Encoder(
-        tokenizer,
-        vocab_size,
-        loss_on=config.loss_on,
-        template_kwargs=parse_template_kwargs(config.chat_template_kwargs),
-        eos=None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id,
-    )
+    config = dataclasses.replace(config, context=config.tokens_per_row(longest))
+    name = _made_from(config, files, tokenizer, vocab_size)
+    template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
+    eos = None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id
+    encoder = Encoder(tokenizer, vocab_size, config.loss_on, template_kwargs, eos)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / f"{_MADE}.lock"):
             prepared = _load(directory / _MADE, name)
             if prepared is None:
                 with _replacing(directory / _MADE) as part:
-                    _make(config, files, encoder, part, context, name)
-                prepared = _load(directory / _MADE, name)
+                    prepared = _make(config, files, encoder, part, name)
     except OSError as error:
         raise UserError(
             f"cannot write the prepared data to {directory}: {error.strerror or error}; free disk "
             "space or use another directory, and run again"
         ) from error
-    assert prepared is not None  # it was just written
     return prepared
 
 
@@ -170,21 +149,15 @@ def _replacing(directory: Path) -> Iterator[Path]:
 
 
 def _make(
-    config: DataConfig,
-    files: Sequence[Path],
-    encoder: Encoder,
-    directory: Path,
-    context: int,
-    name: str,
-) -> None:
+    config: DataConfig, files: Sequence[Path], encoder: Encoder, directory: Path, name: str
+) -> Prepared:
     skipped = Skipped()
     bad = skipped if config.skip_bad else refuse
     size = sum(path.stat().st_size for path in files)
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(progress_bars())
-        training, held_out = (
-            Writer(directory, field, context, encoder.vocab_size) for field in Prepared._fields
-        )
+        shape = config.context or _CONTEXT, encoder.vocab_size
+        training, held_out = (Writer(directory, field, *shape) for field in Prepared._fields)
         stack.callback(training.close)
         stack.callback(held_out.close)
         bar = progress.add_task("prepare", total=size, note="")
@@ -203,7 +176,7 @@ def _make(
             raise UserError(f"nothing in {', '.join(config.data)} is left to train on{why}")
         progress.update(bar, completed=size)
     prepared = _load(directory, name)
-    assert prepared is not None
+    assert prepared is not None  # it was just written
     lines = [f"{f.replace('_', ' ')}: {part}" for f, part in prepared._asdict().items()]
     if config.held_out and not prepared.held_out.rows:
         some = max(1, min(8, prepared.training.statistics.documents // 4))
@@ -215,6 +188,7 @@ def _make(
         lines.append(f"skipped {skipped.count:,} bad records, the first: {skipped.first}")
     for line in lines:
         progress.console.print(line, highlight=False, soft_wrap=True)
+    return prepared
 
 
 def _threshold(config: DataConfig, files: Sequence[Path]) -> int:

@@ -54,11 +54,9 @@ class AcceptanceConfig:
 
 
 class Agreement:
-    """Compares a drafter's predictions with the target's, on fixed rows.
-
-    At each position t: `alpha_t`, how often its most likely token is the target's; and
-    `held_out_loss`, the mean divergence over positions, in nats.
-    """
+    """Compares a drafter's predictions with the target's, on fixed rows: `alpha_t`, how often
+    its most likely token at position t is the target's; and `held_out_loss`, the mean divergence
+    over positions, in nats."""
 
     def __init__(self, forward: PackedForward, frozen: Frozen, dataset: PackedDataset, rows: int):
         self._frozen = frozen
@@ -66,8 +64,8 @@ class Agreement:
         mesh, size = forward.mesh, _ROWS * Devices(forward.mesh).groups
         numbers = np.arange(min(rows, dataset.rows))
         self._batches = [dataset.batch(numbers[i : i + size]) for i in range(0, len(numbers), size)]
-        if mesh is not None:  # each group of devices has equally many rows
-            self._batches = [_filled(batch, size) for batch in self._batches]
+        if mesh is not None:  # each group of devices has equally many rows, some without documents
+            self._batches = [jax.tree.map(lambda x: _filled(x, size), b) for b in self._batches]
 
         def sums(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
             if mesh is not None:
@@ -76,10 +74,8 @@ class Agreement:
             inputs = forward.inputs(params, frozen, batch, None)
 
             def of_chunk(i: jax.Array) -> jax.Array:
-                chunk = forward.chunk(inputs, i)
-                return jax.lax.map(
-                    lambda t: _compare(forward.predictions(chunk, t)), forward.positions
-                )
+                chunk, positions = forward.chunk(inputs, i), forward.positions
+                return jax.lax.map(lambda t: _compare(forward.predictions(chunk, t)), positions)
 
             chunks = jnp.arange(forward.chunks(inputs)[0], dtype=jnp.int32)
             return jnp.sum(jax.lax.map(of_chunk, chunks), axis=0)
@@ -100,75 +96,48 @@ class Agreement:
         return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def _filled(batch: Batch, rows: int) -> Batch:
-    """A batch with so many rows, at least: the further ones hold no document."""
-
-    def filled(leaf: np.ndarray) -> np.ndarray:
-        more = max(rows - len(leaf), 0)
-        return np.pad(leaf, [(0, more), *[(0, 0)] * (leaf.ndim - 1)])
-
-    return jax.tree.map(filled, batch)
+def _filled(leaf: np.ndarray, rows: int) -> np.ndarray:
+    """Rows, filled up to so many by zeros."""
+    return np.pad(leaf, [(0, max(rows - len(leaf), 0)), *[(0, 0)] * (leaf.ndim - 1)])
 
 
 def _compare(predictions: Predictions) -> jax.Array:
     """Returns float32 [3]: the number of valid predictions and of matches, and the sum of the
     divergences."""
     same = jnp.take(predictions.draft_ids, predictions.draft.argmax(-1)) == predictions.best
-    each = jnp.stack(
-        [jnp.ones_like(predictions.mass), same.astype(jnp.float32), divergence(predictions)],
-        axis=-1,
-    )
+    each = [jnp.ones_like(predictions.mass), same.astype(jnp.float32), divergence(predictions)]
+    each = jnp.stack(each, axis=-1)
     return jnp.sum(jnp.where(predictions.valid[..., None], each, 0.0), axis=(0, 1))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AcceptanceLength:
-    """The acceptance length tau of greedy decoding.
+def acceptance_length(
+    model: DartModel, prompts: list[np.ndarray], new_tokens: int, ngram_weight: float
+) -> dict[str, float]:
+    """Returns the acceptance length of greedy decoding of `new_tokens` after each of the prompts,
+    int32 [n]: `tau` with the n-gram model if there is one, at this weight in the tree search, and
+    `tau_without_ngram` without it; nothing without prompts."""
+    if not prompts:
+        return {}
+    figures = {"tau": _tau(model, prompts, new_tokens, ngram_weight)}
+    if model.ngram is not None:
+        figures["tau_without_ngram"] = _tau(model, prompts, new_tokens, 0.0)
+    return figures
 
-    `tau` is measured with the n-gram model if there is one, `tau_without_ngram` without it.
 
-    Attributes:
-      model: the model; its drafter's parameters are not used.
-      prompts: token ids, int32 [n] each.
-      new_tokens: tokens to decode per prompt.
-      ngram_weight: weight of the n-gram model in the tree search.
-    """
-
-    model: DartModel
-    prompts: list[np.ndarray]
-    new_tokens: int
-    ngram_weight: float
-
-    def __call__(self, params: Params) -> dict[str, float]:
-        """Returns the figures; none without prompts."""
-        if not self.prompts:
-            return {}
-        figures = {"tau": self._tau(params, self.ngram_weight)}
-        if self.model.ngram is not None:
-            figures["tau_without_ngram"] = self._tau(params, 0.0)
-        return figures
-
-    def _tau(self, params: Params, ngram_weight: float) -> float:
-        """Returns tau at a weight of the n-gram model; 0 disables the model."""
-        model = dataclasses.replace(self.model, params={**self.model.params, "drafter": params})
-        nodes, search = default_tree()
-        longest = max(map(len, self.prompts)) + self.new_tokens
-        engine = model.engine(
-            EngineConfig(
-                slots=len(self.prompts),
-                max_length=min(length_bucket(longest), model.target.max_length),
-                tree_nodes=nodes,
-                offline=True,
-            ),
-            search=dataclasses.replace(search, ngram_weight=ngram_weight),
-            use_ngram=ngram_weight > 0,
-        )
-        outputs = engine.run(
-            Request(prompt, self.new_tokens, choice=row, stop_ids=model.eos)
-            for row, prompt in enumerate(self.prompts)
-        )
-        emitted = sum(len(each.tokens) - 1 for each in outputs)  # the first follows the prompt
-        return emitted / max(1, sum(each.steps for each in outputs))
+def _tau(model: DartModel, prompts: list[np.ndarray], new_tokens: int, weight: float) -> float:
+    nodes, search = default_tree()
+    longest = min(length_bucket(max(map(len, prompts)) + new_tokens), model.target.max_length)
+    engine = model.engine(
+        EngineConfig(slots=len(prompts), max_length=longest, tree_nodes=nodes, offline=True),
+        search=dataclasses.replace(search, ngram_weight=weight),
+        use_ngram=weight > 0,
+    )
+    outputs = engine.run(
+        Request(prompt, new_tokens, choice=row, stop_ids=model.eos)
+        for row, prompt in enumerate(prompts)
+    )
+    emitted = sum(len(each.tokens) - 1 for each in outputs)  # the first follows the prompt
+    return emitted / max(1, sum(each.steps for each in outputs))
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:
@@ -179,6 +148,8 @@ def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[n
     """
     prompts: list[np.ndarray] = []
     for row in range(dataset.rows):
+        if len(prompts) >= count:
+            break
         batch = dataset.batch(np.array([row]))
         document = np.asarray(batch.document[0])
         for number in range(1, int(document.max()) + 1):
@@ -188,6 +159,4 @@ def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[n
             prompt = tokens[: first if first > 1 else len(tokens) // 2]
             if _LEAST <= len(prompt) <= longest:
                 prompts.append(prompt)
-            if len(prompts) >= count:
-                return prompts[:count]
     return prompts[:count]

@@ -37,12 +37,8 @@ from train.teacher.teacher import Teacher
 
 
 class ContextRows(NamedTuple):
-    """The context.
-
-    Attributes:
-      rows: rotated keys and values of all rows, [B, K, T, h], by layer.
-      mask: [D], the mask token's embedding.
-    """
+    """The context: rotated keys and values of all rows, [B, K, T, h], by layer; and the mask
+    token's embedding, [D]."""
 
     rows: KVCache
     mask: jax.Array
@@ -66,7 +62,7 @@ class PackedBlock(PackedDrafter):
         """See the base class."""
         brought = (
             *("layout", "draft_vocab_size", "own_head", "rope", "num_target_layers"),
-            "max_position_embeddings",
+            *("max_position_embeddings", "intermediate_size", "mask_token_id"),
         )
         own = {name: getattr(self.config, name) for name in brought}
         return super().same_shape(options) and self.config == dataclasses.replace(options, **own)

@@ -148,19 +148,11 @@ def _attend_each(
     document: jax.Array,
     anchors: jax.Array,
 ) -> jax.Array:
-    """Attention of all rows of all blocks, each row with its own scores.
+    """Attention of all rows of all blocks, each row with its own scores: float32 [B, H, C, 1 + m,
+    h].
 
-    Args:
-      config: of the drafter.
-      real: the layer's real rows.
-      q: [B, H, C, 1 + m, h], queries of the anchors and mask rows, not yet rotated.
-      k: [B, K, C, m, h], keys of the mask rows, not yet rotated.
-      v: [B, K, C, m, h], values of the mask rows.
-      document: int32 [B, T].
-      anchors: int32 [B, C].
-
-    Returns:
-      float32 [B, H, C, 1 + m, h].
+    Queries [B, H, C, 1 + m, h] of the anchors and mask rows, and keys and values [B, K, C, m, h] of
+    the mask rows, are not yet rotated.
     """
     b, _, c, rows, _ = q.shape
     offset = jnp.arange(rows, dtype=jnp.int32)
@@ -192,17 +184,8 @@ def _attend_shared_scores(
     """`_attend_each` for the first layer, where all mask rows are equal, after successive anchors:
     mask rows at a position share their scores.
 
-    Queries and keys are not yet rotated.
-
-    Args:
-      config: of the drafter.
-      real: the layer's real rows.
-      at: [B, H, C, h], queries of the anchors.
-      q: [1, H, 1, h], query of a mask row.
-      k: [1, K, 1, h], its key.
-      v: [1, K, 1, h], its value.
-      document: int32 [B, T].
-      anchors: int32 [B, C].
+    Queries `at` [B, H, C, h] are those of the anchors; `q` [1, H, 1, h], `k` and `v` [1, K, 1, h]
+    those of a mask row; all not yet rotated.
     """
     (b, c), m = anchors.shape, config.draft_length
     rope, window = config.rope, config.sliding_window

@@ -7,12 +7,7 @@ from typing import Any, Literal
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import (
-    AnyDrafterConfig,
-    BlockConfig,
-    DartConfig,
-    Eagle3Config,
-)
+from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DartConfig, Eagle3Config
 from dart_jax.programs.command_line import check_least
 
 # Tokens of a draft vocabulary, as in EAGLE-3: the head over all tokens of a large vocabulary is the
@@ -37,14 +32,9 @@ class DrafterShape:
     shifted: bool = True
     """Let the anchor predict as well, as DART does. Unshifted drafters, in which only mask rows
     predict, are for comparison."""
-    intermediate_size: int | None = None
-    """Width of a block drafter's MLPs; by default the target's."""
     start: Literal["informed", "random"] | None = None
     """First weights of a block drafter: attention to the rows just before, and pair scores by the
     target's mean outputs; or all at random. By default informed."""
-    mask_token: int | None = None
-    """Token of a block drafter's mask rows, whose embedding is the target's; by default the first
-    beyond the tokenizer's, or else its last special token."""
     draft_vocab: int | None = None
     """Size of the draft vocabulary, the most frequent tokens of the data; 0 for all tokens. By
     default 32,000 for targets with more than twice as many, otherwise all; for block drafters all,
@@ -55,15 +45,15 @@ class DrafterShape:
     reference cannot load DART's."""
     init: str | None = None
     """Directory or hub repository of a drafter to start from, of the same shape; its draft
-    vocabulary and pair scores are kept. If it has no pair scores, --pair-rank adds some to DART's
-    drafters."""
+    vocabulary, mask token, width and pair scores are kept. If it has no pair scores, --pair-rank
+    adds some to DART's drafters."""
     train: Literal["all", "pairs"] = "all"
     """Train the whole drafter, or only the pair scores of the one given by --init."""
 
     def __post_init__(self) -> None:
         if self.draft_vocab is not None and self.draft_vocab < 0:
             raise UserError("--draft-vocab must be 0, for all tokens, or more")
-        check_least(self, positions=1, layers=1, intermediate_size=1, mask_token=0)
+        check_least(self, positions=1, layers=1)
         if self.pair_rank is not None and self.pair_rank < 0:
             raise UserError("--pair-rank must be 0, for no pair scores, or more")
         if self.method in ("eagle3", "dflash") and self.rank:
@@ -82,10 +72,8 @@ class DrafterShape:
             raise UserError(f"--no-shifted is DART's; leave it out with --method {self.method}")
         if self.start is not None and self.init is not None:
             raise UserError("--init brings its own weights; leave --start out")
-        for name in ("intermediate_size", "mask_token", "start"):
-            if getattr(self, name) is not None and not self.block:
-                option = "--" + name.replace("_", "-")
-                raise UserError(f"{option} is of block drafters; leave it out with {self.method}")
+        if self.start is not None and not self.block:
+            raise UserError(f"--start is of block drafters; leave it out with {self.method}")
 
     @property
     def block(self) -> bool:
@@ -116,12 +104,8 @@ class DrafterShape:
         return _LARGE if target.vocab_size > 2 * _LARGE and not self.block else None
 
     def config(self, target: TargetConfig, mask_token: int = 0) -> AnyDrafterConfig:
-        """Returns the drafter's config; its layers have the shapes of the target's.
-
-        Args:
-          target: the target's config.
-          mask_token: of a block drafter, unless --mask-token names another.
-        """
+        """Returns the drafter's config, with layers of the target's shapes, and a block
+        drafter's mask token."""
         size = self.vocabulary(target)
         if self.method == "eagle3":
             return Eagle3Config.for_target(target, size)
@@ -143,14 +127,12 @@ class DrafterShape:
             fields |= {"pair_rank": self.rank, "confidence": "pairs" if self.rank else "hidden"}
         if size is not None:
             fields |= {"layout": "speculators", "own_head": True}
-        config = BlockConfig.for_target(
+        return BlockConfig.for_target(
             target,
             size,
             num_hidden_layers=self.depth,
-            mask_token_id=mask_token if self.mask_token is None else self.mask_token,
+            mask_token_id=mask_token,
             feature_layers=target.feature_layers,
             num_target_layers=target.num_hidden_layers,
             **fields,
         )
-        width = self.intermediate_size
-        return config if width is None else dataclasses.replace(config, intermediate_size=width)

@@ -14,6 +14,8 @@ states after that token, at the rank of the pair scores.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -25,9 +27,7 @@ from dart_jax.models.pure import Params, bind
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset
-from train.run.distributed import from_main
-from train.run.mesh import jit_replicated
-from train.teacher.outputs import TeacherDataset
+from train.run.mesh import from_main, jit_replicated
 from train.teacher.teacher import Teacher, forward
 
 # Tokens whose hidden states are averaged: of a cache, or if the target has to be run for them.
@@ -42,24 +42,18 @@ _CONSTANT = 2.2
 _SCALE = 2**0.5
 _RARE = 4  # occurrences of a token at which its own mean counts as much as that of all
 
-_Data = PackedDataset | TeacherDataset
 _Run = Callable[[Batch], tuple[jax.Array, jax.Array]]
 
 
 def informed(
-    config: BlockConfig, params: Params, teacher: Teacher, data: _Data, ids: np.ndarray
+    config: BlockConfig, params: Params, teacher: Teacher, data: PackedDataset, ids: np.ndarray
 ) -> Params:
-    """Returns a drafter's first parameters: attention begins with the rows just before, pair scores
-    are those of the target's means, and logits have a deviation of 1 or less.
-
-    Args:
-      config: the drafter's.
-      params: random ones, but for a head of its own.
-      teacher: the target.
-      data: packed rows, of which some are read; with the target's outputs, or it is run.
-      ids: int32 [Vd], the target's id of each draft id.
-    """
-    run = _runner(teacher)
+    """Returns a drafter's first parameters: attention begins with the rows just before, pair
+    scores are those of the target's means, and logits have a deviation of 1 or less; see
+    `PackedDrafter.informed`."""
+    mesh = teacher.mesh
+    run = jit_replicated(lambda params, batch: forward(teacher.config, params, batch, mesh), mesh)
+    run = functools.partial(run, teacher.params)
     head = np.asarray(params["lm_head"]["kernel"] if config.own_head else teacher.head(ids))
     deviation = np.sqrt(config.hidden_size * np.mean(np.square(head)))
     params = {**params, "norm": {"scale": params["norm"]["scale"] / max(float(deviation), 1.0)}}
@@ -76,28 +70,17 @@ def informed(
     return params
 
 
-def _runner(teacher: Teacher) -> _Run:
-    """Returns what computes the target's features and hidden states of a batch."""
-    mesh = teacher.mesh
-    run = jit_replicated(lambda params, batch: forward(teacher.config, params, batch, mesh), mesh)
-    return lambda batch: run(teacher.params, batch)
-
-
-def _packed(data: _Data) -> PackedDataset:
-    return data if isinstance(data, PackedDataset) else data.dataset
-
-
-def _rows(teacher: Teacher, data: _Data, tokens: int) -> np.ndarray:
+def _rows(teacher: Teacher, data: PackedDataset, tokens: int) -> np.ndarray:
     """Indices of packed rows from all parts of the data, [batches, rows], with about so many
     tokens: of as many rows at a time as devices can share."""
-    groups, most = Devices(teacher.mesh).groups, min(-(-tokens // _packed(data).context), data.rows)
+    groups, most = Devices(teacher.mesh).groups, min(-(-tokens // data.context), data.rows)
     size = groups * -(-min(most, _AT_ONCE) // groups)
     rows = np.linspace(0, data.rows - 1, most).astype(int)
     return np.resize(rows, (-(-most // size), size))
 
 
 def _read(
-    config: BlockConfig, params: Params, teacher: Teacher, data: _Data, run: _Run
+    config: BlockConfig, params: Params, teacher: Teacher, data: PackedDataset, run: _Run
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs of the first layer's projections, [rows, D] each: of the context, of blocks' anchors,
     and of their mask rows."""
@@ -174,15 +157,16 @@ def _constant(config: BlockConfig, params: Params, distances: np.ndarray) -> np.
 
 
 def _means(
-    config: BlockConfig, teacher: Teacher, data: _Data, run: _Run
+    config: BlockConfig, teacher: Teacher, data: PackedDataset, run: _Run
 ) -> tuple[np.ndarray, np.ndarray]:
     """The mean of the target's hidden states after each token, [V, D], nearer to that of all tokens
     the rarer it is; and how often it occurs, [V]; float32."""
     sums = np.zeros((config.vocab_size, teacher.stored.hidden_size), np.float32)
     counts = np.zeros(config.vocab_size, np.float32)
-    cache = None if isinstance(data, PackedDataset) else data.outputs["hidden"]
+    cache = None if data.outputs is None else data.outputs["hidden"]
+    data = dataclasses.replace(data, outputs=None)  # nothing else is read of a cache
     for rows in _rows(teacher, data, _RUN if cache is None else _CACHED):
-        batch = _packed(data).batch(rows)
+        batch = data.batch(rows)
         hidden = run(batch)[1] if cache is None else cache[rows]
         real = batch.document > 0
         tokens, states = batch.tokens[real], np.asarray(hidden)[real].astype(np.float32)
@@ -197,17 +181,15 @@ def _means(
 def nearest_factors(
     means: np.ndarray, counts: np.ndarray, head: np.ndarray, rank: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Factors of logits after each token, of a rank: the nearest, where tokens count as often as
-    they occur. Of logits only differences matter, so they are centred.
+    """Factors [V, r] and [Vd, r] of the logits after each token, float32, of rank r, or at most D:
+    the nearest, where tokens count as often as they occur. Of logits only differences matter, so
+    they are centred.
 
     Args:
       means: [V, D], hidden states after each token.
       counts: [V], how often it occurs.
       head: [D, Vd], the head's kernel.
       rank: r.
-
-    Returns:
-      float32 [V, r] and [Vd, r], or at most D columns, whose products are the logits.
     """
     head = head - head.mean(axis=1, keepdims=True)
     energy, basis = np.linalg.eigh(head @ head.T / head.shape[1])

@@ -64,12 +64,7 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True)
 class DrafterLoss:
-    """The loss that `train.run.trainer` minimises; hashable.
-
-    Attributes:
-      forward: target and drafter.
-      objective: the objective's options.
-    """
+    """The loss that `train.run.trainer` minimises; hashable."""
 
     forward: PackedForward
     objective: Objective
@@ -77,15 +72,9 @@ class DrafterLoss:
     def __call__(
         self, params: Params, frozen: Frozen, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the loss, summed over anchors, and the number of anchors that have a
-        valid prediction: float32 scalars.
-
-        Args:
-          params: the drafter's trained parameters, which receive gradients.
-          frozen: the parameters that are not trained.
-          batch: packed rows.
-          key: draws the anchors, unless all rows are anchors.
-        """
+        """Returns the loss of a batch, summed over anchors, and the number of anchors that have
+        a valid prediction: float32 scalars. The key draws the anchors, unless all rows are
+        anchors."""
         anchors = None
         if self.objective.anchors is not None:
             anchors = draw_anchors(key, batch, self.objective.anchors)
@@ -161,16 +150,12 @@ _SMOOTH = 0.1
 
 
 def path_weights(rates: jax.Array) -> jax.Array:
-    """Returns the weights of positions, by how many tokens of the path depend on each.
+    """Returns the weights of positions, [..., d], descending: by how many tokens of the path depend
+    on each.
 
-    The expected number of accepted tokens is the sum over j of the product of the rates up to j;
-    position t is in the products from t on (D-PACE, of vLLM's library speculators).
-
-    Args:
-      rates: float32 [..., d], of acceptance at each position if those before are accepted.
-
-    Returns:
-      [..., d], descending.
+    The expected number of accepted tokens is the sum over j of the product of the rates up to j,
+    float32 [..., d], of acceptance if those before are accepted; position t is in the products from
+    t on (D-PACE, of vLLM's library speculators).
     """
     smoothed = (1 - _SMOOTH) * rates + _SMOOTH
     products = jnp.cumprod(smoothed, axis=-1)
@@ -224,7 +209,7 @@ def chunked_sum(
 
     Args:
       term: traceable; must not close over anything that is differentiated.
-      chunks: number of chunks; static.
+      chunks: static.
       inputs: a named tuple of trees of arrays.
       differentiated: the fields that receive gradients, of floating-point arrays.
     """

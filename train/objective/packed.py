@@ -30,15 +30,8 @@ Embed = Callable[[jax.Array], jax.Array]
 
 
 class TeacherBatch(NamedTuple):
-    """A batch with the target's outputs.
-
-    Attributes:
-      tokens: int32 [B, T].
-      document: int32 [B, T], see `Batch`.
-      run: int32 [B, T], see `supervised_runs`.
-      outputs: the target's.
-      embeds: [B, T, D], the target's embedding of the token after each row.
-    """
+    """A batch with the target's outputs: tokens and documents as in `Batch`, `supervised_runs`,
+    and the target's embedding of the token after each row, [B, T, D]."""
 
     tokens: jax.Array
     document: jax.Array
@@ -83,43 +76,26 @@ class PackedDrafter(abc.ABC):
 
     @abc.abstractmethod
     def real_rows(self, drafter: Any, features: jax.Array, data: TeacherBatch, embed: Embed) -> Any:
-        """Computes every layer's real rows.
-
-        Args:
-          drafter: the network.
-          features: [B, T, F], the target's features in the drafter's dtype.
-          data: the batch.
-          embed: the target's embedding.
-        """
+        """Computes every layer's real rows, from the target's features [B, T, F] in the
+        drafter's dtype."""
 
     @abc.abstractmethod
     def draft(
         self, drafter: Any, real: Any, data: TeacherBatch, anchors: jax.Array, successive: bool
     ) -> jax.Array:
-        """Drafts from a chunk of anchors.
+        """Drafts from a chunk of anchors, int32 [B, C], indices of any rows.
 
-        Args:
-          drafter: the network.
-          real: from `real_rows`.
-          data: the batch.
-          anchors: int32 [B, C], indices of any rows.
-          successive: static; whether the anchors are n, n + 1, n + 2, .. Anchors beyond the last
-            row may be clamped to it: their drafts are meaningless, but finite.
+        If they are `successive`, n, n + 1, n + 2, .., those beyond the last row may be clamped to
+        it: their drafts are meaningless, but finite.
 
         Returns:
           [B, C, d, D], the last layer's output, which the head reads.
         """
 
     def informed(self, params: Params, teacher: Teacher, data: Any, ids: np.ndarray) -> Params:
-        """Returns the parameters to begin with, by what the target's outputs tell; by default those
-        given.
-
-        Args:
-          params: random ones, but for a head of its own.
-          teacher: the target.
-          data: packed rows, of which some are read; with the target's outputs, or it is run.
-          ids: int32 [Vd], the target's id of each draft id.
-        """
+        """Returns the parameters to begin with, by what the target's outputs for some of the
+        data tell; by default those given, which are random but for a head of its own for the
+        tokens `ids`."""
         return params
 
     def same_shape(self, options: Any) -> bool:
@@ -134,14 +110,8 @@ class PackedDrafter(abc.ABC):
 
 
 class RealRows(NamedTuple):
-    """One layer's real rows.
-
-    Attributes:
-      inputs: [B, T, C], inputs of the layer's projections.
-      residual: [B, T, D], residual stream before the layer.
-      k: rotated keys [B, K, T, h].
-      v: values [B, K, T, h].
-    """
+    """One layer's real rows: inputs of its projections, [B, T, C]; residual stream before it,
+    [B, T, D]; rotated keys and values, [B, K, T, h]."""
 
     inputs: jax.Array
     residual: jax.Array

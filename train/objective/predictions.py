@@ -17,12 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import (
-    AnyDrafterConfig,
-    BlockConfig,
-    DartConfig,
-    Eagle3Config,
-)
+from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DartConfig, Eagle3Config
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
@@ -94,13 +89,7 @@ class Predictions(NamedTuple):
 
 
 class Teaching(NamedTuple):
-    """The target's side of predictions, as in `Predictions`.
-
-    Attributes:
-      teacher: float32 [B, A, Vd].
-      mass: float32 [B, A].
-      best: int32 [B, A].
-    """
+    """The target's side of `Predictions`: its `teacher`, `mass` and `best`."""
 
     teacher: jax.Array
     mass: jax.Array
@@ -108,15 +97,9 @@ class Teaching(NamedTuple):
 
 
 class DraftInputs(NamedTuple):
-    """Everything that the chunks of a batch are drafted from.
-
-    Attributes:
-      params: the drafter's trained parameters.
-      real: the real rows, see `PackedDrafter.real_rows`.
-      frozen: the parameters that are not trained; the target's head has the draft vocabulary only.
-      data: the batch, with the target's outputs.
-      anchors: int32 [B, A], the rows to draft from; None for all rows.
-    """
+    """Everything that the chunks of a batch are drafted from: the drafter's trained parameters;
+    its real rows; what is not trained, the target's head for the draft vocabulary only; the
+    batch; and the rows to draft from, int32 [B, A], None for all."""
 
     params: Params
     real: Any
@@ -184,14 +167,9 @@ class PackedForward:
     def inputs(
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> DraftInputs:
-        """Runs the target, and the drafter over the real rows.
-
-        Args:
-          params: the drafter's trained parameters; nothing is differentiated that they do not need.
-          frozen: the parameters that are not trained.
-          batch: packed rows.
-          anchors: int32 [B, A], the rows to draft from; None for all rows.
-        """
+        """Runs the target, and the drafter over the real rows, for the anchors int32 [B, A], or
+        None for all rows. Nothing is differentiated that the trained parameters `params` do not
+        need."""
         data = self.run_target(frozen, batch, anchors)
         embed = bind(self.target, frozen.target).embed
         if not self._all_tokens:  # the head's columns are taken once, not at every position
@@ -302,14 +280,9 @@ class PackedForward:
     def run_target(
         self, frozen: Frozen, batch: Batch, anchors: jax.Array | None = None
     ) -> TeacherBatch:
-        """Runs the target over a batch, unless the batch already has its outputs.
-
-        Args:
-          frozen: what is not trained.
-          batch: packed rows.
-          anchors: int32 [B, A]; `log_total` and `best` may be meaningless in rows that teach
-            nothing after these. None for all rows.
-        """
+        """Runs the target over a batch, unless the batch already has its outputs; `log_total`
+        and `best` may be meaningless in rows that teach nothing after the anchors int32 [B, A],
+        if there are any."""
         tokens, document = jnp.asarray(batch.tokens), jnp.asarray(batch.document)
         if batch.outputs is None:
             features, hidden = forward(self.target, frozen.target, batch, self.mesh)
@@ -348,18 +321,9 @@ def supervised_runs(supervised: Array) -> jax.Array:
 def valid_predictions(
     document: Array, run: Array, anchors: jax.Array, t: jax.Array | int
 ) -> jax.Array:
-    """Marks the valid predictions: the predicted token and all tokens between it and the anchor's
-    token must be supervised and in the anchor's document.
-
-    Args:
-      document: int32 [B, T].
-      run: from `supervised_runs`.
-      anchors: int32 [B, A].
-      t: drafted position, from 1.
-
-    Returns:
-      bool [B, A].
-    """
+    """Marks the valid predictions at position `t`, from 1, after anchors int32 [B, A]: the
+    predicted token and all tokens between it and the anchor's token must be supervised (`run`,
+    from `supervised_runs`) and in the anchor's document. Returns bool [B, A]."""
     predicted = anchors + 1 + t
     own = _gather(document, anchors)
     within = (predicted < document.shape[1]) & (_gather(document, predicted) == own) & (own > 0)

@@ -28,19 +28,15 @@ from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import stage
-from dart_jax.weights.checkpoint import (
-    load_eos,
-    load_target,
-    save_target,
-)
+from dart_jax.weights.checkpoint import load_eos, load_target, save_target
 from train.recipes.language_model import (
     END_OF_TEXT,
     TokenWindows,
     held_out_loss,
     lm_losses,
+    package_files,
     train_tokenizer,
 )
-from train.recipes.packages import package_files
 from train.recipes.stages import WINDOW, begin, half, package, train_recipe
 from train.regenerate import RegenerateConfig, unfinished
 from train.regenerate import run as regenerate
@@ -48,7 +44,7 @@ from train.run.config import TrainerConfig
 from train.run.trainer import Trainer
 
 # The drafter's recipes; each stage starts from the one before it.
-_RECIPES = {"drafter": "demo.toml", "pairs": "demo_pairs.toml", "joint": "demo_joint.toml"}
+_RECIPES = {"drafter": "demo", "pairs": "demo_pairs", "joint": "demo_joint"}
 
 # Qwen3 with heads that share one key/value head.
 _TARGET = TargetConfig(
@@ -62,6 +58,19 @@ _TARGET = TargetConfig(
     rope=Rope(1e4),
     tie_word_embeddings=True,
     max_position_embeddings=2048,
+)
+_TARGET_RECIPE = TrainerConfig(
+    steps=6000,
+    batch_size=8,
+    optimizer="muon",
+    lr=5e-3,
+    warmup=1 / 16,
+    final_lr=1 / 20,
+    clip=1.0,
+    b2=0.95,
+    weight_decay=0.1,
+    save_every=200,
+    eval_every=200,
 )
 _CONTEXT = 512  # tokens per row of the target's training
 _COPIES = 4  # of the standard library in the target's text, besides the other packages once
@@ -90,30 +99,11 @@ def tokenize(tokenizer: tokenizers.Tokenizer, files: list[Path]) -> list[np.ndar
 
 
 def train_target(config: DemoConfig, tokens: np.ndarray, held_out: np.ndarray, end: int) -> None:
-    """Trains the target, unless it exists.
-
-    Args:
-      config: the demo's configuration.
-      tokens: int [M], the concatenated documents.
-      held_out: int [H], held-out text for evaluation during training.
-      end: id of the end-of-text token.
-    """
+    """Trains the target, unless it exists, on concatenated documents, int [M]; `held_out`, int [H],
+    are for evaluation, and `end` is the end-of-text token."""
     if (config.work / "target" / "model.safetensors").is_file():
         return
-    recipe = TrainerConfig(
-        steps=6000,
-        batch_size=8,
-        optimizer="muon",
-        lr=5e-3,
-        warmup=1 / 16,
-        final_lr=1 / 20,
-        clip=1.0,
-        b2=0.95,
-        weight_decay=0.1,
-        save_every=200,
-        eval_every=200,
-        seed=config.seed,
-    )
+    recipe = dataclasses.replace(_TARGET_RECIPE, seed=config.seed)
     params = Trainer(
         "target",
         params=init_params(_TARGET, config.seed),
@@ -134,32 +124,27 @@ def make_answers(config: DemoConfig, prompts: list[str]) -> Path:
         functions = config.work / "functions.jsonl"
         lines = [json.dumps({"text": prompt}) for prompt in prompts]
         write_atomically(functions, "\n".join(lines).encode())
-        regenerate(
-            RegenerateConfig(
-                target=str(config.work / "target"),
-                data=(str(functions),),
-                out=path,
-                temperature=(0.0, 1.0),
-                max_new_tokens=128,
-                batch_size=64,
-                seed=config.seed,
-            )
+        options = RegenerateConfig(
+            target=str(config.work / "target"),
+            data=(str(functions),),
+            out=path,
+            temperature=(0.0, 1.0),
+            max_new_tokens=128,
+            batch_size=64,
+            seed=config.seed,
         )
+        regenerate(options)
     return path
 
 
 def train_drafter(config: DemoConfig, answers: Path) -> Path:
     """Trains the drafter on the target's answers; its stages share cached features."""
-    options: dict[str, object] = {
-        "--target": config.work / "target",
-        "--data": answers,
-        "--cache": config.work / "drafter-training",
-        "--seed": config.seed,
-    }
+    cache, init, drafter = config.work / "drafter-training", [], config.work
+    shared = ["--target", config.work / "target", "--data", answers, "--seed", config.seed]
     for name, recipe in _RECIPES.items():
-        options["--out"] = config.work / f"{name}-training"
-        drafter = train_recipe(Path(__file__).with_name(recipe), options)
-        options["--init"] = drafter
+        out = config.work / f"{name}-training"
+        drafter = train_recipe(recipe, [*shared, "--cache", cache, "--out", out, *init])
+        init = ["--init", drafter]
     return drafter
 
 

@@ -1,4 +1,4 @@
-"""Training of the demo's target: its tokenizer, windows of tokens, and the next-token loss.
+"""Training of the demo's target: text of packages, tokenizer, windows of tokens, next-token loss.
 
 Imports `dart_jax` only; `train/recipes/demo.py` is the program.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,40 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.pure import Params, bind
 
 END_OF_TEXT = "<|endoftext|>"
+
+# Packages whose sources are text too, all under permissive licences (Apache-2.0, BSD or MIT), as
+# they are imported.
+PACKAGES = (
+    "chex", "filelock", "flax", "huggingface_hub", "jax", "jinja2", "numpy", "optax", "orbax",
+    "platformdirs", "rich", "safetensors", "transformers", "tyro",
+)  # fmt: skip
+
+_SKIPPED_DIRECTORIES = frozenset({"test", "tests", "_tests", "testing", "__pycache__"})
+_SKIPPED_NAMES = ("test_", "testing_", "conftest")
+_SKIPPED = frozenset({("transformers", "models")})  # copies with small changes
+
+
+def package_files() -> list[Path]:
+    """Returns the source files of `PACKAGES`, package by package, each sorted by path; raises
+    UserError if one is not installed."""
+    return [path for name in PACKAGES for path in sorted(_files(name))]
+
+
+def _files(name: str) -> Iterator[Path]:
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"the demo's text needs the package {name}; install it with pip")
+    for location in spec.submodule_search_locations:
+        root = Path(location)
+        for path in root.rglob("*.py"):
+            parts = path.relative_to(root.parent).parts
+            if not (
+                _SKIPPED_DIRECTORIES.intersection(parts[:-1])
+                or parts[:2] in _SKIPPED
+                or path.name.startswith(_SKIPPED_NAMES)
+                or path.name.endswith("_test.py")
+            ):
+                yield path
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
@@ -39,14 +75,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeniz
 
 @dataclasses.dataclass(frozen=True)
 class TokenWindows:
-    """Random windows of a long token stream, which depend only on (seed, step).
-
-    Attributes:
-      tokens: int [M], the concatenated documents.
-      batch: windows per step.
-      length: tokens per window.
-      seed: seed of the order.
-    """
+    """Random windows, of `length` tokens, of a long token stream, int [M], which depend only on
+    (seed, step); `batch` of them are a step's."""
 
     tokens: np.ndarray
     batch: int
@@ -60,10 +90,8 @@ class TokenWindows:
         return f"{digest.hexdigest()[:16]} {self.length} {self.seed}"
 
     def __call__(self, step: int, rows: slice = slice(None)) -> np.ndarray:
-        """Returns the windows of one step, int32 [batch, length], or some of its rows.
-
-        Each epoch cuts the stream at a random phase into windows and visits each window once.
-        """
+        """Returns the windows of one step, int32 [batch, length], or some of its rows. Each
+        epoch cuts the stream at a random phase into windows and visits each window once."""
         per_epoch = (len(self.tokens) - self.length) // self.length // self.batch
         if per_epoch < 1:
             raise UserError(

@@ -29,7 +29,6 @@ from dart_jax.programs.command_line import check_least, check_some, parse, progr
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import environment, write_report
 from dart_jax.programs.tables import table
-from dart_jax.progress import stage
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import read_target_config
 from train.data.batch import Batch, TeacherOutputs
@@ -59,11 +58,8 @@ class MeasureConfig:
 
 
 def measure(target: TargetConfig, context: int, positions: int, dtype: DTypeLike) -> int:
-    """Returns the temporary bytes of the loss and its gradient, for one row.
-
-    Raises:
-      UserError: the device does not report the memory of a program.
-    """
+    """Returns the temporary bytes of the loss and its gradient, for one row; raises UserError if
+    the device does not report them."""
     drafter = DrafterShape(positions=positions).config(target)
     loss = DrafterLoss(PackedForward(target, drafter, positions), Objective())
 
@@ -73,19 +69,14 @@ def measure(target: TargetConfig, context: int, positions: int, dtype: DTypeLike
     def weights(model: Any) -> Params:
         return jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, dtype), abstract_params(model))
 
-    outputs = TeacherOutputs(
-        features=rows(dtype, 3 * target.hidden_size),
-        hidden=rows(dtype, target.hidden_size),
-        log_total=rows(jnp.float32),
-        best=rows(jnp.int32),
-    )
-    batch = Batch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), outputs)
-    frozen = Frozen(weights(target), jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32))
-
     def mean(params: Params, frozen: Frozen, batch: Batch) -> jax.Array:
         total, number = loss(params, frozen, batch, jax.random.key(0))
         return total / number
 
+    d = target.hidden_size
+    outputs = TeacherOutputs(rows(dtype, 3 * d), rows(dtype, d), rows(jnp.float32), rows(jnp.int32))
+    batch = Batch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), outputs)
+    frozen = Frozen(weights(target), jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32))
     compiled = jax.jit(jax.value_and_grad(mean)).lower(weights(drafter), frozen, batch).compile()
     analysis = compiled.memory_analysis()
     if analysis is None:
@@ -98,16 +89,15 @@ def run(config: MeasureConfig, console: Console) -> None:
     check_outputs(config.json)
     target = read_target_config(hub.resolve(config.target, patterns=("config.json",)))
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
-    megabytes: list[dict[str, float]] = []
-    for context, positions in itertools.product(config.context, config.positions):
-        with stage(f"T {context}, d {positions}", console):
-            memory = measure(target, context, positions, jnp.dtype(config.dtype))
-        megabytes.append({"T": context, "d": positions, "MB": memory / 1e6})
-    rows = [(str(each["T"]), str(each["d"]), f"{each['MB']:,.1f}") for each in megabytes]
-    title, caption = "Loss and gradient of every prefix", "MB: temporary memory"
-    printed = table(title, ("T", "d", "MB"), rows, caption)
+    cases = itertools.product(config.context, config.positions)
+    found = [(t, d, measure(target, t, d, jnp.dtype(config.dtype)) / 1e6) for t, d in cases]
+    columns, title = ("T", "d", "MB"), "Loss and gradient of every prefix"
+    rows = [(str(t), str(d), f"{megabytes:,.1f}") for t, d, megabytes in found]
+    printed = table(title, columns, rows, "MB: temporary memory")
     console.print(printed)
-    write_report(config, "Memory of the training objective", [printed], measurements=megabytes)
+    measurements = [dict(zip(columns, case, strict=True)) for case in found]
+    title = "Memory of the training objective"
+    write_report(config, title, [printed], measurements=measurements)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,15 +22,11 @@ _COMPARED = 60  # first characters in which the questions of benchmarks are reco
 
 
 def benchmark_questions(files: Iterable[Path]) -> set[str]:
-    """Returns what `write_questions` is to leave out: the beginnings of all texts in the first 500
-    records of each file.
-
-    Raises:
-      UserError: a file cannot be read; says where.
-    """
+    """Returns what `write_questions` is to leave out: the beginnings of all texts in the first
+    500 records of each file."""
     beginnings: set[str] = set()
     for path in files:
-        for record in islice(records(path), _BENCHMARK):
+        for record in itertools.islice(records(path), _BENCHMARK):
             beginnings.update(map(_beginning, _texts(record.value)))
     return beginnings
 
@@ -43,72 +39,52 @@ def write_questions(
     seed: int = 0,
     bad: Callable[[UserError], None] = refuse,
 ) -> int:
-    """Writes chats for `train.regenerate`, one per line; their answers are placeholders, since that
-    replaces them.
+    """Writes chats for `train.regenerate` from the files of each source, one per line, and returns
+    their number; their answers are placeholders, since that replaces them.
 
-    Of each chat up to three turns of the user are kept, as long as they are English, as far as
-    their characters tell, and of 12 to 1,500 characters. Sources take turns, and the order within
-    them is random, so that the first lines are like all.
-
-    Args:
-      sources: the files of each source.
-      out: the file to write to.
-      left_out: from `benchmark_questions`; a chat ends before such a turn.
-      seed: of the order.
-      bad: called with the error of a record that cannot be used, which is then skipped.
-
-    Returns:
-      The number of chats.
+    Of each chat up to three turns of the user are kept, up to one that is `left_out`
+    (`benchmark_questions`), not English, as far as its characters tell, or not of 12 to 1,500
+    characters. Sources take turns, and the order within them is random, so that the first lines are
+    like all.
 
     Raises:
       UserError: a file cannot be read, or a source has no question; says where.
     """
     left_out, rng, count = frozenset(left_out), random.Random(seed), 0
-    chats: list[Iterator[list[str]]] = []
+    chats: list[list[list[str]]] = []
     for files in sources:
         turns = [_turns(example.content, left_out) for example, _ in read_all(files, None, bad)]
         unique = list({chat[0]: chat for chat in turns if chat}.values())
         if not unique:
             raise UserError(f"no English question in {', '.join(map(str, files))}; leave it out")
         rng.shuffle(unique)
-        chats.append(iter(unique))
-    while chats:
-        for source in list(chats):
-            chat = next(source, None)
-            if chat is None:
-                chats.remove(source)
-                continue
-            messages = [
-                {"role": role, "content": content}
-                for turn in chat
-                for role, content in (("user", turn), ("assistant", "."))
-            ]
-            out.write(json.dumps({"messages": messages}).encode() + b"\n")
-            count += 1
+        chats.append(unique)
+    for chat in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*chats))):
+        messages = [
+            {"role": role, "content": content}
+            for turn in chat
+            for role, content in (("user", turn), ("assistant", "."))
+        ]
+        out.write(json.dumps({"messages": messages}).encode() + b"\n")
+        count += 1
     return count
 
 
 def _turns(content: Content, left_out: frozenset[str]) -> list[str]:
     """The first turns of the user, up to one that cannot be used."""
-    turns: list[Any] = []
+    turns: list[Any] = [content.prompt] if isinstance(content, Completion) else []
     if isinstance(content, Chat):
         turns = [message["content"] for message in content.messages if message["role"] == "user"]
-    elif isinstance(content, Completion):
-        turns = [content.prompt]
-    usable: list[str] = []
-    for turn in turns[:_TURNS]:
-        if not isinstance(turn, str) or not _is_usable(turn):
-            break
-        # An instruction may be followed by its input.
-        if {_beginning(turn), _beginning(turn.lstrip().split("\n", 1)[0])} & left_out:
-            break
-        usable.append(turn)
-    return usable
+    return list(itertools.takewhile(lambda turn: _is_usable(turn, left_out), turns[:_TURNS]))
 
 
-def _is_usable(turn: str) -> bool:
+def _is_usable(turn: Any, left_out: frozenset[str]) -> bool:
+    if not isinstance(turn, str) or not _LEAST <= len(turn) <= _MOST:
+        return False
+    # An instruction may be followed by its input.
+    beginnings = {_beginning(turn), _beginning(turn.lstrip().split("\n", 1)[0])}
     ascii_characters = sum(character < "\x80" for character in turn)
-    return _LEAST <= len(turn) <= _MOST and ascii_characters >= _ASCII * len(turn)
+    return ascii_characters >= _ASCII * len(turn) and not beginnings & left_out
 
 
 def _beginning(text: str) -> str:

@@ -41,8 +41,6 @@ from train.recipes.questions import benchmark_questions, write_questions
 from train.recipes.stages import WINDOW, begin, package, train_recipe
 from train.run.config import TrainerConfig
 
-_RECIPES = Path(__file__).parent
-
 # Parts of the time that the stages get: all drafters equally much.
 _PARTS = {"answers": 0.3, "dart": 0.2, "pairs": 0.1, "dspark": 0.2, "eagle3": 0.2}
 
@@ -54,23 +52,10 @@ _LEAST = 0.05  # minutes of answers when an interrupted run goes on
 # steps.
 _ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
 _STEPS = {
-    "cpu": {
-        "--teacher": "cached",
-        "--context": 512,
-        "--batch-size": 8,
-        "--anchors": 64,
-        "--held-out": 0.02,
-        "--save-every": 50,
-        "--eval-every": 100,
-    },
-    "other": {
-        "--teacher": "online",
-        "--context": 1024,
-        "--batch-size": 16,
-        "--chunk": 256,
-        "--dtype": "bfloat16",
-        "--held-out": 0.02,
-    },
+    "cpu": "--teacher cached --context 512 --batch-size 8 --anchors 64 --held-out 0.02 "
+    "--save-every 50 --eval-every 100",
+    "other": "--teacher online --context 1024 --batch-size 16 --chunk 256 --dtype bfloat16 "
+    "--held-out 0.02",
 }
 
 
@@ -132,23 +117,19 @@ def run(config: SmolLM2Config) -> None:
     _count(config, answers)
     for name, parent in (("dart", None), ("pairs", "dart"), ("dspark", None), ("eagle3", None)):
         if not (config.work / name / "config.json").is_file():  # written last
-            options = {
-                "--target": config.target,
-                "--data": answers,
-                "--out": config.work / name,
-                "--cache": config.work / "cache",
-                "--seed": config.seed,
-                "--minutes": config.minutes * _PARTS[name],  # it knows itself what is left
-                **_STEPS[device],
-            }
+            options = [
+                *("--target", config.target, "--data", answers, "--seed", config.seed),
+                *("--out", config.work / name, "--cache", config.work / "cache"),
+                *("--minutes", config.minutes * _PARTS[name]),  # it knows itself what is left
+                *_STEPS[device].split(),
+            ]
             if name == "dspark" and device == "cpu":
-                options["--anchors"] = 24
+                options += ["--anchors", 24]
             if parent is None:
-                options["--draft-vocab"] = config.draft_vocab
+                options += ["--draft-vocab", config.draft_vocab]
             else:
-                options["--init"] = config.work / parent / "drafter"
-            recipe = "smollm2" if name == "dart" else f"smollm2_{name}"
-            train_recipe(_RECIPES / f"{recipe}.toml", options)
+                options += ["--init", config.work / parent / "drafter"]
+            train_recipe("smollm2" if name == "dart" else f"smollm2_{name}", options)
         if config.export is not None:
             exported, window = ("drafter", WINDOW) if name in ("dart", "pairs") else (name, None)
             with writing("the drafter", config.export):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +19,25 @@ from train.run import config_file, work_directory
 # less in contexts longer than training's.
 WINDOW = 256
 
+_PLACES = ("work", "export")  # a program's directories, which may move
+
 
 def begin(config: Any, result: str, **further: str) -> None:
-    """Opens the directories of a program of several stages, and records its settings.
-
-    Args:
-      config: the program's options, among them `work` and `export`.
-      result: what earlier runs left in `work`, in words; empty if nothing.
-      further: further settings that must not change.
-
-    Raises:
-      UserError: a directory cannot be written, or `work` belongs to another configuration.
-    """
+    """Opens the directories `work` and `export` of a config and records its options and `further`
+    ones; raises UserError if `work` holds a `result`, in words, of other options."""
     for directory in filter(None, (config.work, config.export)):
         check_writable(directory, directory=True)
-    settings = config_file.options(config) | further
-    for name in ("--work", "--export"):
-        del settings[name]
+    options = {name: value for name, value in vars(config).items() if name not in _PLACES}
+    settings = {f"--{name.replace('_', '-')}": value for name, value in options.items()} | further
     work_directory.check_settings(config.work, settings, result=result)
 
 
-def train_recipe(recipe: Path, options: Mapping[str, object]) -> Path:
-    """Trains a drafter, or goes on with it.
-
-    Args:
-      recipe: a file of options for `train.drafter`.
-      options: further ones, which override it, by name.
-
-    Returns:
-      The directory of the drafter.
-
-    Raises:
-      UserError: as `train.drafter.train`.
-    """
-    args = [str(word) for option in options.items() for word in option]
-    return train(config_file.parse(DrafterTraining, ["--config", str(recipe), *args], None))
+def train_recipe(name: str, options: Iterable[object]) -> Path:
+    """Trains a drafter, or goes on with it, by a recipe beside this file and further options,
+    which override it; returns the drafter's directory."""
+    recipe = Path(__file__).with_name(f"{name}.toml")
+    args = ["--config", str(recipe), *map(str, options)]
+    return train(config_file.parse(DrafterTraining, args, None))
 
 
 def half(params: Params) -> Params:

@@ -17,9 +17,7 @@ from dart_jax.files import writing
 from train.run.step import TrainState
 from train.run.work_directory import check_same
 
-# Seconds that a process waits for the others to finish a checkpoint, in case one has failed.
-_PATIENCE = 300
-
+_PATIENCE = 300  # seconds that a process waits for others to finish a checkpoint: one may fail
 
 # What orbax raises if files are missing, truncated or of another shape.
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
@@ -29,32 +27,25 @@ class Checkpoints:
     """The newest checkpoints of a run."""
 
     def __init__(self, directory: Path, keep: int, settings: Mapping[str, Any]):
-        """Opens or creates the directory; removes checkpoints that a killed run left half-written.
-
-        Args:
-          directory: holds the checkpoints.
-          keep: number of newest checkpoints to keep.
-          settings: what must not change when a run resumes, by option name.
-        """
+        """Opens or creates the directory, for the `keep` newest checkpoints; removes those that
+        a killed run left half-written. `settings` must not change when a run resumes, by option
+        name."""
         # orbax raises its errors as exceptions; its log would print each a second time.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._directory, self._settings = directory, json.loads(json.dumps(settings))
         newest: Any = ocp.training.preservation_policies.LatestN(keep)
+        patience = ocp.options.AsyncOptions(timeout_secs=_PATIENCE)
         with writing("checkpoints", directory.parent):
             self._checkpointer = ocp.training.Checkpointer(
                 os.path.abspath(directory),
-                context=ocp.Context(async_options=ocp.options.AsyncOptions(timeout_secs=_PATIENCE)),
+                context=ocp.Context(async_options=patience),
                 preservation_policy=newest,
                 cleanup_tmp_directories=True,
             )
 
     def resume(self, abstract: TrainState) -> tuple[int, float, TrainState] | None:
-        """Returns the newest checkpoint's step, seconds of training and state; None if there is no
-        checkpoint.
-
-        Args:
-          abstract: shapes, dtypes and the shardings to load with, which may differ from those
-            that were saved.
+        """Returns the newest checkpoint's step, seconds of training and state, with the shapes,
+        dtypes and shardings of `abstract`; None if there is no checkpoint.
 
         Raises:
           UserError: the run was started with other settings, or the checkpoint cannot be read.
@@ -74,15 +65,8 @@ class Checkpoints:
         return newest.step, seconds, TrainState(**loaded)
 
     def save(self, step: int, seconds: float, state: TrainState) -> None:
-        """Starts writing the state after `step` updates; it may be donated afterwards.
-
-        Waits for the previous save, and raises its error if it failed.
-
-        Args:
-          step: updates done.
-          seconds: the time they took.
-          state: the state to save.
-        """
+        """Starts writing the state after `step` updates, which took `seconds`; it may be donated
+        afterwards. Waits for the previous save, and raises its error if it failed."""
         with self._writing():
             self._checkpointer.save_checkpointables_async(
                 step,

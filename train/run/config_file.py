@@ -9,7 +9,6 @@ A recipe counts as if its options stood before those of the command line, which 
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -53,28 +52,6 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
         return command_line.parse(cls, [*words, *args], description, config=config)
     except UserError as error:
         raise UserError(f"with {path}: {error}") from None
-
-
-def replace(config: Any, options: Mapping[str, Any]) -> Any:
-    """Returns the config with these options replaced by name, at any level of nesting."""
-    changes = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            changes[field.name] = replace(value, options)
-        elif field.name in options:
-            changes[field.name] = options[field.name]
-    return dataclasses.replace(config, **changes)
-
-
-def options(config: Any) -> dict[str, Any]:
-    """Returns the values of a config and those nested in it, by option name."""
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        nested = dataclasses.is_dataclass(value)
-        flat |= options(value) if nested else {f"--{field.name.replace('_', '-')}": value}
-    return flat
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The devices that share a training step: rows over "data", the target's matrices over "model".
+"""The devices that share a training step, rows over "data", the target's matrices over "model"; and
+communication between the processes that have them.
 
 Trained parameters are sharded along "data" (FSDP) and gathered where they are used. The frozen
 target is sharded along "model" as for decoding (`dart_jax.models.sharding.rules`).
@@ -11,12 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from orbax.checkpoint import multihost
 
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.mesh import MeshShape
-from dart_jax.models.sharding.placement import put
 
 # Parameters with fewer elements are not sharded: communication would cost more than it saves.
 SMALL = 2**12
@@ -26,10 +28,6 @@ def make_mesh(shape: str | None = None, devices: Sequence[Any] | None = None) ->
     """Returns the mesh ("data", "model") of a shape such as "data=2,model=4"; by default each of
     all devices has some of the rows. A process's devices are adjacent, so that it reads adjacent
     rows.
-
-    Args:
-      shape: the shape, as `MeshShape.parse` reads it.
-      devices: JAX devices; by default all.
 
     Raises:
       UserError: as `MeshShape.parse` and `MeshShape.make`.
@@ -50,11 +48,8 @@ def jit_replicated(function: Callable[..., Any], mesh: Mesh | None) -> Callable[
 
 
 def batch_sharding(mesh: Mesh, batch: int, accumulate: int = 1) -> NamedSharding:
-    """The sharding of [accumulate, batch / accumulate, ...]: a microbatch's rows over "data".
-
-    Raises:
-      UserError: the rows do not divide evenly.
-    """
+    """The sharding of [accumulate, batch / accumulate, ...]: a microbatch's rows over "data";
+    raises UserError if the rows do not divide evenly."""
     parts = accumulate * mesh.shape["data"]
     if batch % parts:
         raise UserError(
@@ -66,10 +61,8 @@ def batch_sharding(mesh: Mesh, batch: int, accumulate: int = 1) -> NamedSharding
 
 def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
     """Shardings of trained parameters and optimiser state: over "data", the largest axis that
-    divides evenly.
-
-    Depends on shapes only, so that parameters and their moments are sharded alike.
-    """
+    divides evenly. They depend on shapes only, so that parameters and their moments are sharded
+    alike."""
 
     groups = mesh.shape["data"]
 
@@ -83,6 +76,20 @@ def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map(sharding, tree)
 
 
-def place(tree: Any, shardings: Any) -> Any:
-    """Puts arrays onto their devices; process-local arrays must be equal in all processes."""
-    return jax.tree.map(put, tree, shardings)
+def wait(name: str, timeout: int = 24 * 3600) -> None:
+    """Barrier over all processes; does not use the devices, whose timeouts are short."""
+    multihost.sync_global_processes(name, timeout=timeout)
+
+
+def any_process(flag: bool) -> bool:
+    """Returns True if the flag is set in any process; all must call it."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+
+
+def from_main(value: Any) -> Any:
+    """Broadcasts process 0's tree of numbers to every process."""
+    if jax.process_count() == 1:
+        return value
+    return multihost_utils.broadcast_one_to_all(value)

@@ -1,10 +1,11 @@
-"""The steps of a run: progress on stderr, figures in a file."""
+"""The length of a run, in updates or time, and its steps: progress on stderr, figures in a file."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,61 @@ from pathlib import Path
 from dart_jax.files import atomic_path, writing
 from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars
-from train.run.duration import Duration
+from train.run.config import TrainerConfig
+from train.run.mesh import from_main
+
+_PARTS = 1_000_000  # of the time, as the learning rate's schedule divides it
+Figures = Mapping[str, float]  # by name
 
 _RECENT = 50  # steps that the shown loss and pace are averaged over
+
+
+class Duration:
+    """The progress of a run, the same in all processes.
+
+    Time passes from the end of the first update on, which compiles, and again from there when the
+    run resumes; it includes evaluations and checkpoints. `whole` is the end of the learning rate's
+    schedule: updates, or parts of the time.
+    """
+
+    def __init__(self, config: TrainerConfig, seconds: float = 0.0):
+        """Starts with the time that earlier processes trained."""
+        self._steps, self._before = config.updates or 0, seconds
+        self._limit = None if config.minutes is None else 60 * config.minutes
+        self._began: float | None = None
+        self.whole = self._steps if self._limit is None else _PARTS
+
+    def begin(self) -> None:
+        """Lets the time pass, if it does not yet."""
+        if self._began is None:
+            self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The time trained so far, by this process's clock."""
+        return self._before + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    def at(self, step: int) -> int:
+        """Returns the place in the schedule of update `step`, from 0."""
+        if self._limit is None:
+            return step
+        return int(from_main(min(int(self.seconds / self._limit * _PARTS), _PARTS)))
+
+    def over(self, done: int) -> bool:
+        """Returns True if the run ends after `done` updates."""
+        if self._limit is None:
+            return done >= self._steps
+        return bool(from_main(self.seconds >= self._limit))
+
+    def count(self, done: int) -> str:
+        """Says how far the run is after `done` updates."""
+        if self._limit is None:
+            return f"{done}/{self._steps}"
+        return f"{done}, {min(self.seconds, self._limit) / 60:.1f} of {self._limit / 60:g} min"
+
+    def part(self, done: int) -> float:
+        """Returns how far the run is after `done` updates, from 0 to 1."""
+        return min(1.0, done / self._steps if self._limit is None else self.seconds / self._limit)
 
 
 def cut(path: Path, step: int) -> None:
@@ -26,28 +79,16 @@ def cut(path: Path, step: int) -> None:
 
 
 class Report:
-    """Reports the steps of a run in process 0; does nothing in the others.
+    """Reports the steps of a run in process 0, each a JSON object in a line of `metrics.jsonl`;
+    does nothing in the others."""
 
-    `metrics.jsonl` receives one JSON object per step.
-    """
-
-    def __init__(
-        self, name: str, directory: Path, duration: Duration, done: int, *, tokens: int = 0
-    ):
-        """Prepares the file and starts the progress bar.
-
-        Args:
-          name: name of the run.
-          directory: receives the file.
-          duration: says how long the run trains.
-          done: steps done earlier.
-          tokens: tokens per step; 0 if unknown.
-        """
+    def __init__(self, name: str, directory: Path, duration: Duration, done: int, tokens: int = 0):
+        """Prepares the file and starts the progress bar of a run of so many `tokens` per step, 0
+        if unknown, after the steps `done` earlier."""
         self._name, self._directory, self._tokens = name, directory, tokens
-        self._duration = duration
+        self._duration, self._main = duration, is_main()
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # losses and seconds
         self._open = contextlib.ExitStack()
-        self._main = is_main()
         if self._main:
             self._metrics = directory / "metrics.jsonl"
             with writing("metrics", directory):
@@ -61,21 +102,9 @@ class Report:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def step(
-        self,
-        number: int,
-        seconds: float,
-        figures: Mapping[str, float],
-        evaluated: Mapping[str, float],
-    ) -> None:
-        """Reports a finished step.
-
-        Args:
-          number: the step's number, from 1.
-          seconds: the step's duration.
-          figures: the step's own figures, including `loss`.
-          evaluated: figures of the evaluation after it, if there was one.
-        """
+    def step(self, number: int, seconds: float, figures: Figures, evaluated: Figures) -> None:
+        """Reports step `number`, from 1, its own figures, with `loss` among them, and those of
+        the evaluation after it, if there was one."""
         if not self._main:
             return
         self._recent.append((figures["loss"], seconds))

@@ -27,19 +27,8 @@ class TrainState(NamedTuple):
     opt_state: Any
 
 
-class Measured(NamedTuple):
-    """Figures of a step, float32 scalars.
-
-    Attributes:
-      loss: mean of the batch's losses; 0 if it has none.
-      grad_norm: global norm of the gradient before clipping.
-    """
-
-    loss: jax.Array
-    grad_norm: jax.Array
-
-
-Update = Callable[[TrainState, Any, Any, Any, Any], tuple[TrainState, Measured]]
+Figures = dict[str, jax.Array]
+Update = Callable[[TrainState, Any, Any, Any, Any], tuple[TrainState, Figures]]
 
 
 def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, params: Any) -> TrainState:
@@ -58,14 +47,15 @@ def make_update(
     seed: int = 0,
 ) -> Update:
     """Returns the jitted step: (state, frozen, microbatches, int32 step number, float32 learning
-    rate) -> state, measured.
+    rate) -> state and figures, float32 scalars: `loss`, the mean of the batch's losses, 0 without
+    any, and `grad_norm`, of the gradient before clipping.
 
     The gradient of the *sum* of losses is accumulated in float32 over microbatches and divided
     once, so that the number of microbatches does not change the result. With bfloat16, each
     microbatch's own gradient is first rounded to bfloat16.
 
     Args:
-      loss: computes the loss of one microbatch; receives its parameters in `dtype`.
+      loss: of one microbatch; receives its parameters in `dtype`.
       optimizer: turns a gradient into an update, at a learning rate of 1.
       mesh: the devices.
       shardings: of the state, which is donated.
@@ -81,7 +71,7 @@ def make_update(
 
     def update(
         state: TrainState, frozen: Any, batches: Any, step: jax.Array, rate: jax.Array
-    ) -> tuple[TrainState, Measured]:
+    ) -> tuple[TrainState, Figures]:
         key = jax.random.fold_in(jax.random.key(seed), step)
 
         def add(sums: Any, part: Any) -> tuple[Any, None]:
@@ -106,19 +96,15 @@ def make_update(
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         updates = jax.tree.map(lambda u: rate * u, updates)
         params = optax.apply_updates(state.params, updates)
-        figures = Measured(losses / number, optax.tree.norm(grads))
+        figures = {"loss": losses / number, "grad_norm": optax.tree.norm(grads)}
         return TrainState(params, opt_state), figures
 
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
 
 
 class BatchSource(Protocol):
-    """Training data as a pure function of the step, so that resuming needs only the step number.
-
-    Attributes:
-      batch: rows per step, over all processes.
-      fingerprint: identifies the data and their order.
-    """
+    """Training data as a pure function of the step, so that resuming needs only the step number:
+    `batch` rows per step, over all processes; the fingerprint identifies data and order."""
 
     @property
     def batch(self) -> int: ...
@@ -127,11 +113,8 @@ class BatchSource(Protocol):
     def fingerprint(self) -> str: ...
 
     def __call__(self, step: int, rows: slice) -> Any:
-        """Returns a tree of numpy arrays with these rows of the step's batch along the first axis.
-
-        Runs in a separate thread.
-        """
-        ...
+        """Returns a tree of numpy arrays with these rows of the step's batch along the first
+        axis. Runs in a separate thread."""
 
 
 def load(batches: BatchSource, step: int, sharding: NamedSharding, accumulate: int) -> Any:

@@ -24,21 +24,13 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.files import writing
 from dart_jax.models.pure import Params
-from dart_jax.models.sharding.placement import replicate
+from dart_jax.models.sharding.placement import put, replicate
 from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints
 from train.run.config import TrainerConfig
-from train.run.distributed import any_process
-from train.run.duration import Duration
-from train.run.mesh import (
-    batch_sharding,
-    fsdp_shardings,
-    make_mesh,
-    place,
-    replicated,
-)
+from train.run.mesh import any_process, batch_sharding, make_mesh, replicated
 from train.run.optimizer import learning_rate, make_optimizer
-from train.run.report import Report
+from train.run.report import Duration, Report
 from train.run.step import BatchSource, Loss, TrainState, loading, make_update, state_shardings
 from train.run.work_directory import exclusive
 
@@ -70,25 +62,20 @@ class Trainer:
         Args:
           name: shown next to the progress.
           params: initial parameters; they are not donated.
-          loss: (params, frozen, batch, key) -> sum of one microbatch's losses and their count,
-            float32 scalars; jitted here.
+          loss: see `Loss`, of one microbatch; jitted here.
           batches: the data; `batches.batch` must be `config.batch_size`.
           config: the recipe.
           directory: receives `checkpoints/` and `metrics.jsonl`.
-          frozen: a tree of arrays that the loss needs, such as the target's parameters; those that
-            are not on the mesh are copied to all its devices.
-          evaluate: called with the parameters, whole on every device and valid during the call; its
-            figures join the metrics.
-          settings: further settings that must not change when a run resumes, by name; JSON values.
+          frozen: a tree of arrays that the loss needs, such as the target's parameters.
+          evaluate: from the parameters, whole on every device, to figures that join the metrics.
+          settings: more that must not change when a run resumes, by name; JSON values.
           tokens_per_step: for the reported tokens per second; 0 if unknown.
 
         Raises:
           UserError: the batches do not divide among the devices.
         """
         if batches.batch != config.batch_size:
-            raise ValueError(
-                f"batches of {batches.batch} rows do not match --batch-size {config.batch_size}"
-            )
+            raise ValueError(f"batches of {batches.batch} rows, not of {config.batch_size}")
         self._name, self._params, self._batches = name, params, batches
         self._config, self._directory, self._frozen = config, directory, frozen
         self._evaluate, self._tokens = evaluate, tokens_per_step
@@ -97,13 +84,9 @@ class Trainer:
         self._rows = batch_sharding(self._mesh, config.batch_size, config.accumulate)
         self._optimizer = make_optimizer(config)
         self._shardings = state_shardings(self._mesh, self._optimizer, params)
+        dtype, shardings = jnp.dtype(config.dtype), self._shardings
         self._update = make_update(
-            loss,
-            self._optimizer,
-            self._mesh,
-            self._shardings,
-            dtype=jnp.dtype(config.dtype),
-            seed=config.seed,
+            loss, self._optimizer, self._mesh, shardings, dtype=dtype, seed=config.seed
         )
         self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(self._mesh))
 
@@ -130,9 +113,8 @@ class Trainer:
         with writing("the run", self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
             if is_main():
-                message = f"another run is training in {self._directory}"
-                message += "; wait for it or use another directory"
-                stack.enter_context(exclusive(self._directory, message))
+                busy = f"another run is training in {self._directory}; wait or use another"
+                stack.enter_context(exclusive(self._directory, busy))
         saved = Checkpoints(self._directory / "checkpoints", self._config.keep, self._fixed)
         self._checkpoints = stack.enter_context(contextlib.closing(saved))
 
@@ -140,7 +122,7 @@ class Trainer:
             copy = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
             return TrainState(copy, self._optimizer.init(copy))
 
-        placed = place(self._params, fsdp_shardings(self._mesh, self._params))
+        placed = jax.tree.map(put, self._params, self._shardings.params)
         abstract = jax.tree.map(
             lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s),
             jax.eval_shape(initial_state, placed),
@@ -156,13 +138,7 @@ class Trainer:
         config = self._config
         self._rate = jax.jit(lambda at: learning_rate(config, at, self._duration.whole))
         self._frozen = replicate(self._mesh, self._frozen)
-        report = Report(
-            self._name,
-            self._directory,
-            self._duration,
-            self._done,
-            tokens=self._tokens,
-        )
+        report = Report(self._name, self._directory, self._duration, self._done, self._tokens)
         self._report = stack.enter_context(report)
         if self._done:
             report.say(f"resuming from the checkpoint of step {self._done}")
@@ -171,20 +147,13 @@ class Trainer:
         return stack.enter_context(loading(self._batches, steps, self._rows, config.accumulate))
 
     def _train_step(self, batch: Any) -> tuple[float, dict[str, float]]:
-        """Updates the state; returns the step's seconds and figures.
-
-        Raises:
-          UserError: the loss or the gradient is not finite.
-        """
+        """Updates the state; returns the step's seconds and figures. Raises UserError if the
+        loss or the gradient is not finite."""
         began = time.perf_counter()
         rate = self._rate(np.int32(self._duration.at(self._done)))
         step = np.int32(self._done)
         self._state, measured = self._update(self._state, self._frozen, batch, step, rate)
-        figures = {
-            "loss": float(measured.loss),
-            "grad_norm": float(measured.grad_norm),
-            "lr": float(rate),
-        }
+        figures = {name: float(value) for name, value in measured.items()} | {"lr": float(rate)}
         seconds = time.perf_counter() - began
         self._duration.begin()
         self._done += 1
@@ -198,14 +167,9 @@ class Trainer:
         return seconds, figures
 
     def _evaluate_and_save(self, seconds: float, figures: Mapping[str, float]) -> bool:
-        """Evaluates, reports and saves the step that was done, as far as it is time for that.
-
-        Returns:
-          True if it was the last one.
-
-        Raises:
-          SystemExit: a signal arrived; the state was saved.
-        """
+        """Evaluates, reports and saves the step that was done, as far as it is time for that;
+        returns True if it was the last one. Raises SystemExit if a signal arrived; the state was
+        saved."""
         config, number = self._config, self._done
         last = self._duration.over(number)
         evaluated: dict[str, float] = {}

@@ -44,11 +44,8 @@ def locked(work: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(directory: Path, message: str) -> Iterator[None]:
-    """Locks a directory for this process.
-
-    Raises:
-      UserError: another process holds the lock; the message.
-    """
+    """Locks a directory for this process; raises UserError with this message if another process
+    holds the lock."""
     with (directory / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,22 +55,13 @@ def exclusive(directory: Path, message: str) -> Iterator[None]:
 
 
 def check_settings(
-    work: Path,
-    settings: dict[str, Any],
-    *,
-    result: str,
-    cure: str = "another --work, or delete it",
+    work: Path, settings: dict[str, Any], *, result: str, cure: str = "another --work, or delete it"
 ) -> None:
-    """Compares the settings with those of an earlier run, if it left a result, and records them.
-
-    Args:
-      work: the directory.
-      settings: what must not change, by option name; JSON values.
-      result: what earlier runs left that these settings made, in words; empty if nothing.
-      cure: what to name instead of the old settings.
+    """Compares the settings, JSON values by option name, with those of an earlier run, if it left a
+    `result`, in words, and records them.
 
     Raises:
-      UserError: what is there was made with other settings.
+      UserError: what is there was made with other settings; names the `cure`.
     """
     path = work / _SETTINGS
     settings = json.loads(json.dumps(settings))
@@ -83,16 +71,10 @@ def check_settings(
 
 
 def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any], cure: str) -> None:
-    """Compares settings by name.
-
-    Args:
-      what: what was made with those saved, in words.
-      saved: the settings that it was made with.
-      settings: those of this run.
-      cure: what to name instead of the old settings.
+    """Compares settings by name with those saved, with which `what`, in words, was made.
 
     Raises:
-      UserError: some differ; names them, and those of the old values that can be typed.
+      UserError: some differ; names them, the old values that can be typed, and the `cure`.
     """
     changed = []
     for name in {**saved, **settings}:
@@ -109,12 +91,9 @@ def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any],
 
 
 def contents(directory: Path, patterns: Iterable[str]) -> str:
-    """Returns a digest of a model's files by their names, sizes and contents, so that a copy is
-    the same model. Of a large file it takes samples: models of one size differ in most places.
-
-    Args:
-      directory: of the model; it may name GGUF files elsewhere.
-      patterns: the names of the model's files.
+    """Returns a digest of a model's files whose names fit `patterns`, and of GGUF files that the
+    directory names, by names, sizes and contents, so that a copy is the same model. Of a large file
+    it takes samples: models of one size differ in most places.
 
     Raises:
       UserError: one cannot be read.

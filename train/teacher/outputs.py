@@ -29,8 +29,7 @@ from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars
 from train.data.batch import Batch, TeacherOutputs
 from train.data.packed_dataset import PackedDataset
-from train.run.distributed import from_main, wait
-from train.run.mesh import jit_replicated
+from train.run.mesh import from_main, jit_replicated, wait
 from train.teacher.teacher import Teacher, forward, over_vocabulary
 
 _ROWS = 8  # rows computed at a time, if they divide among the groups of devices
@@ -38,51 +37,17 @@ _DONE = "done.json"
 _RECORD = 10.0  # seconds between records of how many rows are filled
 _NOWHERE = -1  # instead of a row, if the cache cannot be used
 
-# Indices of rows, and the outputs for them.
-_Part = tuple[np.ndarray, TeacherOutputs]
-
-# Of each part of the outputs, which names its file.
-_Shapes = dict[str, jax.ShapeDtypeStruct]
+_Part = tuple[np.ndarray, TeacherOutputs]  # indices of rows, and the outputs for them
+_Shapes = dict[str, jax.ShapeDtypeStruct]  # of each part of the outputs, which names its file
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TeacherDataset:
-    """Packed rows with the target's outputs.
+def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) -> PackedDataset:
+    """Returns the rows with their outputs, the parts of `TeacherOutputs`, features and hidden
+    states in bfloat16; computes what is missing in the cache. Safe to call from several runs at
+    once; the processes of a run compute together, and the first of them writes.
 
-    Attributes:
-      dataset: the rows.
-      outputs: by name, for all rows, the parts of `TeacherOutputs`; [rows, T, ..], features and
-        hidden states in bfloat16.
-    """
-
-    dataset: PackedDataset
-    outputs: dict[str, np.memmap]
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.dataset.rows
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the data."""
-        return self.dataset.fingerprint
-
-    def batch(self, rows: np.ndarray) -> Batch:
-        """Returns the rows with these indices, integers [B]."""
-        outputs = {name: kept[rows] for name, kept in self.outputs.items()}
-        return self.dataset.batch(rows)._replace(outputs=TeacherOutputs(**outputs))
-
-
-def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) -> TeacherDataset:
-    """Computes what is missing in the cache and opens it; safe to call from several runs at once.
-    The processes of a run compute together, and the first of them writes.
-
-    Args:
-      teacher: the target.
-      dataset: the rows.
-      directory: the cache, created if needed, which all processes see; it can hold the outputs for
-        other rows and targets as well. An interrupted computation resumes.
+    The directory, which all processes see, is created if needed and may hold the outputs for other
+    rows and targets as well. An interrupted computation resumes.
 
     Raises:
       UserError: the directory cannot be written, or not be read by all processes.
@@ -158,12 +123,11 @@ def _prepare(directory: Path, shapes: _Shapes) -> int:
         return 0
 
 
-def _open(dataset: PackedDataset, directory: Path, shapes: _Shapes) -> TeacherDataset:
+def _open(dataset: PackedDataset, directory: Path, shapes: _Shapes) -> PackedDataset:
     """Maps the files of the outputs."""
     parts = shapes.items()
-    return TeacherDataset(
-        dataset, {n: np.memmap(directory / n, p.dtype, "r+", shape=p.shape) for n, p in parts}
-    )
+    outputs = {n: np.memmap(directory / n, p.dtype, "r+", shape=p.shape) for n, p in parts}
+    return dataclasses.replace(dataset, outputs=outputs)
 
 
 def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[_Part]:
@@ -190,12 +154,12 @@ def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[
         yield rows, TeacherOutputs(*(np.asarray(part)[: len(rows)] for part in outputs))
 
 
-def _fill(cached: TeacherDataset, parts: Iterator[_Part], start: int, done: Path) -> None:
+def _fill(cached: PackedDataset, parts: Iterator[_Part], start: int, done: Path) -> None:
     """Fills the rows from `start` on and records in the file `done` how many are filled."""
-    end = start
+    end, kept = start, cached.outputs or {}
 
     def record() -> float:
-        for array in cached.outputs.values():
+        for array in kept.values():
             array.flush()
         write_atomically(done, json.dumps({"rows": end}).encode())
         return time.monotonic()
@@ -206,11 +170,11 @@ def _fill(cached: TeacherDataset, parts: Iterator[_Part], start: int, done: Path
         try:
             for rows, outputs in parts:
                 for name, part in outputs._asdict().items():
-                    cached.outputs[name][rows] = part
+                    kept[name][rows] = part
                 end = int(rows[-1]) + 1
                 if time.monotonic() - recorded > _RECORD:
                     recorded = record()
-                pace = (end - start) * cached.dataset.context / (time.monotonic() - began)
+                pace = (end - start) * cached.context / (time.monotonic() - began)
                 progress.update(bar, completed=end, note=f"{end:,} rows, {pace:,.0f} tokens/s")
         finally:
             record()

@@ -50,12 +50,8 @@ class Teacher:
 
     @classmethod
     def load(cls, directory: Path, dtype: np.dtype, mesh: Mesh) -> Teacher:
-        """Loads a checkpoint; a process reads no more of it than its devices get.
-
-        Args:
-          directory: in the Hugging Face layout.
-          dtype: of the weights.
-          mesh: the devices of the run.
+        """Loads a checkpoint onto the devices of a run; a process reads no more of it than they
+        get.
 
         Raises:
           UserError: as `load_target`, or the devices cannot share the target.
@@ -100,14 +96,8 @@ def with_vocabulary(
 def over_vocabulary(
     config: TargetConfig, params: Params, hidden: jax.Array, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes `log_total` and `best` of `TeacherOutputs`, from all logits.
-
-    Args:
-      config: the target's config.
-      params: its parameters.
-      hidden: [B, T, D], its last hidden states.
-      mesh: the devices that share target and rows; None for one.
-    """
+    """Computes `log_total` and `best` of `TeacherOutputs`, from all logits of the last hidden
+    states [B, T, D]."""
     target = bind(config, params)
 
     def at(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -126,14 +116,8 @@ def over_vocabulary(
 def forward(
     config: TargetConfig, params: Params, batch: Batch, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The target's features [B, T, 3D] and last hidden states [B, T, D], after its final norm.
-
-    Args:
-      config: the target's config.
-      params: its parameters.
-      batch: packed rows; B is a multiple of the mesh's groups.
-      mesh: the devices that share target and rows; None for one.
-    """
+    """The target's features [B, T, 3D] and last hidden states [B, T, D], after its final norm,
+    of packed rows, as many as a multiple of the mesh's groups."""
 
     def run(params: Params, tokens: jax.Array, document: jax.Array) -> tuple[jax.Array, jax.Array]:
         target = bind(config, params, LayerOptions(shards=Devices(mesh).shards))
