@@ -62,7 +62,6 @@ PROGRAMS = {name: program for group in GROUPS.values() for name, program in grou
 GONE = {
     "count-ngrams": "dart-jax ngram count",
     "measure-ngram": "python -m eval.scripts.ngram",
-    "startup": "python -m eval.scripts.startup",
     "search": "dart-jax latency",
     "products": "dart-jax latency",
     "campaign": "dart-jax speedup, lossless and latency",

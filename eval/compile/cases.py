@@ -50,18 +50,12 @@ _SERVED_STEPS, _STOP_IDS = 4, 8
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One method in one setting.
+    """One method in one setting, as `CompileConfig` names them.
 
     Attributes:
-      shape: name of the target's shape.
-      method: how to draft.
       nodes: tree nodes without the root.
-      batch: sequences decoded together.
-      context: cached tokens of each.
-      prompt: tokens of the prefill; of a long prompt, its last chunk is compiled.
+      prompt: tokens of the prefill; of more than 512, the last chunk is compiled.
       dtype: of weights and caches.
-      level: how tokens are drawn.
-      layers: layers of the target; None for the shape's own.
       execution: how the models are computed, and the mesh of several devices.
     """
 
@@ -70,7 +64,7 @@ class Case:
     nodes: int
     batch: int
     context: int
-    prompt: int
+    prompt: int = 1024
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     level: Level = "greedy"
     layers: int | None = None

@@ -31,14 +31,8 @@ _STRUCTURE |= {"kAsyncDone", "kWaitForStreams"}
 
 
 class Collective(NamedTuple):
-    """An exchange between devices.
-
-    Attributes:
-      kind: the opcode, such as all-reduce.
-      bytes: of its result on a device.
-      layer: of the target; None outside of the layers.
-      draft: whether it is the drafter's.
-    """
+    """An exchange between devices: its opcode, the bytes of its result on a device, the target's
+    layer or None, and whether it is the drafter's."""
 
     kind: str
     bytes: int
@@ -47,13 +41,8 @@ class Collective(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """The schedule of a program on a GPU.
-
-    Attributes:
-      count: number of CUDA graphs.
-      inside: instructions whose kernels are in one.
-      launches: instruction -> number of kernels.
-    """
+    """The schedule of a program on a GPU: how many CUDA graphs, the instructions whose kernels are
+    in one, and each instruction's number of kernels."""
 
     count: int
     inside: set[str]
@@ -68,8 +57,7 @@ class Findings:
     Attributes:
       kernels: number of kernels; on a TPU, of instructions.
       of_a_layer: of these, in a layer of the target: the median over the layers.
-      pallas: number of Pallas kernels.
-      attention: layers of the target whose attention such a kernel computes.
+      attention: layers of the target whose attention a Pallas kernel computes.
       graphs: number of CUDA graphs; None for other devices.
       outside: what runs outside of CUDA graphs, once for each kernel.
       host: transfers to and from the host, and callbacks.
@@ -77,15 +65,12 @@ class Findings:
       copies: what copies, pads or converts a whole cache.
       not_in_place: names of the caches among the arguments that are not updated in place.
       collectives: the exchanges.
-      arguments: bytes of weights, caches and the rest of the state.
-      temporary: bytes besides arguments and results.
       peak: bytes in use at once, all together.
       seconds: to trace, lower and compile it.
     """
 
     kernels: int
     of_a_layer: float
-    pallas: int
     attention: list[int | None]
     graphs: int | None
     outside: list[str]
@@ -94,8 +79,6 @@ class Findings:
     copies: list[str]
     not_in_place: list[str]
     collectives: list[Collective]
-    arguments: int
-    temporary: int
     peak: int
     seconds: float
 
@@ -109,13 +92,8 @@ class Result(NamedTuple):
 
 
 def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findings:
-    """Reads a compiled program.
-
-    Args:
-      compiled: the program.
-      seconds: that it took to trace, lower and compile.
-      dump: the folder into which the compiler for GPUs wrote its schedule.
-    """
+    """Reads a program that took so many seconds to compile, and the folder into which the compiler
+    for GPUs wrote its schedule."""
     module, graphs = read_module(compiled.as_text() or ""), read_graphs(dump)
     memory = compiled.memory_analysis()
     assert memory is not None  # compilers of all platforms report it
@@ -139,7 +117,6 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
     return Findings(
         kernels=by_layer.total(),
         of_a_layer=statistics.median([n for i, n in by_layer.items() if i is not None] or [0]),
-        pallas=len(pallas),
         attention=[layer_of(scope) for scope in pallas if "attention/pallas_call" in scope],
         graphs=None if graphs is None else graphs.count,
         outside=outside,
@@ -150,8 +127,6 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
             module.arguments[at].attribute("op_name") for at in caches.keys() - module.in_place
         ],
         collectives=list(collectives(module)),
-        arguments=memory.argument_size_in_bytes,
-        temporary=memory.temp_size_in_bytes,
         peak=getattr(memory, "peak_memory_in_bytes", 0) or in_use,
         seconds=seconds,
     )

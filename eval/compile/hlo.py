@@ -20,13 +20,8 @@ _FREE_CALLS = {"AllocateBuffer", "AssumeGatherIndicesInBound"}
 
 
 class Array(NamedTuple):
-    """An array of a printed shape.
-
-    Attributes:
-      dtype: as XLA prints it, such as bf16.
-      lengths: of its axes.
-      on_chip: whether it lies in a TPU's vector memory, which is not the device's memory.
-    """
+    """An array of a printed shape: its dtype, such as bf16, the lengths of its axes, and whether it
+    lies in a TPU's vector memory, which is not the device's memory."""
 
     dtype: str
     lengths: tuple[int, ...]
@@ -44,14 +39,8 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """A line of a computation.
-
-    Attributes:
-      name: unique in the module.
-      arrays: its result, from left to right; tokens are left out.
-      opcode: such as fusion.
-      rest: operands and attributes, as printed.
-    """
+    """A line of a computation: its unique name, the arrays of its result without tokens, its
+    opcode, and its operands and attributes as printed."""
 
     name: str
     arrays: tuple[Array, ...]
@@ -73,12 +62,7 @@ class Instruction(NamedTuple):
 
 
 class Run(NamedTuple):
-    """An instruction that runs something.
-
-    Attributes:
-      instruction: the instruction.
-      inside: what it computes, if it is a fusion.
-    """
+    """An instruction that runs something, and what is inside, if it is a fusion."""
 
     instruction: Instruction
     inside: list[Instruction]
@@ -97,14 +81,8 @@ class Run(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A compiled program.
-
-    Attributes:
-      arguments: by number.
-      in_place: numbers of the arguments that share their memory with results.
-      runs: what runs, once for each place in the text: a loop's body and all branches of a
-        condition count once.
-    """
+    """A compiled program: its arguments by number, the numbers of those that share memory with
+    results, and what runs; a loop's body and all branches of a condition count once."""
 
     arguments: dict[int, Instruction]
     in_place: set[int]
@@ -146,12 +124,8 @@ def _runs(computations: dict[str, list[Instruction]], name: str) -> Iterator[Run
 
 def arrays(shape: str) -> tuple[Array, ...]:
     """The arrays of a printed shape, from left to right."""
+    parts = (x for x in _ARRAY.findall(shape) if x[0] in _BYTES)
     return tuple(
-        Array(
-            dtype,
-            tuple(map(int, filter(None, axes.split(",")))),
-            "T(" in layout and "S(1)" in layout,
-        )
-        for dtype, axes, layout in _ARRAY.findall(shape)
-        if dtype in _BYTES
+        Array(dtype, tuple(map(int, filter(None, axes.split(",")))), "T(" in at and "S(1)" in at)
+        for dtype, axes, at in parts
     )
