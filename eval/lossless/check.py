@@ -27,12 +27,23 @@ from eval.lossless.divergence import Case, Outcome, examine
 from eval.lossless.literal_sampling import softmax
 from eval.lossless.random_sizes import RandomSizes
 from eval.lossless.rounding import Prober
-from eval.lossless.tables import describe
 from eval.methods.decoding import Decoder, Generation
 from eval.methods.registry import METHODS, PLAIN, decoder, models_of, tree
 
 # Of the trees: deep ones test the most.
 LEVEL_DECAY = 2.5
+
+
+def describe(sampling: Sampling) -> str:
+    """Returns a label such as `T 0.7 k 50 p 0.9 min 0.1 rep 1.3`: temperature, top-k, top-p, min-p
+    and repetition penalty."""
+    parts = [f"T {sampling.temperature:g}"]
+    if sampling.temperature:
+        parts += [f"k {sampling.top_k}"] * (sampling.top_k > 0)
+        parts += [f"p {sampling.top_p:g}"] * (sampling.top_p < 1)
+        parts += [f"min {sampling.min_p:g}"] * (sampling.min_p > 0)
+    penalty = sampling.repetition_penalty
+    return " ".join(parts + [f"rep {penalty:g}"] * (penalty != 1))
 
 
 class Lossless:
@@ -52,22 +63,14 @@ class Lossless:
     def decoder(self, case: Case, length: int) -> Decoder:
         """Returns a decoder with a cache of `length` rows; without a number of nodes, the sizes of
         its trees change at random."""
-        model = self.models[case.method]
-        result = decoder(
-            model,
-            tree(model, case.nodes or None, LEVEL_DECAY, chain=METHODS[case.method].chain),
-            max_length=length,
-            sampling=case.sampling,
-            coupled=not self.config.no_coupling,
-        )
+        model, coupled = self.models[case.method], not self.config.no_coupling
+        size = tree(model, case.nodes or None, LEVEL_DECAY, chain=METHODS[case.method].chain)
+        result = decoder(model, size, max_length=length, sampling=case.sampling, coupled=coupled)
         if result.tree_nodes is not None:
             return result
         seeds = itertools.count()
-        options = {
-            **result.options,
-            "policy": lambda shapes: RandomSizes(shapes.sizes, next(seeds)),
-        }
-        return dataclasses.replace(result, options=options)
+        policy = {"policy": lambda shapes: RandomSizes(shapes.sizes, next(seeds))}
+        return dataclasses.replace(result, options={**result.options, **policy})
 
     def cases(self, sampling: Sampling, batch_size: int) -> list[Case]:
         """Returns the settings of all methods and trees."""
@@ -113,17 +116,15 @@ class Lossless:
     def _outcome(self, case: Case, plain: list[Generation], drafted: list[Generation]) -> Outcome:
         differences = (
             examine(
-                self.prober,
-                case.sampling,
-                self._seed(n),
+                *(self.prober, case.sampling, self._seed(n)),
                 prompt=n * case.batch_size + row,
                 row=row,
-                text=prompt,
+                text=text,
                 plain=plain[n].tokens[row],
                 dart=drafted[n].tokens[row],
             )
             for n, batch in enumerate(self._batches(case.batch_size))
-            for row, prompt in enumerate(batch)
+            for row, text in enumerate(batch)
         )
         return Outcome(
             case,

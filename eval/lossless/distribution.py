@@ -31,27 +31,25 @@ class Fit:
       samples: sequences sampled.
       positions: texts whose continuations are tested together.
       draws: tokens sampled at the tested positions.
-      drafted: how many of these the drafter had proposed.
-      at_edge: how many of these were not draws, because rounding decides whether top-k, top-p or
-        min-p cuts them; the distribution is that of the other tokens.
-      forbidden: how many of these the filters cut whatever the rounding.
+      drafted: of these, how many the drafter had proposed.
+      at_edge: not counted, as rounding decides whether top-k, top-p or min-p cuts them.
+      forbidden: how many the filters cut whatever the rounding.
       chi2: sum of squared deviations over their variances.
       dof: degrees of freedom.
       rounding: the largest rounding error of all positions.
-      implausible: texts whose logits differ between implementations by more than the dtype
-        explains.
+      implausible: texts whose logits differ by more than the dtype explains.
     """
 
     samples: int
-    positions: int
-    draws: int
-    drafted: int
-    at_edge: int
-    forbidden: int
-    chi2: float
-    dof: int
-    rounding: float
-    implausible: int
+    positions: int = 0
+    draws: int = 0
+    drafted: int = 0
+    at_edge: int = 0
+    forbidden: int = 0
+    chi2: float = 0.0
+    dof: int = 0
+    rounding: float = 0.0
+    implausible: int = 0
 
     @property
     def p(self) -> float:
@@ -90,7 +88,7 @@ class Samples:
 
     def fit(self, prober: Prober, sampling: Sampling) -> Fit:
         """Tests all texts that have enough samples."""
-        total = Fit(self.count, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0)
+        total = Fit(self.count)
         for text, counts in self._next.items():
             if counts.total() < ENOUGH:
                 continue

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.decoding.sampling import Sampling, gumbel_noise, row_keys
-from eval.lossless.literal_sampling import kept, may_win, scale, scale_rounding
+from eval.lossless.literal_sampling import may_win, scale, scale_rounding
 from eval.lossless.rounding import Prober
 
 # The token id of an output that had already ended.
@@ -27,9 +27,7 @@ class Divergence:
       dart: token id of the drafting method; -1 if it had ended.
       margin: difference of the two tokens' exact scores: logits if greedy, otherwise logits over
         temperature plus noise.
-      top2: difference of the target's two largest logits.
       rounding: rounding error of a score.
-      at_cut: whether, computed exactly, top-k, top-p or min-p cuts one of the two tokens.
       tie: whether rounding can make either token the sampled one.
     """
 
@@ -38,29 +36,18 @@ class Divergence:
     plain: int
     dart: int
     margin: float
-    top2: float
     rounding: float
-    at_cut: bool
     tie: bool
 
     @property
     def verdict(self) -> str:
         """The result in words."""
-        if not self.tie:
-            return "DIVERGES"
-        return "tie at a cut" if self.at_cut else "tie"
+        return "tie" if self.tie else "DIVERGES"
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One setting.
-
-    Attributes:
-      method: drafting method.
-      sampling: sampling parameters.
-      batch_size: prompts decoded together.
-      nodes: nodes of the draft trees; 0 for sizes that change at random.
-    """
+    """One setting; 0 nodes stand for trees whose sizes change at random."""
 
     method: str
     sampling: Sampling
@@ -70,15 +57,8 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One setting compared with plain decoding.
-
-    Attributes:
-      case: the setting.
-      prompts: number of prompts.
-      tokens: tokens that plain decoding generated for them.
-      steps: number of verifications.
-      divergences: the first difference of every prompt whose outputs differ.
-    """
+    """One setting compared with plain decoding: its prompts, the tokens that plain decoding gave
+    them, verifications, and the first difference of every prompt whose outputs differ."""
 
     case: Case
     prompts: int
@@ -103,20 +83,17 @@ def examine(
     plain: np.ndarray,
     dart: np.ndarray,
 ) -> Divergence | None:
-    """Compares one row.
+    """Returns the first difference of one row; None if there is none.
 
     Args:
       prober: computes the target's logits.
-      sampling: sampling parameters.
-      seed: seed of sampling.
+      sampling: how tokens were drawn.
+      seed: of that.
       prompt: index of the prompt.
       row: its row in the batch, which the noise depends on.
       text: int [n], the prompt.
       plain: int [m], new tokens of plain decoding.
       dart: int [m'], new tokens of the drafting method.
-
-    Returns:
-      The first difference; None if the rows are equal.
     """
     if np.array_equal(plain, dart):
         return None
@@ -125,7 +102,6 @@ def examine(
     pair = [int(tokens[at]) if at < len(tokens) else ENDED for tokens in (plain, dart)]
     before = np.concatenate([text, plain[:at]])
     probe = prober(before)
-    second, first = np.partition(probe.logits, -2)[-2:]
     eps = scale_rounding(probe.rounding, sampling)
     scaled = scale(probe.logits, sampling, before)
     noise = np.zeros_like(scaled)
@@ -138,9 +114,7 @@ def examine(
         plain=pair[0],
         dart=pair[1],
         margin=float("inf") if ended else float(abs(score[pair[0]] - score[pair[1]])),
-        top2=float(first - second),
         rounding=eps,
-        at_cut=not ended and not kept(scaled, sampling)[pair].all(),
         # Rounding cannot decide whether a sequence ends after the same tokens.
         tie=probe.plausible
         and not ended

@@ -30,14 +30,9 @@ PLAUSIBLE = {"float32": 64.0, "bfloat16": 4.0}
 
 
 class Probe(NamedTuple):
-    """The logits after a text.
-
-    Attributes:
-      logits: float32 [V], computed in float32 in one forward over the whole text.
-      rounding: the largest difference from them, over the vocabulary, of logits in the model's
-        dtype computed in one forward, with all but the last token cached, and as a tree node.
-      plausible: whether the dtype explains `rounding`.
-    """
+    """The logits after a text, float32 [V], computed in float32 in one forward; the largest
+    difference from them of logits in the model's dtype computed in one forward, with all but the
+    last token cached, and as a tree node; and whether the dtype explains that."""
 
     logits: np.ndarray
     rounding: float
