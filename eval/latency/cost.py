@@ -1,10 +1,5 @@
-"""The least that a step must move and compute, from the shapes of its arrays.
-
-Bytes are those that cross the device's memory once: weights and used rows of the caches. Operations
-are those of matrix products, two per multiply-add. Masked rows of the caches are not counted, since
-they are not needed. Of a mixture's experts those are counted that rows reach if their experts are
-drawn at random: trained routers send the rows of a tree to fewer.
-"""
+"""The least that a step must move and compute: weights and used rows of the caches, once, and
+matrix products. Of a mixture's experts those count that rows reach if they are drawn at random."""
 
 from __future__ import annotations
 
@@ -24,12 +19,8 @@ _INT = _FLOAT = 4  # bytes of ids and of logits
 
 
 class Cost(NamedTuple):
-    """The least work of a step.
-
-    Attributes:
-      bytes: read and written.
-      operations: of matrix products.
-    """
+    """The least work of a step: bytes read and written, operations of matrix products, two per
+    multiply-add."""
 
     bytes: int
     operations: int

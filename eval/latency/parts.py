@@ -28,25 +28,6 @@ _CAPTION = (
 _LONG, _SHORT = 136, 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """Steps of one size after a prompt.
-
-    Attributes:
-      nodes: of the trees.
-      context: tokens of the prompt.
-      seconds: of a step in every repeat, by part; `step` is the whole.
-    """
-
-    nodes: int
-    context: int
-    seconds: list[dict[str, float]]
-
-    def median(self, part: str) -> float:
-        """Median seconds of a part."""
-        return statistics.median(each[part] for each in self.seconds)
-
-
 def load(name: str, drafter_window: int | None = None) -> DartModel:
     """Loads a named model with its drafter, or a target without, from a directory or a GGUF file.
 
@@ -59,7 +40,9 @@ def load(name: str, drafter_window: int | None = None) -> DartModel:
     return dataclasses.replace(named, drafter_window=drafter_window).load()
 
 
-def measure_parts(model: DartModel, context: int, nodes: int, repeats: int) -> Parts:
+def measure_parts(
+    model: DartModel, context: int, nodes: int, repeats: int
+) -> list[dict[str, float]]:
     """Measures greedy steps after a prompt of `context` tokens."""
     prompt = (np.arange(context) * 7919 % model.target.vocab_size).tolist()
 
@@ -81,20 +64,24 @@ def measure_parts(model: DartModel, context: int, nodes: int, repeats: int) -> P
         parts["step"] = (whole[0] - whole[1]) / steps
         parts["rest"] = parts["step"] - sum(parts[name] for name in after)
         seconds.append(parts)
-    return Parts(nodes, context, seconds)
+    return seconds
 
 
 def run_parts(
     model: DartModel, name: str, contexts: tuple[int, ...], nodes: tuple[int, ...], repeats: int
 ) -> tuple[Table, list[dict[str, Any]]]:
-    """Measures a model's steps, plain ones first; returns a table of parts, and what it shows."""
-    sizes = (0, *nodes) if model.drafter is not None else (0,)
+    """Measures a model's steps, plain ones first; returns a table of the parts' medians, and by
+    nodes and context the seconds of every part in every repeat, of which `step` is the whole."""
+    settings = itertools.product(contexts, (0, *nodes) if model.drafter is not None else (0,))
     measured = [
-        measure_parts(model, context, size, repeats)
-        for context, size in itertools.product(contexts, sizes)
+        {"nodes": n, "context": context, "seconds": measure_parts(model, context, n, repeats)}
+        for context, n in settings
     ]
-    names = [*(part for part in measured[0].seconds[0] if part != "step"), "step"]
-    rows = [[part, *(f"{1e3 * each.median(part):.3f}" for each in measured)] for part in names]
-    columns = ["part", *(f"{each.nodes} nodes, {each.context}" for each in measured)]
+    names = [*(part for part in measured[0]["seconds"][0] if part != "step"), "step"]
+    rows = []
+    for part in names:
+        medians = (statistics.median(x[part] for x in each["seconds"]) for each in measured)
+        rows.append([part, *(f"{1e3 * seconds:.3f}" for seconds in medians)])
+    columns = ["part", *(f"{each['nodes']} nodes, {each['context']}" for each in measured)]
     title = f"{name}: a step's parts, by nodes and tokens of context"
-    return narrow(title, columns, rows, _CAPTION), [dataclasses.asdict(x) for x in measured]
+    return narrow(title, columns, rows, _CAPTION), measured

@@ -20,14 +20,13 @@ from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
-from eval.latency import clock
-from eval.latency.clock import Hardware
+from eval.latency import steps
 from eval.latency.config import LatencyConfig
 from eval.latency.cost import cost
 from eval.latency.model import random_model
 from eval.latency.parts import load, run_parts
 from eval.latency.shapes import drafter_of, target_of
-from eval.latency.steps import Row, measure_steps
+from eval.latency.steps import Hardware, Row, measure_steps
 
 _CAPTION = (
     "ms: median; ±: half the range; ratio: over the limit, the larger of bytes over the measured "
@@ -63,16 +62,12 @@ class Case:
 
     def as_json(self, limits: Hardware) -> dict[str, Any]:
         """Returns the setting, and seconds of every repeat."""
-        stages = [
-            {
-                "stage": row.stage,
-                "nodes": row.nodes,
-                "seconds": row.seconds,
-                "limit": row.cost and row.cost.limit(limits.bandwidth, limits.rate),
-                **({} if row.cost is None else row.cost._asdict()),
-            }
-            for row in self.rows
-        ]
+        stages = []
+        for row in self.rows:
+            limit = row.cost and row.cost.limit(limits.bandwidth, limits.rate)
+            least = {} if row.cost is None else row.cost._asdict()
+            figures = {"stage": row.stage, "nodes": row.nodes, "seconds": row.seconds}
+            stages.append(figures | {"limit": limit} | least)
         return {"shape": self.shape, "batch": self.batch, "context": self.context, "stages": stages}
 
 
@@ -115,7 +110,7 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
     output: list[Table] = []
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     with stage("measuring the device's limits", console):
-        limits = clock.limits(dtype)
+        limits = steps.limits(dtype)
     for name in config.shape:
         target, most = target_of(name), (max(config.batch_size), max(config.context))
         needed = cost(DecodeConfig(target, drafter_of(target), 1), dtype, *most).bytes

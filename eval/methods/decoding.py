@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,14 +15,8 @@ from dart_jax.engine.request import Output, Request
 from dart_jax.model import DartModel
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Generation:
-    """A batch that was decoded.
-
-    Attributes:
-      outputs: all that each prompt was given.
-      seconds: see `Engine`.
-    """
+class Generation(NamedTuple):
+    """A batch that was decoded: all that each prompt was given, and the engine's `seconds`."""
 
     outputs: Sequence[Output]
     seconds: Mapping[str, float]
@@ -67,27 +61,14 @@ class Decoder:
 
     def engine(self, batch: int) -> Engine:
         """Returns an engine for a number of prompts; raises UserError if options do not fit."""
-        return self.model.engine(
-            EngineConfig(
-                slots=batch,
-                max_length=self.max_length,
-                tree_nodes=self.tree_nodes,
-                offline=True,
-            ),
-            **self.options,
-        )
+        sizes = {"max_length": self.max_length, "tree_nodes": self.tree_nodes}
+        return self.model.engine(EngineConfig(slots=batch, **sizes, offline=True), **self.options)
 
     def __call__(
-        self,
-        prompts: Sequence[np.ndarray],
-        max_new_tokens: int,
-        seed: int = 0,
-        *,
-        ready: Callable[[Engine], object] = lambda engine: None,
+        self, prompts: Sequence[np.ndarray], max_new_tokens: int, seed: int = 0
     ) -> Generation:
-        """Continues token prompts, each int [n]; `ready` gets the engine before its first step."""
+        """Continues token prompts, each int [n]."""
         engine = self.engine(len(prompts))
-        ready(engine)
         requests = [
             Request(
                 prompt.astype(np.int32),

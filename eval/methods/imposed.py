@@ -14,18 +14,13 @@ from dart_jax.decoding.tree import DraftTree
 
 @dataclasses.dataclass(frozen=True)
 class ImposedTau:
-    """Accepts `tau` tokens per verification on average, whether or not the target agrees.
-
-    The emitted text is not the target's, but the work is the same as if it had agreed.
+    """Accepts `tau` tokens per verification on average, bonus included, at least 1, rounded to
+    three decimals, whether or not the target agrees; the work is the same as if it did.
 
     After every verification the number of remaining tokens is a multiple of tau, rounded down.
     Only the first verification of a sequence may emit more or fewer, pseudo-randomly, so that the
     average over many sequences is tau. Where fewer nodes are drafted, as in a text's first step, so
     many tokens are emitted and one more.
-
-    Attributes:
-      tau: tokens emitted per verification, bonus token included, at least 1; rounded to three
-        decimal places.
     """
 
     tau: float
@@ -38,15 +33,9 @@ class ImposedTau:
         remaining: jax.Array,
         end: jax.Array,
     ) -> Acceptance:
-        """Accepts the first nodes of a tree.
-
-        Args:
-          tree: the verified tree.
-          drawn: int32 [B, N + 1], the target's draw at every node.
-          max_depth: maximum depth of a tree; P = max_depth + 1, at least tau.
-          remaining: int32 [B], tokens still to be emitted.
-          end: int32 [B], the same in all steps of a sequence; seeds its pseudo-random choice.
-        """
+        """Accepts the first nodes of a tree of which the target drew `drawn`, int32 [B, N + 1];
+        `remaining` tokens, int32 [B], are to be emitted, and `end`, int32 [B], is the same in all
+        steps of a sequence and seeds its pseudo-random choice."""
         b, nodes = tree.tokens.shape
         chex.assert_shape([remaining, end], (b,))
         step = round(1000 * self.tau)

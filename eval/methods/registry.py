@@ -85,8 +85,7 @@ class Method(NamedTuple):
 
     Attributes:
       title: its title in tables.
-      model: makes the model it decodes with from the one with the drafter of --drafter, or of
-        --block; None without its part.
+      model: makes its model from the one with --drafter, or --block; None without its part.
       most: nodes of its largest trees in `eval.lossless`: more would only be slow.
       part: the part that it needs, and the option that gives it.
       chain: whether trees have one candidate for each position.
@@ -127,14 +126,11 @@ METHODS |= {
 
 
 def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
-    """Returns the models of all methods, which share one target.
-
-    Returns:
-      Method -> model, plain decoding first; and why methods of `all` were left out.
+    """Returns the models of all methods, which share one target, plain decoding first, and why
+    methods of `all` were left out.
 
     Raises:
-      UserError: a method requested by name lacks a part, a part cannot be used, or no method is
-        left.
+      UserError: a method requested by name lacks a part, a part cannot be used, or none is left.
     """
     models: dict[str, DartModel] = {}
     left_out: list[str] = []
@@ -164,15 +160,9 @@ def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartMode
 
 
 class Tree(NamedTuple):
-    """Parameters of a draft tree.
-
-    Attributes:
-      nodes: number of nodes without the root; 0 is plain decoding.
-      level_decay: exponent of the tree search's level weight; None without a tree search.
-      sizes: numbers of nodes between which decoding changes, beginning with 0; empty if all trees
-        have N.
-      chain: whether they have one candidate for each position.
-    """
+    """A draft tree: its nodes without the root, 0 for plain decoding; the exponent of the search's
+    level weight, if there is a search; the numbers of nodes between which decoding changes,
+    beginning with 0, empty if all trees have as many; and whether it is a chain."""
 
     nodes: int
     level_decay: float | None = None
@@ -192,15 +182,8 @@ def tree(
     *,
     chain: bool = False,
 ) -> Tree:
-    """Returns the draft tree of a method's model.
-
-    Args:
-      model: the method's model.
-      nodes: number of nodes; by default it changes as it pays, step by step.
-      decay: level decay; by default that of such trees.
-      batch: sequences decoded together.
-      chain: whether there is one candidate for each position, and so no more nodes than these.
-    """
+    """Returns the draft tree of a method's model: by default its nodes change as they pay, with the
+    level decay of such trees; a chain has no more nodes than positions."""
     if model.drafter is None:
         return Tree(0)
     sizes: tuple[int, ...] = ()
@@ -226,17 +209,16 @@ def decoder(
     coupled: bool = True,
     structured_outputs: StructuredOutputs | None = None,
 ) -> Decoder:
-    """Returns the decoder of a method.
+    """Returns the decoder of a method's model.
 
     Args:
       model: the method's model.
       tree: its draft tree.
       max_length: rows of the KV cache.
       sampling: sampling parameters.
-      acceptance: imposed tau: tokens that every verification emits, whatever the target samples;
-        stop tokens are then ignored. Trees must be deep enough.
+      acceptance: imposed tau (see `ImposedTau`); stop tokens are then ignored.
       coupled: whether drafts are ranked with the noise of the target's draws.
-      structured_outputs: what the texts must follow; None for anything.
+      structured_outputs: what the texts must follow.
     """
     search = None
     if tree.level_decay is not None:
