@@ -95,10 +95,7 @@ def _methods(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the figures and the tree of each setting and method."""
     return {
         f"{each['bench']}, {_context(each)}T {each['temperature']:g}, "
-        f"batch {each['batch_size']}, {name}": {
-            **figures,
-            "tree": each["trees"].get(name),
-        }
+        f"batch {each['batch_size']}, {name}": {**figures, "tree": each["trees"].get(name)}
         for each in report["settings"]
         for name, figures in each["groups"]["all"].items()
     }

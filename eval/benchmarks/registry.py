@@ -97,10 +97,7 @@ def check_bench(text: str | None) -> None:
 
 
 def load_all(
-    text: str | None,
-    tokenizer: Tokenizer,
-    data_dir: Path | None,
-    limit: int,
+    text: str | None, tokenizer: Tokenizer, data_dir: Path | None, limit: int
 ) -> tuple[dict[str, list[Question]], list[str]]:
     """Loads the first questions of several benchmarks; of `all`, of those whose files are there.
 

@@ -159,11 +159,7 @@ class Client:
         await self._http.aclose()
 
     async def ask(
-        self,
-        body: Body,
-        *,
-        stream: bool = False,
-        patience: float | None = None,
+        self, body: Body, *, stream: bool = False, patience: float | None = None
     ) -> Answer:
         """Returns the answer to a request; whatever goes wrong is in the answer.
 

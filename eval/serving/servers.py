@@ -18,9 +18,7 @@ from eval.serving.config import ServingBenchConfig
 
 @contextlib.asynccontextmanager
 async def connected(
-    config: ServingBenchConfig,
-    options: Mapping[str, Sequence[str]],
-    notify: Callable[[str], None],
+    config: ServingBenchConfig, options: Mapping[str, Sequence[str]], notify: Callable[[str], None]
 ) -> AsyncIterator[dict[str, Client]]:
     """Connects to the servers of --url or, without any, to new ones with these options, by name;
     yields a client for each server by its name.

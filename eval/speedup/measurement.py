@@ -159,11 +159,7 @@ class Speedup:
             )
         trees = {
             name: tree(
-                model,
-                config.tree_nodes,
-                config.level_decay,
-                batch_size,
-                chain=METHODS[name].chain,
+                model, config.tree_nodes, config.level_decay, batch_size, chain=METHODS[name].chain
             )
             for name, model in self.models.items()
         }

@@ -311,12 +311,7 @@ def test_lengths_and_benchmarks(measured, short, tmp_path):
 
 @pytest.mark.parametrize(
     ("drafted", "lengths"),
-    [
-        ([0], []),
-        ([0, 0, 0], [0, 0]),
-        ([0, 1, 1, 0, 0, 1, 0], [2, 0, 1]),
-        ([0, 1, 0, 1, 1], [1, 2]),
-    ],
+    [([0], []), ([0, 0, 0], [0, 0]), ([0, 1, 1, 0, 0, 1, 0], [2, 0, 1]), ([0, 1, 0, 1, 1], [1, 2])],
 )
 def test_accepted_lengths(drafted, lengths):
     assert accepted_lengths(np.array(drafted, bool)) == lengths
