@@ -23,7 +23,7 @@ from dart_jax.decoding.step import decode_step
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.model import DartModel
 from dart_jax.models.pure import dtype_of
-from eval.latency.cost import Cost, cost
+from eval.latency.shapes import Cost, cost
 
 _UNLIMITED = 2**30  # token budget
 _SECONDS, _MOST_CALLS = 0.1, 256  # of a measurement

@@ -14,8 +14,8 @@ import numpy as np
 from jax.scipy.stats import chi2 as chi2_distribution
 
 from dart_jax.decoding.sampling import Sampling
+from eval.lossless.divergence import Prober
 from eval.lossless.literal_sampling import edge, scale, scale_rounding, softmax
-from eval.lossless.rounding import Prober
 from eval.methods.decoding import Generation
 
 ENOUGH = 100  # samples of a position that is tested

@@ -19,8 +19,7 @@ from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
 from dart_jax.models.block_config import BlockKind
 from eval.methods.choice import PLAIN, MethodChoice
-from eval.methods.decoding import Decoder
-from eval.methods.imposed import ImposedTau
+from eval.methods.decoding import Decoder, ImposedTau
 
 _ModelOf = Callable[[DartModel, MethodChoice], DartModel | None]
 

@@ -14,7 +14,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from dart_jax.errors import UserError
-from eval.serving.requests import Body
+
+# A request's fields by the API's names, without the model's.
+Body = dict[str, Any]
 
 # Seconds that a server may take for its metrics, and until nothing runs any more.
 _QUIET = 10.0

@@ -16,10 +16,9 @@ from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
-from eval.serving.client import Answer, Client
+from eval.serving.client import Answer, Body, Client
 from eval.serving.config import ServingBenchConfig
-from eval.serving.requests import Body, library_tokens
-from eval.serving.servers import connected
+from eval.serving.servers import connected, library_tokens
 
 # Milliseconds, by name.
 Delays = dict[str, float]

@@ -17,7 +17,7 @@ from dart_jax.data.messages import alternating
 from dart_jax.data.records import Record
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.context import long_question
+from eval.benchmarks.prompts import long_question
 from eval.benchmarks.questions import Question, prompt_tokens, read_question
 from eval.benchmarks.registry import BENCHMARKS, find, load, load_all, parse_names
 

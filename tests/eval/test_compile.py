@@ -18,7 +18,7 @@ from eval.compile.check import violations
 from eval.compile.config import CompileConfig
 from eval.compile.findings import Collective, Result, inspect, read_graphs
 from eval.compile.program import programs, tables
-from eval.latency.cost import cost
+from eval.latency.shapes import cost
 
 GPU = devices.ACCELERATORS["h200"].execution
 

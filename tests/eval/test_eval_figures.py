@@ -7,8 +7,7 @@ from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import Summary
 from eval.methods.registry import Tree
 from eval.speedup import figure, tables
-from eval.speedup.measurement import Setting
-from eval.speedup.workload import Workload
+from eval.speedup.measurement import Setting, Workload
 
 METHODS = ("plain", "dart", "eagle3")
 

@@ -10,7 +10,7 @@ from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from dart_jax.engine.request import Output
 from eval.lossless.distribution import Fit, Samples, chi_square
-from eval.lossless.divergence import ENDED, examine
+from eval.lossless.divergence import ENDED, Probe, examine
 from eval.lossless.literal_sampling import (
     edge,
     kept,
@@ -20,7 +20,6 @@ from eval.lossless.literal_sampling import (
     scale,
     softmax,
 )
-from eval.lossless.rounding import Probe
 from eval.methods.decoding import Generation
 from tests.support.draws import noise_of
 
