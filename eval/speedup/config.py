@@ -77,8 +77,6 @@ class SpeedupConfig(MethodChoice):
     """Seed of sampling; the same for all methods."""
     json: Path | None = None
     """Write all measurements to this file."""
-    markdown: Path | None = None
-    """Write the tables to this file."""
     plot: Path | None = None
     """Draw the figure into this file."""
 

@@ -38,16 +38,9 @@ from eval.speedup.config import SpeedupConfig
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The results of all methods on one benchmark, at one temperature and batch size.
-
-    Attributes:
-      workload: the benchmark.
-      temperature: sampling temperature.
-      batch_size: prompts decoded together.
-      trees: method -> its draft tree.
-      groups: group of prompts -> method -> summary; `all` pools the groups, and is the only one if
-        batches mix groups.
-    """
+    """The results of all methods on one benchmark, at one temperature and batch size: the trees by
+    method, and by group of prompts the methods' summaries; `all` pools the groups, and is the only
+    one if batches mix groups."""
 
     workload: Workload
     temperature: float
@@ -136,17 +129,6 @@ class Speedup:
             self.decoder(PLAIN, Tree(0), workload, config.samplings[0]).engine(1)
 
     @property
-    def step_bytes(self) -> int:
-        """Bytes of the weights that a plain step reads."""
-        target = self.models[PLAIN].params["target"]
-        own = {
-            name: x
-            for name, x in target.items()
-            if name != "embed_tokens" or "lm_head" not in target
-        }
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(own))
-
-    @property
     def dtype(self) -> str:
         """dtype of the target's weights."""
         return str(dtype_of(self.models[PLAIN].params["target"]))
@@ -209,16 +191,9 @@ def by_group(repeats: list[list[Run]], methods: Sequence[str]) -> dict[str, dict
 
 
 class Workload(NamedTuple):
-    """The prompts of one benchmark.
-
-    Attributes:
-      name: name of the benchmark.
-      title: its title in tables.
-      source: file and line of its first question.
-      prompts: the prompts.
-      max_length: rows of the KV cache, for these prompts only, whatever else is measured.
-      context: tokens to which the prompts were lengthened; None if they were not.
-    """
+    """The prompts of one benchmark: its name and title, file and line of its first question, the
+    prompts, the rows of the KV cache for these alone, and the tokens to which they were lengthened,
+    None if they were not."""
 
     name: str
     title: str
@@ -264,15 +239,8 @@ def benchmark_workload(
     questions: Sequence[Question],
     context: int | None,
 ) -> Workload:
-    """Returns the prompts of a benchmark; later turns follow the answers of plain decoding.
-
-    Args:
-      config: the measurement's options.
-      base: the model.
-      console: where left-out prompts are reported.
-      name: name of the benchmark, or path of its file.
-      questions: its questions.
-      context: tokens to which the first turns' prompts are lengthened; None to leave them.
+    """Returns the prompts of a benchmark, or its file; later turns follow the answers of plain
+    decoding. `context`: tokens to which the first turns' prompts are lengthened, if any.
 
     Raises:
       UserError: no prompt is short enough.

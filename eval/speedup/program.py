@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from itertools import product
 
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.programs.outputs import check_outputs, write_text
+from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import environment, write_report
 from eval.methods.registry import METHODS
-from eval.speedup import figure, tables
+from eval.speedup import tables
 from eval.speedup.config import SpeedupConfig
 from eval.speedup.measurement import Setting, Speedup
 
 
 def run(config: SpeedupConfig, console: Console) -> None:
     """Measures, prints and writes the reports."""
-    check_outputs(config.json, config.markdown, drawing=config.plot)
+    check_outputs(config.json, drawing=config.plot)
     config = config.decided()
     speedup = Speedup(config, console)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
@@ -37,20 +36,14 @@ def run(config: SpeedupConfig, console: Console) -> None:
         show(tables.speedup_table(title_of(config, setting), setting.groups))
         show(tables.repetition_table(setting.all))
         show(tables.time_table(setting.all))
-        for line in tables.limits(setting, speedup.step_bytes):
-            console.print(line, highlight=False)
     if len(settings) > 1:
         for each in tables.overview_tables(settings):
             show(each)
     content = [setting.as_json() for setting in settings]
     title = f"Speed of {config.shape or config.title} by method"
     write_report(config, title, output, dtype=speedup.dtype, settings=content)
-    if config.markdown:
-        text = io.StringIO()
-        Console(file=text, width=200).print(*output)
-        write_text(config.markdown, text.getvalue())
     if config.plot:
-        figure.write(config.plot, settings)
+        tables.write_figure(config.plot, settings)
 
 
 def title_of(config: SpeedupConfig, setting: Setting) -> str:

@@ -61,7 +61,7 @@ def measured(tiny, tmp_path_factory):
             }
         )
         file = io.StringIO()
-        run(config, Console(file=file, width=100))
+        run(config, Console(file=file, width=200))
         return file.getvalue(), json.loads(path.read_text())
 
     return measure
@@ -156,9 +156,9 @@ def test_all_methods_in_all_settings(measured, tiny, tmp_path):
     config = DrafterShape(method="eagle3").config(tiny_model.SHAPES.target)
     save_drafter(tmp_path, config, init_params(config, 2), np.arange(config.vocab_size))
     parts = {"eagle3": str(tmp_path), "draft_model": str(tiny.target)}
-    files = {"markdown": tmp_path / "new" / "tables.md", "plot": tmp_path / "new" / "plot.png"}
+    plot = tmp_path / "new" / "plot.png"
     sizes = {"batch_size": (1, 2), "prompts": 2, "repeats": 1}
-    _, content = measured(method="all", **parts, **files, **sizes)
+    tables, content = measured(method="all", **parts, plot=plot, **sizes)
     missing = ("dart_pairs", "dflash", "dspark", "jetspec")  # of no drafter here
     methods = [name for name in METHODS if not name.startswith(missing)]
     check_report(content, prompts=2, repeats=1, methods=methods)
@@ -169,14 +169,13 @@ def test_all_methods_in_all_settings(measured, tiny, tmp_path):
         }
         # The target drafts for itself: one verification emits all five remaining tokens.
         assert setting["groups"]["all"]["sps"]["tau"] == 5
-    tables = files["markdown"].read_text()
     for second in ("prefill", "repeated"):
         assert len(re.findall(rf"\| method +\| {second}", tables)) == 2
     titles, _, *rows = cells_of(tables.partition("All settings: tau")[2])
     assert titles[4:] == [METHODS[name].title for name in methods]
     assert [row[2:4] for row in rows[:2]] == [["0", "1"], ["0", "2"]]
     assert {row[titles.index("draft model")] for row in rows[:2]} == {"5.00"}
-    assert files["plot"].read_bytes().startswith(b"\x89PNG")
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_methods_that_cannot_run_are_left_out_of_all(tiny):
