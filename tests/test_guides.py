@@ -67,7 +67,6 @@ SHORT = {
     "--draft-vocab 64",
     "train.recipes.ablate": "--seeds 1 --values 0.6 --steps 2 --prompts 1 --max-new-tokens 6",
     "latency": "--context 64 --tree-nodes 8 --repeats 1",
-    "eval.scripts.ngram": "--queries 100",
 }
 # Options that name what a command writes.
 RESULTS = ("--out", "--json", "--plot", "--export")
