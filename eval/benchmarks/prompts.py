@@ -70,15 +70,8 @@ def question_prompts(
     *,
     thinking: bool,
 ) -> list[Prompt]:
-    """Returns every turn of every question as a prompt, so that all methods get the same prompts.
-
-    Args:
-      questions: questions of a benchmark.
-      tokenizer: the target's.
-      answer: prompt, int32 [P] -> tokens that plain decoding generates for it; the answers to
-        earlier turns are part of the prompts of later ones.
-      thinking: enable thinking in the chat template.
-    """
+    """Returns every turn of every question as a prompt; `answer` maps one, int32 [P], to the tokens
+    of plain decoding, which are part of the prompts of later turns."""
     prompts: list[Prompt] = []
     for question in questions:
         answers: list[str] = []
@@ -99,13 +92,13 @@ def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
 def passage(
     number: int, tokenizer: Tokenizer, encode: Callable[[str], Sequence[int]], most: int
 ) -> str:
-    """Returns the text that makes a prompt `most` tokens long, or a few less.
+    """Returns the text that makes a prompt `most` tokens long, or a few less; "" if it is as long.
 
     Args:
       number: of the question, from 0: its passages end with another topic than its neighbours'.
       tokenizer: the target's.
       encode: text to be put before the question -> token ids of the whole prompt.
-      most: the prompt's tokens; "" is returned for a prompt that has as many without it.
+      most: the prompt's tokens.
     """
     names = sorted(topics)
     ids: list[int] = []
@@ -126,15 +119,8 @@ def passage(
 def long_question(
     question: Question, number: int, tokenizer: Tokenizer, most: int, *, thinking: bool
 ) -> Question:
-    """Puts a passage before a question's first turn, and before the text to continue.
-
-    Args:
-      question: the question.
-      number: as for `passage`.
-      tokenizer: the target's.
-      most: tokens of the first turn's prompt; those of later turns are longer.
-      thinking: as for `prompt_tokens`.
-    """
+    """Puts a passage before a question's first turn, whose prompt then has `most` tokens, and
+    before the text to continue."""
 
     def after(text: str) -> Question:
         first, *others = question.turns

@@ -348,8 +348,6 @@ def test_prompts_in_a_template(thinking):
     assert said(thinking, two, ["one."], thinking=False) == second + no_thought
     # The template drops earlier thinking.
     assert said(thinking, two, ["<think>\nhm\n</think>\n\none."], thinking=True) == second
-    with pytest.raises(ValueError, match="1 answers leave none of 1 turns"):
-        prompt_tokens(question("a"), ["b"], thinking, False)
 
 
 def test_messages_before_the_first_turn(thinking):
