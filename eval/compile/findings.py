@@ -51,8 +51,7 @@ class Graphs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The figures of a program; a loop's body counts once. What runs is named by its scopes and its
-    instruction.
+    """The figures of a program; a loop's body counts once.
 
     Attributes:
       kernels: number of kernels; on a TPU, of instructions.
@@ -154,12 +153,10 @@ def collectives(module: Module) -> Iterator[Collective]:
 
 
 def read_graphs(folder: Path) -> Graphs | None:
-    """Reads XLA's schedule of the only program that was dumped into a folder; None if there is
-    none. The module does not show what is launched, and which of it in CUDA graphs.
-
-    The schedule has a line per thunk with its number and kind, those of a graph indented below it;
-    text protos give a thunk's number the instruction's name.
-    """
+    """Reads XLA's schedule of the only program that was dumped into a folder, if there is one; the
+    module does not show what is launched, and which of it in CUDA graphs. The schedule has a line
+    per thunk with its number and kind, those of a graph indented below it; text protos give a
+    thunk's number the instruction's name."""
     schedules = list(folder.glob("*.thunk_sequence_after_thunk_passes.txt"))
     protos = list(folder.glob("*.thunk_metadata.txt"))
     if len(schedules) != 1 or len(protos) != 1:

@@ -156,11 +156,8 @@ _LONG, _SHORT = 136, 8
 
 
 def load(name: str, drafter_window: int | None = None) -> DartModel:
-    """Loads a named model with its drafter, or a target without, from a directory or a GGUF file.
-
-    Raises:
-      UserError: there is none, or no drafter for the window, or the default device is not a CPU.
-    """
+    """Loads a named model with its drafter, or a target without, from a directory or a GGUF file;
+    raises UserError if there is none, or the default device is not a CPU."""
     if jax.default_backend() != "cpu":
         raise UserError("--model divides the steps of the C++ core, which computes on CPUs")
     named = ModelChoice(model=name) if name in ("smollm2", "demo") else ModelChoice(target=name)

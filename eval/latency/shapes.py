@@ -48,14 +48,8 @@ _BLOCKS: Mapping[BlockMethod, Mapping[str, Any]] = {
 
 def _qwen3(hidden: int, mlp: int, layers: int, heads: int, **others: Any) -> TargetConfig:
     options: dict[str, Any] = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
-    options |= others
-    return TargetConfig(
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        **options,
-    )
+    options |= {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
+    return TargetConfig(**options | {"num_attention_heads": heads} | others)
 
 
 def _moe(hidden: int, layers: int, heads: int, width: int) -> TargetConfig:
@@ -70,13 +64,10 @@ def _llama(hidden: int, mlp: int, layers: int, heads: int, **others: Any) -> Tar
     return _qwen3(hidden, mlp, layers, heads, **options)
 
 
-_SCALING = (
-    ("factor", 8.0),
-    ("low_freq_factor", 1.0),
-    ("high_freq_factor", 4.0),
-    ("original_max_position_embeddings", 8192),
-)
-_LONG = {"rope": Rope(5e5, "llama3", _SCALING), "max_position_embeddings": 131072}
+_SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SCALING |= {"original_max_position_embeddings": 8192}
+_ROPE = Rope(5e5, "llama3", tuple(_SCALING.items()))
+_TINY = {"vocab_size": 512, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
 _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tie_word_embeddings=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, tie_word_embeddings=True),
@@ -88,17 +79,8 @@ _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-235b-a22b": _moe(4096, 94, 64, 1536),
     "llama-3-8b": _llama(4096, 14336, 32, 32),
     "llama-3-70b": _llama(8192, 28672, 80, 64),
-    "llama-3.1-70b": _llama(8192, 28672, 80, 64, **_LONG),
-    "tiny": TargetConfig(  # for tests
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        tie_word_embeddings=True,
-    ),
+    "llama-3.1-70b": _llama(8192, 28672, 80, 64, rope=_ROPE, max_position_embeddings=131072),
+    "tiny": _qwen3(64, 96, 7, 4, **_TINY),  # for tests
 }
 NAMES = ("demo", *_SHAPES)
 
@@ -203,14 +185,9 @@ class Cost(NamedTuple):
 
 
 def cost(config: DecodeConfig, dtype: Any, batch: int, context: int) -> Cost:
-    """Returns the cost of a step, whose intermediate results need not cross the memory.
-
-    Args:
-      config: what steps are compiled for, on one device; its drafter, if any, is DART's.
-      dtype: of weights and caches.
-      batch: sequences decoded together.
-      context: cached tokens of each.
-    """
+    """Returns the cost of a step on one device, with weights and caches of a dtype and `context`
+    cached tokens of each sequence; intermediate results need not cross the memory. The drafter, if
+    any, is DART's."""
     target, item, b = config.target, jnp.dtype(dtype).itemsize, batch
     nodes, path = config.nodes + 1, config.max_depth + 1
     read, products = _read(target, b * nodes)

@@ -15,7 +15,7 @@ from dart_jax.decoding.paying import Lessons, Paying
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import SamplingMode
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
-from dart_jax.progress import progress_bar
+from dart_jax.progress import tracked
 from eval.benchmarks.prompts import demo_prompts
 from eval.lossless.config import (
     SAMPLE_TOKENS,
@@ -48,10 +48,10 @@ def describe(sampling: Sampling) -> str:
 
 
 class Lossless:
-    """One check: its models, prompts and progress bar."""
+    """One check: its models and prompts."""
 
     def __init__(self, config: LosslessConfig, console: Console):
-        self.config = config
+        self.config, self.console = config, console
         base = config.load()
         self.models, self.left_out = models_of(config, base)
         self.methods = [name for name in self.models if name != PLAIN]
@@ -59,7 +59,6 @@ class Lossless:
         functions = demo_prompts(self.tokenizer, config.prompts)
         self.prompts = [prompt.tokens[:TEXT_TOKENS] for prompt in functions]
         self.prober = Prober(base, max(*config.tree_nodes, 1))
-        self.progress = progress_bar(console)
 
     def decoder(self, case: Case, length: int) -> Decoder:
         """Returns a decoder with a cache of `length` rows; without a number of nodes, the sizes of
@@ -83,22 +82,13 @@ class Lossless:
 
     def compare(self) -> Iterator[Outcome]:
         """Yields the outcome of every setting, in turn."""
-        groups = list(product(self.config.samplings, self.config.batch_size))
-        with self.progress as progress:
-            total = sum(len(self.cases(*group)) + 1 for group in groups)
-            task = progress.add_task("", total=total)
-            for sampling, size in groups:
-                name = f"{describe(sampling)}, batch {size}"
-                progress.update(task, description=f"{name}, plain")
-                plain = self._decode(Case(PLAIN, sampling, size, 0))
-                progress.advance(task)
-                for case in self.cases(sampling, size):
-                    sizes = f"{case.nodes} nodes" if case.nodes else "changing sizes"
-                    title = f"{name}, {METHODS[case.method].title}, {sizes}"
-                    progress.update(task, description=title)
-                    yield self._outcome(case, plain, self._decode(case))
-                    progress.advance(task)
-            progress.remove_task(task)
+        groups = product(self.config.samplings, self.config.batch_size)
+        every = [(n, case) for n, group in enumerate(groups) for case in self.cases(*group)]
+        last, plain = -1, []
+        for group, case in tracked(every, "comparing", self.console):
+            if group != last:
+                last, plain = group, self._decode(dataclasses.replace(case, method=PLAIN, nodes=0))
+            yield self._outcome(case, plain, self._decode(case))
 
     def _decode(self, case: Case) -> list[Generation]:
         new = self.config.max_new_tokens
@@ -115,17 +105,17 @@ class Lossless:
         return (self.config.seed + batch) % 2**32
 
     def _outcome(self, case: Case, plain: list[Generation], drafted: list[Generation]) -> Outcome:
+        rows = [(n, row) for n, each in enumerate(plain) for row in range(len(each.tokens))]
         differences = (
             examine(
                 *(self.prober, case.sampling, self._seed(n)),
-                prompt=n * case.batch_size + row,
+                prompt=prompt,
                 row=row,
-                text=text,
+                text=self.prompts[prompt],
                 plain=plain[n].tokens[row],
                 dart=drafted[n].tokens[row],
             )
-            for n, batch in enumerate(self._batches(case.batch_size))
-            for row, text in enumerate(batch)
+            for prompt, (n, row) in enumerate(rows)
         )
         return Outcome(
             case,
@@ -136,31 +126,24 @@ class Lossless:
         )
 
     def fit(self) -> dict[Sampling, Fit]:
-        """Runs the distribution test for all sampling parameters but greedy ones.
-
-        It samples after those prefixes of prompts that the target continues with most confidence:
-        after others, hardly any text would be sampled often enough to be tested.
-        """
-        samplings = [sampling for sampling in self.config.samplings if sampling.temperature]
-        batches = self.config.samples // (SAMPLES_AT_ONCE * STARTS)
+        """Runs the distribution test for all sampling parameters but greedy ones, after those
+        prefixes of prompts that the target continues with most confidence: after others, hardly any
+        text would be sampled often enough to be tested."""
+        batches = range(self.config.samples // (SAMPLES_AT_ONCE * STARTS))
         if not batches:
             return {}
         starts = [prompt[:START_TOKENS] for prompt in self.prompts]
         starts.sort(key=lambda start: -softmax(self.prober(start).logits).max())
         fits = {}
-        with self.progress as progress:
-            task = progress.add_task("", total=len(samplings) * STARTS * batches)
-            for sampling in samplings:
-                progress.update(task, description=f"{describe(sampling)}, distribution")
-                case = self.cases(sampling, SAMPLES_AT_ONCE)[0]
-                decoder = self.decoder(case, START_TOKENS + SAMPLE_TOKENS)
-                samples = Samples()
-                for n, (start, _) in enumerate(product(starts[:STARTS], range(batches))):
-                    rows = [start] * SAMPLES_AT_ONCE
-                    samples.add(start, decoder(rows, SAMPLE_TOKENS, self._seed(n)))
-                    progress.advance(task)
-                fits[sampling] = samples.fit(self.prober, sampling)
-            progress.remove_task(task)
+        for sampling in (each for each in self.config.samplings if each.temperature):
+            case = self.cases(sampling, SAMPLES_AT_ONCE)[0]
+            decoder = self.decoder(case, START_TOKENS + SAMPLE_TOKENS)
+            samples, works = Samples(), enumerate(product(starts[:STARTS], batches))
+            title = f"sampling, {describe(sampling)}"
+            for n, (start, _) in tracked([*works], title, self.console):
+                rows = [start] * SAMPLES_AT_ONCE
+                samples.add(start, decoder(rows, SAMPLE_TOKENS, self._seed(n)))
+            fits[sampling] = samples.fit(self.prober, sampling)
         return fits
 
 

@@ -58,7 +58,7 @@ class Fit:
 
     @property
     def tested(self) -> bool:
-        """Tells whether any position had enough samples."""
+        """Whether any position had enough samples."""
         return self.dof > 0
 
     @property
@@ -114,15 +114,10 @@ class Samples:
 
 
 def chi_square(draws: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> tuple[float, int]:
-    """Returns Pearson's statistic and its degrees of freedom.
-
-    Args:
-      draws: int [V], number of times that each token was drawn.
-      probability: float64 [V], expected distribution.
-      eps: relative error of the probabilities, added to the variance of the counts as a standard
-        deviation. Negligible in float32; in bfloat16 it prevents rounding from looking like a wrong
-        distribution.
-    """
+    """Returns Pearson's statistic of draws, int [V], against probabilities, float64 [V], and its
+    degrees of freedom. `eps` is the relative error of the probabilities, a standard deviation that
+    is added to the variance of the counts, so that rounding in bfloat16 looks like no other
+    distribution."""
     if not draws.sum():
         return 0.0, 0
     expected = draws.sum() * probability

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafting_method
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
@@ -29,10 +29,6 @@ def _kind(model: DartModel) -> str:
     return "" if model.drafter is None else model.drafter.traits.kind
 
 
-def _plain(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return base.with_drafter(None)
-
-
 def _dart(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return base.without_pair_scores() if _kind(base) == "DART" else None
 
@@ -46,16 +42,25 @@ def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return None if dart is None or base.ngram is None else dataclasses.replace(dart, ngram=None)
 
 
+def _other(base: DartModel, path: str | None, kind: str, **options: Any) -> DartModel | None:
+    """The model with another drafter, or its own, if that is of a kind."""
+    model = base if path is None else base.with_drafter(path, **options)
+    return model if _kind(model) == kind else None
+
+
 def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    model = base
-    if choice.eagle3 is not None:
-        model = base.with_drafter(choice.eagle3, drafter_window=choice.drafter_window)
-    return model if _kind(model) == "EAGLE-3" else None
+    return _other(base, choice.eagle3, "EAGLE-3", drafter_window=choice.drafter_window)
 
 
-def _block(
-    kind: BlockKind, chain: bool = False
-) -> Callable[[DartModel, MethodChoice], DartModel | None]:
+def _sps(base: DartModel, choice: MethodChoice) -> DartModel | None:
+    return _other(base, choice.draft_model, "draft model")
+
+
+def _ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
+    return None if base.ngram is None else base.with_drafter(NgramConfig())
+
+
+def _block(kind: BlockKind, chain: bool = False) -> _ModelOf:
     """Returns what makes the model with a block drafter of a kind, if it is that."""
 
     def model(base: DartModel, choice: MethodChoice) -> DartModel | None:
@@ -64,19 +69,6 @@ def _block(
         return dataclasses.replace(base, ngram=None) if chain else base
 
     return model
-
-
-def _sps(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    model = base if choice.draft_model is None else base.with_drafter(choice.draft_model)
-    return model if _kind(model) == "draft model" else None
-
-
-def _pld(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return base.with_drafter(PromptLookupConfig())
-
-
-def _ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return None if base.ngram is None else base.with_drafter(NgramConfig())
 
 
 class Method(NamedTuple):
@@ -106,22 +98,20 @@ _SMALL = "a small model with the target's vocabulary; pass it as --draft-model"
 _NGRAM = "an n-gram model; pass it as --ngram"
 _WITHOUT = "a DART drafter and an n-gram model to leave out; pass --drafter and --ngram"
 METHODS = {
-    PLAIN: Method("plain", _plain, 0),
+    PLAIN: Method("plain", lambda base, _: base.with_drafter(None), 0),
     "dart": Method("DART", _dart, 60, _DRAFTER),
     "dart_pairs": Method("DART with pair scores", _dart_pairs, 60, _PAIRS),
     "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, 60, _WITHOUT),
     "eagle3": Method("EAGLE-3", _eagle3, 60, _EAGLE3),
     "sps": Method("draft model", _sps, 6, _SMALL),
-    "pld": Method("prompt lookup", _pld, 16),
+    "pld": Method("prompt lookup", lambda base, _: base.with_drafter(PromptLookupConfig()), 16),
     "ngram": Method("n-gram only", _ngram, 16, _NGRAM),
 }
-METHODS |= {kind.lower(): Method(kind, _block(kind), 60, _BLOCK) for kind in _KINDS}
-METHODS |= {
-    f"{kind.lower()}_chain": Method(
-        f"{kind}, chain", _block(kind, chain=True), 16, _BLOCK, chain=True
-    )
-    for kind in _KINDS
-}
+for _each in _KINDS:
+    METHODS[_each.lower()] = Method(_each, _block(_each), 60, _BLOCK)
+for _each in _KINDS:
+    _chain = Method(f"{_each}, chain", _block(_each, chain=True), 16, _BLOCK, chain=True)
+    METHODS[f"{_each.lower()}_chain"] = _chain
 
 
 def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:

@@ -64,9 +64,9 @@ _decodes: list[Decode] = []  # the one of such a process
 
 
 def _load(setup: Setup) -> str:
-    loaded = ENGINES[setup.name].load(setup)
-    _decodes.append(loaded.decode)
-    return loaded.weights
+    weights, decode = ENGINES[setup.name].load(setup)
+    _decodes.append(decode)
+    return weights
 
 
 def _decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:

@@ -28,11 +28,7 @@ async def connected(
     config: ServingBenchConfig, options: Mapping[str, Sequence[str]], notify: Callable[[str], None]
 ) -> AsyncIterator[dict[str, Client]]:
     """Connects to the servers of --url or, without any, to new ones with these options, by name;
-    yields a client for each server by its name.
-
-    Raises:
-      UserError: a server does not start or answer.
-    """
+    yields a client for each by its name. Raises UserError if one does not start or answer."""
     async with contextlib.AsyncExitStack() as stack:
         urls: dict[str, str] = dict(zip(("first", "second"), config.url, strict=False))
         for name, words in () if urls else options.items():
@@ -48,11 +44,8 @@ async def connected(
 @contextlib.contextmanager
 def start(options: Sequence[str], share: float = 1.0) -> Iterator[str]:
     """Starts `python -m dart_jax.serve` at a free port, and ends it with the block; yields its URL.
-    It may take this share of a device's memory, or the environment's.
-
-    Raises:
-      UserError: it did not start; with its own message.
-    """
+    It may take this share of a device's memory, or the environment's. Raises UserError with its own
+    message if it does not start."""
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * share:.2f}"} | os.environ
     command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
     with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
@@ -92,10 +85,7 @@ _PER_GROUP, _QUESTIONS = 256, 512
 
 def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable[[int], Body]:
     """Returns a function from a number to that request; prompts come again after the last one.
-
-    Raises:
-      UserError: the benchmark's files are missing.
-    """
+    Raises UserError if the benchmark's files are missing."""
     if config.bench == DEMO:
         prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP)]
         # Those of a group follow each other: a few requests should come from all of them.
