@@ -66,20 +66,17 @@ class Setting:
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything but the prompts."""
+        load = self.workload
+        groups = {
+            group: {name: row.as_json() for name, row in rows.items()}
+            for group, rows in self.groups.items()
+        }
         return {
-            "bench": self.workload.name,
-            "source": self.workload.source,
-            "temperature": self.temperature,
-            "batch_size": self.batch_size,
-            "max_length": self.workload.max_length,
-            "context": self.workload.context,
-            "prompt_tokens": self.workload.prompt_tokens,
+            **{"bench": load.name, "source": load.source, "temperature": self.temperature},
+            **{"batch_size": self.batch_size, "max_length": load.max_length},
+            **{"context": load.context, "prompt_tokens": load.prompt_tokens},
             "trees": {name: tree._asdict() for name, tree in self.trees.items()},
-            "step_costs": self.step_costs,
-            "groups": {
-                group: {name: row.as_json() for name, row in rows.items()}
-                for group, rows in self.groups.items()
-            },
+            **{"step_costs": self.step_costs, "groups": groups},
         }
 
 
@@ -87,37 +84,29 @@ class Speedup:
     """One measurement: its models and workloads."""
 
     def __init__(self, config: SpeedupConfig, console: Console):
-        """Reads the questions, then loads the model.
-
-        Raises:
-          UserError: questions or the model cannot be read, a prompt or a context is too long, or
-            a benchmark has too few prompts for a batch.
-        """
+        """Reads the questions, then loads the model; raises UserError if one of these cannot be
+        read, a prompt or a context is too long, or a benchmark has too few prompts for a batch."""
         self.config, self.console = config, console
         _ = config.structured_outputs  # an error of its file is reported before the work
-        questions, missing = load_all(
-            config.bench, config.tokenizer(), config.data_dir, config.prompts
-        )
+        bench, tokenizer = config.bench, config.tokenizer()
+        questions, missing = load_all(bench, tokenizer, config.data_dir, config.prompts)
         base = config.load()
         self.models, left_out = models_of(config, base)
         self.left_out = left_out + missing
-        positions = base.target.max_length
-        for context in config.context:
-            if context + config.max_new_tokens > positions:
-                raise UserError(
-                    f"--context {context} and {config.max_new_tokens} new tokens are beyond the "
-                    f"target's {positions} positions"
-                )
+        positions, longest = base.target.max_length, max(config.context, default=0)
+        if longest and longest + config.max_new_tokens > positions:
+            raise UserError(
+                f"--context {longest} and {config.max_new_tokens} new tokens are beyond the "
+                f"target's {positions} positions"
+            )
+        self.workloads: list[Workload] = []
         with stage("preparing the prompts", console):
-            self.workloads = [
-                workload
-                for context in config.context or (None,)
-                for workload in [
-                    benchmark_workload(config, base, console, name, some, context)
-                    for name, some in questions.items()
-                ]
-                or [demo_workload(config, base, console, context)]
-            ]
+            for context in config.context or (None,):
+                for name, some in questions.items():
+                    every = benchmark_workload(config, base, console, name, some, context)
+                    self.workloads.append(every)
+                if not questions:
+                    self.workloads.append(demo_workload(config, base, console, context))
         for workload in self.workloads:
             count, most = len(workload.prompts), max(config.batch_size)
             if most > count:
