@@ -28,8 +28,7 @@ from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 from eval.latency import steps
 from eval.latency.config import LatencyConfig
-from eval.latency.model import random_model
-from eval.latency.shapes import cost, drafter_of, target_of
+from eval.latency.shapes import cost, drafter_of, random_model, target_of
 from eval.latency.steps import Hardware, Row, measure_steps
 
 _CAPTION = (

@@ -158,8 +158,7 @@ class SpeedupConfig(MethodChoice):
         """
         if self.shape is None:
             return super().load()
-        from eval.latency.model import model_of
-        from eval.latency.shapes import target_of
+        from eval.latency.shapes import model_of, target_of
 
         tokenizer, size = self.tokenizer(), target_of(self.shape).vocab_size
         if tokenizer.vocab_size > size:

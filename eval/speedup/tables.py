@@ -6,7 +6,7 @@ import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -15,7 +15,9 @@ from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
 from eval.methods.measure import GRAM, LITTLE, Summary
 from eval.methods.registry import METHODS, PLAIN
-from eval.speedup.measurement import Setting
+
+if TYPE_CHECKING:
+    from eval.speedup.program import Setting
 
 STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search"}
 

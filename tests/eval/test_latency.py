@@ -20,9 +20,8 @@ from dart_jax.models.config import MoEConfig
 from dart_jax.models.platform.execution import Execution
 from eval.latency import steps
 from eval.latency.config import LatencyConfig
-from eval.latency.model import random_model
 from eval.latency.program import number, run
-from eval.latency.shapes import cost, drafter_of, target_of, weight_bytes
+from eval.latency.shapes import cost, drafter_of, random_model, target_of, weight_bytes
 from eval.latency.steps import Hardware, Repeated
 
 CONTEXT, NODES = 20, 12

@@ -22,8 +22,7 @@ from dart_jax.models.pure import init_params
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import save_drafter, save_target
 from eval.lossless.__main__ import main
-from eval.lossless.check import LosslessConfig
-from eval.lossless.program import run
+from eval.lossless.program import LosslessConfig, run
 from eval.methods.decoding import Decoder
 
 # Settings that compile few programs.
@@ -92,7 +91,7 @@ def broken(monkeypatch):
 def test_the_product(check, monkeypatch):
     """Batches, temperatures, filters and tree sizes all give plain decoding's output."""
     # A random drafter is hardly right at depth: use broad trees.
-    monkeypatch.setattr("eval.lossless.check.LEVEL_DECAY", 0.7)
+    monkeypatch.setattr("eval.lossless.program.LEVEL_DECAY", 0.7)
     options = {"tree_nodes": (1, 60, 0), "batch_size": (1, 8), "temperature": (0.0, 0.7)}
     options |= {"prompts": 2, "top_k": 4, "max_new_tokens": 32, "samples": 2048}
     passed, text, content = check(**options)
