@@ -62,7 +62,7 @@ _BLOCKS: Mapping[BlockMethod, Mapping[str, Any]] = {
 def _qwen3(hidden: int, mlp: int, layers: int, heads: int, **others: Any) -> TargetConfig:
     options: dict[str, Any] = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
     options |= {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
-    return TargetConfig(**options | {"num_attention_heads": heads} | others)
+    return TargetConfig(num_attention_heads=heads, **options | others)
 
 
 def _moe(hidden: int, layers: int, heads: int, width: int) -> TargetConfig:
