@@ -277,37 +277,6 @@ def test_a_target_for_chats_is_asked_questions_by_default(measured, tiny, tmp_pa
     assert list(setting["groups"]) == ["code", "reasoning", "all"]
 
 
-@pytest.mark.long
-def test_lengths_and_benchmarks(measured, short, tmp_path):
-    """A row for each in the tables of all settings, with the tokens that the prompts have."""
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"prompt": "import os"}) + "\n")
-    both = f"{short},{other}"
-    text, content = measured(bench=both, context=(40, 60), repeats=1, max_new_tokens=4)
-    settings = content["settings"]
-    kinds = [(each["bench"], each["context"]) for each in settings]
-    assert kinds == [("short", 40), ("other", 40), ("short", 60), ("other", 60)]
-    lengths = [each["prompt_tokens"][0] for each in settings]
-    assert all(most - 4 < length <= most for length, (_, most) in zip(lengths, kinds, strict=True))
-    figures = {
-        "tau": lambda row: row["tau"],
-        "ms per token": lambda row: 1000 * statistics.median(row["token_seconds"]),
-        "speed-up, without": lambda row: statistics.median(row["decoding_speedups"]),
-    }
-    for title, figure in figures.items():
-        rows = cells_of(text.partition(f"All settings: {title}")[2])[2:8]
-        values = [
-            [figure(each["groups"]["all"][name]) for name in ("plain", "dart")] for each in settings
-        ]
-        values += np.mean([values[:2], values[2:]], axis=1).tolist()
-        names = [name for name, _ in kinds] + ["mean"] * 2
-        assert [row[0] for row in rows] == names
-        assert [int(row[1]) for row in rows[:4]] == lengths
-        assert [[float(cell) for cell in row[4:]] for row in rows] == [
-            pytest.approx(each, abs=0.0051) for each in values
-        ]
-
-
 @pytest.mark.parametrize(
     ("drafted", "lengths"),
     [([0], []), ([0, 0, 0], [0, 0]), ([0, 1, 1, 0, 0, 1, 0], [2, 0, 1]), ([0, 1, 0, 1, 1], [1, 2])],
