@@ -3,12 +3,9 @@ prints and writes the report."""
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,7 +23,6 @@ from dart_jax.programs.provenance import environment, write_report
 from dart_jax.progress import progress_bar, stage
 from eval.benchmarks.prompts import (
     PROMPT_TOKENS,
-    Prompt,
     demo_prompts,
     in_batches,
     long_prompt,
@@ -40,6 +36,7 @@ from eval.methods.measure import Run, Summary, measure, summarize
 from eval.methods.registry import METHODS, PLAIN, Tree, decoder, models_of, tree
 from eval.speedup import tables
 from eval.speedup.config import SpeedupConfig
+from eval.speedup.tables import Setting, Workload
 
 
 def run(config: SpeedupConfig, console: Console) -> None:
@@ -91,50 +88,6 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
         f"{schema} "
         f"({trees})"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """The results of all methods on one benchmark, at one temperature and batch size: the trees by
-    method, and by group of prompts the methods' summaries; `all` pools the groups, and is the only
-    one if batches mix groups."""
-
-    workload: Workload
-    temperature: float
-    batch_size: int
-    trees: dict[str, Tree]
-    groups: dict[str, dict[str, Summary]]
-
-    @property
-    def all(self) -> dict[str, Summary]:
-        """Method -> summary over all prompts."""
-        return self.groups["all"]
-
-    @property
-    def kind(self) -> tuple[int | None, float, int]:
-        """Properties that several benchmarks' settings share: context, temperature, batch size."""
-        return self.workload.context, self.temperature, self.batch_size
-
-    @property
-    def step_costs(self) -> dict[str, float]:
-        """Method -> time per step over time per plain step, without prefill."""
-        plain = self.all[PLAIN].step_seconds
-        return {name: row.step_seconds / plain for name, row in self.all.items()}
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns everything but the prompts."""
-        load = self.workload
-        groups = {
-            group: {name: row.as_json() for name, row in rows.items()}
-            for group, rows in self.groups.items()
-        }
-        return {
-            **{"bench": load.name, "source": load.source, "temperature": self.temperature},
-            **{"batch_size": self.batch_size, "max_length": load.max_length},
-            **{"context": load.context, "prompt_tokens": load.prompt_tokens},
-            "trees": {name: tree._asdict() for name, tree in self.trees.items()},
-            **{"step_costs": self.step_costs, "groups": groups},
-        }
 
 
 class Speedup:
@@ -234,29 +187,6 @@ def by_group(repeats: list[list[Run]], methods: Sequence[str]) -> dict[str, dict
         name: {method: summarize(runs, method, PLAIN) for method in methods}
         for name, runs in {**parts, "all": repeats}.items()
     }
-
-
-class Workload(NamedTuple):
-    """The prompts of one benchmark: its name and title, file and line of its first question, the
-    prompts, the rows of the KV cache for these alone, and the tokens to which they were lengthened,
-    None if they were not."""
-
-    name: str
-    title: str
-    source: str
-    prompts: list[Prompt]
-    max_length: int
-    context: int | None = None
-
-    @property
-    def prompt_tokens(self) -> list[int]:
-        """The length of each prompt, in tokens."""
-        return [len(prompt.tokens) for prompt in self.prompts]
-
-    @property
-    def mean_tokens(self) -> float:
-        """Mean length of the prompts, in tokens."""
-        return statistics.mean(self.prompt_tokens)
 
 
 def demo_workload(

@@ -1,23 +1,90 @@
-"""The tables of a measurement, and its figure: speed-ups, and acceptance by position."""
+"""The results of a measurement, its tables, and its figure."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from dart_jax.programs.outputs import write_bytes
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
+from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import GRAM, LITTLE, Summary
-from eval.methods.registry import METHODS, PLAIN
+from eval.methods.registry import METHODS, PLAIN, Tree
 
-if TYPE_CHECKING:
-    from eval.speedup.program import Setting
+
+class Workload(NamedTuple):
+    """The prompts of one benchmark: its name and title, file and line of its first question, the
+    prompts, the rows of the KV cache for these alone, and the tokens to which they were lengthened,
+    None if they were not."""
+
+    name: str
+    title: str
+    source: str
+    prompts: list[Prompt]
+    max_length: int
+    context: int | None = None
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The length of each prompt, in tokens."""
+        return [len(prompt.tokens) for prompt in self.prompts]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of the prompts, in tokens."""
+        return statistics.mean(self.prompt_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The results of all methods on one benchmark, at one temperature and batch size: the trees by
+    method, and by group of prompts the methods' summaries; `all` pools the groups, and is the only
+    one if batches mix groups."""
+
+    workload: Workload
+    temperature: float
+    batch_size: int
+    trees: dict[str, Tree]
+    groups: dict[str, dict[str, Summary]]
+
+    @property
+    def all(self) -> dict[str, Summary]:
+        """Method -> summary over all prompts."""
+        return self.groups["all"]
+
+    @property
+    def kind(self) -> tuple[int | None, float, int]:
+        """Properties that several benchmarks' settings share: context, temperature, batch size."""
+        return self.workload.context, self.temperature, self.batch_size
+
+    @property
+    def step_costs(self) -> dict[str, float]:
+        """Method -> time per step over time per plain step, without prefill."""
+        plain = self.all[PLAIN].step_seconds
+        return {name: row.step_seconds / plain for name, row in self.all.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything but the prompts."""
+        load = self.workload
+        groups = {
+            group: {name: row.as_json() for name, row in rows.items()}
+            for group, rows in self.groups.items()
+        }
+        return {
+            **{"bench": load.name, "source": load.source, "temperature": self.temperature},
+            **{"batch_size": self.batch_size, "max_length": load.max_length},
+            **{"context": load.context, "prompt_tokens": load.prompt_tokens},
+            "trees": {name: tree._asdict() for name, tree in self.trees.items()},
+            **{"step_costs": self.step_costs, "groups": groups},
+        }
+
 
 STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search"}
 

@@ -7,7 +7,7 @@ from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import Summary
 from eval.methods.registry import Tree
 from eval.speedup import tables
-from eval.speedup.program import Setting, Workload
+from eval.speedup.tables import Setting, Workload
 
 METHODS = ("plain", "dart", "eagle3")
 
