@@ -61,8 +61,7 @@ PROGRAMS = {name: program for group in GROUPS.values() for name, program in grou
 # Programs of earlier versions -> what does the same; modules that a wheel lacks run in a checkout.
 GONE = {
     "count-ngrams": "dart-jax ngram count",
-    "measure-ngram": "python -m eval.scripts.ngram",
-    "startup": "python -m eval.scripts.startup",
+    "measure-ngram": "dart-jax ngram info and dart-jax latency",
     "search": "dart-jax latency",
     "products": "dart-jax latency",
     "campaign": "dart-jax speedup, lossless and latency",

@@ -93,20 +93,14 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 def _methods(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the figures and the tree of each setting and method."""
-    return {
-        f"{each['bench']}, {_context(each)}T {each['temperature']:g}, "
-        f"batch {each['batch_size']}, {name}": {
-            **figures,
-            "tree": each["trees"].get(name),
-        }
-        for each in report["settings"]
-        for name, figures in each["groups"]["all"].items()
-    }
-
-
-def _context(setting: Mapping[str, Any]) -> str:
-    context = setting.get("context")  # not in reports from before there was such an option
-    return "" if context is None else f"context {context}, "
+    methods = {}
+    for each in report["settings"]:
+        context = each.get("context")  # older reports have none
+        where = each["bench"] if context is None else f"{each['bench']}, context {context}"
+        where += f", T {each['temperature']:g}, batch {each['batch_size']}"
+        for name, figures in each["groups"]["all"].items():
+            methods[f"{where}, {name}"] = {**figures, "tree": each["trees"].get(name)}
+    return methods
 
 
 def _rate(figure: str, old: list[float], new: list[float], form: str) -> Change:
@@ -132,18 +126,13 @@ def _exact(figure: str, old: float, new: float, form: str, same_tree: bool) -> C
 
 
 def run(config: CompareConfig, console: Console) -> bool:
-    """Prints the comparison; returns whether nothing got worse.
-
-    Raises:
-      UserError: a file is not a report, or the two have no setting in common.
-    """
+    """Prints the comparison; returns whether nothing got worse. Raises UserError if a file is not a
+    report, or the two have no setting in common."""
     before, after = read(config.before), read(config.after)
     figures = list(changes(before, after))
     if not figures:
-        raise UserError(
-            f"{config.before} and {config.after} have no benchmark, temperature, batch size and "
-            "method in common"
-        )
+        both = f"{config.before} and {config.after}"
+        raise UserError(f"{both} have no benchmark, temperature, batch size and method in common")
     for line in differences(before, after):
         console.print(line, soft_wrap=True, markup=False)
     counts = Counter(verdict for *_, verdict in figures)

@@ -71,11 +71,8 @@ class MemoryConfig:
             raise UserError("--drafter needs the --target that it was made for")
 
     def models(self) -> list[tuple[str, TargetConfig, AnyDrafter]]:
-        """Returns the name, the target and the drafter of each model.
-
-        Raises:
-          UserError: a shape is unknown, or a config cannot be read.
-        """
+        """Returns the name, the target and the drafter of each model; raises UserError if a shape
+        is unknown, or a config cannot be read."""
         from dart_jax.weights import hub
         from dart_jax.weights.checkpoint import read_any_drafter_config, read_target_config
         from dart_jax.weights.drafter_files import check_fit
@@ -85,23 +82,17 @@ class MemoryConfig:
             targets = [(name.lower(), target_of(name)) for name in self.shape]
             return [(name, target, drafter_of(target)) for name, target in targets]
         target = read_target_config(hub.resolve(self.target, patterns=["config.json"]))
-        if self.drafter is None:
-            return [(Path(self.target).name, target, drafter_of(target))]
-        drafter = read_any_drafter_config(hub.resolve(self.drafter, patterns=["config.json"]))
-        check_fit(target, drafter)
+        drafter = drafter_of(target)
+        if self.drafter is not None:
+            drafter = read_any_drafter_config(hub.resolve(self.drafter, patterns=["config.json"]))
+            check_fit(target, drafter)
         return [(Path(self.target).name, target, drafter)]
 
 
 class Memory(NamedTuple):
-    """Bytes on the device.
-
-    Attributes:
-      target: the target's weights; tied embeddings once.
-      drafter: the drafter's weights.
-      caches: the KV caches of target and drafter, at their full length.
-      verification: what a verification returns for every node: its logits in float32, features,
-        keys and values. What XLA needs besides, for one layer at a time, is not counted.
-    """
+    """Bytes on the device: the weights of target, tied embeddings once, and drafter; their caches
+    at full length; and what a verification returns for every node: its logits in float32, features,
+    keys and values. What XLA needs besides is not counted."""
 
     target: int
     drafter: int

@@ -66,7 +66,6 @@ SHORT = {
     "train.recipes.smollm2": "--target Qwen/Qwen3-1.7B --data chats.jsonl --no-sharegpt "
     "--draft-vocab 64",
     "latency": "--context 64 --tree-nodes 8 --repeats 1",
-    "eval.scripts.ngram": "--queries 100",
 }
 # Options that name what a command writes.
 RESULTS = ("--out", "--json", "--plot", "--export")

@@ -1,14 +1,20 @@
-"""Prompts of the demo benchmark and of the published benchmarks.
+"""Prompts of the demo benchmark and of the published benchmarks, and long prompts.
 
-The demo benchmark consists of functions of library modules that are held out of training. The rule
-is fixed: for each group, its modules in the listed order provide their next documented function in
-turn (signature and docstring, exactly as in the source) until there are enough short ones.
+The demo benchmark consists of functions of library modules that are held out of training: for each
+group, its modules in the listed order provide their next documented function in turn (signature and
+docstring, exactly as in the source) until there are enough short ones.
+
+A long prompt has a passage before the question: prose with examples that every Python brings along
+(`pydoc_data`), the same for all models up to their tokens, and no answer to any question. The
+passages of a question are the ends of one text: what changes with the length is the length.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import islice
+from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
@@ -64,15 +70,8 @@ def question_prompts(
     *,
     thinking: bool,
 ) -> list[Prompt]:
-    """Returns every turn of every question as a prompt, so that all methods get the same prompts.
-
-    Args:
-      questions: questions of a benchmark.
-      tokenizer: the target's.
-      answer: prompt, int32 [P] -> tokens that plain decoding generates for it; the answers to
-        earlier turns are part of the prompts of later ones.
-      thinking: enable thinking in the chat template.
-    """
+    """Returns every turn of every question as a prompt; `answer` maps one, int32 [P], to the tokens
+    of plain decoding, which are part of the prompts of later turns."""
     prompts: list[Prompt] = []
     for question in questions:
         answers: list[str] = []
@@ -88,3 +87,52 @@ def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
     """Splits prompts into batches, in order; only the last one may be smaller. A batch may mix
     prompts of several groups, so that small groups do not leave batches unfilled."""
     return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
+
+
+def passage(
+    number: int, tokenizer: Tokenizer, encode: Callable[[str], Sequence[int]], most: int
+) -> str:
+    """Returns the text that makes a prompt `most` tokens long, or a few less; "" if it is as long.
+
+    Args:
+      number: of the question, from 0: its passages end with another topic than its neighbours'.
+      tokenizer: the target's.
+      encode: text to be put before the question -> token ids of the whole prompt.
+      most: the prompt's tokens.
+    """
+    names = sorted(topics)
+    ids: list[int] = []
+    size = most - len(encode(""))
+    while len(ids) < size:
+        text = topics[names[number % len(names)]]
+        ids = tokenizer.encode(text, add_special_tokens=False) + ids
+        number -= 1
+    while size > 0:
+        text = tokenizer.decode(ids[-size:]).strip() + "\n\n"
+        # Cut out of their text, and beside the question's, tokens may become others.
+        if (beyond := len(encode(text)) - most) <= 0:
+            return text
+        size -= beyond
+    return ""
+
+
+def long_question(
+    question: Question, number: int, tokenizer: Tokenizer, most: int, *, thinking: bool
+) -> Question:
+    """Puts a passage before a question's first turn, whose prompt then has `most` tokens, and
+    before the text to continue."""
+
+    def after(text: str) -> Question:
+        first, *others = question.turns
+        raw = None if question.raw is None else text + question.raw
+        return dataclasses.replace(question, turns=(text + first, *others), raw=raw)
+
+    encode = lambda text: prompt_tokens(after(text), (), tokenizer, thinking).tolist()  # noqa: E731
+    return after(passage(number, tokenizer, encode, most))
+
+
+def long_prompt(prompt: Prompt, number: int, tokenizer: Tokenizer, most: int) -> Prompt:
+    """Puts a passage before a prompt of plain text; arguments as for `long_question`."""
+    encode = lambda text: tokenizer.encode(text + prompt.text)  # noqa: E731
+    text = passage(number, tokenizer, encode, most)
+    return Prompt(prompt.group, text + prompt.text, np.array(encode(text), np.int32))

@@ -35,10 +35,9 @@ from dart_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One item of a benchmark.
+    """One item of a benchmark, by name.
 
     Attributes:
-      bench: the benchmark's name.
       group: its category if the benchmark has categories, otherwise the benchmark's title.
       turns: the user's turns; the model answers each.
       where: file and line, for errors.
@@ -57,13 +56,8 @@ class Question:
 
 
 def read_question(record: Record, bench: str, title: str, by_category: bool = False) -> Question:
-    """Reads the question of a record.
-
-    Args:
-      record: a record in one of the formats above.
-      bench: the benchmark's name.
-      title: the group of a record without a category.
-      by_category: whether categories are groups.
+    """Reads the question of a record; `title` is the group of one without a category, or of all
+    unless categories are groups.
 
     Raises:
       UserError: the record matches none of the formats, or a field is invalid; says where.
@@ -93,20 +87,10 @@ def read_question(record: Record, bench: str, title: str, by_category: bool = Fa
 def prompt_tokens(
     question: Question, answers: Sequence[str], tokenizer: Tokenizer, thinking: bool
 ) -> np.ndarray:
-    """Returns the prompt of a turn, int32 [P]: in the chat template, or plain if there is none.
-
-    Args:
-      question: the question.
-      answers: the answers to the turns before; their number determines the turn.
-      tokenizer: the target's.
-      thinking: the template's `enable_thinking`; ignored by templates without it.
-
-    Raises:
-      UserError: the template rejects the messages.
-    """
+    """Returns the prompt of the turn after the answered ones, int32 [P]: in the chat template, or
+    plain if there is none; raises UserError if the template rejects the messages. `thinking` is the
+    template's `enable_thinking`."""
     turn = len(answers)
-    if turn >= len(question.turns):
-        raise ValueError(f"{turn} answers leave none of {len(question.turns)} turns")
     texts = [text for pair in zip(question.turns, answers, strict=False) for text in pair]
     texts.append(question.turns[turn])
     if tokenizer.chat_template:
@@ -119,7 +103,6 @@ def prompt_tokens(
 
 
 def _is_chat(record: dict[str, Any]) -> bool:
-    """Tells whether a record is a chat."""
     if "turns" in record:
         return False
     prompted = [record.get("prompt"), record.get("completion")]

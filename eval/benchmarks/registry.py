@@ -18,16 +18,9 @@ from eval.benchmarks.questions import Question, read_question
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """Name and source of a benchmark.
-
-    Attributes:
-      name: its name on the command line and in results.
-      title: its title in tables.
-      files: file names to look for in a directory, the first one found is used; for a user's own
-        file, its path.
-      hub: `owner/name/path` of a data set; None if its authors publish none on the hub.
-      by_category: whether its categories are reported separately.
-    """
+    """A benchmark: its name on the command line, its title in tables, file names to look for in a
+    directory, or the path of a user's file, `owner/name/path` of a data set on the hub, if there is
+    one, and whether its categories are reported separately."""
 
     name: str
     title: str
@@ -37,39 +30,30 @@ class Benchmark:
 
 
 _ALL = (
-    Benchmark("alpaca", "Alpaca", ("alpaca.jsonl",), "tatsu-lab/alpaca/data/train-*.parquet"),
-    Benchmark(
-        "code_alpaca",
-        "CodeAlpaca",
-        ("code_alpaca.json",),
+    ("alpaca", "Alpaca", "alpaca.jsonl", "tatsu-lab/alpaca/data/train-*.parquet"),
+    (
+        *("code_alpaca", "CodeAlpaca", "code_alpaca.json"),
         "sahil2801/CodeAlpaca-20k/code_alpaca_20k.json",
     ),
-    Benchmark(
-        "humaneval",
-        "HumanEval",
-        ("HumanEval.jsonl", "humaneval_eagle.jsonl"),
+    (
+        *("humaneval", "HumanEval", "HumanEval.jsonl humaneval_eagle.jsonl"),
         "openai/openai_humaneval/openai_humaneval/test-*.parquet",
     ),
     # The newest problems; all of them are over 4 GB, most of it tests.
-    Benchmark(
-        "livecodebench",
-        "LiveCode",
-        ("livecodebench.jsonl", "test6.jsonl"),
+    (
+        *("livecodebench", "LiveCode", "livecodebench.jsonl test6.jsonl"),
         "livecodebench/code_generation_lite/test6.jsonl",
     ),
-    Benchmark("math500", "Math500", ("math500.jsonl",), "HuggingFaceH4/MATH-500/test.jsonl"),
-    Benchmark("mbpp", "MBPP", ("mbpp.jsonl",), "google-research-datasets/mbpp/full/test-*.parquet"),
-    Benchmark(
-        "mt_bench",
-        "MT-bench",
-        ("mt_bench.jsonl",),
-        "HuggingFaceH4/mt_bench_prompts/raw/question.jsonl",
-        by_category=True,
-    ),
-    Benchmark("gsm8k", "GSM8K", ("gsm8k_test.jsonl",), "openai/gsm8k/main/test-*.parquet"),
-    Benchmark("spec_bench", "Spec-Bench", ("spec_bench.jsonl",), None, by_category=True),
+    ("math500", "Math500", "math500.jsonl", "HuggingFaceH4/MATH-500/test.jsonl"),
+    ("mbpp", "MBPP", "mbpp.jsonl", "google-research-datasets/mbpp/full/test-*.parquet"),
+    ("mt_bench", "MT-bench", "mt_bench.jsonl", "HuggingFaceH4/mt_bench_prompts/raw/question.jsonl"),
+    ("gsm8k", "GSM8K", "gsm8k_test.jsonl", "openai/gsm8k/main/test-*.parquet"),
+    ("spec_bench", "Spec-Bench", "spec_bench.jsonl", None),
 )
-BENCHMARKS = {benchmark.name: benchmark for benchmark in _ALL}
+BENCHMARKS = {
+    name: Benchmark(name, title, tuple(files.split()), hub, name in ("mt_bench", "spec_bench"))
+    for name, title, files, hub in _ALL
+}
 
 # Questions of our own, which need no download. Nobody else measures them; `all` leaves them out.
 _OWN_FILE = str(Path(__file__).with_name("questions.jsonl"))
@@ -97,12 +81,9 @@ def check_bench(text: str | None) -> None:
 
 
 def load_all(
-    text: str | None,
-    tokenizer: Tokenizer,
-    data_dir: Path | None,
-    limit: int,
+    text: str | None, tokenizer: Tokenizer, data_dir: Path | None, limit: int
 ) -> tuple[dict[str, list[Question]], list[str]]:
-    """Loads the first questions of several benchmarks; of `all`, of those whose files are there.
+    """Loads the first `limit` questions of several benchmarks; of `all`, of those that are there.
 
     Args:
       text: comma-separated names and files, or `DEMO`, which has no questions. None: our own
@@ -156,11 +137,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def find(name: str) -> Benchmark:
-    """Returns a benchmark by its name, or by the path of its file.
-
-    Raises:
-      UserError: there is no such benchmark or file.
-    """
+    """Returns a benchmark by its name or the path of its file; raises UserError without one."""
     if name in BENCHMARKS or name == OWN.name:
         return BENCHMARKS.get(name, OWN)
     path = Path(name).expanduser()
@@ -173,12 +150,8 @@ def find(name: str) -> Benchmark:
 
 
 def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Question]:
-    """Loads the questions of a benchmark, in the order of its file.
-
-    Args:
-      name: one of `BENCHMARKS`, that of `OWN`, or the path of a file.
-      data_dir: directory of the named benchmarks' files; None downloads them from the hub.
-      limit: maximum number of questions; nothing after them is read.
+    """Loads the first `limit` questions of a benchmark, by name or path of a file; those with names
+    come from `data_dir`, or from the hub.
 
     Raises:
       MissingFile: there is no such file.

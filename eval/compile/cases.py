@@ -19,12 +19,7 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.pools import POOLS, empty_pools
-from dart_jax.engine.programs import (
-    BurstProgram,
-    burst,
-    config_of,
-    read_chunk,
-)
+from dart_jax.engine.programs import BurstProgram, burst, config_of, read_chunk
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows, empty_history
 from dart_jax.engine.shapes import CHUNK, STEPS_OFFLINE
 from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
@@ -33,13 +28,7 @@ from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from eval.compile.config import Level, Method, Program
-from eval.latency.shapes import (
-    as_loaded,
-    block_drafter_of,
-    drafter_of,
-    stored_shapes,
-    target_of,
-)
+from eval.latency.shapes import as_loaded, block_drafter_of, drafter_of, stored_shapes, target_of
 
 # N-grams of two and three tokens in the table of a search on the device: the demo model's.
 _NGRAMS = 1_700_000
@@ -50,18 +39,12 @@ _SERVED_STEPS, _STOP_IDS = 4, 8
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One method in one setting.
+    """One method in one setting, as `CompileConfig` names them.
 
     Attributes:
-      shape: name of the target's shape.
-      method: how to draft.
       nodes: tree nodes without the root.
-      batch: sequences decoded together.
-      context: cached tokens of each.
-      prompt: tokens of the prefill; of a long prompt, its last chunk is compiled.
+      prompt: tokens of the prefill; of more than 512, the last chunk is compiled.
       dtype: of weights and caches.
-      level: how tokens are drawn.
-      layers: layers of the target; None for the shape's own.
       execution: how the models are computed, and the mesh of several devices.
     """
 
@@ -70,7 +53,7 @@ class Case:
     nodes: int
     batch: int
     context: int
-    prompt: int
+    prompt: int = 1024
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     level: Level = "greedy"
     layers: int | None = None

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dart_jax.decoding.sampling import MOST_SORTED
-from dart_jax.models.drafter_config import DraftLayerConfig
-from eval.compile.cases import Case
-from eval.compile.config import Program
-from eval.compile.findings import Collective, Result
+from eval.compile.findings import Result
 
 # Shorter rows are sorted whole: `exact_top_k` gains nothing there.
 _SHORT = 8192
@@ -17,8 +14,8 @@ _NARROW = 64
 
 
 def violations(result: Result, kernels_a_layer: float = float("inf")) -> Iterator[str]:
-    """Yields a line for everything that a program should not do; `kernels_a_layer` is the most that
-    a layer of the target may have."""
+    """Yields a line for everything that a program should not do; a layer of the target may have
+    `kernels_a_layer`."""
     case, program, findings = result.case, result.program, result.findings
     name = f"{case.shape} {case.method} {program}, batch {case.batch}"
     # Without a kernel for pages, plain JAX gathers them.
@@ -62,7 +59,7 @@ def _exchanges(result: Result) -> Iterator[str]:
     """Yields what devices should not exchange: in each layer more than what its two parts add to
     the residual stream, and besides more than the largest logit of each row and its token. Drawing
     tokens takes more exchanges, each of a number of each row and device or, for top-k, of its
-    largest logits: little beside a real vocabulary, which they do not depend on."""
+    largest logits. Those of a drafter are not checked."""
     case, program, collectives = result.case, result.program, result.findings.collectives
     shards = case.execution.devices.shards
     expected = 2 if shards > 1 else 0
@@ -77,51 +74,11 @@ def _exchanges(result: Result) -> Iterator[str]:
             return
     rows = case.rows * (case.nodes + 1) + case.execution.min_rows
     sampled = case.level != "greedy"
-    numbers = MOST_SORTED if sampled else 2
+    most = 4 * (MOST_SORTED if sampled else 2) * shards * rows
     outside = [x for x in collectives if x.layer is None and not x.draft]
-    # XLA adds up independent sums at once: in a prefill, those of the drafter among others.
-    joint = 2 * _added(case, program) if program == "prefill" else 0
     for x in outside:
-        if x.bytes > 4 * numbers * shards * rows + (joint if x.kind == "all-reduce" else 0):
+        # In a prefill, XLA adds up the drafter's sums with others.
+        if x.bytes > most and (program, x.kind) != ("prefill", "all-reduce"):
             yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
-    once = program not in ("loop", "serve") and not sampled
-    if once and len(outside) > expected // 2:
+    if program in ("step", "prefill") and not sampled and len(outside) > expected // 2:
         yield f"{len(outside)} exchanges outside of the layers, not {expected // 2}"
-    yield from _drafts(result, [x for x in collectives if x.draft], once, numbers)
-
-
-def _added(case: Case, program: Program) -> int:
-    """Returns the bytes that a part of a split drafter's layer adds up, at most; 0 without one."""
-    drafter, config = case.config.drafter, case.config
-    if not isinstance(drafter, DraftLayerConfig) or not config.execution.devices.split_drafter:
-        return 0
-    # Rows of the prompt, of a path, of a block, or of one level of a tree.
-    read = case.prompt if program == "prefill" else 0
-    block = getattr(drafter, "block_size", 0)
-    rows = max(read, config.max_depth + 1, config.eagle.top_k, block)
-    return 4 * case.rows * rows * drafter.hidden_size
-
-
-def _drafts(
-    result: Result, collectives: list[Collective], once: bool, numbers: int
-) -> Iterator[str]:
-    """Yields what devices that share a drafter should not exchange: more than what its projection,
-    attention and MLP add up, and the likeliest tokens of each device, with their logits."""
-    case, drafter = result.case, result.case.config.drafter
-    if not isinstance(drafter, DraftLayerConfig) or not case.config.execution.devices.split_drafter:
-        if collectives:
-            yield f"{len(collectives)} exchanges of a drafter that every device has whole"
-        return
-    added = _added(case, result.program)
-    rows, most = added // (4 * drafter.hidden_size), max(numbers, 2 * case.config.candidates)
-    likeliest = 4 * most * case.execution.devices.shards * rows
-    for x in collectives:
-        if x.bytes > (added if x.kind == "all-reduce" else likeliest):
-            yield f"an {x.kind} of {x.bytes:,} bytes: the drafter's weights or logits are exchanged"
-    if not once or result.program == "prefill":
-        return
-    expected = 1 + 2 * drafter.num_hidden_layers
-    if drafter.traits.sequential:  # a pass for each level, which adds up probabilities, too
-        expected = 1 + 4 * (1 + case.config.eagle.later_passes(case.nodes))
-    if (sums := [x.kind for x in collectives].count("all-reduce")) > expected:
-        yield f"{sums} all-reduces of the drafter, not {expected}"

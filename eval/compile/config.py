@@ -36,8 +36,6 @@ class CompileConfig:
     """Nodes of the draft tree, beside the root."""
     context: tuple[int, ...] = (2048,)
     """Cached tokens of each sequence."""
-    prompt: int = 1024
-    """Tokens of the prefill. More than 512 are read in chunks, of which the last is compiled."""
     weights: tuple[Literal["stored", "int8"], ...] = ("stored",)
     """Storage of the weights of linear layers and experts: in bfloat16, or in 8 bits."""
     sampling: Level = "greedy"
@@ -49,10 +47,10 @@ class CompileConfig:
     """Devices that decode together, such as data=1,model=8; programs: all but search."""
     check: bool = False
     """Exit with status 1 if a program copies a cache or does not update it in place, sorts the
-    whole vocabulary, exchanges data with the host, has no kernel for the
-    attention of a layer, runs a step in more than one CUDA graph or outside of it, or exchanges
-    more among devices than two sums a layer, the largest logits, the drafter's sums and its
-    likeliest tokens, or a few numbers of each row if tokens are drawn."""
+    whole vocabulary, exchanges data with the host, has no kernel for the attention of a layer, runs
+    a step in more than one CUDA graph or outside of it, or exchanges more among devices than two
+    sums a layer, the largest logits, or a few numbers of each row if tokens are drawn; what a
+    drafter exchanges is not checked."""
     max_kernels_a_layer: float = float("inf")
     """Also exit with status 1 if a layer of the target has more kernels."""
     json: Path | None = None
@@ -68,7 +66,7 @@ class CompileConfig:
 
         for name in self.shape:
             target_of(name)
-        check_least(self, batch_size=1, tree_nodes=1, context=1, prompt=1)
+        check_least(self, batch_size=1, tree_nodes=1, context=1)
         check_some(self, "batch_size", "tree_nodes", "context")
         if self.layers is not None and self.layers < 7:
             raise UserError("--layers must be at least 7: a drafter reads three different ones")

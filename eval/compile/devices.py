@@ -59,12 +59,7 @@ _SLICES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """A device's kind.
-
-    Attributes:
-      title: the name that the vendor gives it.
-      gpu: XLA's description of a GPU; empty for TPUs.
-    """
+    """A kind of device: the vendor's name, and XLA's description if it is a GPU."""
 
     title: str
     gpu: str = ""
@@ -148,16 +143,8 @@ def described(accelerator: Accelerator) -> AbstractContextManager[Any]:
 def compile_lowered(
     lowered: jax.stages.Lowered, accelerator: Accelerator, dump: Path
 ) -> jax.stages.Compiled:
-    """Compiles a lowered program.
-
-    Args:
-      lowered: the program.
-      accelerator: what it was lowered for.
-      dump: an empty folder, where the compiler for GPUs writes its schedule.
-
-    Raises:
-      UserError: it does not fit into the device's memory.
-    """
+    """Compiles a program that was lowered for a device; the compiler for GPUs writes its schedule
+    into `dump`. Raises UserError if it does not fit into the device's memory."""
     options: dict[str, Any] = {}
     if accelerator.gpu:
         options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 import statistics
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ import jax
 
 from eval.compile.cases import Case
 from eval.compile.config import Program
-from eval.compile.hlo import Array, Instruction, Module, Run, read_module
 
 _COLLECTIVE = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-\w+)(-start)?"
@@ -31,14 +31,8 @@ _STRUCTURE |= {"kAsyncDone", "kWaitForStreams"}
 
 
 class Collective(NamedTuple):
-    """An exchange between devices.
-
-    Attributes:
-      kind: the opcode, such as all-reduce.
-      bytes: of its result on a device.
-      layer: of the target; None outside of the layers.
-      draft: whether it is the drafter's.
-    """
+    """An exchange between devices: its opcode, the bytes of its result on a device, the target's
+    layer or None, and whether it is the drafter's."""
 
     kind: str
     bytes: int
@@ -47,13 +41,8 @@ class Collective(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """The schedule of a program on a GPU.
-
-    Attributes:
-      count: number of CUDA graphs.
-      inside: instructions whose kernels are in one.
-      launches: instruction -> number of kernels.
-    """
+    """The schedule of a program on a GPU: how many CUDA graphs, the instructions whose kernels are
+    in one, and each instruction's number of kernels."""
 
     count: int
     inside: set[str]
@@ -62,14 +51,12 @@ class Graphs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The figures of a program; a loop's body counts once. What runs is named by its scopes and its
-    instruction.
+    """The figures of a program; a loop's body counts once.
 
     Attributes:
       kernels: number of kernels; on a TPU, of instructions.
       of_a_layer: of these, in a layer of the target: the median over the layers.
-      pallas: number of Pallas kernels.
-      attention: layers of the target whose attention such a kernel computes.
+      attention: layers of the target whose attention a Pallas kernel computes.
       graphs: number of CUDA graphs; None for other devices.
       outside: what runs outside of CUDA graphs, once for each kernel.
       host: transfers to and from the host, and callbacks.
@@ -77,15 +64,12 @@ class Findings:
       copies: what copies, pads or converts a whole cache.
       not_in_place: names of the caches among the arguments that are not updated in place.
       collectives: the exchanges.
-      arguments: bytes of weights, caches and the rest of the state.
-      temporary: bytes besides arguments and results.
       peak: bytes in use at once, all together.
       seconds: to trace, lower and compile it.
     """
 
     kernels: int
     of_a_layer: float
-    pallas: int
     attention: list[int | None]
     graphs: int | None
     outside: list[str]
@@ -94,8 +78,6 @@ class Findings:
     copies: list[str]
     not_in_place: list[str]
     collectives: list[Collective]
-    arguments: int
-    temporary: int
     peak: int
     seconds: float
 
@@ -109,13 +91,8 @@ class Result(NamedTuple):
 
 
 def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findings:
-    """Reads a compiled program.
-
-    Args:
-      compiled: the program.
-      seconds: that it took to trace, lower and compile.
-      dump: the folder into which the compiler for GPUs wrote its schedule.
-    """
+    """Reads a program that took so many seconds to compile, and the folder into which the compiler
+    for GPUs wrote its schedule."""
     module, graphs = read_module(compiled.as_text() or ""), read_graphs(dump)
     memory = compiled.memory_analysis()
     assert memory is not None  # compilers of all platforms report it
@@ -139,7 +116,6 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
     return Findings(
         kernels=by_layer.total(),
         of_a_layer=statistics.median([n for i, n in by_layer.items() if i is not None] or [0]),
-        pallas=len(pallas),
         attention=[layer_of(scope) for scope in pallas if "attention/pallas_call" in scope],
         graphs=None if graphs is None else graphs.count,
         outside=outside,
@@ -150,8 +126,6 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
             module.arguments[at].attribute("op_name") for at in caches.keys() - module.in_place
         ],
         collectives=list(collectives(module)),
-        arguments=memory.argument_size_in_bytes,
-        temporary=memory.temp_size_in_bytes,
         peak=getattr(memory, "peak_memory_in_bytes", 0) or in_use,
         seconds=seconds,
     )
@@ -179,12 +153,10 @@ def collectives(module: Module) -> Iterator[Collective]:
 
 
 def read_graphs(folder: Path) -> Graphs | None:
-    """Reads XLA's schedule of the only program that was dumped into a folder; None if there is
-    none. The module does not show what is launched, and which of it in CUDA graphs.
-
-    The schedule has a line per thunk with its number and kind, those of a graph indented below it;
-    text protos give a thunk's number the instruction's name.
-    """
+    """Reads XLA's schedule of the only program that was dumped into a folder, if there is one; the
+    module does not show what is launched, and which of it in CUDA graphs. The schedule has a line
+    per thunk with its number and kind, those of a graph indented below it; text protos give a
+    thunk's number the instruction's name."""
     schedules = list(folder.glob("*.thunk_sequence_after_thunk_passes.txt"))
     protos = list(folder.glob("*.thunk_metadata.txt"))
     if len(schedules) != 1 or len(protos) != 1:
@@ -241,4 +213,128 @@ def _copies(run: Run, cache: Array) -> bool:
         and cache.elements <= array.elements < 2 * cache.elements
         for array in set(x.arrays) - updated
         if not array.on_chip
+    )
+
+
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4}
+_BYTES |= {"u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")
+_CALLED = re.compile(r"\b(?:calls|condition|body|(?:true|false)_computation)=%?([\w.\-]+)")
+
+# Instructions that run nothing, or whose work is another's.
+_FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all"}
+_FREE |= {"add-dependency", "partition-id", "while", "conditional", "call"}
+_FREE_CALLS = {"AllocateBuffer", "AssumeGatherIndicesInBound"}
+
+
+class Array(NamedTuple):
+    """An array of a printed shape: its dtype, such as bf16, the lengths of its axes, and whether it
+    lies in a TPU's vector memory, which is not the device's memory."""
+
+    dtype: str
+    lengths: tuple[int, ...]
+    on_chip: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.lengths)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return _BYTES[self.dtype] * self.elements
+
+
+class Instruction(NamedTuple):
+    """A line of a computation: its unique name, the arrays of its result without tokens, its
+    opcode, and its operands and attributes as printed."""
+
+    name: str
+    arrays: tuple[Array, ...]
+    opcode: str
+    rest: str
+
+    def attribute(self, name: str) -> str:
+        """The value of an attribute without spaces; empty if there is none."""
+        match = re.search(rf'\b{name}=(?:"([^"]*)"|%?([\w.\-]+))', self.rest)
+        return next(filter(None, match.groups()), "") if match else ""
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it runs: a fusion's, a call's, a loop's or the branches'."""
+        match = re.search(r"branch_computations=\{([^}]*)\}", self.rest)
+        names = re.findall(r"[\w.\-]+", match[1]) if match else []
+        applied = [self.attribute("to_apply")] if self.opcode in ("call", "async-start") else []
+        return [*names, *_CALLED.findall(self.rest), *filter(None, applied)]
+
+
+class Run(NamedTuple):
+    """An instruction that runs something, and what is inside, if it is a fusion."""
+
+    instruction: Instruction
+    inside: list[Instruction]
+
+    @property
+    def all(self) -> list[Instruction]:
+        """The instruction and what is inside."""
+        return [self.instruction, *self.inside]
+
+    @property
+    def scope(self) -> str:
+        """The named scopes of the source and the operation, such as jit(step)/verify/layer_0/add:
+        the instruction's, otherwise those of what a fusion computes last."""
+        scopes = (x.attribute("op_name") for x in (self.instruction, *self.inside[::-1]))
+        return next(filter(None, scopes), "")
+
+
+class Module(NamedTuple):
+    """A compiled program: its arguments by number, the numbers of those that share memory with
+    results, and what runs; a loop's body and all branches of a condition count once."""
+
+    arguments: dict[int, Instruction]
+    in_place: set[int]
+    runs: list[Run]
+
+
+def read_module(text: str) -> Module:
+    """Reads what `jax.stages.Compiled.as_text` prints."""
+    header, *lines = text.splitlines()
+    computations: dict[str, list[Instruction]] = {}
+    entry, body = "", []
+    for line in lines:
+        if head := re.match(r"(ENTRY )?%([\w.\-]+) \(.*\{$", line):
+            body = computations[head[2]] = []
+            entry = head[2] if head[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            body.append(Instruction(match[1], arrays(match[2]), match[3], match[4]))
+    if not entry:
+        raise ValueError("the text of an XLA module has no entry computation")
+    arguments = {
+        int(x.rest.partition(")")[0]): x for x in computations[entry] if x.opcode == "parameter"
+    }
+    in_place = {int(at) for at in re.findall(r"\((\d+), \{[\d,]*\}, (?:may|must)-", header)}
+    return Module(arguments, in_place, list(_runs(computations, entry)))
+
+
+def _runs(computations: dict[str, list[Instruction]], name: str) -> Iterator[Run]:
+    for x in computations.get(name, []):
+        parts = [part for part in x.called if part in computations]
+        free = x.opcode in _FREE or x.opcode.endswith("-done")
+        if x.opcode == "fusion":
+            yield Run(x, computations.get(parts[0], []) if parts else [])
+        elif parts:
+            for part in parts:
+                yield from _runs(computations, part)
+        elif not free and x.attribute("custom_call_target") not in _FREE_CALLS:
+            yield Run(x, [])
+
+
+def arrays(shape: str) -> tuple[Array, ...]:
+    """The arrays of a printed shape, from left to right."""
+    parts = (x for x in _ARRAY.findall(shape) if x[0] in _BYTES)
+    return tuple(
+        Array(dtype, tuple(map(int, filter(None, axes.split(",")))), "T(" in at and "S(1)" in at)
+        for dtype, axes, at in parts
     )

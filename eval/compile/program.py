@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -37,6 +36,12 @@ def programs(config: CompileConfig) -> list[tuple[Case, Program]]:
     some = config.shape, config.weights, config.context, config.batch_size
     settings = itertools.product(*some, config.method, config.tree_nodes)
     execution = ACCELERATORS[config.device].execution
+    stored = {
+        name: dataclasses.replace(
+            execution, weights=dataclasses.replace(execution.weights, dtype=name)
+        )
+        for name in config.weights
+    }
     cases = [
         Case(
             shape.lower(),
@@ -44,12 +49,9 @@ def programs(config: CompileConfig) -> list[tuple[Case, Program]]:
             0 if method == "plain" else nodes,
             batch,
             context,
-            config.prompt,
             level=config.sampling,
             layers=config.layers,
-            execution=dataclasses.replace(
-                execution, weights=dataclasses.replace(execution.weights, dtype=weights)
-            ),
+            execution=stored[weights],
         )
         for shape, weights, context, batch, method, nodes in settings
     ]
@@ -83,13 +85,27 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
     output = list(tables(results, where))
     console.print(*output)
     title = f"Programs compiled for {where}"
-    write_report(config, title, output, programs=[_as_json(result) for result in results])
+    content = [
+        {
+            **dataclasses.asdict(x.case.on(None)),
+            "program": x.program,
+            **dataclasses.asdict(x.findings),
+            "collectives": [each._asdict() for each in x.findings.collectives],
+        }
+        for x in results
+    ]
+    write_report(config, title, output, programs=content)
     return results
 
 
 def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
     """Yields a table for each shape, way to store weights and context."""
-    for setting, group in itertools.groupby(results, _setting):
+
+    def setting_of(result: Result) -> str:
+        stored = "int8" if result.case.execution.weights.int8 else result.case.dtype
+        return f"{result.case.shape}, {stored}, context {result.case.context}"
+
+    for setting, group in itertools.groupby(results, setting_of):
         rows = []
         for case, name, x in group:
             graphs = "-" if x.graphs is None else str(x.graphs)
@@ -104,16 +120,3 @@ def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
             )
         columns = "program batch tree kernels layer graphs host sort peak sent"
         yield narrow(f"{setting}, compiled for {where}", columns.split(), rows, _CAPTION)
-
-
-def _setting(result: Result) -> str:
-    case = result.case
-    stored = "int8" if case.execution.weights.int8 else case.dtype
-    return f"{case.shape}, {stored}, context {case.context}"
-
-
-def _as_json(result: Result) -> dict[str, Any]:
-    setting = dataclasses.asdict(result.case.on(None))
-    exchanges = [x._asdict() for x in result.findings.collectives]
-    figures = dataclasses.asdict(result.findings) | {"collectives": exchanges}
-    return {**setting, "program": result.program, **figures}

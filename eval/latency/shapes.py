@@ -1,17 +1,26 @@
-"""Shapes of published targets by name, from their `config.json` files, and of drafters for them."""
+"""Shapes of published targets by name, from their `config.json` files, and of drafters for them;
+the least that a step must move and compute: weights and used rows of the caches, once, and matrix
+products. Of a mixture's experts those count that rows reach if they are drawn at random. Models
+with random weights in a shape, created on their devices."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from dart_jax.decoding.search.config import SearchWay
+from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
-from dart_jax.model import DEMO
+from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.config_json.block_formats import default_layers
 from dart_jax.models.drafter_config import (
@@ -21,11 +30,19 @@ from dart_jax.models.drafter_config import (
     DraftLayerConfig,
 )
 from dart_jax.models.kernels.int8 import round_params
+from dart_jax.models.layers import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
-from dart_jax.models.sharding.rules import check_divides, with_kv_heads
-from dart_jax.weights.checkpoint import read_target_config
+from dart_jax.models.sharding.mesh import MeshShape
+from dart_jax.models.sharding.placement import replicate
+from dart_jax.models.sharding.program import ALL
+from dart_jax.models.sharding.rules import check_divides, model_specs, with_kv_heads
+from dart_jax.ngram import NgramModel
+from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.text.tokenizer import Tokenizer
+from dart_jax.weights.checkpoint import read_target_config, resolve_dtype
+from dart_jax.weights.user_cache import enable_compilation_cache
 
 # Drafters with weights, and targets.
 AnyDrafter = AnyDrafterConfig | TargetConfig
@@ -44,14 +61,8 @@ _BLOCKS: Mapping[BlockMethod, Mapping[str, Any]] = {
 
 def _qwen3(hidden: int, mlp: int, layers: int, heads: int, **others: Any) -> TargetConfig:
     options: dict[str, Any] = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
-    options |= others
-    return TargetConfig(
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        **options,
-    )
+    options |= {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
+    return TargetConfig(num_attention_heads=heads, **options | others)
 
 
 def _moe(hidden: int, layers: int, heads: int, width: int) -> TargetConfig:
@@ -66,13 +77,10 @@ def _llama(hidden: int, mlp: int, layers: int, heads: int, **others: Any) -> Tar
     return _qwen3(hidden, mlp, layers, heads, **options)
 
 
-_SCALING = (
-    ("factor", 8.0),
-    ("low_freq_factor", 1.0),
-    ("high_freq_factor", 4.0),
-    ("original_max_position_embeddings", 8192),
-)
-_LONG = {"rope": Rope(5e5, "llama3", _SCALING), "max_position_embeddings": 131072}
+_SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SCALING |= {"original_max_position_embeddings": 8192}
+_ROPE = Rope(5e5, "llama3", tuple(_SCALING.items()))
+_TINY = {"vocab_size": 512, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
 _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tie_word_embeddings=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, tie_word_embeddings=True),
@@ -84,17 +92,8 @@ _SHAPES: Mapping[str, TargetConfig] = {
     "qwen3-235b-a22b": _moe(4096, 94, 64, 1536),
     "llama-3-8b": _llama(4096, 14336, 32, 32),
     "llama-3-70b": _llama(8192, 28672, 80, 64),
-    "llama-3.1-70b": _llama(8192, 28672, 80, 64, **_LONG),
-    "tiny": TargetConfig(  # for tests
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        tie_word_embeddings=True,
-    ),
+    "llama-3.1-70b": _llama(8192, 28672, 80, 64, rope=_ROPE, max_position_embeddings=131072),
+    "tiny": _qwen3(64, 96, 7, 4, **_TINY),  # for tests
 }
 NAMES = ("demo", *_SHAPES)
 
@@ -160,14 +159,8 @@ def cache_row(config: AnyDrafter, dtype: Any) -> int:
 
 
 def stored_shapes(config: AnyDrafter, dtype: Any, *, int8: bool, fused: bool = False) -> Any:
-    """Returns the shapes of a model's parameters.
-
-    Args:
-      config: the model.
-      dtype: of those that are not in 8 bits.
-      int8: whether linear layers and experts are in 8 bits.
-      fused: whether the projections of one input are one.
-    """
+    """Returns the shapes of a model's parameters: with `int8`, linear layers and experts are in 8
+    bits; with `fused`, the projections of one input are one."""
     shapes = abstract_params(config, fused)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)), shapes)
     return jax.eval_shape(round_params, shapes) if int8 else shapes
@@ -187,3 +180,145 @@ def weight_bytes(config: AnyDrafter, dtype: Any, int8: bool = False) -> int:
             return one + (layers - 1) * (two - one)
     leaves = jax.tree.leaves(stored_shapes(config, dtype, int8=int8))
     return sum(x.size * x.dtype.itemsize for x in leaves)
+
+
+_INT = _FLOAT = 4  # bytes of ids and of logits
+
+
+class Cost(NamedTuple):
+    """The least work of a step: bytes read and written, operations of matrix products, two per
+    multiply-add."""
+
+    bytes: int
+    operations: int
+
+    def limit(self, bandwidth: float, rate: float) -> float:
+        """Seconds at so many bytes and operations per second."""
+        return max(self.bytes / bandwidth, self.operations / rate)
+
+
+def cost(config: DecodeConfig, dtype: Any, batch: int, context: int) -> Cost:
+    """Returns the cost of a step on one device, with weights and caches of a dtype and `context`
+    cached tokens of each sequence; intermediate results need not cross the memory. The drafter, if
+    any, is DART's."""
+    target, item, b = config.target, jnp.dtype(dtype).itemsize, batch
+    nodes, path = config.nodes + 1, config.max_depth + 1
+    read, products = _read(target, b * nodes)
+    width = target.num_hidden_layers * target.num_attention_heads * target.head_dim
+    moved = item * (read + b * nodes * target.hidden_size)
+    moved += b * cache_row(target, dtype) * (context + path)
+    operations = 2 * b * nodes * (products + 2 * width * (context + nodes))
+    if isinstance(config.drafter, DartConfig):
+        drafter = config.drafter.shortened(path - 1)
+        traffic, more = _draft(drafter, dtype, b, context, path)
+        moved += traffic + b * (path - 1) * config.candidates * (_INT + _FLOAT)
+        operations += more
+    return Cost(moved, operations)
+
+
+def _draft(drafter: DartConfig, dtype: Any, b: int, context: int, path: int) -> tuple[int, int]:
+    """Returns a drafter's bytes besides features and logits, and its operations."""
+    masks = drafter.draft_length
+    # Mask rows are the same until attention: one is computed for all.
+    rows = {"fc": path, "q_proj": 2, "k_proj": path + 1, "v_proj": path + 1}
+    rows |= {"o_proj": 1 + masks, "mlp": 1 + masks, "lm_head": drafter.num_positions}
+    products = sum(
+        math.prod(shape) * next(rows[name] for name in names if name in rows)
+        for names, shape in _shapes(drafter)
+        if len(shape) > 1
+    )
+    width = drafter.num_attention_heads * drafter.head_dim
+    products += 2 * width * (1 + masks) * (context + path + masks)
+    embeddings = jnp.dtype(dtype).itemsize * b * path * drafter.hidden_size
+    rows_read = b * cache_row(drafter, dtype) * (context + path)
+    return weight_bytes(drafter, dtype) + embeddings + rows_read, 2 * b * products
+
+
+def _read(target: TargetConfig, rows: int) -> tuple[int, int]:
+    """Returns how many weights a forward over so many rows reads, and with how many each row is
+    multiplied: all except the embeddings, which are read if they are also the head, and the experts
+    that no row reaches."""
+    moe, read, products = target.moe, 0.0, 0.0
+    share = 1 if moe is None else moe.num_experts_per_tok / moe.num_experts
+    for names, shape in _shapes(target):
+        if "embed_tokens" in names and not target.tie_word_embeddings:
+            continue
+        size, expert = math.prod(shape), "experts" in names
+        read += size * (1 - (1 - share) ** rows if expert else 1)
+        products += size * (share if expert else 1) * (len(shape) > 1)
+    return round(read), round(products)
+
+
+def _shapes(config: TargetConfig | DartConfig) -> list[tuple[list[str], tuple[int, ...]]]:
+    """Returns the names in the path of each parameter, and its shape."""
+    leaves = jax.tree.leaves_with_path(abstract_params(config))
+    return [([str(getattr(x, "key", "")) for x in path], leaf.shape) for path, leaf in leaves]
+
+
+# The usual initialisation of linear layers, which keeps activations finite.
+_STD = 0.02
+
+
+def random_model(
+    name: str, dtype: Any, execution: Execution, search: SearchWay = "auto"
+) -> DartModel:
+    """Creates a model in a shape, with a DART drafter of that shape and the demo's tokenizer; the
+    demo's shape has its n-gram model. On a CPU its head is untied, as when a model is loaded.
+
+    Raises:
+      UserError: devices cannot share it.
+    """
+    target = target_of(name)
+    target, drafter, execution = as_loaded(target, drafter_of(target), execution)
+    if jax.default_backend() == "cpu":
+        target = dataclasses.replace(target, tie_word_embeddings=False)
+    mesh = execution.devices.mesh
+    ids = jnp.arange(drafter.draft_vocab_size, dtype=jnp.int32)
+    params: DecodeParams = {
+        "target": random_params(target, 0, dtype, execution),
+        "drafter": random_params(drafter, 1, dtype, execution),
+        "draft_ids": ids if mesh is None else replicate(mesh, ids),
+    }
+    ngram = NgramModel.load(DEMO / "ngram.dng") if name == "demo" else None
+    tokenizer = Tokenizer.load(DEMO / "target")
+    execution = execution.beside(target, params["target"])
+    parts = target, drafter, jax.block_until_ready(params), ngram, tokenizer, (), execution
+    return DartModel(*parts, search)
+
+
+def model_of(shape: str, choice: ModelChoice) -> DartModel:
+    """Creates a model in a shape, without an n-gram model, computed as the options choose."""
+    enable_compilation_cache()
+    dtype = resolve_dtype(choice.dtype)
+    execution = Execution.here(choice.attention, choice.weights, choice.kv, dtype)
+    if choice.mesh is not None:
+        execution = execution.on(MeshShape.parse(choice.mesh).make())
+    model = random_model(shape.lower(), dtype, execution, choice.search)
+    return dataclasses.replace(model, ngram=None)
+
+
+def random_params(
+    config: TargetConfig | DartConfig, seed: int, dtype: Any, execution: Execution
+) -> Params:
+    """Returns random parameters as they are used, created on their devices one by one; the scales
+    of norms are 1."""
+    shapes, mesh = abstract_params(config, execution.weights.fused), execution.devices.mesh
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    shards = not config.traits.features or execution.devices.split_drafter
+    specs = model_specs(config, shapes) if shards else jax.tree.map(lambda _: ALL, shapes)
+    specs = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
+    params = []
+    for (path, leaf), key, spec in zip(leaves, keys, specs, strict=True):
+        where = None if mesh is None else NamedSharding(mesh, spec)
+        if path[-1].key == "scale":
+            params.append(jnp.ones(leaf.shape, dtype, device=where))
+        else:
+            make = partial(_normal, shape=leaf.shape, dtype=jnp.dtype(dtype))
+            params.append(jax.jit(make, out_shardings=where)(key))
+    form = dataclasses.replace(execution.weights, fused=False)  # they are joined already
+    return form.prepare(jax.tree.unflatten(tree, params))
+
+
+def _normal(key: jax.Array, *, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return _STD * jax.random.normal(key, shape, dtype)

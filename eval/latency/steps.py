@@ -1,9 +1,12 @@
-"""The times of a step, its search and a plain step, with one batch and context."""
+"""The times of a step, its search and a plain step, with one batch and context; the device's
+limits."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,28 +16,24 @@ import jax.numpy as jnp
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.reading import caches_without_rows
 from dart_jax.decoding.sampling import Sampling
-from dart_jax.decoding.search.choice import TreeSearch, make_search
+from dart_jax.decoding.search.choice import make_search
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.model import DartModel
 from dart_jax.models.pure import dtype_of
-from eval.latency.clock import Repeated, measure
-from eval.latency.cost import Cost, cost
+from eval.latency.shapes import Cost, cost
 
 _UNLIMITED = 2**30  # token budget
+_SECONDS, _MOST_CALLS = 0.1, 256  # of a measurement
+# Of limits: repeats, calls of each, and sizes of products up to one that takes long enough.
+_RUNS, _CALLS, _SIZES, _ENOUGH = 5, 4, (512, 1024, 2048, 4096, 8192), 0.05
 
 
 class Row(NamedTuple):
-    """What was timed.
-
-    Attributes:
-      stage: plain step, search or step.
-      nodes: nodes of the tree, N; 0 for a plain step.
-      seconds: of each repeat.
-      cost: its least work on a device; None for the search.
-    """
+    """What was timed: plain step, search or step; the tree's nodes; the seconds of each repeat; and
+    its least work on a device, None for the search."""
 
     stage: str
     nodes: int
@@ -42,28 +41,41 @@ class Row(NamedTuple):
     cost: Cost | None
 
 
-@partial(jax.jit, static_argnames="config", donate_argnames="caches")
-def _step(
-    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: Any, caches: Any
-) -> tuple[Any, jax.Array]:
-    """A step that leaves the state as it is, except for the caches."""
-    state = dataclasses.replace(state, target_cache=caches[0], draft_state=caches[1])
-    state, _, packed = decode_step(config, params, state, trees)
-    return (state.target_cache, state.draft_state), packed
+@dataclasses.dataclass
+class Repeated:
+    """A compiled program that is called again and again.
+
+    Attributes:
+      program: a function of `fixed` and `donated` that returns `donated` anew, and a result.
+      fixed: its other arguments.
+      donated: arrays such as caches, which are updated in place.
+    """
+
+    program: jax.stages.Compiled
+    fixed: tuple[Any, ...]
+    donated: Any = ()
+
+    def __call__(self, calls: int) -> float:
+        """Makes so many calls in a row; returns the seconds of one."""
+        result, began = None, time.perf_counter()
+        for _ in range(calls):
+            self.donated, result = self.program(*self.fixed, self.donated)
+        jax.block_until_ready(result)
+        return (time.perf_counter() - began) / calls
+
+    def measure(self, repeats: int) -> list[float]:
+        """Times calls in a row, a tenth of a second of them, dispatched one by one, of which only
+        the last is waited for; returns the seconds of a call by repeat."""
+        self(1)  # warm-up
+        calls = min(max(round(_SECONDS / min(self(1), self(1))), 2), _MOST_CALLS)
+        return [self(calls) for _ in range(repeats)]
 
 
 def measure_steps(
     model: DartModel, batch: int, context: int, nodes: tuple[int, ...], repeats: int
 ) -> Iterator[Row]:
-    """Measures a plain step, and for trees of each size a step and its search.
-
-    Args:
-      model: random weights in a shape.
-      batch: sequences decoded together.
-      context: cached tokens.
-      nodes: tree sizes, N.
-      repeats: measurements of each.
-    """
+    """Measures, after `context` cached tokens, a plain step, and for trees of each size a step and
+    its search."""
     params, dtype = model.params, dtype_of(model.params["target"])
     for number, count in enumerate(nodes):
         config = DecodeConfig(model.target, model.drafter, count, execution=model.execution)
@@ -74,18 +86,20 @@ def measure_steps(
         if not number:
             step = repeated_step(config.plain, params, small, None, (cache, None))
             least = cost(config.plain, dtype, batch, context)
-            yield Row("plain step", 0, measure(step, repeats), least)
+            yield Row("plain step", 0, step.measure(repeats), least)
             cache, _ = step.donated
             del step
-        tree_search = make_search(
+        # Compiled as the loops call it.
+        fixed = make_search(
             config.host_buffer, count, ngram=model.ngram, eos=(), search=SearchConfig()
-        )
-        search = repeated_search(tree_search, packed)
+        ), packed  # fmt: skip
+        run = jax.jit(lambda search, packed, nothing: (nothing, search.in_program(packed)))
+        search = Repeated(run.lower(*fixed, ()).compile(), fixed)
         trees = search.program(*search.fixed, ())[1]
         step = repeated_step(config, params, small, trees, (cache, draft_state))
-        yield Row("search", count, measure(search, repeats), None)
+        yield Row("search", count, search.measure(repeats), None)
         least = cost(config, dtype, batch, context)
-        yield Row("step", count, measure(step, repeats), least)
+        yield Row("step", count, step.measure(repeats), least)
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
@@ -112,6 +126,16 @@ def prepared_state(
     return dataclasses.replace(state, length=jnp.full(batch, context, jnp.int32)), packed
 
 
+@partial(jax.jit, static_argnames="config", donate_argnames="caches")
+def _step(
+    config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: Any, caches: Any
+) -> tuple[Any, jax.Array]:
+    """A step that leaves the state as it is, except for the caches."""
+    state = dataclasses.replace(state, target_cache=caches[0], draft_state=caches[1])
+    state, _, packed = decode_step(config, params, state, trees)
+    return (state.target_cache, state.draft_state), packed
+
+
 def repeated_step(
     config: DecodeConfig, params: DecodeParams, small: DecodeState, trees: Any, caches: Any
 ) -> Repeated:
@@ -120,8 +144,47 @@ def repeated_step(
     return Repeated(compiled, (params, small, trees), caches)
 
 
-def repeated_search(search: TreeSearch, packed: jax.Array) -> Repeated:
-    """Compiles a search as the loops call it; it must outlive what is returned."""
-    fixed = search, packed
-    run = jax.jit(lambda search, packed, nothing: (nothing, search.in_program(packed)))
-    return Repeated(run.lower(*fixed, ()).compile(), fixed)
+class Hardware(NamedTuple):
+    """The limits of a device: bytes per second, read and written, of a large copy, the fastest of
+    several, as the device may be shared; operations per second of a large matrix product, two per
+    multiply-add; and bytes available for arrays, on a CPU the free memory."""
+
+    bandwidth: float
+    rate: float
+    memory: int
+
+
+def limits(dtype: Any) -> Hardware:
+    """Measures the first device, with products of this dtype, exact in float32 as in the step."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    memory = int(stats.get("bytes_limit", free))
+    size = 2**28 if jax.default_backend() == "cpu" else 2**30  # more than any cache holds
+    array = jnp.zeros((min(size, memory // 16) // 4,), jnp.float32)
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)  # in place, which maps no new memory
+
+    def copy() -> jax.Array:
+        nonlocal array
+        array = add(array)
+        return array
+
+    bandwidth, rate = 2 * array.nbytes / _fastest(copy), 0.0
+    product = jax.jit(partial(jnp.matmul, precision="highest"))
+    for size in _SIZES:
+        x = jnp.ones((size, size), dtype)
+        seconds = _fastest(lambda x=x: product(x, x))
+        rate = max(rate, 2 * size**3 / seconds)
+        if seconds > _ENOUGH:
+            break
+    return Hardware(bandwidth, rate, memory)
+
+
+def _fastest(work: Callable[[], jax.Array]) -> float:
+    """Returns the seconds of one of several works in a row, in the fastest run; a first one, which
+    compiles, is not measured."""
+    times = []
+    for _ in range(_RUNS + 1):
+        start = time.perf_counter()
+        jax.block_until_ready([work() for _ in range(_CALLS)][-1:])
+        times.append((time.perf_counter() - start) / _CALLS)
+    return min(times[1:])

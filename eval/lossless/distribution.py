@@ -14,8 +14,8 @@ import numpy as np
 from jax.scipy.stats import chi2 as chi2_distribution
 
 from dart_jax.decoding.sampling import Sampling
+from eval.lossless.divergence import Prober
 from eval.lossless.literal_sampling import edge, scale, scale_rounding, softmax
-from eval.lossless.rounding import Prober
 from eval.methods.decoding import Generation
 
 ENOUGH = 100  # samples of a position that is tested
@@ -31,27 +31,25 @@ class Fit:
       samples: sequences sampled.
       positions: texts whose continuations are tested together.
       draws: tokens sampled at the tested positions.
-      drafted: how many of these the drafter had proposed.
-      at_edge: how many of these were not draws, because rounding decides whether top-k, top-p or
-        min-p cuts them; the distribution is that of the other tokens.
-      forbidden: how many of these the filters cut whatever the rounding.
+      drafted: of these, how many the drafter had proposed.
+      at_edge: not counted, as rounding decides whether top-k, top-p or min-p cuts them.
+      forbidden: how many the filters cut whatever the rounding.
       chi2: sum of squared deviations over their variances.
       dof: degrees of freedom.
       rounding: the largest rounding error of all positions.
-      implausible: texts whose logits differ between implementations by more than the dtype
-        explains.
+      implausible: texts whose logits differ by more than the dtype explains.
     """
 
     samples: int
-    positions: int
-    draws: int
-    drafted: int
-    at_edge: int
-    forbidden: int
-    chi2: float
-    dof: int
-    rounding: float
-    implausible: int
+    positions: int = 0
+    draws: int = 0
+    drafted: int = 0
+    at_edge: int = 0
+    forbidden: int = 0
+    chi2: float = 0.0
+    dof: int = 0
+    rounding: float = 0.0
+    implausible: int = 0
 
     @property
     def p(self) -> float:
@@ -60,7 +58,7 @@ class Fit:
 
     @property
     def tested(self) -> bool:
-        """Tells whether any position had enough samples."""
+        """Whether any position had enough samples."""
         return self.dof > 0
 
     @property
@@ -90,7 +88,7 @@ class Samples:
 
     def fit(self, prober: Prober, sampling: Sampling) -> Fit:
         """Tests all texts that have enough samples."""
-        total = Fit(self.count, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0)
+        total = Fit(self.count)
         for text, counts in self._next.items():
             if counts.total() < ENOUGH:
                 continue
@@ -116,15 +114,10 @@ class Samples:
 
 
 def chi_square(draws: np.ndarray, probability: np.ndarray, eps: float = 0.0) -> tuple[float, int]:
-    """Returns Pearson's statistic and its degrees of freedom.
-
-    Args:
-      draws: int [V], number of times that each token was drawn.
-      probability: float64 [V], expected distribution.
-      eps: relative error of the probabilities, added to the variance of the counts as a standard
-        deviation. Negligible in float32; in bfloat16 it prevents rounding from looking like a wrong
-        distribution.
-    """
+    """Returns Pearson's statistic of draws, int [V], against probabilities, float64 [V], and its
+    degrees of freedom. `eps` is the relative error of the probabilities, a standard deviation that
+    is added to the variance of the counts, so that rounding in bfloat16 looks like no other
+    distribution."""
     if not draws.sum():
         return 0.0, 0
     expected = draws.sum() * probability

@@ -14,13 +14,8 @@ from dart_jax.decoding.sampling import Sampling
 
 
 def scale(logits: np.ndarray, sampling: Sampling, context: np.ndarray) -> np.ndarray:
-    """Returns the logits after repetition penalty and temperature, float64 [V].
-
-    Args:
-      logits: [V], logits of one position.
-      sampling: sampling parameters; at temperature 0 the logits are not divided.
-      context: int [n], the tokens before the position.
-    """
+    """Returns logits, [V], after a repetition penalty for the tokens before, int [n], and division
+    by the temperature unless it is 0: float64 [V]."""
     scaled = logits.astype(np.float64)
     if sampling.repetition_penalty != 1:
         before = np.unique(context)
@@ -37,10 +32,8 @@ def scale_rounding(rounding: float, sampling: Sampling) -> float:
 
 
 def kept(scaled: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Returns which tokens remain after top-k, top-p and min-p, in this order: bool [V].
-
-    Tokens tied with the last kept one are kept too.
-    """
+    """Returns which tokens remain after top-k, top-p and min-p, in this order, with those tied with
+    the last: bool [V]."""
     left = scaled.copy()
     if sampling.temperature == 0:
         return np.ones(len(left), bool)
@@ -90,10 +83,8 @@ def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray
 def may_win(
     scaled: np.ndarray, noise: np.ndarray, sampling: Sampling, token: int, eps: float
 ) -> bool:
-    """Tells whether a token could be the sampled one, given the noise.
-
-    It must be kept, and every token ahead of it by more than the rounding error must be cut.
-    """
+    """Tells whether a token could be the sampled one, given the noise: whether it may be kept, and
+    every token ahead of it by more than the rounding error may be cut."""
     score = scaled + noise
     rivals = np.flatnonzero((score > score[token] + 2 * eps) & kept(scaled, sampling))
     return may_be_kept(scaled, sampling, token, eps) and all(

@@ -1,28 +1,28 @@
-"""Batches of token prompts, decoded by one method with fixed options."""
+"""Batches of token prompts, decoded by one method with fixed options; acceptance of a given length,
+to measure speed without a good drafter or real weights."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.step import Acceptance
+from dart_jax.decoding.tree import DraftTree
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.engine import Engine
 from dart_jax.engine.request import Output, Request
 from dart_jax.model import DartModel
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Generation:
-    """A batch that was decoded.
-
-    Attributes:
-      outputs: all that each prompt was given.
-      seconds: see `Engine`.
-    """
+class Generation(NamedTuple):
+    """A batch that was decoded: all that each prompt was given, and the engine's `seconds`."""
 
     outputs: Sequence[Output]
     seconds: Mapping[str, float]
@@ -67,27 +67,14 @@ class Decoder:
 
     def engine(self, batch: int) -> Engine:
         """Returns an engine for a number of prompts; raises UserError if options do not fit."""
-        return self.model.engine(
-            EngineConfig(
-                slots=batch,
-                max_length=self.max_length,
-                tree_nodes=self.tree_nodes,
-                offline=True,
-            ),
-            **self.options,
-        )
+        sizes = {"max_length": self.max_length, "tree_nodes": self.tree_nodes}
+        return self.model.engine(EngineConfig(slots=batch, **sizes, offline=True), **self.options)
 
     def __call__(
-        self,
-        prompts: Sequence[np.ndarray],
-        max_new_tokens: int,
-        seed: int = 0,
-        *,
-        ready: Callable[[Engine], object] = lambda engine: None,
+        self, prompts: Sequence[np.ndarray], max_new_tokens: int, seed: int = 0
     ) -> Generation:
-        """Continues token prompts, each int [n]; `ready` gets the engine before its first step."""
+        """Continues token prompts, each int [n]."""
         engine = self.engine(len(prompts))
-        ready(engine)
         requests = [
             Request(
                 prompt.astype(np.int32),
@@ -110,3 +97,43 @@ class Decoder:
         sizes.tour(shapes.rows_for(-(-len(prompts) // shapes.groups)))
         while sizes.touring:
             self(prompts, max_new_tokens, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImposedTau:
+    """Accepts `tau` tokens per verification on average, bonus included, at least 1, rounded to
+    three decimals, whether or not the target agrees; the work is the same as if it did.
+
+    After every verification the number of remaining tokens is a multiple of tau, rounded down.
+    Only the first verification of a sequence may emit more or fewer, pseudo-randomly, so that the
+    average over many sequences is tau. Where fewer nodes are drafted, as in a text's first step, so
+    many tokens are emitted and one more.
+    """
+
+    tau: float
+
+    def __call__(
+        self,
+        tree: DraftTree,
+        drawn: jax.Array,
+        max_depth: int,
+        remaining: jax.Array,
+        end: jax.Array,
+    ) -> Acceptance:
+        """Accepts the first nodes of a tree of which the target drew `drawn`, int32 [B, N + 1];
+        `remaining` tokens, int32 [B], are to be emitted, and `end`, int32 [B], is the same in all
+        steps of a sequence and seeds its pseudo-random choice."""
+        b, nodes = tree.tokens.shape
+        chex.assert_shape([remaining, end], (b,))
+        step = round(1000 * self.tau)
+        steps = -(-1000 * remaining // step)
+        multiple = steps * step // 1000 == remaining
+        more = (1000 * remaining - (steps - 1) * step).astype(jnp.float32) / step
+        hashed = (end.astype(jnp.uint32) * jnp.uint32(2654435761)) >> jnp.uint32(16)
+        chance = hashed.astype(jnp.float32) / 65536
+        steps = jnp.maximum(jnp.where(multiple | (chance < more), steps, steps - 1), 1)
+        count = jnp.clip(remaining - (steps - 1) * step // 1000, 1, max_depth + 1)
+        count = jnp.minimum(count, 1 + jnp.sum(tree.real[:, 1:], axis=1, dtype=jnp.int32))
+        path = jnp.minimum(jnp.arange(max_depth + 1, dtype=jnp.int32), nodes - 1)[None]
+        path = jnp.where(path < count[:, None], path, 0)
+        return Acceptance(path, jnp.take_along_axis(drawn, path, axis=1), count)

@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,14 +22,9 @@ from eval.methods.decoding import Decoder, Generation
 GRAM, LITTLE = 8, 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One batch of prompts, decoded once by every method with the same seed.
-
-    Attributes:
-      group: group of the prompts; None if they belong to several.
-      generations: method -> its generation.
-    """
+class Run(NamedTuple):
+    """One batch of prompts, whose group is None if they belong to several, decoded once by every
+    method with the same seed."""
 
     group: str | None
     generations: Mapping[str, Generation]
@@ -36,26 +32,23 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Results of one method, compared with a baseline.
+    """Results of one method, compared with a baseline; nan where nothing was verified.
 
     Attributes:
       prompts: prompts measured in each repeat.
-      rates: tokens per second, from summed tokens and summed seconds; one value per repeat.
-      speedups: ratios of these rates to the baseline's; one value per repeat.
-      token_seconds: seconds per token after each prompt's first, prefill excluded, from their
-        sums; one value per repeat; nan if there are none.
-      decoding_speedups: ratios of the baseline's to these; one value per repeat.
-      tau: tokens emitted per verification, pooled over all; nan if there are none.
-      tau_error: standard error of `tau` over prompts; None with fewer than two that were verified.
+      rates: tokens per second of each repeat, prefill included.
+      speedups: ratios of these to the baseline's.
+      token_seconds: seconds per token after each prompt's first, prefill excluded, by repeat.
+      decoding_speedups: ratios of the baseline's to these.
+      tau: tokens emitted per verification, pooled over all.
+      tau_error: its standard error over prompts; None with fewer than two that were verified.
       repeated: share of the 8-grams of all texts that occurred before in the same text.
-      varied: prompts whose texts hardly repeat themselves.
-      tau_varied: pooled over the verifications of these; nan if there are none.
+      varied: prompts whose texts hardly repeat themselves; `tau_varied` is theirs.
       identical: prompts whose tokens equal the baseline's in every repeat.
       lengths: lengths[n] is the number of verifications that accepted n drafted tokens.
       shares: stage -> its share of the time; they add up to 1.
-      step_seconds: time without prefill per verification (or plain step) of a batch, over all
-        repeats; nan if there are none.
-      nodes: that a verification of a prompt had, on average; nan if there are none.
+      step_seconds: time without prefill per verification (or plain step) of a batch.
+      nodes: that a verification of a prompt had, on average.
     """
 
     prompts: int
@@ -105,19 +98,8 @@ def measure(
     seed: int,
     advance: Callable[[], None] = lambda: None,
 ) -> list[list[Run]]:
-    """Decodes every batch with every method, in turn, after one unmeasured pass that compiles.
-
-    Args:
-      decoders: method -> its decoder.
-      batches: prompts that are decoded together.
-      max_new_tokens: tokens for each prompt.
-      repeats: measured passes.
-      seed: of sampling.
-      advance: called after each run, those of the unmeasured pass included.
-
-    Returns:
-      For each repeat, one run per batch.
-    """
+    """Decodes every batch with every method, in turn, `repeats` times after an unmeasured pass that
+    compiles; returns for each repeat one run per batch. `advance` is called after each run."""
     results: list[list[Run]] = []
     names = list(decoders)
     for batch in {len(batch): batch for batch in batches}.values():
@@ -143,13 +125,8 @@ def measure(
 
 
 def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> Summary:
-    """Pools a method's runs over prompts, separately for each repeat.
-
-    Args:
-      repeats: as returned by `measure`.
-      method: the method to summarise.
-      baseline: the method that it is compared with.
-    """
+    """Pools a method's runs, as `measure` returns them, over prompts; the rates and paces and their
+    ratios to the baseline's separately for each repeat."""
     ours, theirs = (
         [[run.generations[name] for run in runs] for runs in repeats] for name in (method, baseline)
     )
@@ -203,14 +180,11 @@ def _ratio(one: float, other: float) -> float:
 
 
 def ratio_error(emitted: np.ndarray, steps: np.ndarray) -> float | None:
-    """Returns the standard error of the ratio of two sums over prompts; None if it is unknown.
+    """Returns the standard error of the ratio of two sums over prompts, tokens and verifications,
+    int [n] each; None if it is unknown.
 
     It is linear in the deviations from the ratio (Cochran, Sampling Techniques, 6.4): the prompts
     are the sample, since the verifications of one prompt are not independent.
-
-    Args:
-      emitted: int [n], tokens emitted for each prompt.
-      steps: int [n], verifications of each prompt; prompts without any do not count.
     """
     emitted, steps = emitted[steps > 0], steps[steps > 0]
     count = len(steps)
@@ -221,13 +195,9 @@ def ratio_error(emitted: np.ndarray, steps: np.ndarray) -> float | None:
 
 
 def accepted_lengths(drafted: np.ndarray) -> list[int]:
-    """Returns the number of drafted tokens that each verification accepted.
-
-    Args:
-      drafted: bool [n], which tokens of a generation were drafted. The first token comes from the
-        prefill; every verification ends with a token of the target, except for a truncated last
-        one.
-    """
+    """Returns the number of drafted tokens that each verification accepted, of which tokens were
+    drafted, bool [n]. The first comes from the prefill; every verification ends with a token of the
+    target, except for a truncated last one."""
     ends = np.flatnonzero(~drafted)
     lengths = (np.diff(ends) - 1).tolist()
     truncated = len(drafted) - 1 - int(ends[-1])
@@ -242,8 +212,7 @@ def rate(generations: Iterable[Generation]) -> float:
 
 
 def pace(generations: Iterable[Generation]) -> float:
-    """Returns the seconds per token after each prompt's first, which the prefill emits; what the
-    prefill takes is not counted. nan if there are none."""
+    """Returns the seconds per token after each prompt's first, without the prefill."""
     generations = list(generations)
     tokens = sum(len(text) - 1 for text in _texts(generations))
     spent = (generation.seconds for generation in generations)

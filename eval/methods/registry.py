@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafting_method
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
@@ -19,8 +19,7 @@ from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
 from dart_jax.models.block_config import BlockKind
 from eval.methods.choice import PLAIN, MethodChoice
-from eval.methods.decoding import Decoder
-from eval.methods.imposed import ImposedTau
+from eval.methods.decoding import Decoder, ImposedTau
 
 _ModelOf = Callable[[DartModel, MethodChoice], DartModel | None]
 
@@ -28,10 +27,6 @@ _ModelOf = Callable[[DartModel, MethodChoice], DartModel | None]
 def _kind(model: DartModel) -> str:
     """The kind of a model's drafter; empty without one."""
     return "" if model.drafter is None else model.drafter.traits.kind
-
-
-def _plain(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return base.with_drafter(None)
 
 
 def _dart(base: DartModel, choice: MethodChoice) -> DartModel | None:
@@ -47,16 +42,25 @@ def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return None if dart is None or base.ngram is None else dataclasses.replace(dart, ngram=None)
 
 
+def _other(base: DartModel, path: str | None, kind: str, **options: Any) -> DartModel | None:
+    """The model with another drafter, or its own, if that is of a kind."""
+    model = base if path is None else base.with_drafter(path, **options)
+    return model if _kind(model) == kind else None
+
+
 def _eagle3(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    model = base
-    if choice.eagle3 is not None:
-        model = base.with_drafter(choice.eagle3, drafter_window=choice.drafter_window)
-    return model if _kind(model) == "EAGLE-3" else None
+    return _other(base, choice.eagle3, "EAGLE-3", drafter_window=choice.drafter_window)
 
 
-def _block(
-    kind: BlockKind, chain: bool = False
-) -> Callable[[DartModel, MethodChoice], DartModel | None]:
+def _sps(base: DartModel, choice: MethodChoice) -> DartModel | None:
+    return _other(base, choice.draft_model, "draft model")
+
+
+def _ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
+    return None if base.ngram is None else base.with_drafter(NgramConfig())
+
+
+def _block(kind: BlockKind, chain: bool = False) -> _ModelOf:
     """Returns what makes the model with a block drafter of a kind, if it is that."""
 
     def model(base: DartModel, choice: MethodChoice) -> DartModel | None:
@@ -67,26 +71,12 @@ def _block(
     return model
 
 
-def _sps(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    model = base if choice.draft_model is None else base.with_drafter(choice.draft_model)
-    return model if _kind(model) == "draft model" else None
-
-
-def _pld(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return base.with_drafter(PromptLookupConfig())
-
-
-def _ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
-    return None if base.ngram is None else base.with_drafter(NgramConfig())
-
-
 class Method(NamedTuple):
     """One decoding method.
 
     Attributes:
       title: its title in tables.
-      model: makes the model it decodes with from the one with the drafter of --drafter, or of
-        --block; None without its part.
+      model: makes its model from the one with --drafter, or --block; None without its part.
       most: nodes of its largest trees in `eval.lossless`: more would only be slow.
       part: the part that it needs, and the option that gives it.
       chain: whether trees have one candidate for each position.
@@ -108,33 +98,28 @@ _SMALL = "a small model with the target's vocabulary; pass it as --draft-model"
 _NGRAM = "an n-gram model; pass it as --ngram"
 _WITHOUT = "a DART drafter and an n-gram model to leave out; pass --drafter and --ngram"
 METHODS = {
-    PLAIN: Method("plain", _plain, 0),
+    PLAIN: Method("plain", lambda base, _: base.with_drafter(None), 0),
     "dart": Method("DART", _dart, 60, _DRAFTER),
     "dart_pairs": Method("DART with pair scores", _dart_pairs, 60, _PAIRS),
     "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, 60, _WITHOUT),
     "eagle3": Method("EAGLE-3", _eagle3, 60, _EAGLE3),
     "sps": Method("draft model", _sps, 6, _SMALL),
-    "pld": Method("prompt lookup", _pld, 16),
+    "pld": Method("prompt lookup", lambda base, _: base.with_drafter(PromptLookupConfig()), 16),
     "ngram": Method("n-gram only", _ngram, 16, _NGRAM),
 }
-METHODS |= {kind.lower(): Method(kind, _block(kind), 60, _BLOCK) for kind in _KINDS}
-METHODS |= {
-    f"{kind.lower()}_chain": Method(
-        f"{kind}, chain", _block(kind, chain=True), 16, _BLOCK, chain=True
-    )
-    for kind in _KINDS
-}
+for _each in _KINDS:
+    METHODS[_each.lower()] = Method(_each, _block(_each), 60, _BLOCK)
+for _each in _KINDS:
+    _chain = Method(f"{_each}, chain", _block(_each, chain=True), 16, _BLOCK, chain=True)
+    METHODS[f"{_each.lower()}_chain"] = _chain
 
 
 def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
-    """Returns the models of all methods, which share one target.
-
-    Returns:
-      Method -> model, plain decoding first; and why methods of `all` were left out.
+    """Returns the models of all methods, which share one target, plain decoding first, and why
+    methods of `all` were left out.
 
     Raises:
-      UserError: a method requested by name lacks a part, a part cannot be used, or no method is
-        left.
+      UserError: a method requested by name lacks a part, a part cannot be used, or none is left.
     """
     models: dict[str, DartModel] = {}
     left_out: list[str] = []
@@ -164,15 +149,9 @@ def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartMode
 
 
 class Tree(NamedTuple):
-    """Parameters of a draft tree.
-
-    Attributes:
-      nodes: number of nodes without the root; 0 is plain decoding.
-      level_decay: exponent of the tree search's level weight; None without a tree search.
-      sizes: numbers of nodes between which decoding changes, beginning with 0; empty if all trees
-        have N.
-      chain: whether they have one candidate for each position.
-    """
+    """A draft tree: its nodes without the root, 0 for plain decoding; the exponent of the search's
+    level weight, if there is a search; the numbers of nodes between which decoding changes,
+    beginning with 0, empty if all trees have as many; and whether it is a chain."""
 
     nodes: int
     level_decay: float | None = None
@@ -192,15 +171,8 @@ def tree(
     *,
     chain: bool = False,
 ) -> Tree:
-    """Returns the draft tree of a method's model.
-
-    Args:
-      model: the method's model.
-      nodes: number of nodes; by default it changes as it pays, step by step.
-      decay: level decay; by default that of such trees.
-      batch: sequences decoded together.
-      chain: whether there is one candidate for each position, and so no more nodes than these.
-    """
+    """Returns the draft tree of a method's model: by default its nodes change as they pay, with the
+    level decay of such trees; a chain has no more nodes than positions."""
     if model.drafter is None:
         return Tree(0)
     sizes: tuple[int, ...] = ()
@@ -226,17 +198,16 @@ def decoder(
     coupled: bool = True,
     structured_outputs: StructuredOutputs | None = None,
 ) -> Decoder:
-    """Returns the decoder of a method.
+    """Returns the decoder of a method's model.
 
     Args:
       model: the method's model.
       tree: its draft tree.
       max_length: rows of the KV cache.
       sampling: sampling parameters.
-      acceptance: imposed tau: tokens that every verification emits, whatever the target samples;
-        stop tokens are then ignored. Trees must be deep enough.
+      acceptance: imposed tau (see `ImposedTau`); stop tokens are then ignored.
       coupled: whether drafts are ranked with the noise of the target's draws.
-      structured_outputs: what the texts must follow; None for anything.
+      structured_outputs: what the texts must follow.
     """
     search = None
     if tree.level_decay is not None:

@@ -1,17 +1,21 @@
 """The engines, by name; what each is given, and what it returns.
 
-To add one, add a file here with a function `load` from a `Setup` to a `Loaded`, and an entry in
-`ENGINES`. torch.compile, CTranslate2, ONNX Runtime and OpenVINO, which convert or trace a model
+To add one, write a function from a `Setup` to a `Loaded`, which imports what it needs, and an entry
+in `ENGINES`. torch.compile, CTranslate2, ONNX Runtime and OpenVINO, which convert or trace a model
 before they run it, were slower than llama.cpp.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import importlib.util
+import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,33 +26,10 @@ from dart_jax.programs.model_choice import ModelChoice
 # the seconds of all but the first, which the prefill gives.
 Decode = Callable[[np.ndarray, int], tuple[list[int], float]]
 
-
-class Engine(NamedTuple):
-    """An engine.
-
-    Attributes:
-      title: in tables.
-      module: its file in `eval.peers`.
-      packages: what must be installed, name for pip -> name for import.
-    """
-
-    title: str
-    module: str
-    packages: dict[str, str]
-
-
 PLAIN = "plain"
 LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp-lookup"
-_TORCH = {"torch": "torch", "transformers": "transformers"}
-_LLAMA_CPP = {"llama-cpp-python": "llama_cpp"}
-ENGINES = {
-    PLAIN: Engine("dart_jax, plain", "own", {}),
-    "dart": Engine("dart_jax, DART", "own", {}),
-    "transformers": Engine("PyTorch", "torch_model", _TORCH),
-    "lookup": Engine("PyTorch, prompt lookup", "torch_model", _TORCH),
-    LLAMA: Engine("llama.cpp", "llama_cpp", _LLAMA_CPP),
-    LLAMA_LOOKUP: Engine("llama.cpp, prompt lookup", "llama_cpp", _LLAMA_CPP),
-}
+# Tokens that prompt lookup drafts, as the documentations of transformers and llama-cpp-python say.
+_LOOKUP, _LLAMA_LOOKUP = 10, 2
 
 
 class Setup(NamedTuple):
@@ -81,17 +62,69 @@ class Loaded(NamedTuple):
     decode: Decode
 
 
-def check_installed(name: str) -> None:
-    """Raises UserError if a package of an engine of `ENGINES` is missing; says what to install."""
-    packages = ENGINES[name].packages
-    missing = [pip for pip, package in packages.items() if not importlib.util.find_spec(package)]
-    if missing:
-        raise UserError(f"not installed: pip install {' '.join(missing)}")
+def load_own(setup: Setup) -> Loaded:
+    """Loads plain decoding or DART; raises UserError if there is no drafter."""
+    from dart_jax.decoding.sampling import Sampling
+    from eval.methods.registry import decoder, tree
+
+    if hasattr(os, "sched_setaffinity"):
+        # XLA makes as many threads as there are cores for this process when it starts.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: setup.threads])
+    model = setup.model.load()
+    if setup.name == PLAIN:
+        model = model.with_drafter(None)
+    elif model.drafter is None or model.drafter.traits.search != "candidates":
+        raise UserError("needs a DART or block drafter; pass it as --drafter")
+    size = tree(model, setup.tree_nodes)
+    stopping = decoder(model, size, max_length=setup.max_length, sampling=Sampling())
+    endless = dataclasses.replace(stopping, stop=())
+
+    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+        generation = endless([prompt], new_tokens)
+        seconds = sum(generation.seconds.values()) - generation.seconds["prefill"]
+        return generation.tokens[0].tolist(), seconds
+
+    return Loaded(_weights(model.params["target"]), decode)
 
 
-def whole(generate: Callable[[np.ndarray, int], list[int]]) -> Decode:
-    """Returns the decoding of an engine that returns whole texts only: the time of one token is
-    subtracted."""
+def _weights(target: Any) -> str:
+    """The type of most weights, by GGUF's name if it is one of blocks."""
+    import jax
+
+    from dart_jax.models.kernels.tiles import Tiles
+    from dart_jax.models.pure import dtype_of
+
+    types = Counter[str]()
+    for leaf in jax.tree.leaves(target, is_leaf=lambda x: isinstance(x, Tiles)):
+        if isinstance(leaf, Tiles):
+            for type, out in zip(leaf.types, leaf.outs, strict=True):
+                types[type] += out * leaf.d_in
+    (most, _), *_ = types.most_common(1) or [(dtype_of(target).name, 0)]
+    return {"F32": "float32", "BF16": "bfloat16"}.get(most, most)
+
+
+def load_torch(setup: Setup) -> Loaded:
+    """Loads a directory of transformers or, dequantised, a GGUF file; its `generate` returns whole
+    texts only, so the time of one token is subtracted."""
+    from dart_jax.weights.checkpoint import resolve_dtype
+    from dart_jax.weights.gguf.tensors import gguf_files
+
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    torch.set_num_threads(setup.threads)
+    directory, dtype = setup.target, str(resolve_dtype(setup.model.dtype))
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "local_files_only": True}
+    if files := gguf_files(directory):
+        directory, options["gguf_file"] = files[0].parent, files[0].name
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, **options).eval()
+    model.generation_config.eos_token_id = None
+    drafting = {"prompt_lookup_num_tokens": _LOOKUP} if setup.name == "lookup" else {}
+
+    def generate(prompt: np.ndarray, new_tokens: int) -> list[int]:
+        ids = torch.tensor([prompt.tolist()])
+        mask, length = torch.ones_like(ids), {"max_new_tokens": new_tokens}
+        text = model.generate(ids, attention_mask=mask, do_sample=False, **length, **drafting)
+        return text[0, len(prompt) :].tolist()
 
     def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
         start = time.perf_counter()
@@ -100,4 +133,106 @@ def whole(generate: Callable[[np.ndarray, int], list[int]]) -> Decode:
         tokens = generate(prompt, new_tokens)
         return tokens, max(time.perf_counter() - 2 * middle + start, 0.0)
 
-    return decode
+    return Loaded(dtype, decode)
+
+
+def load_llama(setup: Setup) -> Loaded:
+    """Loads a GGUF file with the weights as they are stored, through the C interface of
+    llama-cpp-python, whose own class copies logits and keeps lists in Python for every token. Keys
+    and values are in float32 if the weights are, otherwise in float16, llama.cpp's default.
+
+    Raises:
+      UserError: the target is no GGUF file.
+    """
+    import gguf
+
+    from dart_jax.weights.gguf.tensors import gguf_files
+
+    files = gguf_files(setup.target)
+    if not files:
+        raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
+    llama: Any = importlib.import_module("llama_cpp")
+    llama.llama_backend_init()
+    tensors = [each for each in gguf.GGUFReader(files[0]).tensors if len(each.shape) > 1]
+    stored = Counter(each.tensor_type.name for each in tensors).most_common(1)[0][0]
+    options = llama.llama_model_default_params()
+    options.n_gpu_layers = 0
+    model = llama.llama_model_load_from_file(str(files[0]).encode(), options)
+    if not model:
+        raise RuntimeError("llama.cpp cannot load the file")
+    how = llama.llama_context_default_params()
+    how.n_ctx = how.n_batch = how.n_ubatch = setup.max_length
+    how.n_threads = how.n_threads_batch = setup.threads
+    how.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED  # faster here than without
+    how.no_perf = True
+    if stored == "F32":
+        how.type_k = how.type_v = llama.GGML_TYPE_F32
+    context = llama.llama_init_from_model(model, how)
+    if not context:
+        raise RuntimeError("llama.cpp cannot make a context")
+    memory = llama.llama_get_memory(context)
+    vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    draft = None
+    if setup.name == LLAMA_LOOKUP:
+        speculative: Any = importlib.import_module("llama_cpp.llama_speculative")
+        draft = speculative.LlamaPromptLookupDecoding(num_pred_tokens=_LLAMA_LOOKUP)
+    room = llama.llama_batch_init(setup.max_length, 0, 1)
+
+    def steps(tokens: Sequence[int], first: int, wanted: int) -> list[int]:
+        """Runs tokens at the positions from `first` on; returns the most likely tokens after the
+        last `wanted` of them."""
+        room.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            room.token[i], room.pos[i], room.n_seq_id[i], room.seq_id[i][0] = token, first + i, 1, 0
+            room.logits[i] = i >= len(tokens) - wanted
+        if status := llama.llama_decode(context, room):
+            raise RuntimeError(f"llama_decode returned {status}")
+        logits = [llama.llama_get_logits_ith(context, i - wanted) for i in range(wanted)]
+        return [int(np.argmax(np.ctypeslib.as_array(row, (vocab_size,)))) for row in logits]
+
+    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+        llama.llama_memory_clear(memory, True)
+        text = [*prompt.tolist(), *steps(prompt.tolist(), 0, 1)]
+        length = len(prompt) + new_tokens
+        start = time.perf_counter()
+        while len(text) < length:
+            drafts = [] if draft is None else draft(np.array(text)).tolist()
+            drafts = drafts[: length - len(text) - 1]
+            at = len(text) - 1
+            tokens = steps([text[-1], *drafts], at, 1 + len(drafts))
+            right = next((i for i, each in enumerate(drafts) if each != tokens[i]), len(drafts))
+            text += tokens[: right + 1]
+            if right < len(drafts):
+                llama.llama_memory_seq_rm(memory, 0, at + 1 + right, -1)
+        return text[len(prompt) :], time.perf_counter() - start
+
+    return Loaded(stored, decode)
+
+
+class Engine(NamedTuple):
+    """An engine: its title in tables, what loads it, and the packages that must be installed, name
+    for pip -> name for import."""
+
+    title: str
+    load: Callable[[Setup], Loaded]
+    packages: dict[str, str]
+
+
+_TORCH = {"torch": "torch", "transformers": "transformers"}
+_LLAMA_CPP = {"llama-cpp-python": "llama_cpp"}
+ENGINES = {
+    PLAIN: Engine("dart_jax, plain", load_own, {}),
+    "dart": Engine("dart_jax, DART", load_own, {}),
+    "transformers": Engine("PyTorch", load_torch, _TORCH),
+    "lookup": Engine("PyTorch, prompt lookup", load_torch, _TORCH),
+    LLAMA: Engine("llama.cpp", load_llama, _LLAMA_CPP),
+    LLAMA_LOOKUP: Engine("llama.cpp, prompt lookup", load_llama, _LLAMA_CPP),
+}
+
+
+def check_installed(name: str) -> None:
+    """Raises UserError if a package of an engine of `ENGINES` is missing; says what to install."""
+    packages = ENGINES[name].packages
+    missing = [pip for pip, package in packages.items() if not importlib.util.find_spec(package)]
+    if missing:
+        raise UserError(f"not installed: pip install {' '.join(missing)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import tempfile
 import time
@@ -31,19 +30,14 @@ from eval.benchmarks.prompts import demo_prompts
 from eval.benchmarks.questions import prompt_tokens
 from eval.benchmarks.registry import load_all
 from eval.peers.config import PeersConfig
-from eval.peers.engine import ENGINES, PLAIN, Decode, Loaded, Setup, check_installed
+from eval.peers.engine import ENGINES, PLAIN, Decode, Setup, check_installed
 
 _PATIENCE = 5.0  # seconds in which an engine's process may end by itself
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
 
 
 class Peer(Child):
-    """A process that has loaded an engine.
-
-    Attributes:
-      name: the engine, of `ENGINES`.
-      weights: their dtype, as tables show it.
-    """
+    """A process that has loaded an engine of `ENGINES`, by its name; `weights` is their dtype."""
 
     def __init__(self, setup: Setup):
         """Starts the process and loads the model; raises UserError if the engine cannot."""
@@ -70,10 +64,9 @@ _decodes: list[Decode] = []  # the one of such a process
 
 
 def _load(setup: Setup) -> str:
-    module = importlib.import_module(f"eval.peers.{ENGINES[setup.name].module}")
-    loaded: Loaded = module.load(setup)
-    _decodes.append(loaded.decode)
-    return loaded.weights
+    weights, decode = ENGINES[setup.name].load(setup)
+    _decodes.append(decode)
+    return weights
 
 
 def _decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
@@ -81,16 +74,8 @@ def _decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
 
 
 class Measurement(NamedTuple):
-    """The texts of an engine, and its speed.
-
-    Attributes:
-      engine: its name.
-      weights: their dtype, as tables show it.
-      rates: tokens per second over all prompts, one value per repeat.
-      ratios: of these to plain decoding's.
-      tokens: [prompt], of the last repeat.
-      same: prompts with the tokens of plain decoding.
-    """
+    """An engine's weights, tokens per second over all prompts and their ratios to plain decoding's
+    by repeat, tokens of the last repeat by prompt, and how many prompts have plain decoding's."""
 
     engine: str
     weights: str
@@ -118,17 +103,12 @@ def measure(
             count = len(prompts) * (config.new_tokens - 1)
             for n, total in enumerate(seconds):
                 rates[n].append(count / total if total else float("nan"))
-    return [
-        Measurement(
-            peer.name,
-            peer.weights,
-            rates[n],
-            [ours / theirs for ours, theirs in zip(rates[n], rates[0], strict=True)],
-            tokens[n],
-            sum(ours == theirs for ours, theirs in zip(tokens[n], tokens[0], strict=True)),
-        )
-        for n, peer in enumerate(peers)
-    ]
+    measurements = []
+    for peer, speeds, texts in zip(peers, rates, tokens, strict=True):
+        ratios = [ours / theirs for ours, theirs in zip(speeds, rates[0], strict=True)]
+        same = sum(ours == theirs for ours, theirs in zip(texts, tokens[0], strict=True))
+        measurements.append(Measurement(peer.name, peer.weights, speeds, ratios, texts, same))
+    return measurements
 
 
 def read_prompts(config: PeersConfig, tokenizer: Tokenizer) -> list[np.ndarray]:
@@ -159,7 +139,7 @@ def run(config: PeersConfig, console: Console) -> None:
         for threads in counts:
             measurements, reasons = compare(config, threads, Path(work), console)
             left_out |= dict.fromkeys(reasons)
-            output.append(_table(measurements, config.title, config.new_tokens, threads))
+            output.append(_table(measurements, config, threads))
             console.print(output[-1])
             about = {"target": config.title, "threads": threads}
             content += [{**about, **each._asdict()} for each in measurements]
@@ -172,11 +152,7 @@ def run(config: PeersConfig, console: Console) -> None:
 def compare(
     config: PeersConfig, threads: int, work: Path, console: Console
 ) -> tuple[list[Measurement], list[str]]:
-    """Measures the engines on one target, each on so many cores.
-
-    Returns:
-      The measurements, and why engines were left out.
-    """
+    """Returns the measurements on so many cores, and why engines were left out."""
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
     prompts = read_prompts(config, Tokenizer.load(target))
     length = length_bucket(max(map(len, prompts)) + config.new_tokens)
@@ -198,23 +174,19 @@ def compare(
         return measure(peers, prompts, config, console), left_out
 
 
-def _table(
-    measurements: Sequence[Measurement], target: str, new_tokens: int, threads: int
-) -> Table:
+def _table(measurements: Sequence[Measurement], config: PeersConfig, threads: int) -> Table:
     """Returns a row for each engine; the first is plain decoding."""
     prompts = len(measurements[0].tokens)
     rows = [
         (
-            ENGINES[each.engine].title,
-            each.weights,
-            spread(each.rates),
-            spread(each.ratios, ".2f", "x"),
-            f"{each.same}/{prompts}",
+            *(ENGINES[each.engine].title, each.weights, spread(each.rates)),
+            *(spread(each.ratios, ".2f", "x"), f"{each.same}/{prompts}"),
         )
         for each in measurements
     ]
     title = (
-        f"{target}: {prompts} prompts, {new_tokens} new tokens, batch 1, greedy, {threads} threads"
+        f"{config.title}: {prompts} prompts, {config.new_tokens} new tokens, batch 1, greedy, "
+        f"{threads} threads"
     )
     caption = (
         "tok/s: without the prefill; ratio: to plain decoding here; "

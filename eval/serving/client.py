@@ -14,7 +14,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from dart_jax.errors import UserError
-from eval.serving.requests import Body
+
+# A request's fields by the API's names, without the model's.
+Body = dict[str, Any]
 
 # Seconds that a server may take for its metrics, and until nothing runs any more.
 _QUIET = 10.0
@@ -22,15 +24,8 @@ _QUIET = 10.0
 
 @dataclasses.dataclass
 class Choice:
-    """One text of an answer.
-
-    Attributes:
-      text: its characters; of a chat, those beside its calls.
-      calls: the functions that it calls, each with its arguments in a line.
-      finish: why it ended, as the server says; empty if it did not end.
-      scores: what the server reports of each token.
-      prompt_scores: the same of the prompt.
-    """
+    """One text of an answer, beside the functions that it calls, each with its arguments in a line;
+    why it ended, if it did; and what the server reports of each of its tokens and the prompt's."""
 
     text: str = ""
     calls: str = ""
@@ -64,9 +59,9 @@ class Answer:
       status: HTTP's; 0 without a response.
       choices: its texts, by their numbers.
       usage: numbers of tokens, as the server counts them.
-      start: `time.perf_counter` when it was sent, in seconds.
-      times: the same of every chunk with text.
-      end: the same of its last chunk, or of its failure.
+      start: when it was sent, in seconds of `time.perf_counter`, as all times.
+      times: of every chunk with text.
+      end: of its last chunk, or of its failure.
       error: a description of its failure, in one line.
       cancelled: whether the client hung up.
     """
@@ -130,23 +125,18 @@ class Client:
 
     def __init__(self, url: str, timeout: float):
         """Opens nothing yet; `timeout` is in seconds, for a whole request."""
-        key = os.environ.get("DART_API_KEY")
         self.url, self.model, self.max_length = url.rstrip("/").removesuffix("/v1"), "", 0
-        self._timeout = timeout
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers={"Content-Type": "application/json"}
-            | ({"Authorization": f"Bearer {key}"} if key else {}),
-            timeout=None,
-            limits=httpx.Limits(),  # as many connections as there are clients
-            trust_env=False,
-        )
+        self.timeout, headers = timeout, {"Content-Type": "application/json"}
+        if key := os.environ.get("DART_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        how = {"limits": httpx.Limits(), "trust_env": False}  # as many connections as clients
+        self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=None, **how)
 
     async def __aenter__(self) -> Self:
         """Asks the server for its model; raises UserError if it does not tell."""
         try:
             async with asyncio.timeout(10):
-                page = await self._http.get("/v1/models")
+                page = await self.http.get("/v1/models")
             model = page.raise_for_status().json()["data"][0]
             self.model, self.max_length = model["id"], model.get("max_model_len", 0)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, LookupError) as error:
@@ -156,22 +146,13 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         """Closes all connections."""
-        await self._http.aclose()
+        await self.http.aclose()
 
     async def ask(
-        self,
-        body: Body,
-        *,
-        stream: bool = False,
-        patience: float | None = None,
+        self, body: Body, *, stream: bool = False, patience: float | None = None
     ) -> Answer:
-        """Returns the answer to a request; whatever goes wrong is in the answer.
-
-        Args:
-          body: the request; a chat if it has messages.
-          stream: take the answer in chunks.
-          patience: seconds after which to hang up; None for never.
-        """
+        """Returns the answer to a request, a chat if it has messages, taken in chunks if `stream`;
+        whatever goes wrong is in the answer. The client hangs up after `patience` seconds."""
         if stream:
             options = {"include_usage": True} | body.get("stream_options", {})
             body = body | {"stream": True, "stream_options": options}
@@ -186,8 +167,8 @@ class Client:
         answer = Answer(start=time.perf_counter())
         try:
             async with (
-                asyncio.timeout(self._timeout if patience is None else patience),
-                self._http.stream("POST", path, content=content.encode()) as response,
+                asyncio.timeout(self.timeout if patience is None else patience),
+                self.http.stream("POST", path, content=content.encode()) as response,
             ):
                 answer.status = response.status_code
                 if answer.status == 200:
@@ -200,7 +181,7 @@ class Client:
                     answer.error = f"status {answer.status}: {' '.join(text.split())[:4000]}"
         except TimeoutError:
             answer.cancelled = patience is not None
-            answer.error = "" if answer.cancelled else f"no end after {self._timeout:g} s"
+            answer.error = "" if answer.cancelled else f"no end after {self.timeout:g} s"
         except (
             httpx.HTTPError, OSError, ValueError, LookupError, AttributeError, TypeError
         ) as error:  # fmt: skip
@@ -208,22 +189,11 @@ class Client:
         answer.end = answer.end or time.perf_counter()
         return answer
 
-    async def health(self) -> Answer:
-        """Returns the outcome of asking the server whether it is alive, without texts."""
-        answer = Answer(start=time.perf_counter())
-        try:
-            answer.status = (await self._http.get("/health", timeout=self._timeout)).status_code
-            answer.error = "" if answer.status == 200 else f"status {answer.status}"
-        except httpx.HTTPError as error:
-            answer.error = repr(error)
-        answer.end = time.perf_counter()
-        return answer
-
     async def metrics(self) -> dict[str, float]:
         """Returns the server's metrics, summed over labels, by their names without prefix; none if
         it has none. Raises UserError if it does not answer."""
         try:
-            page = await self._http.get("/metrics", timeout=_QUIET)
+            page = await self.http.get("/metrics", timeout=_QUIET)
         except httpx.HTTPError as error:
             raise UserError(f"{self.url} does not answer any more: {error!r}") from None
         totals: dict[str, float] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,10 +15,9 @@ from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
-from eval.serving.client import Answer, Client
+from eval.serving.client import Answer, Body, Client
 from eval.serving.config import ServingBenchConfig
-from eval.serving.requests import Body, bench_requests
-from eval.serving.servers import connected
+from eval.serving.servers import bench_requests, connected
 
 _CAPTION = (
     "medians of the rounds ± half their range; ratio: the first server's tokens a second over the "
@@ -27,10 +25,7 @@ _CAPTION = (
     "in ms, medians of the requests. tau: tokens per verification. same: requests with the same "
     "text from both servers"
 )
-
-
-# Requests in a round.
-_REQUESTS = 32
+_REQUESTS = 32  # in a round
 
 
 class Round(NamedTuple):
@@ -55,8 +50,7 @@ class Round(NamedTuple):
     compilations: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """All rounds of each server, by its name, with one number of clients."""
 
     clients: int
@@ -74,23 +68,19 @@ class Load:
     def same(self) -> tuple[int, int]:
         """Returns how many requests have the same text from both servers, and how many a text."""
         pairs = [pair for a, b in self._pairs() for pair in zip(a.texts, b.texts, strict=True)]
-        same = [one == other for one, other in pairs if one is not None and other is not None]
+        same = [one == other for one, other in pairs if None not in (one, other)]
         return sum(same), len(same)
 
     def rows(self) -> Iterator[list[str]]:
         """Yields the table's rows, one for each server; the second one has the comparison."""
         ratio = spread(self.ratios(), ".2f", "x") if self.ratios() else "-"
         comparison = ["", ""], [ratio, "/".join(map(str, self.same()))]
-        for (name, rounds), cells in zip(self.rounds.items(), comparison, strict=False):
-            yield [
-                str(self.clients),
-                name,
-                spread([each.tokens_per_second for each in rounds]),
-                _cell(_median(each.per_token for each in rounds), 1e3),
-                _cell(_median(each.first for each in rounds), 1e3),
-                _cell(_median(each.tau for each in rounds)),
-                *cells,
-            ]
+        for (name, rounds), last in zip(self.rounds.items(), comparison, strict=False):
+            rate = spread([each.tokens_per_second for each in rounds])
+            figures = [("per_token", 1e3), ("first", 1e3), ("tau", 1)]
+            medians = [(_median(getattr(x, field) for x in rounds), by) for field, by in figures]
+            cells = ["-" if value is None else f"{by * value:.3g}" for value, by in medians]
+            yield [str(self.clients), name, rate, *cells, *last]
 
     def warnings(self) -> Iterator[str]:
         """Yields lines about what went wrong."""
@@ -117,22 +107,12 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(numbers) if numbers else None
 
 
-def _cell(value: float | None, factor: float = 1.0) -> str:
-    return "-" if value is None else f"{factor * value:.3g}"
-
-
 async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console) -> dict[str, Any]:
     """Compares drafted with plain decoding, or the servers of --url, and prints the table; returns
-    a report.
-
-    Raises:
-      UserError: a file is missing, or a server does not start or answer.
-    """
+    a report. Raises UserError if a file is missing, or a server does not start or answer."""
     request = bench_requests(config, tokenizer)
-    options = {
-        "drafted": config.server_options(),
-        "plain": config.server_options("--tree-nodes", "0"),
-    }
+    plain = config.server_options("--tree-nodes", "0")
+    options = {"drafted": config.server_options(), "plain": plain}
     with stage("", console) as notify:
         async with connected(config, options, notify) as servers:
             loads = await compare(config, servers, request, notify)
@@ -142,12 +122,8 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
     console.print(printed)
     for line in (line for load in loads for line in load.warnings()):
         console.print(line, highlight=False, soft_wrap=True)
-    return {
-        "title": f"A server of {config.title}",
-        "tables": [printed],
-        "options": options,
-        "loads": [load.as_json() for load in loads],
-    }
+    content = {"options": options, "loads": [load.as_json() for load in loads]}
+    return {"title": f"A server of {config.title}", "tables": [printed], **content}
 
 
 async def compare(

@@ -16,10 +16,9 @@ from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
-from eval.serving.client import Answer, Client
+from eval.serving.client import Answer, Body, Client
 from eval.serving.config import ServingBenchConfig
-from eval.serving.requests import Body, library_tokens
-from eval.serving.servers import connected
+from eval.serving.servers import connected, library_tokens
 
 # Milliseconds, by name.
 Delays = dict[str, float]
@@ -38,10 +37,9 @@ _CAPTION = (
 
 
 class Prompts:
-    """Pieces of library code, each another one."""
+    """Pieces of library code, each another one; raises UserError if there is none."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int):
-        """Raises UserError if there is no library code."""
         self._text, self._rng = library_tokens(tokenizer), np.random.default_rng(seed)
 
     def __call__(self, length: int) -> list[int]:
@@ -54,11 +52,7 @@ class Prompts:
 
 async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console) -> dict[str, Any]:
     """Measures the server that is started, or those of --url in turn, and prints the table; returns
-    a report.
-
-    Raises:
-      UserError: a file is missing, or a server does not start or answer.
-    """
+    a report. Raises UserError if a file is missing, or a server does not start or answer."""
     rounds: dict[str, list[Delays]] = {}
     with stage("", console) as notify:
         options = {"server": config.server_options()}

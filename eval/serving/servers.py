@@ -1,4 +1,5 @@
-"""The servers: running already, or processes that are started here."""
+"""The servers, running already or processes that are started here, and the requests to them, which
+depend on the options and their number alone."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from dart_jax.errors import UserError
-from eval.serving.client import Client
+from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks.prompts import demo_prompts, held_out_text
+from eval.benchmarks.questions import prompt_tokens
+from eval.benchmarks.registry import DEMO, load
+from eval.serving.client import Body, Client
 from eval.serving.config import ServingBenchConfig
 
 
 @contextlib.asynccontextmanager
 async def connected(
-    config: ServingBenchConfig,
-    options: Mapping[str, Sequence[str]],
-    notify: Callable[[str], None],
+    config: ServingBenchConfig, options: Mapping[str, Sequence[str]], notify: Callable[[str], None]
 ) -> AsyncIterator[dict[str, Client]]:
     """Connects to the servers of --url or, without any, to new ones with these options, by name;
-    yields a client for each server by its name.
-
-    Raises:
-      UserError: a server does not start or answer.
-    """
+    yields a client for each by its name. Raises UserError if one does not start or answer."""
     async with contextlib.AsyncExitStack() as stack:
         urls: dict[str, str] = dict(zip(("first", "second"), config.url, strict=False))
         for name, words in () if urls else options.items():
@@ -43,11 +44,8 @@ async def connected(
 @contextlib.contextmanager
 def start(options: Sequence[str], share: float = 1.0) -> Iterator[str]:
     """Starts `python -m dart_jax.serve` at a free port, and ends it with the block; yields its URL.
-    It may take this share of a device's memory, or the environment's.
-
-    Raises:
-      UserError: it did not start; with its own message.
-    """
+    It may take this share of a device's memory, or the environment's. Raises UserError with its own
+    message if it does not start."""
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * share:.2f}"} | os.environ
     command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
     with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
@@ -79,3 +77,37 @@ def _deferred(number: signal.Signals) -> Iterator[None]:
         signal.signal(number, before)
         if received:
             signal.raise_signal(number)
+
+
+# Functions of each of the demo's groups, and questions of a benchmark.
+_PER_GROUP, _QUESTIONS = 256, 512
+
+
+def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable[[int], Body]:
+    """Returns a function from a number to that request; prompts come again after the last one.
+    Raises UserError if the benchmark's files are missing."""
+    if config.bench == DEMO:
+        prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP)]
+        # Those of a group follow each other: a few requests should come from all of them.
+        prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
+    else:
+        questions = load(config.bench, None, _QUESTIONS)
+        prompts = [prompt_tokens(each, (), tokenizer, thinking=False) for each in questions]
+
+    def request(number: int) -> Body:
+        return {
+            "prompt": prompts[number % len(prompts)].tolist(),
+            "max_tokens": config.max_new_tokens,
+            "temperature": config.temperature,
+            "seed": (config.seed + number) % 2**32,
+        }
+
+    return request
+
+
+def library_tokens(tokenizer: Tokenizer) -> np.ndarray:
+    """Returns library code to cut prompts from, int [n]; raises UserError if there is none."""
+    text = np.array(tokenizer.encode(held_out_text()))
+    if not len(text):
+        raise UserError("this Python has no library sources, which prompts are cut from")
+    return text

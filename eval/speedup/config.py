@@ -77,8 +77,6 @@ class SpeedupConfig(MethodChoice):
     """Seed of sampling; the same for all methods."""
     json: Path | None = None
     """Write all measurements to this file."""
-    markdown: Path | None = None
-    """Write the tables to this file."""
     plot: Path | None = None
     """Draw the figure into this file."""
 
@@ -160,8 +158,7 @@ class SpeedupConfig(MethodChoice):
         """
         if self.shape is None:
             return super().load()
-        from eval.latency.model import model_of
-        from eval.latency.shapes import target_of
+        from eval.latency.shapes import model_of, target_of
 
         tokenizer, size = self.tokenizer(), target_of(self.shape).vocab_size
         if tokenizer.vocab_size > size:

@@ -1,17 +1,90 @@
-"""The tables of a measurement."""
+"""The results of a measurement, its tables, and its figure."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from dart_jax.programs.outputs import write_bytes
 from dart_jax.programs.spread import spread
 from dart_jax.programs.tables import table
+from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import GRAM, LITTLE, Summary
-from eval.methods.registry import METHODS, PLAIN
-from eval.speedup.measurement import Setting
+from eval.methods.registry import METHODS, PLAIN, Tree
+
+
+class Workload(NamedTuple):
+    """The prompts of one benchmark: its name and title, file and line of its first question, the
+    prompts, the rows of the KV cache for these alone, and the tokens to which they were lengthened,
+    None if they were not."""
+
+    name: str
+    title: str
+    source: str
+    prompts: list[Prompt]
+    max_length: int
+    context: int | None = None
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The length of each prompt, in tokens."""
+        return [len(prompt.tokens) for prompt in self.prompts]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of the prompts, in tokens."""
+        return statistics.mean(self.prompt_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The results of all methods on one benchmark, at one temperature and batch size: the trees by
+    method, and by group of prompts the methods' summaries; `all` pools the groups, and is the only
+    one if batches mix groups."""
+
+    workload: Workload
+    temperature: float
+    batch_size: int
+    trees: dict[str, Tree]
+    groups: dict[str, dict[str, Summary]]
+
+    @property
+    def all(self) -> dict[str, Summary]:
+        """Method -> summary over all prompts."""
+        return self.groups["all"]
+
+    @property
+    def kind(self) -> tuple[int | None, float, int]:
+        """Properties that several benchmarks' settings share: context, temperature, batch size."""
+        return self.workload.context, self.temperature, self.batch_size
+
+    @property
+    def step_costs(self) -> dict[str, float]:
+        """Method -> time per step over time per plain step, without prefill."""
+        plain = self.all[PLAIN].step_seconds
+        return {name: row.step_seconds / plain for name, row in self.all.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything but the prompts."""
+        load = self.workload
+        groups = {
+            group: {name: row.as_json() for name, row in rows.items()}
+            for group, rows in self.groups.items()
+        }
+        return {
+            **{"bench": load.name, "source": load.source, "temperature": self.temperature},
+            **{"batch_size": self.batch_size, "max_length": load.max_length},
+            **{"context": load.context, "prompt_tokens": load.prompt_tokens},
+            "trees": {name: tree._asdict() for name, tree in self.trees.items()},
+            **{"step_costs": self.step_costs, "groups": groups},
+        }
+
 
 STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search"}
 
@@ -50,30 +123,6 @@ def time_table(rows: Mapping[str, Summary]) -> Table:
     ]
     caption = "draft+verify includes copies to the host"
     return table("Time by stage", ("method", *STAGES.values()), cells, caption)
-
-
-def limits(setting: Setting, step_bytes: int) -> list[str]:
-    """Says what the machine allows: a line on plain decoding, and one for each method that drafts.
-
-    Args:
-      setting: the results.
-      step_bytes: bytes of the weights that a plain step reads.
-    """
-    seconds = setting.all[PLAIN].step_seconds
-    rate = step_bytes / seconds / 1e9
-    lines = [
-        f"A plain step takes {1e3 * seconds:.2f} ms; its weights, {step_bytes / 1e6:,.0f} MB, are "
-        f"read at {rate:,.1f} GB/s."
-    ]
-    for name, row in setting.all.items():
-        cost = setting.step_costs[name]
-        if row.nodes > 0:
-            lines.append(
-                f"{METHODS[name].title}: {row.nodes:.1f} nodes and their draft take "
-                f"{cost - 1:.2f} plain steps, {(cost - 1) / row.nodes:.2f} each; if they took "
-                f"nothing, a step's {row.tau:.2f} tokens would be {row.tau:.2f}x."
-            )
-    return lines
 
 
 def repetition_table(rows: Mapping[str, Summary]) -> Table:
@@ -146,3 +195,74 @@ def mean(figure: Callable[[Summary], float], settings: Sequence[Setting], method
 def mean_tokens(settings: Sequence[Setting]) -> float:
     """Returns the mean over settings of their prompts' mean length, in tokens."""
     return statistics.mean(setting.workload.mean_tokens for setting in settings)
+
+
+# Distinguishable with colour blindness and in greyscale.
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
+
+
+def write_figure(path: Path, settings: Sequence[Setting]) -> None:
+    """Writes the figure in the format of the path's suffix. Needs matplotlib."""
+    image = io.BytesIO()
+    draw_figure(settings).savefig(image, dpi=150, format=path.suffix[1:])
+    write_bytes(path, image.getvalue())
+
+
+def draw_figure(settings: Sequence[Setting]) -> Any:
+    """Draws the first context, temperature and batch size."""
+    from matplotlib.figure import Figure
+
+    first = kinds(settings)[settings[0].kind]
+    names = [name for name in first[0].all if name != PLAIN]
+    colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(names)}
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    speedups, acceptance = figure.subplots(1, 2)
+    for axis in (speedups, acceptance):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="#e5e5e5", linewidth=0.8)
+        axis.set_axisbelow(True)
+    _speedups(speedups, first, colours)
+    _acceptance(acceptance, first, colours)
+    figure.legend(loc="outside upper center", ncols=min(len(names), 4))
+    repeats = len(first[0].all[names[0]].speedups)
+    bars = f"range of {repeats} repeats" if repeats > 1 else "1 repeat: none"
+    text = f"T = {first[0].temperature:g}, batch {first[0].batch_size}. Error bars: {bars}."
+    figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
+    return figure
+
+
+def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
+    """Bars per benchmark, or per group of prompts if there is only one."""
+    groups = settings[0].groups
+    if len(settings) > 1:
+        groups = {setting.workload.title: setting.all for setting in settings}
+    width = 0.8 / len(colours)
+    for n, (name, colour) in enumerate(colours.items()):
+        places = [g + (n - (len(colours) - 1) / 2) * width for g in range(len(groups))]
+        rows = [methods[name] for methods in groups.values()]
+        heights = [row.speedup for row in rows]
+        errors = None
+        if len(rows[0].speedups) > 1:
+            below = [row.speedup - min(row.speedups) for row in rows]
+            errors = below, [max(row.speedups) - row.speedup for row in rows]
+        label, style = METHODS[name].title, {"color": colour, "capsize": 2.5}
+        axis.bar(places, heights, width, yerr=errors, label=label, **style)
+    axis.axhline(1, color="black", linewidth=0.8)
+    rotated = {"rotation": 30, "ha": "right"} if len(groups) > 5 else {}
+    axis.set_xticks(range(len(groups)), list(groups), **rotated)
+    axis.set(ylabel="speed-up over plain decoding", title="Speed-up")
+
+
+def _acceptance(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
+    """Fraction of verifications that accept each drafted position, averaged over the benchmarks."""
+    for name, colour in colours.items():
+        curves = [setting.all[name].lengths for setting in settings]
+        longest = max(map(len, curves))
+        reached = [
+            statistics.mean(sum(curve[position:]) / max(1, sum(curve)) for curve in curves)
+            for position in range(1, longest)
+        ]
+        axis.plot(range(1, longest), reached, "o-", color=colour, markersize=4)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    title = "Verifications that accept a position"
+    axis.set(xlabel="drafted position", title=title, ylim=(0, 1))

@@ -24,7 +24,7 @@ from dart_jax.generation import default_tree
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.drafter_files import check_fit
-from eval.methods.imposed import ImposedTau
+from eval.methods.decoding import ImposedTau
 from eval.methods.measure import accepted_lengths
 
 

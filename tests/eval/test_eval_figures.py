@@ -6,9 +6,8 @@ import pytest
 from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import Summary
 from eval.methods.registry import Tree
-from eval.speedup import figure, tables
-from eval.speedup.measurement import Setting
-from eval.speedup.workload import Workload
+from eval.speedup import tables
+from eval.speedup.tables import Setting, Workload
 
 METHODS = ("plain", "dart", "eagle3")
 
@@ -46,7 +45,7 @@ def setting(repeats, batch_size=1, bench="demo", context=None):
 def test_the_figure(repeats, tmp_path):
     """Bars of the first batch size, with the range of several repeats; lines by position."""
     some = [setting(repeats), setting(repeats, batch_size=4)]
-    drawn = figure.draw(some)
+    drawn = tables.draw_figure(some)
     bars, lines = drawn.axes
     assert [bar.get_height() for bar in bars.patches] == pytest.approx(
         [summary.speedup for name in METHODS[1:] for summary in [some[0].all[name]] * 3]
@@ -56,7 +55,7 @@ def test_the_figure(repeats, tmp_path):
     assert [tuple(line.get_ydata()) for line in lines.get_lines()] == [(5 / 6, 3 / 6)] * 2
     told = "range of 3 repeats" if repeats > 1 else "1 repeat: none"
     assert told in drawn.get_supxlabel()
-    figure.write(tmp_path / "a.svg", some)
+    tables.write_figure(tmp_path / "a.svg", some)
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
@@ -80,11 +79,3 @@ def test_tables_of_all_settings():
         ]
     alone = tables.overview_tables(some[::2])[0]
     assert [str(cell) for cell in alone.columns[0].cells] == ["one", "one"]
-
-
-def test_what_the_machine_allows():
-    plain, *drafts = tables.limits(setting(2), 45_000_000)
-    assert plain == "A plain step takes 1.00 ms; its weights, 45 MB, are read at 45.0 GB/s."
-    assert [line.partition(":")[0] for line in drafts] == ["DART", "EAGLE-3"]
-    assert "4.0 nodes and their draft take 1.00 plain steps, 0.25 each" in drafts[0]
-    assert drafts[1].endswith("a step's 3.00 tokens would be 3.00x.")

@@ -18,13 +18,11 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.platform.execution import Execution
-from eval.latency import clock, steps
-from eval.latency.clock import Hardware, Repeated, measure
+from eval.latency import steps
 from eval.latency.config import LatencyConfig
-from eval.latency.cost import cost
-from eval.latency.model import random_model
 from eval.latency.program import number, run
-from eval.latency.shapes import drafter_of, target_of, weight_bytes
+from eval.latency.shapes import cost, drafter_of, random_model, target_of, weight_bytes
+from eval.latency.steps import Hardware, Repeated
 
 CONTEXT, NODES = 20, 12
 SLOW = Hardware(1e9, 1e11, 2**40)
@@ -111,7 +109,7 @@ def compiled(function, fixed, donated):
 
 def test_every_call_is_made_and_timed():
     counting = compiled(lambda one, count: (count + one, count), jnp.int32(1), jnp.int32(0))
-    times = measure(counting, 3)
+    times = counting.measure(3)
     calls, rest = divmod(int(counting.donated) - 2 * 3, 3)
     assert (rest, len(times)) == (0, 3)  # three calls before, to find how many
     assert 2 <= calls <= 256
@@ -138,7 +136,7 @@ def test_a_repeated_step_is_a_decode_step(model):
 
 @pytest.mark.long
 def test_report(monkeypatch, tmp_path):
-    monkeypatch.setattr(clock, "limits", lambda dtype: SLOW)
+    monkeypatch.setattr(steps, "limits", lambda dtype: SLOW)
     file, path = io.StringIO(), tmp_path / "out" / "latency.json"
     options = {"context": (CONTEXT,), "tree_nodes": (4, NODES), "batch_size": (1, 2)}
     config = LatencyConfig(("Tiny",), **options, repeats=2, json=path)
@@ -165,7 +163,7 @@ def test_report(monkeypatch, tmp_path):
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(clock, "limits", lambda dtype: SLOW._replace(memory=10**6))
+    monkeypatch.setattr(steps, "limits", lambda dtype: SLOW._replace(memory=10**6))
     with pytest.raises(UserError, match="tiny with batch 1 and context 20 needs more than"):
         run(LatencyConfig(("tiny",), context=(20,)), Console(file=io.StringIO()))
     with pytest.raises(UserError, match="--context must be at most 40951 with --shape tiny"):

@@ -13,9 +13,8 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.weights import hub
-from eval.peers import own
 from eval.peers.config import PeersConfig
-from eval.peers.engine import ENGINES, LLAMA, PLAIN, Setup, whole
+from eval.peers.engine import ENGINES, LLAMA, PLAIN, Setup, load_own
 from eval.peers.program import Peer, run
 
 LENGTH, NEW = 64, 6
@@ -96,17 +95,4 @@ def test_same_tokens(kind, tiny, tmp_path):
 
 def test_without_a_drafter(tiny, tmp_path):
     with pytest.raises(UserError, match=r"^needs a DART or block drafter; pass it as --drafter$"):
-        own.load(setup(tiny.target, tmp_path, "dart", threads=999))
-
-
-def test_time_of_one_token_is_subtracted(monkeypatch):
-    clock = iter([1.0, 3.0, 10.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    lengths = []
-
-    def generate(prompt, new_tokens):
-        lengths.append(new_tokens)
-        return list(range(new_tokens))
-
-    assert whole(generate)(np.arange(3), NEW) == (list(range(NEW)), (10 - 3) - (3 - 1))
-    assert lengths == [1, NEW]
+        load_own(setup(tiny.target, tmp_path, "dart", threads=999))

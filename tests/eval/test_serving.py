@@ -22,8 +22,7 @@ from eval.serving.__main__ import main, run
 from eval.serving.client import Answer, Choice, Client
 from eval.serving.comparison import Load, Round
 from eval.serving.config import ServingBenchConfig
-from eval.serving.requests import bench_requests
-from eval.serving.servers import start
+from eval.serving.servers import bench_requests, start
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 12}
 

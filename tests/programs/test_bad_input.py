@@ -90,8 +90,8 @@ CASES = {
     # Outputs that cannot be written.
     "speedup --json /proc/x.json": "cannot write /proc/x.json",
     "speedup --json directory": "cannot write directory: it is a directory; name a file",
-    "speedup --markdown file/x.md": "cannot write file/x.md: file is a file, not a directory",
-    "speedup --json x --markdown x": "x is named for two outputs; give each its own file",
+    "speedup --plot file/x.png": "cannot write file/x.png: file is a file, not a directory",
+    "speedup --json x.png --plot x.png": "x.png is named for two outputs; give each its own file",
     "speedup --plot x.gif": "--plot writes .png, .pdf or .svg, not 'x.gif'",
     "lossless --json /proc/x.json": "cannot write /proc/x.json",
     "latency --json /proc/x.json": "cannot write /proc/x.json",

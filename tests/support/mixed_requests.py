@@ -11,7 +11,8 @@ import numpy as np
 
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.text.tokenizer import Tokenizer
-from eval.serving.requests import Body, library_tokens
+from eval.serving.client import Body
+from eval.serving.servers import library_tokens
 
 _T = TypeVar("_T")
 

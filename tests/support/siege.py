@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -94,9 +95,19 @@ async def besiege(client: Client, requests: Sequence[Hostile], seed: int) -> Sie
         await asyncio.gather(*map(hostile, range(_CLIENTS)))
         over.set()
 
-    others = other(lambda: client.ask(_PLAIN), siege.plain), other(client.health, siege.health)
+    plain, health = (lambda: client.ask(_PLAIN)), (lambda: _health(client))
+    others = other(plain, siege.plain), other(health, siege.health)
     await asyncio.gather(grammars(), *others)
     return siege
+
+
+async def _health(client: Client) -> Answer:
+    """The outcome of asking the server whether it is alive, without texts."""
+    answer = Answer(start=time.perf_counter())
+    answer.status = (await client.http.get("/health", timeout=client.timeout)).status_code
+    answer.error = "" if answer.status == 200 else f"status {answer.status}"
+    answer.end = time.perf_counter()
+    return answer
 
 
 def outcome_of(answer: Answer) -> str:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eval.serving.client import Answer, Choice, Client
-from eval.serving.requests import Body
+from eval.serving.client import Answer, Body, Choice, Client
 
 # How a client behaves, and how often. A twin comes beside the same request, which is cancelled.
 _KINDS = {"streamed": 0.4, "whole": 0.3, "cancelled": 0.2, "twin": 0.1}
