@@ -17,17 +17,7 @@ from xml.etree import ElementTree
 import options_page
 import pytest
 import tyro
-from documents import (
-    ROOT,
-    anchors,
-    commands,
-    documents,
-    fenced,
-    inline,
-    links,
-    prose,
-    tracked,
-)
+from documents import ROOT, anchors, commands, documents, fenced, inline, links, prose, tracked
 from stub_engine import StubEngine
 
 import dart_jax

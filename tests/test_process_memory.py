@@ -36,10 +36,7 @@ def left(size, first="", then=""):
 @pytest.mark.skipif(resident_memory() is None, reason="the system does not tell")
 @pytest.mark.parametrize(
     "remedy",
-    [
-        {"size": 2_000_000, "first": "return_large()"},
-        {"size": 200_000, "then": "give_back()"},
-    ],
+    [{"size": 2_000_000, "first": "return_large()"}, {"size": 200_000, "then": "give_back()"}],
 )
 def test_what_was_freed_goes_back(remedy):
     assert left(**remedy) < 10e6

@@ -229,8 +229,7 @@ def random_model(seed, config=CONFIG, dtype=jnp.float32):
     """Parameters large enough for logits of order 1, and norms that are not 1."""
     rng = np.random.default_rng(seed)
     params = jax.tree.map(
-        lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), dtype),
-        abstract_params(config),
+        lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), dtype), abstract_params(config)
     )
     embedding = jnp.asarray(rng.normal(size=(config.vocab_size, config.hidden_size)), dtype)
     ids = rng.permutation(config.vocab_size)[: config.draft_vocab_size]

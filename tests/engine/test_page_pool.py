@@ -4,13 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_jax.engine.pages import (
-    _MOST_COMPARED,
-    EMPTY_HASH,
-    SHARED_ROWS,
-    PagePool,
-    hash_page,
-)
+from dart_jax.engine.pages import _MOST_COMPARED, EMPTY_HASH, SHARED_ROWS, PagePool, hash_page
 
 PAGE = 4
 

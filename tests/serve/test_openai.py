@@ -556,6 +556,5 @@ def test_a_message_is_continued(client, model):
     assert answer.choices[0].message.content == expected.text
     with pytest.raises(openai.BadRequestError, match="add_generation_prompt"):
         client.chat.completions.create(
-            **options,
-            extra_body={"continue_final_message": True, "add_generation_prompt": True},
+            **options, extra_body={"continue_final_message": True, "add_generation_prompt": True}
         )

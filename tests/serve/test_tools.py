@@ -14,10 +14,7 @@ from dart_jax.model import DEMO
 
 WEATHER = {
     "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 8},
-        "unit": {"enum": ["C", "F"]},
-    },
+    "properties": {"city": {"type": "string", "maxLength": 8}, "unit": {"enum": ["C", "F"]}},
     "required": ["city", "unit"],
     "additionalProperties": False,
 }

@@ -21,11 +21,7 @@ from train.objective.predictions import Frozen, Predictions, valid_predictions
 
 
 def draft_logits(
-    config: DartConfig,
-    params: Params,
-    data: TeacherBatch,
-    anchors: jax.Array,
-    draft_ids: jax.Array,
+    config: DartConfig, params: Params, data: TeacherBatch, anchors: jax.Array, draft_ids: jax.Array
 ) -> jax.Array:
     """Returns the drafter's logits after anchors int32 [B, A]: float32 [B, A, d, Vd].
 

@@ -36,12 +36,7 @@ class Visit(NamedTuple):
 
 
 async def visit(
-    client: Client,
-    pool: Sequence[Body],
-    clients: int,
-    seconds: float,
-    count: int | None,
-    seed: int,
+    client: Client, pool: Sequence[Body], clients: int, seconds: float, count: int | None, seed: int
 ) -> list[Visit]:
     """Lets clients ask at random.
 
