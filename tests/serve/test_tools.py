@@ -75,10 +75,9 @@ def write_target(directory: Path, template: str, special: bool | None) -> Path:
     scope="module",
     params=[
         pytest.param((KNOWS_NONE, None), id="no tools"),
-        pytest.param((KNOWS_XML, None), id="xml", marks=pytest.mark.long(keep=1)),
-        pytest.param((KNOWS_TOOLS, True), id="special", marks=pytest.mark.long(keep=1)),
-        pytest.param((KNOWS_XML, True), id="xml special", marks=pytest.mark.long(keep=1)),
-        pytest.param((KNOWS_TOOLS, False), id="token", marks=pytest.mark.long(keep=1)),
+        pytest.param((KNOWS_XML, True), id="xml"),
+        pytest.param((KNOWS_TOOLS, True), id="special", marks=pytest.mark.long),
+        pytest.param((KNOWS_TOOLS, False), id="token", marks=pytest.mark.long),
     ],
 )
 def client(request, tmp_path_factory):
@@ -232,13 +231,6 @@ def test_json_beside_tools(client):
             calls_of(choice)
         else:
             jsonschema.validate(json.loads(choice.message.content), schema)
-
-
-def test_histories_without_content(client):
-    """As clients send the messages back that they got."""
-    null, empty = ([*ASK, {"role": "assistant", "content": c}, *ASK] for c in (None, ""))
-    texts = [ask(client, each, max_tokens=8).choices[0].message.content for each in (null, empty)]
-    assert texts[0] == texts[1]
 
 
 def test_a_call_that_a_stop_string_cuts(client):
