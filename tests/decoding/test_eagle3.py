@@ -380,12 +380,6 @@ def test_the_target_captures_the_layers_that_are_asked_for():
     np.testing.assert_array_equal(features((0, 3, 6)), np.concatenate(each, axis=-1))
 
 
-@pytest.mark.parametrize(("depth", "top_k"), [(0, 10), (7, 0)])
-def test_settings_out_of_range(depth, top_k):
-    with pytest.raises(UserError, match=f"got {depth} and {top_k}"):
-        Eagle3Tree(depth, top_k)
-
-
 @pytest.mark.parametrize("name", ["norm_output", "own_embedding", "feature_layers"])
 def test_a_drafter_that_is_not_trained_on(name):
     target = TARGET

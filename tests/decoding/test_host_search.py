@@ -134,13 +134,6 @@ def test_another_layout_is_refused_inside_a_program():
         jax.jit(partial(inside, prune))(pack(2).astype(jnp.float32)).block_until_ready()
 
 
-def test_another_layout_is_refused_on_the_host():
-    prune = HostSearch(LAYOUT, NODES)
-    packed = np.asarray(pack(2))
-    with pytest.raises(ValueError, match="packed must have shape"):
-        prune(packed[:, :-1])
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [

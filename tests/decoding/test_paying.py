@@ -65,12 +65,6 @@ def test_steps_that_choose_by_what_they_usually_give_are_the_fastest():
     assert usual >= rate((tokens / costs).argmax(axis=1))
 
 
-def test_without_costs_all_pay_and_at_high_ones_none():
-    probabilities = np.array([0.5, 0.2, 0.01])
-    assert nodes_that_pay(probabilities, np.ones(4)) == 3
-    assert nodes_that_pay(probabilities, np.array([1, 9, 9, 9])) == 0
-
-
 def test_a_probability_is_the_product_along_the_path():
     rng = np.random.default_rng(1)
     trees, rates = random_trees(rng), rng.random(BINS).astype(np.float32)

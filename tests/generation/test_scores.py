@@ -64,15 +64,6 @@ def test_streams_report_the_same(model):
 
 
 @pytest.mark.long
-def test_nothing_is_reported_unless_requested(model):
-    completion = model.generate("x", max_new_tokens=2)
-    assert completion.logprobs is completion.top_ids is completion.scores is None
-    only = model.generate("x", max_new_tokens=2, logprobs=0)
-    assert only.logprobs.shape == (2,)
-    assert only.top_ids.shape == (2, 0)
-
-
-@pytest.mark.long
 def test_scores_are_what_tokens_are_drawn_from(model):
     options = {"max_new_tokens": 12, "output_scores": True}
     greedy = model.generate(PROMPTS[0], logprobs=0, **options)

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import jsonschema
 import llguidance
-import numpy as np
 import pydantic
 import pytest
 from grammar_texts import END, GRAMMARS, TOKENIZER, allowed, follows, judge
@@ -286,38 +285,6 @@ def test_what_pydantic_writes():
     assert follows(json.dumps(json.loads(text), indent=2), json=schema)
     for place, wrong in (("lives", "10"), ("kind", '"cow"'), ("green", '"x"')):
         assert not follows(text.replace(f'"{place}":', f'"{place}":{wrong},"x":'), json=schema)
-
-
-def test_texts_have_no_more_space_than_an_indentation():
-    """Whatever is allowed is taken as long as it is space: at most two line breaks and 20 blanks
-    come at a place."""
-    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"const": 1}}}}
-    source = GRAMMARS.check(StructuredOutputs(json=schema))
-    random = np.random.default_rng(0)
-    longest = 0
-    for _ in range(20):
-        matcher, text = GRAMMARS.start(source), ""
-        for _ in range(150):
-            pieces = {token: TOKENIZER.decode([token]) for token in allowed(matcher)}
-            spaces = [token for token, piece in pieces.items() if piece.isspace()]
-            token = int(random.choice(spaces or [*pieces]))
-            if token == END:
-                break
-            matcher.advance([token])
-            text += pieces[token]
-        runs = [len(text[a:b]) for a, b in _runs_of_space(text)]
-        longest = max(longest, *runs)
-    assert 2 <= longest <= 22
-
-
-def _runs_of_space(text):
-    place = 0
-    while place < len(text):
-        end = place
-        while end < len(text) and text[end].isspace():
-            end += 1
-        yield place, end
-        place = max(end, place + 1)
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n", "\n\n", "\n\t", "\n" + " " * 20, "\n\n  "])
