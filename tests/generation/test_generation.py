@@ -115,16 +115,6 @@ def test_prompt_formats(model, sampled):
     same(chat, model.generate("<user>heap?\n?def ", SAMPLED))
 
 
-@pytest.mark.long
-def test_a_batch(model):
-    """With greedy decoding every prompt of a batch continues as it does alone, at any length."""
-    prompts = [TEXT, "x", model.tokenizer.encode("import os\n"), CHAT]
-    together = model.generate(prompts, max_new_tokens=24)
-    assert [len(completion.tokens) for completion in together] == [24] * 4
-    for prompt, completion in zip(prompts, together, strict=True):
-        same(model.generate(prompt, max_new_tokens=24), completion)
-
-
 def test_streamed_pieces_join_to_the_text(model, sampled):
     stream = model.stream(TEXT, SAMPLED)
     assert stream.completion.text == ""
@@ -179,19 +169,6 @@ def test_the_name_of_a_special_token_as_a_stop(model):
     done = model.generate(prompt, stop=name, **options)
     assert (done.finish, done.tokens.tolist()) == ("stop", written[:3])
     assert done.text == model.tokenizer.decode(written[:2])
-
-
-def test_stop_strings_in_a_batch(model):
-    """A row that has stopped does not hold up or change the others."""
-    prompts = [TEXT, "x", "import os\n", "def f("]
-    free = model.generate(prompts, max_new_tokens=24)
-    stop = free[1].text[5:7]
-    stopped = model.generate(prompts, max_new_tokens=24, stop=stop)
-    for ours, theirs in zip(stopped, free, strict=True):
-        before, end, _ = theirs.text.partition(stop)
-        assert ours.text == before
-        assert ours.finish == ("stop" if end else "length")
-    assert stopped[1].finish == "stop"
 
 
 def test_stop_ids(model, sampled):

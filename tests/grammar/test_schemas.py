@@ -15,7 +15,7 @@ import jsonschema
 import llguidance
 import pydantic
 import pytest
-from grammar_texts import END, GRAMMARS, TOKENIZER, allowed, follows, judge
+from grammar_texts import GRAMMARS, follows, judge
 from hypothesis import given
 from hypothesis import strategies as st
 from json_schemas import NOISE, SCHEMAS
@@ -296,23 +296,6 @@ def test_space_between_the_parts_of_json(space, more):
     breaks = len(between) - len(plain)
     indented = breaks in (1, 2) and len(plain) <= 20 and "\n" not in plain
     assert follows(text, json_object=True) == (between in ("", " ") or indented)
-
-
-@given(SCHEMAS, st.data())
-def test_compact_json(schema, data):
-    """It has no blanks and line breaks outside of its strings."""
-    source = GRAMMARS.check(StructuredOutputs(json=schema, disable_any_whitespace=True))
-    matcher, text = GRAMMARS.start(source), []
-    for _ in range(60):
-        choices = allowed(matcher)
-        token = data.draw(st.sampled_from(choices))
-        if token == END:
-            written = TOKENIZER.decode(text)
-            assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", written))
-            jsonschema.validate(json.loads(written), schema)
-            return
-        text.append(token)
-        matcher.advance([token])
 
 
 def test_options_of_json_are_for_json():

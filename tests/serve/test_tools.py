@@ -172,22 +172,6 @@ def test_some_of_the_tools(client):
         assert response.tool_choice.mode == "required"
 
 
-def test_a_loop_that_calls_and_answers(client):
-    """With messages as the client returns them, whose content is null."""
-    messages = list(ASK)
-    for _ in range(2):
-        asked = {"tool_choice": "required", "parallel_tool_calls": False}
-        [choice] = ask(client, messages, **asked).choices
-        messages.append(choice.message)
-        for call in choice.message.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": "20 degrees"})
-    answer = ask(client, messages, tool_choice="none", max_tokens=8)
-    assert answer.choices[0].message.content
-    assert answer.choices[0].message.tool_calls is None
-    fewer = ask(client, messages[:-1], tool_choice="none", max_tokens=8)
-    assert fewer.usage.prompt_tokens < answer.usage.prompt_tokens
-
-
 def test_the_model_may_call(client):
     """Biased to the mark of calls, if that is a token; the rest follows from the schema."""
     [choice] = ask(client, max_tokens=16).choices

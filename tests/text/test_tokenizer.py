@@ -1,8 +1,6 @@
 """One tokenizer class: the same ids and texts as transformers, chats, and bad input."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -153,17 +151,3 @@ def test_half_a_surrogate_pair(tokenizer):
         tokenizer.encode("a\ud800b")
     with pytest.raises(UserError, match="half of a surrogate pair"):
         tokenizer.encode_chat([{"role": "user", "content": "\udfff"}])
-
-
-def test_nothing_large_is_imported_before_it_is_needed(directory):
-    code = f"""
-import sys
-from dart_jax.weights.hub import resolve
-from dart_jax.text.stream import TextStream
-from dart_jax.text.tokenizer import Tokenizer
-tokenizer = Tokenizer.load({str(directory)!r})
-TextStream(tokenizer).push(tokenizer.encode("a")[-1])
-print(sorted({{"jax", "torch", "transformers", "huggingface_hub.hf_api"}} & set(sys.modules)))
-"""
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (child.stdout, child.stderr) == ("[]\n", "")
