@@ -8,7 +8,6 @@ import pytest
 from dart_jax.errors import UserError
 from dart_jax.memory import parse_memory
 from dart_jax.programs.child import Child, ChildError
-from eval.latency.clock import in_turn
 
 
 def test_a_child(tmp_path):
@@ -33,11 +32,3 @@ def test_the_process_ends_with_the_block():
     assert time.monotonic() - started < 60
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_works_take_turns():
-    calls = []
-    works = {name: lambda name=name: calls.append(name) for name in "ab"}
-    times = in_turn(works, 2)
-    assert calls == ["a", "b"] * 3
-    assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}

@@ -18,16 +18,9 @@ WEATHER = {
     "required": ["city", "unit"],
     "additionalProperties": False,
 }
+GET_WEATHER = {"name": "get_weather", "description": "The weather in a city."}
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather in a city.",
-            "parameters": WEATHER,
-            "strict": True,
-        },
-    },
+    {"type": "function", "function": GET_WEATHER | {"parameters": WEATHER, "strict": True}},
     {"type": "function", "function": {"name": "now", "strict": True}},
 ]
 SCHEMAS = {"get_weather": WEATHER, "now": {"type": "object", "maxProperties": 0}}
@@ -141,8 +134,7 @@ def test_calls_that_are_required(client):
 
 def test_a_call_by_name(client):
     for name in SCHEMAS:
-        choice = {"type": "function", "function": {"name": name}}
-        [(called, _)] = calls_of(ask(client, tool_choice=choice).choices[0])
+        [(called, _)] = calls_of(ask(client, tool_choice=function(name)).choices[0])
         assert called == name
 
 
@@ -222,12 +214,15 @@ def test_a_call_that_a_stop_string_cuts(client):
     assert choice.finish_reason == "stop"
 
 
+def function(name, **fields):
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 REFUSED = [
     ({"tool_choice": "required", "tools": []}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    ({"tool_choice": function("x")}, "tool_choice"),
     ({"tool_choice": "always"}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "function": {"name": "now"}}}, "tool_choice"),
-    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
     ({"tool_choice": {"type": "allowed_tools", **allowed("auto", "now")}}, "tool_choice"),
     *(
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": choice}}, "tool_choice")
@@ -241,29 +236,14 @@ REFUSED = [
         )
     ),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "ä"}}]}, "tools.0.function.name"),
-    (
-        {
-            "tools": [
-                {"type": "function", "function": {"name": "a", "parameters": {"type": "null"}}}
-            ]
-        },
-        "tools",
-    ),
+    ({"tools": [function("a b")]}, "tools.0.function.name"),
+    ({"tools": [function("ä")]}, "tools.0.function.name"),
+    ({"tools": [function("a", parameters={"type": "null"})]}, "tools"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
     ({"extra_body": {"regex": "a+"}}, "regex"),
     ({"extra_body": {"chat_template_kwargs": {"tools": []}}}, "chat_template_kwargs"),
     ({"messages": [*ASK, {"role": "assistant", "tool_calls": "x"}]}, "messages"),
-    (
-        {
-            "tool_choice": "required",
-            "tools": [
-                {"type": "function", "function": {"name": "f", "parameters": {"type": "no"}}}
-            ],
-        },
-        "tools",
-    ),
+    ({"tools": [function("f", parameters={"type": "no"})], "tool_choice": "required"}, "tools"),
 ]
 
 
