@@ -93,7 +93,7 @@ def test_a_closed_answer_is_not_decoded(engine):
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        ("x " * 3000, "The prompt has 6000 tokens, which leaves no room in a context of 256"),
+        ("x " * 3000, "A prompt of 6000 tokens leaves no room in 256 positions"),
         (" \n", "The message is empty; write some text or choose an example"),
         ("a\ud800", "The text holds half of a surrogate pair"),
     ],

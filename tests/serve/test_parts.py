@@ -22,7 +22,7 @@ from dart_jax.serve.body.fields import ChatFields, CompletionFields
 from dart_jax.serve.logprobs import Score, TokenTexts, chat_scores, completion_scores
 from dart_jax.serve.process import address_of, open_socket
 from dart_jax.serve.service import Limits, Service
-from dart_jax.serve.texts import News, Text, TextOptions
+from dart_jax.serve.texts import Text, TextOptions
 from dart_jax.text.tokenizer import Tokenizer
 
 
@@ -219,16 +219,6 @@ def test_what_came_together_is_sent_together(engine):
 
 def text_of(tokenizer, stop=()):
     return Text(tokenizer, Request(np.ones(1, np.int32), 9), TextOptions(stop))
-
-
-def test_a_text_ends_where_a_stop_string_is_complete():
-    tokenizer = Tokenizer(byte_level())
-    text = text_of(tokenizer, ["wor"])
-    tokens = np.array(tokenizer.encode("Hello, world! It's"))
-    text.push(Output(tokens, np.ones_like(tokens), "length"))
-    assert text.take() == News("Hello, ", [], "stop", first=True)
-    assert text.take() is None
-    assert text.tokens < len(tokens)
 
 
 def test_pieces_never_split_a_character_and_scores_know_their_place():
