@@ -1,0 +1,1 @@
+"""A package, so that others that import `conftest` get the one above."""
