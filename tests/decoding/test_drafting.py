@@ -132,8 +132,9 @@ def test_an_ngram_model_without_drafter_drafts(tiny):
     np.testing.assert_array_equal(drafted.tokens, plain.tokens)
     search = model.engine(EngineConfig(max_length=64, tree_nodes=8)).runner.search
     assert search is not None
-    trees = search(np.array([tiny.prompts[0][:4]], np.int32))
-    assert (trees[0, 2] > 0).any()
+    packed = np.zeros((1, search.host_buffer.width), np.int32)
+    packed[0, :CONTEXT] = tiny.prompts[0][:CONTEXT]
+    assert (search(packed)[0, 2] > 0).any()
 
 
 @pytest.mark.parametrize(("drafter", "nodes"), [(None, 8), (PromptLookupConfig(), 8)])
