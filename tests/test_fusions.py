@@ -13,7 +13,7 @@ import pytest
 TESTS = """
     decoding/test_same_bits.py decoding/test_golden.py decoding/test_sampling.py
     models/test_drafter.py models/test_int8.py
-    serving/test_engine.py::test_every_method[ngram]
+    engine/test_engine_thread.py::test_every_text_is_that_of_generate
 """
 
 

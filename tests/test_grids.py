@@ -73,15 +73,3 @@ def test_what_runs(collect):
         assert {row for _, row in cases} == set("01234")
         assert set(collect("--grid-seed", seed)[0]) < set(names)
     assert samples["one"] != samples["two"]
-
-
-def test_a_share_of_the_long_tests(collect):
-    """Each runs as with --long or as every day, and every one with some seed."""
-    longs = set()
-    for seed in range(9):
-        counts = number(collect("--share", "3", "--grid-seed", str(seed))[0])
-        assert counts["of_ci"] == 1
-        longs |= {test for test in CI if counts.get(test) != EVERYDAY.get(test)}
-        for test, count in CI.items():
-            assert counts.get(test) in (count, EVERYDAY.get(test))
-    assert longs == {test for test in CI if CI[test] != EVERYDAY.get(test)}

@@ -12,10 +12,11 @@ MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 @pytest.fixture
 def tree(tmp_path):
-    """Writes files below a root, by path."""
+    """Writes the name of this process's group, and files of groups, below a root."""
 
-    def write(files):
-        for name, text in files.items():
+    def write(group, files):
+        files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+        for name, text in files.items() | {("proc/self/cgroup", f"0::{group}\n")}:
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -25,31 +26,23 @@ def tree(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "cores"),
+    ("group", "files", "cores"),
     [
-        ({}, CORES),
-        ({"proc/self/cgroup": "0::/a/b\n"}, CORES),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, CORES),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "100000 100000\n"}, 1),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "20000 100000\n"}, 1),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "110000 100000\n"}, min(2, CORES)),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "9999999 100000\n"}, CORES),
+        ("/a/b", {}, CORES),
+        ("/", {"cpu.max": "max 100000\n"}, CORES),
+        ("/", {"cpu.max": "100000 100000\n"}, 1),
+        ("/", {"cpu.max": "20000 100000\n"}, 1),
+        ("/", {"cpu.max": "110000 100000\n"}, min(2, CORES)),
+        ("/", {"cpu.max": "9999999 100000\n"}, CORES),
         # The group around this one has the limit.
-        (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
-                "sys/fs/cgroup/a/cpu.max": "50000 50000\n",
-            },
-            1,
-        ),
+        ("/a/b", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 50000\n"}, 1),
         # The host's path is not there in the container.
-        ({"proc/self/cgroup": "0::/x/y\n", "sys/fs/cgroup/cpu.max": "1 1\n"}, 1),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "broken"}, CORES),
+        ("/x/y", {"cpu.max": "1 1\n"}, 1),
+        ("/", {"cpu.max": "broken"}, CORES),
     ],
 )
-def test_cores(tree, files, cores):
-    assert available_cores(tree(files)) == cores
+def test_cores(tree, group, files, cores):
+    assert available_cores(tree(group, files)) == cores
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
@@ -63,26 +56,20 @@ def test_affinity(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "memory"),
+    ("group", "files", "memory"),
     [
-        ({}, MEMORY),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, MEMORY),
-        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "5000\n"}, 5000),
-        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/memory.max": "7000\n"}, 7000),
-        (
-            {
-                "proc/self/cgroup": "0::/a\n",
-                "sys/fs/cgroup/a/memory.max": "7000\n",
-                "sys/fs/cgroup/memory.max": "6000\n",
-            },
-            6000,
-        ),
+        ("/", {"memory.max": "max\n"}, MEMORY),
+        ("/a", {"a/memory.max": "5000\n"}, 5000),
+        ("/a", {"memory.max": "7000\n"}, 7000),
+        ("/a", {"a/memory.max": "7000\n", "memory.max": "6000\n"}, 6000),
     ],
 )
-def test_memory(tree, files, memory):
-    assert available_memory(tree(files)) == memory
+def test_memory(tree, group, files, memory):
+    assert available_memory(tree(group, files)) == memory
 
 
-def test_this_process():
+def test_this_process(tmp_path):
+    """With its groups and without any."""
+    assert (available_cores(tmp_path), available_memory(tmp_path)) == (CORES, MEMORY)
     assert 1 <= available_cores() <= CORES
     assert 0 < available_memory() <= MEMORY

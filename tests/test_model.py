@@ -57,19 +57,6 @@ def test_parts_can_be_left_out(tiny):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "max_length", "message"),
-    [
-        (-1, 64, "a tree cannot have -1 nodes"),
-        (513, 64, "a tree cannot have 513 nodes; choose 0 to 512"),
-        (4, 2049, "a maximum length of 2049 tokens is beyond the target's 2048 positions"),
-    ],
-)
-def test_invalid_engines(model, nodes, max_length, message):
-    with pytest.raises(UserError, match=message):
-        model.engine(EngineConfig(max_length=max_length, tree_nodes=nodes))
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"vocab_size": 2000}, "the drafter has 2000 tokens and the target 300"),

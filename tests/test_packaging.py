@@ -25,14 +25,6 @@ def test_one_version():
     assert f"## {dart_jax.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_citation_names_the_papers_authors_as_the_readme_does():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    [paper] = citation["references"]
-    names = [f"{author['family-names']}, {author['given-names']}" for author in paper["authors"]]
-    [bibtex] = re.findall(r"author = \{(.*?)\},", (ROOT / "README.md").read_text(), re.S)
-    assert [" ".join(name.split()) for name in re.split(r"\s+and\s+", bibtex)] == names
-
-
 def test_python_versions_agree():
     project, wheels = PYPROJECT["project"], PYPROJECT["tool"]["cibuildwheel"]
     named = {text.rpartition(" ")[2] for text in project["classifiers"] if ":: 3." in text}
@@ -89,13 +81,6 @@ def test_ci_installs_every_extra():
     assert {"aot", "tpu"} <= {*compiled}
 
 
-def test_generating_requires_nothing_that_only_training_needs():
-    names = [{Requirement(text).name for text in EXTRAS["train"]}]
-    names += [{Requirement(text).name for text in PYPROJECT["project"]["dependencies"]}]
-    assert names[0] == {"duckdb", "optax", "orbax-checkpoint"}
-    assert not names[0] & names[1]
-
-
 def test_nothing_private_is_in_the_checkout():
     """The source distribution is what git tracks, but for .ci."""
     names = tracked()
@@ -113,11 +98,6 @@ def test_a_wheel_puts_only_dart_jax_at_the_top():
         assert (ROOT / pattern.removeprefix("dart_jax/_programs/").removesuffix("/**")).is_dir()
     for module in {program.module.split(".")[0] for program in programs.PROGRAMS.values()}:
         assert inside[module] in (module, f"dart_jax/_programs/{module}")
-
-
-def test_the_console_script_runs_the_dispatcher():
-    [script] = PYPROJECT["project"]["scripts"].items()
-    assert script == ("dart-jax", "dart_jax.__main__:main")
 
 
 @pytest.mark.parametrize("installed", [True, False])

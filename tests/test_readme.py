@@ -3,19 +3,9 @@
 import re
 from pathlib import Path
 
-import needs
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-
-
-@pytest.mark.long(ci=True)
-def test_the_example_in_python(capsys):
-    needs.smollm2()
-    # The one that needs a server is tested with it.
-    [example, _] = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
-    exec(compile(example, str(README), "exec"), {})
-    assert "def " in capsys.readouterr().out
 
 
 @pytest.mark.long(ci=True)

@@ -20,7 +20,7 @@ from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Draft
 from dart_jax.engine.thread import EngineThread
 from dart_jax.errors import UserError
-from dart_jax.generation import GenerationConfig, Piece
+from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
 
 MOST = 24  # new tokens
@@ -138,11 +138,6 @@ def test_escaped_text_is_one_text_node(text):
 )
 def test_escape(text, shown):
     assert step_view.escape(text) == shown
-
-
-def test_colours():
-    html = step_view.coloured([Piece("a", False), Piece("<", True)])
-    assert html == '<span class="own">a</span><span class="drafted">&lt;</span>'
 
 
 def test_drawings(engine):

@@ -1,7 +1,6 @@
 """Block drafters compute and draft what their authors' modules do, step by step, with a cache."""
 
 import functools
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.pure import bind, init_params
-from dart_jax.weights.checkpoint import load_drafter, save_drafter
+from dart_jax.weights.checkpoint import load_drafter
 
 GOLDENS = Path(__file__).parents[1] / "weights/block_drafters"
 NAMES = sorted(path.name for path in GOLDENS.iterdir() if path.is_dir())
@@ -134,25 +133,3 @@ def test_logits_and_chains_are_the_authors(files):
         chains.append(tuple(theirs.chain))
     assert (confidence is None) == (theirs.confidence is None)
     assert len({*chains}) > 1
-
-
-def test_files_are_written_in_their_own_layout(files, tmp_path):
-    run = Run(files)
-    copies = {}
-    if run.config.layout == "deepspec":
-        head = jnp.asarray(load_file(files / "model.safetensors")["lm_head.weight"]).T
-        copies = {"embedding": run.params["target"]["embed_tokens"], "head": head}
-    save_drafter(tmp_path, run.config, run.params["drafter"], run.ids, **copies)
-    again = load_drafter(tmp_path, embedding=run.params["target"]["embed_tokens"])
-    assert again[0] == run.config
-    before, after = (load_file(path / "model.safetensors") for path in (files, tmp_path))
-    named = {*before} - {"t2d", "d2t", "verifier_lm_head.weight", "verifier_norm.weight"}
-    assert named <= {*after} | {"embed_tokens.weight"}
-    for name in named & {*after}:
-        np.testing.assert_array_equal(before[name], after[name], name)
-    ours, theirs = (json.loads((path / "config.json").read_text()) for path in (tmp_path, files))
-    assert ours["architectures"] == theirs["architectures"]
-    for name in ("speculators_model_type", "markov_rank", "target_layer_ids"):
-        assert ours.get(name) == theirs.get(name)
-    nested = theirs.get("dflash_config", {})
-    assert nested.items() <= {"confidence_head_alpha": 1.0, **ours.get("dflash_config", {})}.items()

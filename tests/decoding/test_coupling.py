@@ -87,14 +87,6 @@ def test_the_core_couples_as_jax_does(temperature, options):
     assert np.isnan(core[1, 2]).all()
 
 
-def test_without_noise_nothing_changes():
-    logits = jnp.asarray([[[1, 3, 2], [5, 4, 6]]], jnp.float32)
-    inputs = inputs_with(None, None, None)
-    most, at = most_coupled(inputs, logits, jnp.arange(3, dtype=jnp.int32), 2)
-    assert most.tolist() == [[[3, 2], [6, 5]]]
-    assert at.tolist() == [[[1, 2], [2, 0]]]
-
-
 GAINS = {"dart": 1.2, "eagle3": 1.3, "ngram": 1.02}
 
 

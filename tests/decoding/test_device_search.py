@@ -177,10 +177,3 @@ def test_a_smaller_table_is_a_smaller_model(least, tmp_path):
     on_device = DeviceSearch(setting.buffer, 24, table=jax.tree.map(jnp.asarray, table))
     expected = HostSearch(setting.buffer, 24, ngram=smaller)(packed)
     np.testing.assert_array_equal(np.asarray(on_device(packed))[:, :3], expected[:, :3])
-
-
-def test_parameters_out_of_range():
-    with pytest.raises(ValueError, match="needs the candidates of a drafter"):
-        DeviceSearch(HostBuffer(5, 0), 8)
-    with pytest.raises(ValueError, match="beam must be at least 1"):
-        DeviceSearch(Setting().buffer, 8, search=SearchConfig(beam=0))

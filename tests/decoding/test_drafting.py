@@ -17,7 +17,6 @@ from dart_jax.decoding.drafting.prompt_lookup import PromptLookup
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.decoding.tree import chain, unpack
 from dart_jax.engine.config import EngineConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree
@@ -57,14 +56,6 @@ def test_prompt_lookup_is_the_literal_one(longest, shortest):
 def test_invalid_lookup_lengths(values):
     with pytest.raises(UserError, match="1 <= shortest <= longest"):
         PromptLookupConfig(*values)
-
-
-def test_a_chain_is_a_tree_of_single_children():
-    packed = chain(jnp.array([[7], [8]]), jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.array([3, 1]))
-    tree = unpack(packed)
-    assert tree.tokens.tolist() == [[7, 1, 2, 3], [8, 4, 0, 0]]
-    assert tree.parents.tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
-    assert tree.depth.tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
 
 
 Path = tuple[int, ...]
@@ -143,8 +134,7 @@ def test_an_ngram_model_without_drafter_drafts(tiny):
     assert search is not None
     packed = np.zeros((1, search.host_buffer.width), np.int32)
     packed[0, :CONTEXT] = tiny.prompts[0][:CONTEXT]
-    trees = search(packed)
-    assert (trees[0, 2] > 0).any()
+    assert (search(packed)[0, 2] > 0).any()
 
 
 @pytest.mark.parametrize(("drafter", "nodes"), [(None, 8), (PromptLookupConfig(), 8)])

@@ -230,8 +230,7 @@ def random_model(seed, config=CONFIG, dtype=jnp.float32):
     """Parameters large enough for logits of order 1, and norms that are not 1."""
     rng = np.random.default_rng(seed)
     params = jax.tree.map(
-        lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), dtype),
-        abstract_params(config),
+        lambda p: jnp.asarray(rng.normal(p.ndim == 1, 0.2, p.shape), dtype), abstract_params(config)
     )
     embedding = jnp.asarray(rng.normal(size=(config.vocab_size, config.hidden_size)), dtype)
     ids = rng.permutation(config.vocab_size)[: config.draft_vocab_size]
@@ -380,12 +379,6 @@ def test_the_target_captures_the_layers_that_are_asked_for():
     each = [features((layer,)) for layer in (0, 3, 6)]
     np.testing.assert_array_equal(each[0], target.embed(tokens))
     np.testing.assert_array_equal(features((0, 3, 6)), np.concatenate(each, axis=-1))
-
-
-@pytest.mark.parametrize(("depth", "top_k"), [(0, 10), (7, 0)])
-def test_settings_out_of_range(depth, top_k):
-    with pytest.raises(UserError, match=f"got {depth} and {top_k}"):
-        Eagle3Tree(depth, top_k)
 
 
 @pytest.mark.parametrize("name", ["norm_output", "own_embedding", "feature_layers"])

@@ -2,10 +2,7 @@
 and through Python."""
 
 import gc
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 
 import jax
@@ -134,13 +131,6 @@ def test_another_layout_is_refused_inside_a_program():
         jax.jit(partial(inside, prune))(pack(2).astype(jnp.float32)).block_until_ready()
 
 
-def test_another_layout_is_refused_on_the_host():
-    prune = HostSearch(LAYOUT, NODES)
-    packed = np.asarray(pack(2))
-    with pytest.raises(ValueError, match="packed must have shape"):
-        prune(packed[:, :-1])
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -152,49 +142,3 @@ def test_another_layout_is_refused_on_the_host():
 def test_parameters_out_of_range(option, message):
     with pytest.raises(ValueError, match=message):
         HostSearch(LAYOUT, **{"nodes": NODES, **option})
-
-
-PROGRAM = """
-import os, sys
-os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-import jax, jax.numpy as jnp, numpy as np
-from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
-from dart_jax.decoding.search.host import HostSearch
-from dart_jax.decoding.tree import TREE_ROWS
-
-rows, native = int(sys.argv[1]), sys.argv[2] == "native"
-host_buffer = HostBuffer(positions=8, candidates=25)
-prune = HostSearch(host_buffer, 59, native=native)
-rng = np.random.default_rng(0)
-ids, logits = rng.integers(0, 1000, (rows, 200)), rng.normal(0, 1, (rows, 200))
-context = rng.integers(0, 1000, (rows, CONTEXT))
-packed = np.concatenate([context, ids, logits.astype(np.float32).view(np.int32)], axis=1)
-packed = packed.astype(np.int32)
-
-@jax.jit
-def loop(prune, packed, matrix):
-    def body(state):
-        i, packed, matrix, trees = state
-        matrix = matrix @ matrix  # something that XLA does not compute before
-        root = (trees[:, 0, -1] + matrix[0, 0].astype(jnp.int32)) % 1000
-        packed = packed.at[:, CONTEXT - 1].set(root)
-        trees = prune.in_program(packed)
-        return i + 1, packed, matrix, trees
-
-    trees = jnp.zeros((rows, TREE_ROWS, 60), jnp.int32)
-    return jax.lax.while_loop(lambda s: s[0] < 30, body, (0, packed, matrix, trees))[1::2]
-
-packed, trees = loop(prune, packed, np.full((600, 600), 1 / 600, np.float32))
-np.testing.assert_array_equal(trees, prune(np.asarray(packed)))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
-@pytest.mark.parametrize("rows", [7, 64])
-@pytest.mark.parametrize("method", ["native", "python"])
-def test_no_batch_size_hangs_on_one_core(rows, method):
-    """In a separate process, which can be killed. To copy an array above 100 KiB for a callback,
-    62 rows, JAX waits for a thread, and on one core none is free."""
-    command = [sys.executable, "-c", PROGRAM, str(rows), method]
-    subprocess.run(command, check=True, timeout=200)

@@ -50,27 +50,6 @@ def test_nodes_that_pay_are_the_best_by_brute_force(convex):
         assert more[int(chosen)] == pytest.approx(max(more), abs=1e-5)
 
 
-def test_steps_that_choose_by_what_they_usually_give_are_the_fastest():
-    rng, costs = np.random.default_rng(6), 1.2 + 0.15 * np.arange(6)
-    steps = np.cumprod(rng.random((2000, 5)), axis=1)
-    tokens = np.pad(np.cumsum(steps, axis=1) + 1, ((0, 0), (1, 0)), constant_values=1)
-
-    def rate(chosen):
-        return tokens[np.arange(2000), chosen].sum() / costs[chosen].sum()
-
-    usual = 1.0
-    for _ in range(5):
-        usual = rate(nodes_that_pay(steps, usual * costs))
-    assert usual > 1.01 * max(rate(np.full(2000, n)) for n in range(6))
-    assert usual >= rate((tokens / costs).argmax(axis=1))
-
-
-def test_without_costs_all_pay_and_at_high_ones_none():
-    probabilities = np.array([0.5, 0.2, 0.01])
-    assert nodes_that_pay(probabilities, np.ones(4)) == 3
-    assert nodes_that_pay(probabilities, np.array([1, 9, 9, 9])) == 0
-
-
 def test_a_probability_is_the_product_along_the_path():
     rng = np.random.default_rng(1)
     trees, rates = random_trees(rng), rng.random(BINS).astype(np.float32)

@@ -135,15 +135,3 @@ def test_bad_choices():
         check_way("gpu", 0)
     with pytest.raises(UserError, match="at least 0, got -1"):
         check_way("device", -1)
-
-
-@pytest.mark.long
-def test_a_table_that_does_not_fit_is_cut_and_told(models, prompts, plain, ngram, caplog):
-    config = DecodeConfig(models.target, models.drafter, 8)
-    options = {"ngram": ngram, "eos": EOS, "search": SearchConfig()}
-    search = make_search(config.host_buffer, 8, **options, way="device", memory=3000)
-    [record] = caplog.records
-    assert "n-grams are on the device, those seen" in record.getMessage()
-    generation = generate(config, models.params, search, prompts, Options(seed=SEED))
-    for row, expected in zip(generation.tokens, plain(GREEDY).tokens, strict=True):
-        np.testing.assert_array_equal(row, expected)

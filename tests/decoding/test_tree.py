@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dart_jax.decoding.step import accept
-from dart_jax.decoding.tree import ancestor_mask, root_only, unpack, unused_as_root, with_unused
+from dart_jax.decoding.tree import ancestor_mask, unpack, unused_as_root, with_unused
 
 
 def literal_mask(parents):
@@ -32,13 +32,6 @@ def test_mask_is_the_literal_one(seed, max_depth):
     mask = np.asarray(ancestor_mask(tree, max_depth))
     assert mask.dtype == bool
     np.testing.assert_array_equal(mask, [literal_mask(parents) for _, parents, *_ in rows])
-
-
-def test_a_tree_that_is_only_a_root():
-    tree = root_only(jnp.asarray([5, 6], jnp.int32))
-    assert tree.tokens.tolist() == [[5], [6]]
-    assert not tree.real.any()
-    assert ancestor_mask(tree, max_depth=0).tolist() == [[[True]], [[True]]]
 
 
 def test_unused_slots_compute_what_the_root_does():

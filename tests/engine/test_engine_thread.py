@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from engine_requests import Answer, ask, closed_loop, tokens_of
 
-from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
@@ -89,21 +88,6 @@ def test_every_text_is_that_of_generate(model, engine, expected):
     assert statistics.prefix_hits > 0
     assert statistics.accepted_tokens == sum(statistics.accepted_per_position) > 0
     assert statistics.generation_tokens == 2 * sum(len(expected(n)) for n in cases)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["plain", "ngram", "prompt lookup", "draft_model", "block"])
-def test_every_method(model, demo_drafters, expected, kind):
-    drafters = {"plain": None, "ngram": NgramConfig(), "prompt lookup": PromptLookupConfig()}
-    drafter = (drafters | demo_drafters)[kind]
-    others = {"tree_nodes": None} if kind == "plain" else {}
-    engine = EngineThread(model.with_drafter(drafter), EngineConfig(**SMALL | others))
-    answers = ask(engine, *(request_of(model, n) for n in (0, 2, 4)))
-    engine.close()
-    assert [answer.tokens for answer in answers] == [expected(n) for n in (0, 2, 4)]
-    drafts = engine.statistics().accepted_tokens
-    if kind != "block":  # random
-        assert drafts == 0 if kind == "plain" else drafts > 0
 
 
 def test_when_pages_run_out(model, expected):

@@ -4,13 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_jax.engine.pages import (
-    _MOST_COMPARED,
-    EMPTY_HASH,
-    SHARED_ROWS,
-    PagePool,
-    hash_page,
-)
+from dart_jax.engine.pages import _MOST_COMPARED, EMPTY_HASH, SHARED_ROWS, PagePool, hash_page
 
 PAGE = 4
 
@@ -33,16 +27,6 @@ def written(pool, tokens, drafted=True):
 
 def text(*tokens):
     return np.array(tokens, np.int32)
-
-
-def test_a_page_is_found_with_the_token_after_it():
-    pool = PagePool(8, PAGE)
-    pages = written(pool, text(1, 2, 3, 4, 5, 6))
-    prefix, *_ = pool.find(text(1, 2, 3, 4, 5, 9, 9, 9, 9), drafted=True)
-    assert prefix == pages[:1]
-    # The drafter's row of 4 has seen that 5 follows.
-    for other in (text(1, 2, 3, 4, 6), text(1, 2, 3, 4), text(0, 2, 3, 4, 5)):
-        assert pool.find(other, drafted=True) == ([], EMPTY_HASH, None, 0)
 
 
 def test_what_nobody_holds_is_kept_until_it_is_needed():
@@ -69,15 +53,6 @@ def test_the_lowest_pages_are_taken_first_and_again():
     assert taken == [0, 1, 2, 3, 4, 5]
     pool.release([4, 1, 2])
     assert pool.take(4) == [1, 2, 4, 6]
-
-
-def test_too_few_pages_are_none():
-    pool = PagePool(3, PAGE)
-    assert pool.take(4) is None
-    assert pool.free == 3
-    assert len(pool.take(3)) == 3
-    assert pool.take(1) is None
-    assert pool.take(0) == []
 
 
 def test_texts_without_drafts_find_all_pages_and_others_those_of_the_drafter():

@@ -64,16 +64,6 @@ def test_one_that_waits_or_is_read_can_end():
     assert scheduler.pools[0].used == 0
 
 
-def test_texts_that_begin_alike_share_pages():
-    scheduler = new_scheduler()
-    scheduler.waiting.extend([sequence(10, 4), sequence(10, 4), sequence(10, 4, tag=1)])
-    first, second, other = (read_next(scheduler) for _ in range(3))
-    assert second.pages[:2] == first.pages[:2]
-    assert second.pages[2] != first.pages[2]
-    assert not set(other.pages) & set(first.pages)
-    assert (scheduler.queries, scheduler.hits) == (30, 8)
-
-
 def test_what_texts_share_is_read_once_and_holds_up_no_others():
     scheduler = Scheduler(4, [PagePool(30, 16)], 100)
     first, alike, again, other = (

@@ -11,7 +11,7 @@ from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
 from dart_jax.engine.shapes import default_tree, tree_sizes
 from dart_jax.engine.step_costs import PLAIN, CostFiles, Known
-from dart_jax.engine.tree_size import BURST, TRIAL, TreeSizes
+from dart_jax.engine.tree_size import TreeSizes
 from dart_jax.model import DartModel
 
 SIZES = (0, 2, 4, 8)
@@ -89,11 +89,6 @@ def test_a_short_text_has_no_plain_steps():
     assert 0 not in {size for size, *_ in decoded(policy(), GOOD, tokens=100)}
 
 
-def test_bursts_are_short_where_costs_are_unknown(tmp_path):
-    assert policy().choose(1, "greedy").left == TRIAL
-    assert policy(COSTS, tmp_path).choose(1, "greedy").left == BURST
-
-
 def test_a_wrong_cost_of_plain_decoding_is_soon_replaced(tmp_path):
     files = CostFiles(tmp_path)
     files.keep(("p", 1, "greedy"), known({0: 1.8, 2: 1.3, 4: 1.5, 8: 1.9}))
@@ -127,15 +122,6 @@ def test_a_fixed_size(nodes):
     assert sizes.choose(1, "greedy").paying is None
     assert {size for size, *_ in decoded(sizes, 8 * [0], {0: 1, 5: 9}, tokens=999)} == {nodes}
     assert sizes.drafts(1, "greedy") == (nodes > 0)
-
-
-def test_a_tour_visits_every_size():
-    sizes = policy()
-    sizes.tour(1)
-    bursts = []
-    while sizes.touring:
-        bursts += decoded(sizes, GOOD, tokens=1)
-    assert {size for size, *_ in bursts} == set(SIZES)
 
 
 # Steps that decide themselves.

@@ -49,30 +49,6 @@ def test_drafts_change_no_logprob(model, options):
 
 
 @pytest.mark.long
-def test_streams_report_the_same(model):
-    options = {"max_new_tokens": 16, "logprobs": 2, "stop": "\n"}
-    whole = model.generate(PROMPTS, **options)
-    stream = model.stream(PROMPTS, **options)
-    for _ in stream:
-        for one in stream.completions:
-            assert len(one.tokens) == len(one.logprobs)
-    for ours, theirs in zip(stream.completions, whole, strict=True):
-        assert ours.text == theirs.text
-        assert len(ours.logprobs) == len(ours.tokens)
-        close(ours.logprobs, theirs.logprobs)
-        assert ours.top_ids.tolist() == theirs.top_ids.tolist()
-
-
-@pytest.mark.long
-def test_nothing_is_reported_unless_requested(model):
-    completion = model.generate("x", max_new_tokens=2)
-    assert completion.logprobs is completion.top_ids is completion.scores is None
-    only = model.generate("x", max_new_tokens=2, logprobs=0)
-    assert only.logprobs.shape == (2,)
-    assert only.top_ids.shape == (2, 0)
-
-
-@pytest.mark.long
 def test_scores_are_what_tokens_are_drawn_from(model):
     options = {"max_new_tokens": 12, "output_scores": True}
     greedy = model.generate(PROMPTS[0], logprobs=0, **options)

@@ -113,13 +113,6 @@ def test_nothing_is_generated_twice(model):
     assert fresh.completion.text == expected.text
 
 
-def test_completions_can_be_compared(model):
-    one, other = (model.generate(PROMPTS[0], **OPTIONS) for _ in range(2))
-    assert one == one
-    assert one != other
-    assert len({one, other}) == 2
-
-
 def test_public_objects_are_one_short_line(model):
     stream = model.stream(PROMPTS, **OPTIONS)
     next(stream)
@@ -128,12 +121,9 @@ def test_public_objects_are_one_short_line(model):
     for thing, words in (
         (model, ["DartModel(", "qwen3", "10.2 M", "DART", "n-grams", "float32", "MB"]),
         (model.ngram, ["NgramModel(", "n-grams of up to 3 tokens"]),
-        (model.tokenizer, ["Tokenizer(4096 tokens"]),
         (engine, ["Engine(", "DART", "8 nodes", "2 texts of up to 128 tokens"]),
-        (engine.runner.search, ["HostSearch(8 nodes)"]),
         (stream, ["TextGeneration(3 texts", "running"]),
         (completion, ["Completion(", "60 tokens", "finish length"]),
-        (model.generation_config, ["GenerationConfig("]),
     ):
         text = repr(thing)
         assert "\n" not in text

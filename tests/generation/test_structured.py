@@ -76,7 +76,9 @@ def test_bursts_have_steps(model, monkeypatch, nodes):
     np.testing.assert_array_equal(other.steps, one.steps)
 
 
-def check_schema(model, schema):
+@settings(max_examples=8)
+@given(SCHEMAS)
+def test_random_schemas(model, schema):
     """Texts at two temperatures in one batch, with large trees and without."""
     for temperature in (0.0, 1.0):
         options = {"max_new_tokens": 60, "temperature": temperature, "seed": 1}
@@ -86,19 +88,6 @@ def check_schema(model, schema):
             np.testing.assert_array_equal(one.tokens, other.tokens)
             if one.finish == "stop":
                 jsonschema.validate(json.loads(one.text), schema)
-
-
-@settings(max_examples=8)
-@given(SCHEMAS)
-def test_random_schemas(model, schema):
-    check_schema(model, schema)
-
-
-@pytest.mark.long
-@settings(max_examples=100)
-@given(SCHEMAS)
-def test_many_random_schemas(model, schema):
-    check_schema(model, schema)
 
 
 def test_texts_end_with_their_grammar(model):

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 
 import jsonschema
 import llguidance
-import numpy as np
 import pydantic
 import pytest
-from grammar_texts import END, GRAMMARS, TOKENIZER, allowed, follows, judge
+from grammar_texts import GRAMMARS, follows, judge
 from hypothesis import given
 from hypothesis import strategies as st
 from json_schemas import NOISE, SCHEMAS
@@ -288,38 +287,6 @@ def test_what_pydantic_writes():
         assert not follows(text.replace(f'"{place}":', f'"{place}":{wrong},"x":'), json=schema)
 
 
-def test_texts_have_no_more_space_than_an_indentation():
-    """Whatever is allowed is taken as long as it is space: at most two line breaks and 20 blanks
-    come at a place."""
-    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"const": 1}}}}
-    source = GRAMMARS.check(StructuredOutputs(json=schema))
-    random = np.random.default_rng(0)
-    longest = 0
-    for _ in range(20):
-        matcher, text = GRAMMARS.start(source), ""
-        for _ in range(150):
-            pieces = {token: TOKENIZER.decode([token]) for token in allowed(matcher)}
-            spaces = [token for token, piece in pieces.items() if piece.isspace()]
-            token = int(random.choice(spaces or [*pieces]))
-            if token == END:
-                break
-            matcher.advance([token])
-            text += pieces[token]
-        runs = [len(text[a:b]) for a, b in _runs_of_space(text)]
-        longest = max(longest, *runs)
-    assert 2 <= longest <= 22
-
-
-def _runs_of_space(text):
-    place = 0
-    while place < len(text):
-        end = place
-        while end < len(text) and text[end].isspace():
-            end += 1
-        yield place, end
-        place = max(end, place + 1)
-
-
 @pytest.mark.parametrize("space", ["", " ", "\n", "\n\n", "\n\t", "\n" + " " * 20, "\n\n  "])
 @pytest.mark.parametrize("more", ["", " ", "\n"])
 def test_space_between_the_parts_of_json(space, more):
@@ -329,23 +296,6 @@ def test_space_between_the_parts_of_json(space, more):
     breaks = len(between) - len(plain)
     indented = breaks in (1, 2) and len(plain) <= 20 and "\n" not in plain
     assert follows(text, json_object=True) == (between in ("", " ") or indented)
-
-
-@given(SCHEMAS, st.data())
-def test_compact_json(schema, data):
-    """It has no blanks and line breaks outside of its strings."""
-    source = GRAMMARS.check(StructuredOutputs(json=schema, disable_any_whitespace=True))
-    matcher, text = GRAMMARS.start(source), []
-    for _ in range(60):
-        choices = allowed(matcher)
-        token = data.draw(st.sampled_from(choices))
-        if token == END:
-            written = TOKENIZER.decode(text)
-            assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", written))
-            jsonschema.validate(json.loads(written), schema)
-            return
-        text.append(token)
-        matcher.advance([token])
 
 
 def test_options_of_json_are_for_json():

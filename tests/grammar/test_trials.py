@@ -122,10 +122,7 @@ def test_sizes_are_found_without_a_trial():
 
 @pytest.mark.parametrize(
     "outputs",
-    [
-        StructuredOutputs(json=chain(1_500)),
-        StructuredOutputs(grammar=rules(2_000)),
-    ],
+    [StructuredOutputs(json=chain(1_500)), StructuredOutputs(grammar=rules(2_000))],
     ids=["references", "rules"],
 )
 def test_deep_structures_need_no_deep_stack(outputs):

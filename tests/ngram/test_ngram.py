@@ -1,8 +1,6 @@
 """The n-gram model against a brute-force count."""
 
 import struct
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -147,35 +145,6 @@ def test_builder_writes_what_count_counts(directory, corpus, order, batches):
         options = {"scratch": scratch, "batches": batches}
         model = build(directory / "built", windows, order, vocab_size, **options)
         assert model.file.tobytes() == expected.file.tobytes()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_scratch_files_keep_memory_free(directory):
-    """Building takes far less than the n-grams do as they lie in the scratch files, 108 MB."""
-    program = f"""
-import tempfile
-import numpy as np
-from dart_jax.memory import peak_memory
-from dart_jax.ngram import NgramBuilder, WindowLayout
-
-layout = WindowLayout(2, 3000)
-builder = NgramBuilder(layout, tempfile.mkdtemp(dir={str(directory)!r}))
-ones = np.ones(3000, np.int64)
-windows = np.stack([np.zeros(3000, np.int32), np.arange(3000, dtype=np.int32)], axis=1)
-builder.add(layout.pack(windows), ones)
-before = peak_memory()
-for token in range(1, 3000):
-    windows[:, 0] = token
-    builder.add(layout.pack(windows), ones)
-builder.write({str(directory / "large")!r})
-print(peak_memory() - before)
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
-    assert int(run.stdout) < 64e6
-    assert NgramModel.load(directory / "large").sizes == (3000, 3000 * 3000)
 
 
 @given(corpora(), st.integers(2, 5), seeds, st.sampled_from([0.1, 0.5, 1.0]))

@@ -202,17 +202,18 @@ def test_the_dispatcher(monkeypatch, capsys):
         assert capsys.readouterr().err == f"error: no program {name!r} any more; use {instead}\n"
 
 
-@pytest.mark.parametrize("name", sorted(programs.PROGRAMS.keys() - HEAVY))
-def test_help_comes_at_once(name):
+def test_help_comes_at_once():
     """None of these is imported, which take a second."""
-    code = f"""
+    names = sorted(programs.PROGRAMS.keys() - HEAVY)
+    status, out, _ = run(f"""
         from dart_jax import __main__ as programs
-        sys.argv = ["dart-jax", {name!r}, "--help"]
-        try:
-            programs.main()
-        finally:
-            print({{*sys.modules}} & {{"jax", "flax", "transformers", "orbax", "duckdb"}})
-    """
-    status, out, _ = run(code)
+        for name in {names}:
+            sys.argv = ["dart-jax", name, "--help"]
+            try:
+                programs.main()
+            except SystemExit as end:
+                assert not end.code
+            assert not {{*sys.modules}} & {{"jax", "flax", "transformers", "orbax", "duckdb"}}, name
+    """)
     assert status == 0
-    assert out.endswith("set()\n")
+    assert out.count("usage: ") >= len(names)

@@ -287,29 +287,21 @@ def messages_of(*items, **options):
 
 def test_items_are_parts_of_one_answer():
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "A."}]}
-    calls = [
-        {"type": "function_call", "call_id": str(n), "name": "look", "arguments": "{}"}
-        for n in range(2)
-    ]
+    function, b = {"name": "look", "arguments": "{}"}, [{"type": "input_text", "text": "B."}]
+    calls = [{"type": "function_call", "call_id": id} | function for id in "01"]
     outputs = [
-        {"type": "function_call_output", "call_id": str(n), "output": text}
-        for n, text in enumerate([None, [{"type": "input_text", "text": "B."}]])
+        {"type": "function_call_output", "call_id": id, "output": text}
+        for id, text in zip("01", (None, b), strict=True)
     ]
-    thought = {
-        "type": "reasoning",
-        "summary": [],
-        "content": [{"type": "reasoning_text", "text": "Hm."}],
-    }
-    short = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]}
-    whole = [
-        {"id": str(n), "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        for n in range(2)
-    ]
+    hm, so = {"type": "reasoning_text", "text": "Hm."}, {"type": "summary_text", "text": "So."}
+    thought = {"type": "reasoning", "summary": [], "content": [hm]}
+    short = {"type": "reasoning", "summary": [so]}
+    whole = [{"id": id, "type": "function", "function": function} for id in "01"]
     results = [
-        {"role": "tool", "tool_call_id": "0", "content": ""},
-        {"role": "tool", "tool_call_id": "1", "content": "B."},
+        {"role": "tool", "tool_call_id": id, "content": text}
+        for id, text in zip("01", ("", "B."), strict=True)
     ]
-    answer = {"role": "assistant", "content": "A."}
+    answer, empty = ({"role": "assistant", "content": text} for text in ("A.", ""))
     assert messages_of(ASK, said, said) == [ASK, answer, answer]
     together = {"role": "assistant", "content": "A.A.", "tool_calls": whole}
     items = [ASK, said, calls[0], said, calls[1], *outputs, said]
@@ -317,17 +309,15 @@ def test_items_are_parts_of_one_answer():
     for items in ([thought, said, *calls], [thought, *calls, said]):
         expected = {**answer, "tool_calls": whole, "reasoning_content": "Hm."}
         assert messages_of(ASK, *items, *outputs) == [ASK, expected, *results]
-    both = {"role": "assistant", "content": "", "reasoning_content": "Hm.\nSo."}
+    both = empty | {"reasoning_content": "Hm.\nSo."}
     assert messages_of(ASK, thought, short, ASK) == [ASK, both, ASK]
     assert messages_of(ASK, {"type": "reasoning", "summary": []}, said) == [ASK, answer]
-    assert messages_of(ASK, {"role": "assistant", "content": None}) == [
-        ASK,
-        answer | {"content": ""},
-    ]
-    first = {"role": "developer", "content": "C."}
-    assert messages_of(first, ASK, instructions="D.") == [
-        {"role": "system", "content": "D."}, first, ASK
-    ]  # fmt: skip
+    assert messages_of(ASK, {"role": "assistant", "content": None}) == [ASK, empty]
+    first, instructed = (
+        {"role": "developer", "content": "C."},
+        {"role": "system", "content": "D."},
+    )
+    assert messages_of(first, ASK, instructions="D.") == [instructed, first, ASK]
 
 
 @pytest.mark.parametrize(

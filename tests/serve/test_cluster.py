@@ -20,6 +20,12 @@ needs_ray = pytest.mark.skipif(
     and not all(map(importlib.util.find_spec, ("ray", "grpc"))),
     reason="pip install 'dart-jax[ray]'",
 )
+
+
+def with_ray(test):
+    return needs_ray(pytest.mark.long(test))
+
+
 OPTIONS = (*QUICK, "--slots", "2", "--queue", "20")
 PATIENCE = 240  # seconds
 NEW = 400
@@ -92,8 +98,7 @@ def all_texts(served: Served):
         return list(pool.map(lambda body: ask(served, body), BODIES))
 
 
-@needs_ray
-@pytest.mark.long
+@with_ray
 def test_texts_are_those_of_one_engine(served, texts):
     assert all_texts(served) == texts
     metrics = served.metrics()
@@ -103,8 +108,7 @@ def test_texts_are_those_of_one_engine(served, texts):
     wait_until(lambda: served.metrics()["generation_tokens_total"] == 8 * NEW)
 
 
-@needs_ray
-@pytest.mark.long
+@with_ray
 def test_a_client_that_goes_away_ends_its_request(served):
     before = served.metrics()["generation_tokens_total"]
     body = BODIES[2] | {"max_tokens": 450}
@@ -116,8 +120,7 @@ def test_a_client_that_goes_away_ends_its_request(served):
     assert served.metrics()["generation_tokens_total"] - before < 450
 
 
-@needs_ray
-@pytest.mark.long
+@with_ray
 def test_a_killed_replica_is_replaced(served, texts):
     """Its requests end with an error that says so; the others, and later ones, are right."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -134,8 +137,7 @@ def test_a_killed_replica_is_replaced(served, texts):
     assert served.read("/health") == ""
 
 
-@needs_ray
-@pytest.mark.long
+@with_ray
 def test_a_server_without_replicas_is_not_healthy(served):
     for pid in replicas_of(served):
         os.kill(pid, signal.SIGKILL)
@@ -144,8 +146,7 @@ def test_a_server_without_replicas_is_not_healthy(served):
     wait_until(lambda: served.metrics()["num_replicas"] == 2, PATIENCE)
 
 
-@needs_ray
-@pytest.mark.long
+@with_ray
 @pytest.mark.parametrize(
     ("words", "message"),
     [

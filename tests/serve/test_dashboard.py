@@ -4,7 +4,6 @@ compose file start programs that there are."""
 import json
 import re
 import shlex
-import tomllib
 
 import pytest
 import yaml
@@ -86,10 +85,3 @@ def test_the_other_services_find_each_other():
     [source] = yaml.safe_load(COMPOSE["configs"]["sources"]["content"])["datasources"]
     assert source["url"].split("/")[2].split(":")[0] in COMPOSE["services"]
     assert "./grafana.json:/dashboards/grafana.json:ro" in COMPOSE["services"]["grafana"]["volumes"]
-
-
-def test_the_image_has_what_the_server_needs():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["serve"]
-    for extras in re.findall(r"\.whl\)\[([\w,]+)\]", (ROOT / "Dockerfile").read_text()):
-        assert "serve" in extras.split(",")

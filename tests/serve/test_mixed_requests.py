@@ -74,17 +74,9 @@ def check_structures(body, answer):
             jsonschema.validate(json.loads(choice.text), schema)
 
 
-def test_the_requests():
+def test_the_requests_have_all_options():
     """None of the demo's is a chat."""
-    tokenizer = Tokenizer.load(DEMO / "target")
-    pool = mixed_requests(tokenizer, 400, 3, 512)
-    assert pool == mixed_requests(tokenizer, 400, 3, 512) != mixed_requests(tokenizer, 400, 4, 512)
+    pool = mixed_requests(Tokenizer.load(DEMO / "target"), 400, 3, 512)
     fields = set(CompletionFields.model_fields) - {"model", "stream", "add_special_tokens"}
     kinds = {"guided_json_object", "guided_regex", "guided_grammar"}  # as other fields
     assert {name for each in pool for name in each} == fields - kinds
-    for body in pool:
-        CompletionFields.model_validate_json(json.dumps(body))
-    assert any(len(each) == 4 for each in pool)  # without any option
-    sizes = [len(each["prompt"]) for each in pool if isinstance(each["prompt"][0], int)]
-    assert min(sizes) < 3
-    assert max(sizes) > 200

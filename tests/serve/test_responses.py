@@ -4,7 +4,6 @@ import json
 
 import jsonschema
 import openai
-import pydantic
 import pytest
 
 PARAMETERS = {
@@ -136,21 +135,6 @@ def test_a_long_input_is_truncated(client):
     assert response.usage.input_tokens == 1024 - 24
     assert response.truncation == "auto"
     assert ask(client).truncation == "disabled"
-
-
-class Person(pydantic.BaseModel):
-    age: int = pydantic.Field(ge=0, le=99)
-
-
-def test_parsed_texts(client):
-    response = client.responses.parse(
-        model="demo", input="Who?", text_format=Person, temperature=0, max_output_tokens=200
-    )
-    assert 0 <= response.output_parsed.age <= 99
-    with client.responses.stream(
-        model="demo", input="Who?", text_format=Person, temperature=0, max_output_tokens=200
-    ) as stream:
-        assert stream.get_final_response().output_parsed == response.output_parsed
 
 
 @pytest.mark.parametrize(

@@ -41,22 +41,6 @@ def test_formats(response_format, structure):
         StructuredOutputs.of(found[1])
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": {"type": "json_object", "schema": False}},
-        {"response_format": {"type": "json_schema", "schema": False}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
-        {"structured_outputs": {"json": False}},
-        {"guided_json": "false"},
-        {"json_schema": "false"},
-    ],
-)
-def test_the_schema_false_is_refused(fields):
-    with pytest.raises(UserError, match="schema false allows no text"):
-        _ = StructuredOutputs.of(asked(**fields)[1]).source
-
-
 def test_options_of_structured_outputs():
     neutral = {"disable_fallback": True, "disable_additional_properties": False}
     compact = {"json": {"const": 1}, "disable_any_whitespace": True}

@@ -14,23 +14,13 @@ from dart_jax.model import DEMO
 
 WEATHER = {
     "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 8},
-        "unit": {"enum": ["C", "F"]},
-    },
+    "properties": {"city": {"type": "string", "maxLength": 8}, "unit": {"enum": ["C", "F"]}},
     "required": ["city", "unit"],
     "additionalProperties": False,
 }
+GET_WEATHER = {"name": "get_weather", "description": "The weather in a city."}
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather in a city.",
-            "parameters": WEATHER,
-            "strict": True,
-        },
-    },
+    {"type": "function", "function": GET_WEATHER | {"parameters": WEATHER, "strict": True}},
     {"type": "function", "function": {"name": "now", "strict": True}},
 ]
 SCHEMAS = {"get_weather": WEATHER, "now": {"type": "object", "maxProperties": 0}}
@@ -78,10 +68,9 @@ def write_target(directory: Path, template: str, special: bool | None) -> Path:
     scope="module",
     params=[
         pytest.param((KNOWS_NONE, None), id="no tools"),
-        pytest.param((KNOWS_XML, None), id="xml", marks=pytest.mark.long(keep=1)),
-        pytest.param((KNOWS_TOOLS, True), id="special", marks=pytest.mark.long(keep=1)),
-        pytest.param((KNOWS_XML, True), id="xml special", marks=pytest.mark.long(keep=1)),
-        pytest.param((KNOWS_TOOLS, False), id="token", marks=pytest.mark.long(keep=1)),
+        pytest.param((KNOWS_XML, True), id="xml"),
+        pytest.param((KNOWS_TOOLS, True), id="special", marks=pytest.mark.long),
+        pytest.param((KNOWS_TOOLS, False), id="token", marks=pytest.mark.long),
     ],
 )
 def client(request, tmp_path_factory):
@@ -145,8 +134,7 @@ def test_calls_that_are_required(client):
 
 def test_a_call_by_name(client):
     for name in SCHEMAS:
-        choice = {"type": "function", "function": {"name": name}}
-        [(called, _)] = calls_of(ask(client, tool_choice=choice).choices[0])
+        [(called, _)] = calls_of(ask(client, tool_choice=function(name)).choices[0])
         assert called == name
 
 
@@ -174,22 +162,6 @@ def test_some_of_the_tools(client):
         )
         assert [item.name for item in response.output] == [name]
         assert response.tool_choice.mode == "required"
-
-
-def test_a_loop_that_calls_and_answers(client):
-    """With messages as the client returns them, whose content is null."""
-    messages = list(ASK)
-    for _ in range(2):
-        asked = {"tool_choice": "required", "parallel_tool_calls": False}
-        [choice] = ask(client, messages, **asked).choices
-        messages.append(choice.message)
-        for call in choice.message.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": "20 degrees"})
-    answer = ask(client, messages, tool_choice="none", max_tokens=8)
-    assert answer.choices[0].message.content
-    assert answer.choices[0].message.tool_calls is None
-    fewer = ask(client, messages[:-1], tool_choice="none", max_tokens=8)
-    assert fewer.usage.prompt_tokens < answer.usage.prompt_tokens
 
 
 def test_the_model_may_call(client):
@@ -237,24 +209,20 @@ def test_json_beside_tools(client):
             jsonschema.validate(json.loads(choice.message.content), schema)
 
 
-def test_histories_without_content(client):
-    """As clients send the messages back that they got."""
-    null, empty = ([*ASK, {"role": "assistant", "content": c}, *ASK] for c in (None, ""))
-    texts = [ask(client, each, max_tokens=8).choices[0].message.content for each in (null, empty)]
-    assert texts[0] == texts[1]
-
-
 def test_a_call_that_a_stop_string_cuts(client):
     [choice] = ask(client, tool_choice="required", stop="n", max_tokens=50).choices
     assert choice.finish_reason == "stop"
 
 
+def function(name, **fields):
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 REFUSED = [
     ({"tool_choice": "required", "tools": []}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    ({"tool_choice": function("x")}, "tool_choice"),
     ({"tool_choice": "always"}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "function": {"name": "now"}}}, "tool_choice"),
-    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
     ({"tool_choice": {"type": "allowed_tools", **allowed("auto", "now")}}, "tool_choice"),
     *(
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": choice}}, "tool_choice")
@@ -268,29 +236,14 @@ REFUSED = [
         )
     ),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "ä"}}]}, "tools.0.function.name"),
-    (
-        {
-            "tools": [
-                {"type": "function", "function": {"name": "a", "parameters": {"type": "null"}}}
-            ]
-        },
-        "tools",
-    ),
+    ({"tools": [function("a b")]}, "tools.0.function.name"),
+    ({"tools": [function("ä")]}, "tools.0.function.name"),
+    ({"tools": [function("a", parameters={"type": "null"})]}, "tools"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
     ({"extra_body": {"regex": "a+"}}, "regex"),
     ({"extra_body": {"chat_template_kwargs": {"tools": []}}}, "chat_template_kwargs"),
     ({"messages": [*ASK, {"role": "assistant", "tool_calls": "x"}]}, "messages"),
-    (
-        {
-            "tool_choice": "required",
-            "tools": [
-                {"type": "function", "function": {"name": "f", "parameters": {"type": "no"}}}
-            ],
-        },
-        "tools",
-    ),
+    ({"tools": [function("f", parameters={"type": "no"})], "tool_choice": "required"}, "tools"),
 ]
 
 

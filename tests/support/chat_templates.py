@@ -24,12 +24,6 @@ CHATML = """{% for message in messages %}<|im_start|>{{ message.role }}
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-SMOLLM2 = """{% for message in messages %}
-{%- if loop.first and message.role != 'system' %}<|im_start|>system
-You are small.<|im_end|>
-{% endif %}<|im_start|>{{ message.role + '\n' + message.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 # Results in turns of the user; arguments as objects, or as texts.
 _QWEN_TURNS = """{%- elif message.role == 'tool' -%}
@@ -173,26 +167,6 @@ HERMES = """{%- if tools -%}{{ '<|im_start|>system\nTools: ' + tools | tojson }}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""
 
-LLAMA2 = (
-    _FIRST_SYSTEM
-    + _ALTERNATE
-    + """{%- for message in chat -%}
-{%- set content = message.content -%}
-{%- if loop.first and system -%}
-{%- set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + content -%}
-{%- endif -%}
-{%- if message.role == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
-{%- elif message.role == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif -%}
-{%- endfor -%}"""
-)
-
-LLAMA3 = """{%- for message in messages -%}
-{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim }}
-{{- '<|eot_id|>' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif -%}"""
 
 LLAMA31 = (
     """{%- set begin = '<|start_header_id|>' -%}{%- set end = '<|end_header_id|>\n\n' -%}"""
@@ -320,9 +294,6 @@ PHI3 = """{{ bos_token }}{% for message in messages %}{% if message.role == 'use
 {{- '<|user|>\n' + message.content + '<|end|>\n<|assistant|>\n' }}
 {%- elif message.role == 'assistant' %}{{ message.content + '<|end|>\n' }}{% endif %}{% endfor %}"""
 
-PHI4 = """{% for message in messages %}{% if message.role in ('system', 'user', 'assistant') %}
-{{- '<|im_start|>' + message.role + '<|im_sep|>' + message.content + '<|im_end|>' }}
-{%- endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant<|im_sep|>{% endif %}"""
 
 PHI4_MINI = (
     _FIRST_SYSTEM
@@ -343,17 +314,6 @@ PHI4_MINI = (
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif -%}"""
 )
 
-GRANITE = """{%- set begin = '<|start_of_role|>' -%}{%- set end = '<|end_of_role|>' -%}
-{%- if tools -%}
-{{ begin + 'available_tools' + end + tools | tojson + ' Write <|tool_call|>.<|end_of_text|>\n' }}
-{%- endif -%}
-{%- for message in messages -%}
-{{ begin + message['role'] + end + message['content'] + '<|end_of_text|>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ begin + 'assistant' + end }}{% endif -%}"""
-
-GLM4 = """[gMASK]<sop>{% for message in messages %}<|{{ message.role }}|>
-{{ message.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 # All system messages are one, the last of them; arguments are texts.
 DEEPSEEK_R1 = """{%- set ns = namespace(tool=false, system='') -%}
@@ -463,14 +423,11 @@ PARTS = """{% for message in messages %}<|im_start|>{{ message.role }}
 
 FAMILIES = {
     "ChatML": CHATML,
-    "SmolLM2": SMOLLM2,
     "SmolLM3": SMOLLM3,
     "Qwen2.5": QWEN25,
     "Qwen3": QWEN3,
     "Qwen3-Coder": QWEN3_CODER,
     "Hermes": HERMES,
-    "Llama 2": LLAMA2,
-    "Llama 3": LLAMA3,
     "Llama 3.1": LLAMA31,
     "Llama 3.2": LLAMA32,
     "Mistral v3": MISTRAL3,
@@ -478,10 +435,7 @@ FAMILIES = {
     "Gemma 2": GEMMA2,
     "Gemma 3": GEMMA3,
     "Phi-3": PHI3,
-    "Phi-4": PHI4,
     "Phi-4-mini": PHI4_MINI,
-    "Granite": GRANITE,
-    "GLM-4": GLM4,
     "GLM-4.5": GLM45,
     "DeepSeek-R1": DEEPSEEK_R1,
     "DeepSeek-V3": DEEPSEEK_V3,

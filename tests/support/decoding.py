@@ -55,29 +55,10 @@ class Generation:
     outputs: list[Output]
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    @property
-    def tokens(self):
-        return [each.tokens for each in self.outputs]
-
-    @property
-    def ranks(self):
-        return [each.ranks for each in self.outputs]
-
-    @property
-    def drafted(self):
-        return [each.drafted for each in self.outputs]
-
-    @property
-    def scores(self):
-        return [each.scores for each in self.outputs]
-
-    @property
-    def steps(self):
-        return np.array([each.steps for each in self.outputs])
-
-    @property
-    def tau(self):
-        return np.array([each.tau for each in self.outputs])
+    def __getattr__(self, name):
+        """A part of every output."""
+        parts = [getattr(each, name) for each in self.outputs]
+        return np.array(parts) if name in ("steps", "tau") else parts
 
 
 class Decoding:
@@ -120,15 +101,8 @@ def begin(
     sizes: tuple[int, ...] | None = None,
     policy=None,
 ) -> Decoding:
-    """A batch whose rows have budgets of their own.
-
-    Args:
-      config, params, search, prompts, options: what is decoded.
-      drafts: report what is verified.
-      steps: of a burst.
-      sizes: of the trees; None for those of the config.
-      policy: chooses among them: of the sizes by rows.
-    """
+    """A batch whose rows have budgets of their own, in bursts of `steps`, with trees of the size in
+    the config or of `sizes`, among which the policy chooses."""
     engine_options = EngineConfig(
         slots=len(prompts.length),
         max_length=prompts.max_length,
@@ -168,9 +142,7 @@ def generate(config, params, search, prompts, options=Options(), **fields) -> Ge
     return batch.generation()
 
 
-def generate_stepwise(config, params, search, prompts, options=Options()) -> Generation:
-    """In bursts of one step."""
-    return generate(config, params, search, prompts, options, steps=1)
+generate_stepwise = partial(generate, steps=1)
 
 
 def stream(config, params, search, prompts, options=Options(), *, drafts=False):

@@ -19,13 +19,7 @@ _COMMENT = re.compile(r"<!--.*?-->", re.S)
 
 
 class Command(NamedTuple):
-    """One command line.
-
-    Attributes:
-      document: path below the root.
-      words: as a shell would split them, without comments.
-      variables: assignments in front.
-    """
+    """One command line of a document: its words, and assignments in front."""
 
     document: str
     words: list[str]
@@ -36,13 +30,7 @@ class Command(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block between fences.
-
-    Attributes:
-      language: of its first line, such as `sh`; it may be empty.
-      text: what stands between the fences, without the indentation of a list.
-      before: the document up to it.
-    """
+    """A block between fences, without the indentation of a list, and the document up to it."""
 
     language: str
     text: str
@@ -50,7 +38,6 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> list[Command]:
-        """The commands of a shell's block."""
         return [each for line in _joined(self.text) for each in _split("", line)]
 
 

@@ -17,16 +17,8 @@ from typing import Any
 
 @dataclasses.dataclass
 class LocalHub:
-    """The repositories of the hub, and a record of its requests.
-
-    Attributes:
-      address: URL for HF_ENDPOINT.
-      repositories: name -> path -> bytes; names of data sets begin with `datasets/`.
-      errors: name -> status and headers of an error response.
-      token: the only valid token.
-      requests: method and path of each request.
-      fetched: paths of downloaded files.
-    """
+    """Repositories, name -> path -> bytes (names of data sets begin with `datasets/`), error
+    responses by name, the only valid token, and the requests that came."""
 
     address: str = ""
     repositories: dict[str, dict[str, bytes]] = dataclasses.field(default_factory=dict)

@@ -7,34 +7,30 @@ import numpy as np
 
 def grouped(layers):
     """Layers of keys and values in rows, [P, K, R, h], as the core stores them."""
-    return tuple(tuple(map(_grouped, layer, (True, False))) for layer in layers)
+    return _each(layers, rows=True)
 
 
 def as_rows(layers):
     """The inverse of `grouped`."""
-    return tuple(tuple(map(_as_rows, layer, (True, False))) for layer in layers)
+    return _each(layers, rows=False)
 
 
-def _grouped(pages, keys):
-    pages = np.asarray(pages)
-    split, order = _form(pages, keys, rows=True)
-    return pages.reshape(split).transpose(order).reshape(pages.shape)
+def _each(layers, rows):
+    return tuple(
+        tuple(
+            _arranged(np.asarray(pages), keys, rows)
+            for pages, keys in zip(layer, (True, False), strict=True)
+        )
+        for layer in layers
+    )
 
 
-def _as_rows(pages, keys):
-    pages = np.asarray(pages)
-    split, order = _form(pages, keys, rows=False)
-    return pages.reshape(split).transpose(order).reshape(pages.shape)
-
-
-def _form(pages, keys, rows):
-    """The shape to split pages into, and the order of its axes then."""
+def _arranged(pages, keys, rows):
     *_, size, h = pages.shape
     pair = 2 if pages.dtype.itemsize == 2 else 1
-    together = 16 if keys else pair
+    together, number = (16, pair) if keys else (pair, 1)
     if size % 16 or h % 16:
-        return pages.shape, range(4)
-    outer = (*pages.shape[:2], size // together)
-    number = pair if keys else 1
+        return pages
     inner = (together, h // number, number) if rows else (h // number, together, number)
-    return (*outer, *inner), (0, 1, 2, 4, 3, 5)
+    split = pages.reshape(*pages.shape[:2], size // together, *inner)
+    return split.transpose(0, 1, 2, 4, 3, 5).reshape(pages.shape)

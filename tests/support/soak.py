@@ -5,7 +5,6 @@ They stream, take answers whole, or hang up. Each request asked alone has the ri
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,12 +34,7 @@ class Visit(NamedTuple):
 
 
 async def visit(
-    client: Client,
-    pool: Sequence[Body],
-    clients: int,
-    seconds: float,
-    count: int | None,
-    seed: int,
+    client: Client, pool: Sequence[Body], clients: int, seconds: float, count: int | None, seed: int
 ) -> list[Visit]:
     """Lets clients ask at random.
 
@@ -101,24 +95,12 @@ def fault(visit: Visit, alone: Mapping[int, Answer]) -> list[str]:
     if not answer.cancelled and answer.choices.keys() != other.choices.keys():
         return [f"request {case}, {kind}: texts {[*answer.choices]}, alone {[*other.choices]}"]
     for index, choice in answer.choices.items():
-        right = other.choices.get(index, Choice())
-        if difference := _difference(choice, right, cut=answer.cancelled and not choice.finish):
-            return [f"request {case}, {kind}: {difference}"]
+        cut = answer.cancelled and not choice.finish
+        for name, own in vars(choice).items():
+            right = vars(other.choices.get(index, Choice()))[name][: len(own) if cut else None]
+            if not _same(own, right):
+                return [f"request {case}, {kind}: {name} {own!r}, alone {right!r}"]
     return []
-
-
-def _difference(choice: Choice, right: Choice, *, cut: bool) -> str | None:
-    """Describes the first part of a text that is wrong; of one that was cut, of its beginning."""
-    for name, own in vars(choice).items():
-        other = vars(right)[name][: len(own) if cut else None]
-        if _same(own, other):
-            continue
-        if isinstance(own, list):
-            pairs = enumerate(itertools.zip_longest(own, other, fillvalue="nothing"))
-            place = next(n for n, pair in pairs if not _same(*pair))
-            name, own, other = f"{name} from {place}", own[place:][:1], other[place:][:1]
-        return f"{name} {own!r}, alone {other!r}"
-    return None
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -8,12 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import (
-    BlockConfig,
-    DartConfig,
-    DraftLayerConfig,
-    Eagle3Config,
-)
+from dart_jax.models.drafter_config import BlockConfig, DartConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.pure import abstract_params, bind, init_params
 from dart_jax.models.rope import Rope
 

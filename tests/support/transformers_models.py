@@ -59,97 +59,49 @@ GRANITE = {
     "residual_multiplier": 0.6,
 }
 BIASES = {"attention_bias": True, "mlp_bias": True}
-# Name -> the class of transformers, and what is not as in SHAPE. Windows are shorter than the
-# sequences of the tests.
+
+
+def _of(kind, **changes):
+    """The class of transformers, and what is not as in SHAPE."""
+    return kind, changes
+
+
+_TIED = {"tie_word_embeddings": True}
+_SOFTCAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+_SOME_LAYERS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3}
+_ODD = {"num_key_value_heads": 3, "head_dim": 10, "hidden_size": 28, "intermediate_size": 36}
+_OLMO3 = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+_GEMMA3 = {"rope_parameters": TWO_ROPES, "query_pre_attn_scalar": 24, **_TIED}
+_LONG = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}
+_SHARED = {"shared_expert_intermediate_size": 28, "mlp_only_layers": [2]}
+_DENSE = {"mlp_only_layers": [0, 3], "attention_bias": True, "norm_topk_prob": True}
+# Windows are shorter than the sequences of the tests.
 MODELS = {
-    "Gemma 3": (
-        "Gemma3",
-        {
-            "sliding_window": 6,
-            "rope_parameters": TWO_ROPES,
-            "query_pre_attn_scalar": 24,
-            "tie_word_embeddings": True,
-            "final_logit_softcapping": 20.0,
-        },
+    "Gemma 3": _of("Gemma3", sliding_window=6, final_logit_softcapping=20.0, **_GEMMA3),
+    "Phi-3, longrope": _of("Phi3", head_dim=8, **_LONG),
+    "Gemma 2": _of("Gemma2", sliding_window=5, query_pre_attn_scalar=9, **_SOFTCAPS, **_TIED),
+    "Qwen3, odd sizes": _of(
+        "Qwen3", num_attention_heads=3, num_hidden_layers=8, rms_norm_eps=1e-5, **_ODD, **_TIED
     ),
-    "Phi-3, longrope": (
-        "Phi3",
-        {"rope_parameters": LONGROPE, "head_dim": 8, "original_max_position_embeddings": 48},
+    "Qwen3, biases and windows": _of("Qwen3", attention_bias=True, **_SOME_LAYERS),
+    "Qwen2, tied, windows": _of(
+        "Qwen2", use_sliding_window=True, sliding_window=9, layer_types=TYPES[:7], **_TIED
     ),
-    "Gemma 2": (
-        "Gemma2",
-        {
-            "sliding_window": 5,
-            "attn_logit_softcapping": 1.5,
-            "final_logit_softcapping": 2.0,
-            "query_pre_attn_scalar": 9,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Qwen3, odd sizes": (
-        "Qwen3",
-        {
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "head_dim": 10,
-            "hidden_size": 28,
-            "intermediate_size": 36,
-            "num_hidden_layers": 8,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Qwen3, biases and windows": (
-        "Qwen3",
-        {
-            "attention_bias": True,
-            "use_sliding_window": True,
-            "sliding_window": 4,
-            "max_window_layers": 3,
-        },
-    ),
-    "Qwen2, tied, windows": (
-        "Qwen2",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "layer_types": TYPES[:7],
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Llama, llama3": ("Llama", {**BIASES, "rope_parameters": LLAMA3, "head_dim": 8}),
-    "Llama, linear": ("Llama", {"rope_parameters": LINEAR, "tie_word_embeddings": True}),
-    "Llama, yarn": ("Llama", {"rope_parameters": YARN, "num_key_value_heads": 1}),
-    "Mistral": ("Mistral", {"sliding_window": 8}),
-    "Ministral": ("Ministral", {"sliding_window": 3, "layer_types": TYPES[:7]}),
-    "Phi-3": ("Phi3", {"head_dim": 8, "sliding_window": 10}),
-    "Gemma": ("Gemma", {"hidden_act": "gelu", "num_key_value_heads": 1}),
-    "Granite": ("Granite", {**GRANITE, "mlp_bias": True}),
-    "SmolLM3": ("SmolLM3", {}),
-    "Seed-OSS": ("SeedOss", {"attention_out_bias": True}),
-    "OLMo 2": ("Olmo2", {}),
-    "OLMo 3": (
-        "Olmo3",
-        {
-            "sliding_window": 7,
-            "rope_parameters": {
-                "full_attention": YARN,
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-        },
-    ),
-    "Qwen3-MoE, some dense": (
-        "Qwen3Moe",
-        {**EXPERTS, "mlp_only_layers": [0, 3], "attention_bias": True, "norm_topk_prob": True},
-    ),
-    "Qwen2-MoE": (
-        "Qwen2Moe",
-        {**EXPERTS, "shared_expert_intermediate_size": 28, "mlp_only_layers": [2]},
-    ),
-    "Mixtral": (
-        "Mixtral",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11},
-    ),
+    "Llama, llama3": _of("Llama", rope_parameters=LLAMA3, head_dim=8, **BIASES),
+    "Llama, linear": _of("Llama", rope_parameters=LINEAR, **_TIED),
+    "Llama, yarn": _of("Llama", rope_parameters=YARN, num_key_value_heads=1),
+    "Mistral": _of("Mistral", sliding_window=8),
+    "Ministral": _of("Ministral", sliding_window=3, layer_types=TYPES[:7]),
+    "Phi-3": _of("Phi3", head_dim=8, sliding_window=10),
+    "Gemma": _of("Gemma", hidden_act="gelu", num_key_value_heads=1),
+    "Granite": _of("Granite", mlp_bias=True, **GRANITE),
+    "SmolLM3": _of("SmolLM3"),
+    "Seed-OSS": _of("SeedOss", attention_out_bias=True),
+    "OLMo 2": _of("Olmo2"),
+    "OLMo 3": _of("Olmo3", sliding_window=7, rope_parameters=_OLMO3),
+    "Qwen3-MoE, some dense": _of("Qwen3Moe", **EXPERTS, **_DENSE),
+    "Qwen2-MoE": _of("Qwen2Moe", **EXPERTS, **_SHARED),
+    "Mixtral": _of("Mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=11),
 }
 
 

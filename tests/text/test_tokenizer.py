@@ -1,8 +1,6 @@
 """One tokenizer class: the same ids and texts as transformers, chats, and bad input."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -153,35 +151,3 @@ def test_half_a_surrogate_pair(tokenizer):
         tokenizer.encode("a\ud800b")
     with pytest.raises(UserError, match="half of a surrogate pair"):
         tokenizer.encode_chat([{"role": "user", "content": "\udfff"}])
-
-
-def test_nothing_large_is_imported_before_it_is_needed(directory):
-    code = f"""
-import sys
-from dart_jax.weights.hub import resolve
-from dart_jax.text.stream import TextStream
-from dart_jax.text.tokenizer import Tokenizer
-tokenizer = Tokenizer.load({str(directory)!r})
-TextStream(tokenizer).push(tokenizer.encode("a")[-1])
-print(sorted({{"jax", "torch", "transformers", "huggingface_hub.hf_api"}} & set(sys.modules)))
-"""
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (child.stdout, child.stderr) == ("[]\n", "")
-
-
-@pytest.mark.long
-def test_no_advice_to_install_pytorch():
-    """transformers gives it on import where there is no PyTorch; programs do not pass it on."""
-    hide = (
-        "import importlib.util, sys\n"
-        "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
-    )
-    ours = "from dart_jax.text import tokenizer_files; tokenizer_files._transformers()"
-    for code, advice in (("import transformers", True), (ours, False)):
-        child = subprocess.run(
-            [sys.executable, "-c", hide + code], capture_output=True, text=True, timeout=120
-        )
-        assert child.returncode == 0, child.stderr
-        assert ("PyTorch was not found" in child.stderr) == advice
-        assert advice or child.stderr == ""
