@@ -65,6 +65,8 @@ GONE = {
     "search": "dart-jax latency",
     "products": "dart-jax latency",
     "campaign": "dart-jax speedup, lossless and latency",
+    "loading": "pytest tests/weights/test_loading_memory.py",
+    "startup": "dart-jax generate",
     "quantization": "lm-eval with dart-jax serve --weights int8",
     "train-smollm2": "python -m train.recipes.smollm2",
     "train-demo": "python -m train.recipes.demo",

@@ -3,6 +3,6 @@
 Pure computation, independent of files, tokenizers, decode loops and training. Imports only
 `dart_jax._core`, `errors.py`, `machine.py` and `memory.py`. Start with `target.py`, then
 `drafters/dart.py`; `pure.py` converts the NNX modules to functions over dicts of arrays. Packages,
-each of which may import those before it: `config_json`, `sharding`, `cpu`, `kernels`, `attention`,
-`experts`, `drafters`, `platform`.
+and `cpu.py`, each of which may import those before it: `config_json`, `sharding`, `cpu`, `kernels`,
+`attention`, `experts`, `drafters`, `platform`.
 """

@@ -14,13 +14,12 @@ from dart_jax.files import check_writable, write_atomically
 _DRAWN = (".png", ".pdf", ".svg")
 
 
-def check_outputs(*texts: Path | None, drawing: Path | None = None, option: str = "--plot") -> None:
+def check_outputs(*texts: Path | None, drawing: Path | None = None) -> None:
     """Tries, before anything is measured, whether all outputs can be written.
 
     Args:
       texts: files of the requested reports.
       drawing: file of the requested figure, if any.
-      option: the option that names the figure, for error messages.
 
     Raises:
       UserError: a file cannot be written, or is named twice; or figures cannot be drawn.
@@ -31,19 +30,14 @@ def check_outputs(*texts: Path | None, drawing: Path | None = None, option: str 
         if path.resolve() in [other.resolve() for other in paths[:place]]:
             raise UserError(f"{path} is named for two outputs; give each its own file")
     if drawing and drawing.suffix not in _DRAWN:
-        raise UserError(f"{option} writes .png, .pdf or .svg, not {drawing.name!r}")
+        raise UserError(f"--plot writes .png, .pdf or .svg, not {drawing.name!r}")
     if drawing and importlib.util.find_spec("matplotlib") is None:
-        raise UserError(f"{option} needs matplotlib: pip install 'dart-jax[plot]'")
+        raise UserError("--plot needs matplotlib: pip install 'dart-jax[plot]'")
 
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON report, as `write_bytes`."""
     write_bytes(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text report, as `write_bytes`."""
-    write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:

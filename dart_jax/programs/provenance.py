@@ -25,7 +25,7 @@ from dart_jax.programs.tables import contents
 _ROOT = Path(__file__).parents[2]
 
 # Options that say where results go.
-_OUTPUTS = ("--json", "--markdown", "--plot")
+_OUTPUTS = ("--json", "--plot")
 
 
 def environment() -> dict[str, str]:

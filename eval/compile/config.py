@@ -29,7 +29,7 @@ class CompileConfig:
     """Ways to draft."""
     program: tuple[Program, ...] = ("step",)
     """prefill (a chunk of prompts), step (verify and draft), search (of the trees), loop (a burst
-    of up to 64 steps, as of generate), or serve (one of up to 4, with caches in pages of 64)."""
+    of up to 256 steps, as of generate), or serve (one of up to 4, with caches in pages of 64)."""
     batch_size: tuple[int, ...] = (1,)
     """Sequences decoded together."""
     tree_nodes: tuple[int, ...] = (60,)

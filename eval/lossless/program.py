@@ -311,7 +311,7 @@ class RandomSizes(TreeSizes):
         self._rng, self._state = np.random.default_rng(seed), State(0, 0)
         self._left, self._rests = 0, False  # steps of the present burst; whether it is a rest
 
-    def choose(self, rows: int, level: SamplingMode) -> State:
+    def choose(self, rows: int, mode: SamplingMode) -> State:
         """Returns any size, for some steps."""
         if self._left <= 0:
             size = int(self._rng.choice(self.sizes[rows]))
@@ -324,14 +324,14 @@ class RandomSizes(TreeSizes):
             self._state = State(size, self._left, paying)
         return self._state._replace(left=PAUSES[1] if self._rests else self._left)
 
-    def drafts(self, rows: int, level: SamplingMode) -> bool:
+    def drafts(self, rows: int, mode: SamplingMode) -> bool:
         """Returns True: drafts may follow at any time."""
         return True
 
     def learn(
         self,
         rows: int,
-        level: SamplingMode,
+        mode: SamplingMode,
         size: int,
         steps: int,
         lessons: Lessons[np.ndarray] | None,

@@ -17,8 +17,8 @@ class PeersConfig(ModelChoice):
 
     engine: tuple[str, ...] = tuple(ENGINES)
     """Engines, of plain, dart, transformers, lookup (transformers with its prompt lookup), and
-    llama.cpp, for GGUF targets; plain is always there. Those that lack a package or a part are left
-    out."""
+    llama.cpp or llama.cpp-lookup, for GGUF targets; plain is always there. Those that lack a
+    package or a part are left out."""
     bench: str | None = None
     """Benchmarks or files, as for eval.speedup, of which the first turns are answered."""
     data_dir: Path | None = None

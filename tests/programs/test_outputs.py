@@ -55,7 +55,7 @@ def test_a_device_is_written_and_not_replaced(tmp_path):
     os.mkfifo(fifo)
     check_writable(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    outputs.write_text(fifo, "a report")
+    outputs.write_bytes(fifo, b"a report")
     assert os.read(reader, 100) == b"a report"
     os.close(reader)
     assert fifo.is_fifo()
@@ -79,4 +79,4 @@ def test_nowhere_to_keep_it(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     (tmp_path / "gone").touch()
     with pytest.raises(UserError, match=r"cannot write .*; nor can .*/none: No such file"):
-        outputs.write_text(tmp_path / "gone" / "a.md", "text")
+        outputs.write_bytes(tmp_path / "gone" / "a.md", b"text")
