@@ -18,7 +18,6 @@ from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.engine import Engine
 from dart_jax.engine.request import Request
@@ -460,8 +459,6 @@ class DartModel:
         """
         largest, nodes = tree_sizes(self.drafter)[-1], options.tree_nodes
         nodes = largest if nodes is None else nodes
-        if not 0 <= nodes <= MAX_NODES:
-            raise UserError(f"a tree cannot have {nodes} nodes; choose 0 to {MAX_NODES}")
         if nodes and self.drafter is None:
             raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
         config = DecodeConfig(
@@ -491,8 +488,8 @@ class DartModel:
                 memory=self.ngram_device_memory,
             )
         sizes = policy(shapes) if policy else self._tree_sizes.of(config, tree_search, shapes)
-        common = {"shapes": shapes, "tree_sizes": sizes, "grammars": self.grammars}
-        return Engine(config, self.params, tree_search, options, **common)
+        parts = config, self.params, tree_search, options
+        return Engine(*parts, shapes=shapes, tree_sizes=sizes, grammars=self.grammars)
 
     @functools.cached_property
     def _tree_sizes(self) -> LearnedSizes:

@@ -27,6 +27,8 @@ async def write(
     (tokens,), _, strings, ids = encode_prompts(tokenizer, prompt, config, 1, model.eos, size)
     options: dict[str, Any] = {"seed": config.seed, "stop_ids": ids, "drafts": True}
     tokens, length = np.asarray(tokens, np.int32), config.max_new_tokens
+    if config.max_length is not None:
+        length = min(length, max(config.max_length - len(tokens), 1))
     request = Request(tokens, length, config.sampling, **options)
     text = GeneratedText(tokenizer, strings, ids, continues=isinstance(prompt, str))
     steps = list[Step]()

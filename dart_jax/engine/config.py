@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from dart_jax.decoding.tree import MAX_NODES
 from dart_jax.engine.request import SAMPLING_MODES, SamplingMode
 from dart_jax.errors import UserError
 
@@ -62,6 +63,8 @@ class EngineConfig:
             raise UserError(f"--chunk must be at least 1, got {self.chunk}")
         if self.burst is not None and self.burst < 1:
             raise UserError(f"--burst must be at least 1, got {self.burst}")
+        if self.tree_nodes is not None and not 0 <= self.tree_nodes <= MAX_NODES:
+            raise UserError(f"a tree cannot have {self.tree_nodes} nodes; choose 0 to {MAX_NODES}")
         if self.max_length is not None and self.max_length < 2:
             raise UserError(f"--max-length must be at least 2, got {self.max_length}")
 

@@ -152,14 +152,14 @@ class Engine:
         """All that have not ended."""
         return [*self.scheduler.active, *self.scheduler.waiting]
 
-    def add(self, request: Request | Sequence, max_length: int | None = None) -> Sequence:
+    def add(self, request: Request | Sequence) -> Sequence:
         """Queues a request, or what `sequence_of` made of it; nothing is decoded yet.
 
         Raises:
           UserError: as `sequence_of`.
         """
         if isinstance(request, Request):
-            request = self.sequence_of(request, max_length)
+            request = self.sequence_of(request)
         self.scheduler.waiting.append(request)
         return request
 
@@ -173,12 +173,11 @@ class Engine:
         Raises:
           UserError: it does not fit the engine.
         """
-        most = min(max_length or self.max_length, self.max_length)
-        if not self._offline:
-            request.check_limits()
+        most = self.max_length if max_length is None else min(max_length, self.max_length)
+        request.check_limits(self.runner.config.logits.logprobs, many_stops=self._offline)
         request.check_fits(most, self.runner.vocab_size)
-        sequence = Sequence(request, most, self._grammars)
-        if self.runner.config.logits.whole:  # for processors or scores
+        sequence, logits = Sequence(request, most, self._grammars), self.runner.config.logits
+        if logits.whole or logits.reported:  # by processors, or of every request
             sequence.mode = "full"
         return sequence
 
@@ -197,12 +196,17 @@ class Engine:
         Raises:
           UserError: a request does not fit the engine, or failed.
         """
-        outputs: dict[Sequence, list[Output]] = {self.add(each): [] for each in requests}
-        while self.busy:
-            for sequence, output in self.step():
-                if output.error is not None:
-                    raise output.error
-                outputs[sequence].append(output)
+        sequences = [self.sequence_of(each) for each in requests]
+        outputs: dict[Sequence, list[Output]] = {self.add(each): [] for each in sequences}
+        try:
+            while self.busy:
+                for sequence, output in self.step():
+                    if output.error is not None:
+                        raise output.error
+                    outputs[sequence].append(output)
+        finally:
+            for sequence in sequences:
+                self.cancel(sequence)
         return [Output.joined(each) for each in outputs.values()]
 
     def step(self, limit: int | None = None) -> list[tuple[Sequence, Output]]:
@@ -214,7 +218,7 @@ class Engine:
         Returns:
           What requests were given; a request whose output is the `last` has ended.
         """
-        self._outputs, seconds, runner = [], self.seconds, self.runner
+        seconds, runner = self.seconds, self.runner
         with measure_compilation() as self._compilation:
             began = self._clock()
             reading = self._read()
@@ -229,7 +233,12 @@ class Engine:
             seconds["search"] += searched
             seconds["device"] += self._clock() - read - searched
         seconds["compile"] += self._compilation.seconds
-        return self._outputs
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[tuple[Sequence, Output]]:
+        """Returns what requests were given since the last step, also by one that failed."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _clock(self) -> float:
         """Seconds, the time of compilations excluded."""

@@ -111,7 +111,7 @@ class ModelRunner:
         """The target's, V."""
         return self.config.target.vocab_size
 
-    @property
+    @functools.cached_property
     def kv_bytes(self) -> int:
         """Bytes of the pools."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self._pools))
@@ -345,19 +345,21 @@ class ModelRunner:
         """Adds a sequence's new tokens to it, and returns them."""
         count, _, verified, nodes = result.counts[place].tolist()
         goes_on, drafting = bool(result.active[place]), program.config.nodes > 0
-        tokens, first = result.tokens[place, :count], not len(sequence.text)
+        # Copies: views would keep all rows alive.
+        tokens, first = result.tokens[place, :count].copy(), not len(sequence.text)
         reads = not self.reads_drafts or drafting or program.follows
         sequence.append(tokens, drafted=reads)
         drafted = drafting and goes_on and (sequence.drafter_is_current or not self.reads_drafts)
         sequence.draft_row = place if drafted else None
-        scores, finish = result.scores, None
+        finish, logits = None, self.config.logits
+        scores = result.scores if logits.reported or sequence.request.logprobs is not None else None
         if scores is not None:
-            scores = jax.tree.map(lambda x: x[place, :count], scores)
+            scores = jax.tree.map(lambda x: x[place, :count].copy(), scores)
         if not goes_on:
             finish = "stop" if int(tokens[-1]) in sequence.request.stop_ids else "length"
         return Output(
             tokens,
-            result.ranks[place, :count],
+            result.ranks[place, :count].copy(),
             finish,
             verified,
             nodes,

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dart_jax.decoding.drafting import PromptRows
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.paying import (
     BINS,
     NUMBERS,
+    AnyArray,
     Lessons,
     Paying,
     doubted,
@@ -43,9 +43,6 @@ from dart_jax.models.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
 from dart_jax.models.sharding.mesh import DATA
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program
-
-# Of the device, or of the host.
-AnyArray = TypeVar("AnyArray", jax.Array, np.ndarray)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,14 +100,20 @@ class Request:
             if not -100 <= bias <= 100:
                 raise UserError(f"logit_bias of {token} must be between -100 and 100, got {bias}")
 
-    def check_limits(self) -> None:
-        """Raises UserError if more is asked for than a server's programs are compiled for."""
-        if len(self.stop_ids) > MOST_STOP_IDS:
+    def check_limits(self, logprobs: int | None = None, *, many_stops: bool = False) -> None:
+        """Raises UserError if more is asked for than programs are compiled for.
+
+        Args:
+          logprobs: the most likely tokens that they report, if that is set.
+          many_stops: whether the stop ids may be more than a server takes.
+        """
+        if len(self.stop_ids) > MOST_STOP_IDS and not many_stops:
             raise UserError(f"there can be at most {MOST_STOP_IDS} stop ids")
-        for name in ("logprobs", "prompt_logprobs"):
+        most = MOST_LOGPROBS if logprobs is None else logprobs
+        for name, limit in (("logprobs", most), ("prompt_logprobs", MOST_LOGPROBS)):
             count = getattr(self, name)
-            if count is not None and not 0 <= count <= MOST_LOGPROBS:
-                raise UserError(f"{name} must be in 0..{MOST_LOGPROBS}, got {count}")
+            if count is not None and not 0 <= count <= limit:
+                raise UserError(f"{name} must be in 0..{limit}, got {count}")
 
     def check_fits(self, max_length: int, vocab_size: int) -> None:
         """Raises UserError if the request does not fit a model.

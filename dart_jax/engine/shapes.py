@@ -30,8 +30,7 @@ _CHUNK_ROWS_ELSEWHERE = 256
 # Tokens of the longest texts, unless it is set.
 _MAX_LENGTH = 8192
 
-# Tokens of prompts that are read at a time, unless it is set: beside running texts on a CPU, and
-# elsewhere.
+# Tokens of prompts that are read at a time, unless it is set: by servers on a CPU, and elsewhere.
 _CHUNK_ON_CPU, CHUNK = 128, 512
 
 # Steps of a burst, unless it is set: on an accelerator a call from the host takes as long as half a

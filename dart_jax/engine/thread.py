@@ -148,7 +148,7 @@ class AnyEngine(Protocol):
         ...
 
     def submit(self, request: Request, on_output: OnOutput) -> AnyTicket:
-        """Accepts a request, as `EngineThread` does, and so do the others."""
+        """Accepts a request; see `EngineThread.submit`."""
         ...
 
     def statistics(self) -> Statistics:
@@ -260,6 +260,9 @@ class EngineThread:
             self._accepting, self._closed = False, True
             self._changed.notify_all()
         self._thread.join()
+        with self._changed:
+            self._accepted.clear()
+            self._changed.notify_all()
 
     def _cancel(self, sequence: Sequence) -> None:
         with self._changed:
@@ -366,6 +369,8 @@ class EngineThread:
 
     def _fail(self, error: BaseException) -> None:
         """Ends all requests with an error; the engine is of no more use."""
+        for sequence, output in self._engine.take_outputs():
+            self._give(sequence, output)
         with self._changed:
             self._failed = True
             self._inbox.clear()

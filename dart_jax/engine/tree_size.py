@@ -282,7 +282,7 @@ class TreeSizes:
     def drafts(self, rows: int, mode: SamplingMode) -> bool:
         """True if the drafter should read new texts: drafts pay, or will soon be tried."""
         state = self.choose(rows, mode)
-        return state.size > 0 or state.left <= PAUSES[0] < 2**30
+        return state.size > 0 or state.left <= PAUSES[0]
 
     def learn(
         self,
@@ -360,7 +360,8 @@ class LearnedSizes:
             return TreeSizes(shapes.sizes, fixed=True)
         length = shapes.max_length if shapes.bounded else None
         program = config, jax.tree.structure(search), shapes.slots, length, shapes.steps
-        if program not in self._policies:
+        key = program, tuple(shapes.sizes.items())
+        if key not in self._policies:
             # Several processes must know the same.
             alone = not several_processes(config.execution.devices.mesh)
             on_cpu = jax.default_backend() == "cpu"
@@ -371,5 +372,5 @@ class LearnedSizes:
                 files=CostFiles(user_cache() / "tree_costs") if alone else None,
                 program=program,
             )
-            self._policies.setdefault(program, new)
-        return self._policies[program]
+            self._policies.setdefault(key, new)
+        return self._policies[key]

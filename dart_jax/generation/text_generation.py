@@ -145,9 +145,10 @@ class TextGeneration:
         while engine.busy:
             pieces: list[Piece] = []
             first = Output.without_tokens()
-            for sequence, output in engine.step(limit):
-                if output.error is not None:
-                    raise output.error
+            outputs = engine.step(limit)
+            for error in (each.error for _, each in outputs if each.error is not None):
+                raise error
+            for sequence, output in outputs:
                 row = rows[sequence]
                 text = self._texts[row]
                 pieces += text.append(output.tokens, output.drafted, output.scores)

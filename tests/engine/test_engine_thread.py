@@ -328,6 +328,31 @@ def test_a_full_queue(model):
     engine.close()
 
 
+def test_closing_wakes_those_who_wait(model):
+    engine = EngineThread(model, EngineConfig(**SMALL))
+    engine.submit(Request(np.zeros(1, np.int32), 300), lambda output: time.sleep(0.01))
+    waits = threading.Thread(target=engine.drain, args=(300,))
+    waits.start()
+    engine.close()
+    waits.join(30)
+    assert not waits.is_alive()
+
+
+def test_a_run_that_fails_leaves_nothing_behind(model, expected):
+    engine = model.engine(EngineConfig(**SMALL))
+    good = request_of(model, 0)
+    with pytest.raises(UserError, match="leaves no room"):
+        engine.run([good, Request(np.zeros(400, np.int32), 5)])
+    broken = request_of(model, 5)
+    object.__setattr__(broken, "logit_bias", {0: float("nan")})
+    with pytest.raises(UserError, match="NaN"):
+        engine.run([good, broken])
+    assert not engine.busy
+    [output] = engine.run([good])
+    assert output.tokens.tolist() == expected(0)
+    assert output.scores is None
+
+
 @pytest.mark.long
 def test_programs_are_dropped_when_there_are_too_many(model, expected, monkeypatch):
     """As their memory mappings are limited; the texts stay the same."""

@@ -107,7 +107,7 @@ def test_one_that_must_wait_again(demo, prompts, expected, reads):
         engine._read()
     if reads > 4:
         engine._burst(2, timed=False)
-    outputs += engine._outputs
+    outputs += engine.take_outputs()
     before = len(outputs)
     engine.scheduler._preempt(sequence)
     while engine.busy:

@@ -22,8 +22,8 @@ class Replica:
 
     async def generate(self, request: Request) -> AsyncGenerator[tuple[float, list[Output]], None]:
         """Yields seconds since the request got its slot, and what is new of its text; closing the
-        iterator cancels the request. Raises what
-        `EngineThread.submit` does, and the engine's failure."""
+        iterator cancels the request. Raises the errors of `EngineThread.submit`, and the engine's
+        failure."""
         if request.grammar is not None:
             await asyncio.to_thread(self._engine.model.grammars.load, request.grammar)
         loop = asyncio.get_running_loop()
