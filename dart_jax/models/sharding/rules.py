@@ -40,10 +40,11 @@ AXES: dict[str | int, int] = {
 _HEAD_NORMS = ("q_norm", "k_norm")
 
 
-def spec_of(config: SplitConfig, names: Sequence[str | int], dims: int) -> P:
-    """The spec of one of a model's parameters, given its path and its number of dimensions."""
+def spec_of(config: SplitConfig | None, names: Sequence[str | int], dims: int) -> P:
+    """The spec of one of a model's parameters, given its path and its number of dimensions;
+    `config` is None where a program does not use the model."""
     axis = next((AXES[name] for name in names if name in AXES), None)
-    if config.norms_all_heads and any(name in _HEAD_NORMS for name in names):
+    if config is not None and config.norms_all_heads and any(name in _HEAD_NORMS for name in names):
         axis = OUT
     # Of outputs: all devices have all of them.
     if axis is None or (axis == IN and names[-1] in ("bias", "scale")):
@@ -53,7 +54,7 @@ def spec_of(config: SplitConfig, names: Sequence[str | int], dims: int) -> P:
     return P(*parts)
 
 
-def model_specs(config: SplitConfig, params: Any) -> Any:
+def model_specs(config: SplitConfig | None, params: Any) -> Any:
     """The specs of a model's parameters, or of their shapes, in the same nested dicts."""
 
     def spec(path: Any, leaf: Any) -> P:
