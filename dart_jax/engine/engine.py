@@ -115,8 +115,7 @@ class Engine:
         self.scheduler = Scheduler(slots, pools, shapes.pages_each * shapes.page)
         self.tree_sizes = tree_sizes or TreeSizes(shapes.sizes, fixed=True)
         self.counters = Counters()
-        stages = "prefill", "device", "search", "compile"
-        self.seconds: dict[str, float] = dict.fromkeys(stages, 0.0)
+        self.seconds = {"prefill": 0.0, "device": 0.0, "search": 0.0, "compile": 0.0}
         self._grammars, self._mesh = grammars, config.execution.devices.mesh
         self._offline = options.offline
         self._burst_seconds = None if options.burst or options.offline else _BURST_SECONDS
@@ -144,8 +143,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True while there is something to do."""
-        scheduler = self.scheduler
-        return bool(scheduler.running or scheduler.reading or scheduler.waiting)
+        return bool(self.sequences)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -153,11 +151,7 @@ class Engine:
         return [*self.scheduler.active, *self.scheduler.waiting]
 
     def add(self, request: Request | Sequence) -> Sequence:
-        """Queues a request, or what `sequence_of` made of it; nothing is decoded yet.
-
-        Raises:
-          UserError: as `sequence_of`.
-        """
+        """Queues a request, or what `sequence_of` made of it, which see for errors."""
         if isinstance(request, Request):
             request = self.sequence_of(request)
         self.scheduler.waiting.append(request)
