@@ -373,11 +373,8 @@ class ModelRunner:
         """Writes what has changed since a sequence's last burst."""
         slot = sequence.slot
         row = self._table.numbers[slot]
-        row[LENGTH], row[REMAINING], row[NODES] = (
-            sequence.num_computed_tokens,
-            sequence.remaining,
-            nodes,
-        )
+        row[LENGTH], row[REMAINING] = sequence.num_computed_tokens, sequence.remaining
+        row[NODES] = nodes
         newest = sequence.tokens[-CONTEXT:]
         row[AT_CONTEXT:] = -1
         row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
