@@ -488,8 +488,8 @@ class DartModel:
                 memory=self.ngram_device_memory,
             )
         sizes = policy(shapes) if policy else self._tree_sizes.of(config, tree_search, shapes)
-        parts = config, self.params, tree_search, options
-        return Engine(*parts, shapes=shapes, tree_sizes=sizes, grammars=self.grammars)
+        parts = config, self.params, tree_search, options, shapes
+        return Engine(*parts, tree_sizes=sizes, grammars=self.grammars)
 
     @functools.cached_property
     def _tree_sizes(self) -> LearnedSizes:

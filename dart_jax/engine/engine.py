@@ -29,7 +29,7 @@ from dart_jax.engine.pools import count_pages
 from dart_jax.engine.request import Output, Request, SamplingMode, highest
 from dart_jax.engine.scheduler import Scheduler
 from dart_jax.engine.sequence import Sequence
-from dart_jax.engine.shapes import Shapes, shapes_of
+from dart_jax.engine.shapes import Shapes
 from dart_jax.engine.statistics import Counters, Statistics
 from dart_jax.engine.tree_size import PAUSES, TreeSizes
 from dart_jax.errors import UserError
@@ -88,10 +88,10 @@ class Engine:
         params: DecodeParams,
         search: TreeSearch | None,
         options: EngineConfig,
+        shapes: Shapes,
         *,
         tree_sizes: TreeSizes | None = None,
         grammars: Grammars | None = None,
-        shapes: Shapes | None = None,
     ):
         """Allocates nothing yet; the first step does.
 
@@ -100,14 +100,13 @@ class Engine:
           params: see `DecodeParams`.
           search: for these trees; None if the drafting method needs none.
           options: the options.
+          shapes: what programs are compiled for; `shapes_of` the two configs.
           tree_sizes: chooses the sizes of trees; None for the largest in every step.
           grammars: of the target; needed for requests with a grammar or `min_new_tokens`.
-          shapes: what programs are compiled for; None for `shapes_of` the two configs.
 
         Raises:
-          UserError: the options do not fit the model.
+          UserError: the memory does not hold the longest text.
         """
-        shapes = shapes or shapes_of(config, options)
         slots, pages = shapes.slots // shapes.groups, count_pages(config, params, options, shapes)
         reuse = options.prefix_cache and not options.offline
         pools = [PagePool(pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
@@ -143,7 +142,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True while there is something to do."""
-        return bool(self.sequences)
+        return any((self.scheduler.running, self.scheduler.reading, self.scheduler.waiting))
 
     @property
     def sequences(self) -> list[Sequence]:

@@ -99,7 +99,7 @@ class ModelRunner:
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._history: History | None = None
         group = shapes.slots // shapes.groups
-        self._table = RowTable(shapes.slots, shapes.pages_each, shapes.stop_ids, group)
+        self._table = RowTable(shapes.slots, shapes.pages_each, group)
         self._drafts: _Drafts | None = None
 
     @functools.cached_property

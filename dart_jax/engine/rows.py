@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.sampling import SamplingValues, row_keys
-from dart_jax.engine.request import Request, SamplingMode
+from dart_jax.engine.request import MOST_STOP_IDS, Request, SamplingMode
 
 
 class Rows(NamedTuple):
@@ -126,19 +126,18 @@ class RowTable:
       numbers, values, stop, pages: see `Rows`; for slots + 1 rows.
     """
 
-    def __init__(self, slots: int, pages: int, stop_ids: int, group: int):
+    def __init__(self, slots: int, pages: int, group: int):
         """Creates free slots.
 
         Args:
           slots: how many.
           pages: of each request, at most.
-          stop_ids: likewise.
           group: slots of each group of devices, which count their own.
         """
         self._group = group
         self.numbers = np.zeros((slots + 1, NUMBERS), np.int32)
         self.values = np.zeros((slots + 1, VALUES), np.float32)
-        self.stop = np.full((slots + 1, stop_ids), -1, np.int32)
+        self.stop = np.full((slots + 1, MOST_STOP_IDS), -1, np.int32)
         self.pages = np.full((slots + 1, pages), -1, np.int32)
         self.clear(slots)
 

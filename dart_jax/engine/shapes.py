@@ -13,7 +13,6 @@ from dart_jax.decoding.drafting import AnyDrafter
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.config import EngineConfig
-from dart_jax.engine.request import MOST_STOP_IDS
 from dart_jax.errors import UserError
 from dart_jax.models.traits import Traits
 
@@ -137,7 +136,6 @@ class Shapes:
       together: whether more rows of a chunk cost little: several prompts are read at a time, as
         many as fill the longest chunk.
       steps: steps of a burst, at most.
-      stop_ids: ids that end a text, at most.
       bounded: whether attention reads all pages of a table, so that tables should be narrow; the
         kernels read the pages that are used.
     """
@@ -155,7 +153,6 @@ class Shapes:
     only_used: bool
     together: bool
     steps: int
-    stop_ids: int
     bounded: bool
 
     @property
@@ -283,6 +280,5 @@ def shapes_of(config: DecodeConfig, options: EngineConfig) -> Shapes:
         only_used=only_used,
         together=not on_cpu,
         steps=min(steps, CHECKED_STEPS) if config.logits.scores else steps,
-        stop_ids=MOST_STOP_IDS,
         bounded=execution.attention == "dense",
     )

@@ -115,7 +115,7 @@ def begin(
     if sizes is not None:
         shapes = dataclasses.replace(shapes, sizes=dict.fromkeys(shapes.rows, sizes), fixed=False)
     chosen = None if policy is None else policy(shapes.sizes)
-    engine = Engine(config, params, search, engine_options, shapes=shapes, tree_sizes=chosen)
+    engine = Engine(config, params, search, engine_options, shapes, tree_sizes=chosen)
     requests = [
         Request(
             tokens[:length],
