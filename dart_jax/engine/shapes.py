@@ -48,9 +48,9 @@ _SHRINKS = 8
 # eight positions, of which few pay, take a tenth of a step more.
 _FEW_NODES = 4
 
-# Rows of all sequences that a step verifies, about: more cannot pay. An accelerator waits for its
-# weights up to some hundred rows.
-_ROWS, _ROWS_ON_CPU = 400, 80
+# Rows of all sequences that a step verifies on an accelerator, about: up to some hundred it waits
+# for its weights.
+_ROWS = 400
 
 
 def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchConfig:
@@ -87,8 +87,8 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
 def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
     """Returns the sizes of draft trees that steps choose from, ascending from 0.
 
-    On a CPU a single sequence has up to twice `default_tree`'s nodes: more are slower than plain
-    decoding whatever is accepted. There are few sizes, since programs are compiled for each.
+    On a CPU the largest has twice `default_tree`'s nodes: more are slower than plain decoding
+    whatever is accepted. There are few sizes, since programs are compiled for each.
 
     Args:
       drafter: the drafting method's config; None for plain decoding.
@@ -96,11 +96,10 @@ def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
     """
     if drafter is None:
         return (0,)
-    most, _ = default_tree(drafter)
-    on_cpu = jax.default_backend() == "cpu"
-    if on_cpu and rows == 1 and not (drafter.traits.chain and drafter.traits.sequential):
+    most, _ = default_tree(drafter, rows)
+    if jax.default_backend() == "cpu" and not (drafter.traits.chain and drafter.traits.sequential):
         most *= 2
-    sizes = [min(most, max((_ROWS_ON_CPU if on_cpu else _ROWS) // rows - 1, 1))]
+    sizes = [most]
     while len(sizes) < 3 and sizes[-1] > 1:
         sizes.append(max(sizes[-1] // 2, 1))
     return (0, *reversed(sizes))
