@@ -9,296 +9,195 @@ do, but are slow.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
+import math
+import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-# A part of a rule: ("chars", ((first, last), ...)), ("seq", parts), ("alt", parts),
-# ("rep", part, least, most or None), ("ref", name of a rule), ("token", in Lark), or
-# ("lexeme", number), which `lexemes` puts in.
+# A part of a rule: ("chars", ((first, last), ...), whether it is all others), ("seq", parts),
+# ("alt", parts), ("rep", part, least, most or None), ("ref", name of a rule), ("token", in Lark),
+# or ("lexeme", part), which `with_lexemes` puts in.
 Node = tuple[Any, ...]
-Ranges = tuple[tuple[int, int], ...]
+
+# Whether a part may be empty, and the places of the characters with which it may begin and end.
+_Ends = tuple[bool, frozenset[int], frozenset[int]]
+_NOTHING: _Ends = (False, frozenset(), frozenset())
 
 # Characters of an expression, written out, and states of all expressions, that are looked at.
 _MOST_CHARACTERS, _MOST_STATES = 2_000, 4_000
 
 
-def lexemes(rules: Mapping[str, Node]) -> tuple[dict[str, Node], list[Node]]:
+def with_lexemes(rules: Mapping[str, Node]) -> dict[str, Node]:
     """Splits rules into lexemes.
 
     Args:
       rules: by name, with one called `root`.
 
     Returns:
-      The rules that are left, with lexemes by number, and the lexemes, which may refer to rules
-      that are in no circle.
+      The rules that `root` leads to. Their lexemes may refer to rules that are in no circle.
     """
     sizes = _sizes(rules)
-    if "root" in sizes:
-        return {"root": ("lexeme", 0)}, [rules["root"]]
+    if sizes.get("root", math.inf) < math.inf:
+        return {"root": ("lexeme", rules["root"])}
     split: set[Node] = set()
     while True:
-        folding = _Folding(rules, sizes, split)
-        wrong = _Reading(folding, rules).wrong()
+        folded, todo = dict[str, Node](), ["root"]
+        while todo:
+            if (name := todo.pop()) not in folded:
+                folded[name] = _fold(rules[name], sizes, split)
+                todo += _references(folded[name])
+        wrong = _Reading(folded, rules).wrong()
         if not wrong:
-            return folding.rules, folding.lexemes
+            return folded
         split |= wrong
 
 
-def _sizes(rules: Mapping[str, Node]) -> dict[str, int]:
-    """Regular rules, which neither lead back to themselves nor have tokens -> characters of their
-    expression, written out."""
-    uses = {name: _references(rule) for name, rule in rules.items()}
-    users = defaultdict[str, list[str]](list)
-    for name, used in uses.items():
-        for other in used - {"<>"}:
-            users[other].append(name)
-    sizes: dict[str, int] = {}
-    ready = [name for name, used in uses.items() if not used]
-    while ready:
-        name = ready.pop()
-        sizes[name] = _size(rules[name], sizes)
-        for user in users[name]:
-            uses[user].discard(name)
-            if not uses[user]:
-                ready.append(user)
+def _references(node: Node) -> set[str]:
+    """The rules that a part refers to."""
+    kind, value = node[:2]
+    if kind in ("seq", "alt"):
+        return set().union(*map(_references, value))
+    return {value} if kind == "ref" else _references(value) if kind == "rep" else set()
+
+
+def _sizes(rules: Mapping[str, Node]) -> dict[str, float]:
+    """Rules that do not lead back to themselves -> characters of their expression, written out;
+    infinitely many if it is not regular."""
+    sizes: dict[str, float] = {}
+    order = TopologicalSorter({name: _references(rule) for name, rule in rules.items()})
+    with contextlib.suppress(CycleError):  # all others are there nevertheless
+        order.prepare()
+    while ready := order.get_ready():
+        sizes |= {name: _size(rules[name], sizes) for name in ready}
+        order.done(*ready)
     return sizes
 
 
-def _references(node: Node) -> set[str]:
-    """The rules that a part refers to; `<>` for a token."""
-    kind = node[0]
-    if kind == "ref":
-        return {node[1]}
+def _size(node: Node, sizes: Mapping[str, float]) -> float:
+    """The same of a part."""
+    kind, value = node[:2]
     if kind in ("seq", "alt"):
-        return set().union(*map(_references, node[1]))
-    return {"<>"} if kind == "token" else _references(node[1]) if kind == "rep" else set()
-
-
-def _size(node: Node, sizes: Mapping[str, int]) -> int:
-    """Characters of an expression, written out, at most one more than are looked at; minus one if
-    it is not regular."""
-    kind = node[0]
-    if kind == "chars":
-        return 1
-    if kind == "ref":
-        return sizes.get(node[1], -1)
-    if kind == "token":
-        return -1
+        return sum(_size(part, sizes) for part in value)
     if kind == "rep":
-        one = _size(node[1], sizes)
-        return one if one < 0 else min(one * max(node[2], node[3] or 1), _MOST_CHARACTERS + 1)
-    every = [_size(part, sizes) for part in node[1]]
-    return -1 if -1 in every else min(sum(every), _MOST_CHARACTERS + 1)
+        return _size(value, sizes) * max(node[2], node[3] or 1)
+    return 1 if kind == "chars" else sizes.get(value, math.inf) if kind == "ref" else math.inf
 
 
-class _Folding:
-    """Rules with lexemes for regular expressions.
-
-    Attributes:
-      rules: all that are reached.
-      lexemes: each once.
-    """
-
-    def __init__(self, rules: Mapping[str, Node], sizes: Mapping[str, int], split: set[Node]):
-        """Does it; `split`: expressions that are no lexemes."""
-        self._sizes, self._split = sizes, split
-        self._numbers: dict[Node, int] = {}
-        self.rules: dict[str, Node] = {}
-        self._todo = ["root"]
-        while self._todo:
-            name = self._todo.pop()
-            if name not in self.rules:
-                self.rules[name] = self._fold(rules[name])
-        self.lexemes = [*self._numbers]
-
-    def _fold(self, node: Node) -> Node:
-        kind = node[0]
-        if self._is_lexeme(node):
-            return "lexeme", self._numbers.setdefault(node, len(self._numbers))
-        if kind == "ref":
-            self._todo.append(node[1])
-        if kind in ("ref", "token"):
-            return node
-        if kind == "rep":
-            return "rep", self._fold(node[1]), *node[2:]
-        if kind == "alt" or _size(node, self._sizes) >= 0:
-            return kind, tuple(map(self._fold, node[1]))
-        runs: list[list[Node]] = []
-        for part in node[1]:
-            if runs and min(_size(part, self._sizes), _size(runs[-1][-1], self._sizes)) >= 0:
-                runs[-1].append(part)
-            else:
-                runs.append([part])
-        return kind, tuple(
-            self._fold(run[0] if len(run) == 1 else ("seq", tuple(run))) for run in runs
-        )
-
-    def _is_lexeme(self, node: Node) -> bool:
-        if node[0] == "chars":
-            return True
-        return 0 <= _size(node, self._sizes) <= _MOST_CHARACTERS and node not in self._split
+def _fold(node: Node, sizes: Mapping[str, float], split: set[Node]) -> Node:
+    """A part with lexemes for regular expressions that are not to be `split`."""
+    kind, value = node[:2]
+    size = _size(node, sizes)
+    if kind == "chars" or (size <= _MOST_CHARACTERS and node not in split):
+        return "lexeme", node
+    if kind in ("ref", "token"):
+        return node
+    if kind == "rep":
+        return kind, _fold(value, sizes, split), *node[2:]
+    parts = value
+    if kind == "seq" and size == math.inf:
+        parts = list[Node]()
+        for regular, run in itertools.groupby(value, lambda part: _size(part, sizes) < math.inf):
+            run = tuple(run)
+            parts += [("seq", run)] if regular and len(run) > 1 else run
+    return kind, tuple(_fold(part, sizes, split) for part in parts)
 
 
 class _Reading:
     """How lexemes are read: an automaton of the characters of all of them (Glushkov's)."""
 
-    def __init__(self, folding: _Folding, rules: Mapping[str, Node]):
-        self._rules, self._lexemes = rules, folding.lexemes
-        self._chars: list[Ranges] = []  # by character of an expression
-        self._of: list[int] = []  # its lexeme
-        self._next: list[set[int]] = []  # characters that may come after it
-        self._start, self._ends = set[int](), set[int]()  # first and last characters
-        self._begin: list[Ranges] = []  # with what a lexeme may begin
-        self._empty: list[bool] = []  # whether a lexeme may be empty
-        for number, lexeme in enumerate(self._lexemes):
-            empty, first, last = self._add(lexeme, number)
-            self._ends |= last
-            self._start |= first
-            self._begin.append(merged([each for place in first for each in self._chars[place]]))
-            self._empty.append(empty)
-        self._after = self._characters_after(folding.rules)
+    def __init__(self, folded: dict[str, Node], rules: Mapping[str, Node]):
+        self._rules = rules
+        self._characters: list[Node] = []  # by place
+        self._of: list[Node] = []  # by place, its lexeme
+        self._within = defaultdict[int, set[int]](set)  # places that follow in the same lexeme
+        self._after = defaultdict[int, set[int]](set)  # with which a next one may begin
+        self._lexemes: dict[Node, _Ends] = {}
+        self._ends = dict.fromkeys(folded, _NOTHING)
+        before = None
+        while before != (before := {**self._ends}):
+            for name in reversed(folded):
+                self._ends[name] = self._add(folded[name], None)
 
-    def _add(self, node: Node, number: int) -> tuple[bool, set[int], set[int]]:
-        """Adds an expression; returns whether it may be empty, its first and its last
-        characters."""
-        kind = node[0]
-        if kind == "ref":
-            return self._add(self._rules[node[1]], number)
+    def _add(self, node: Node, lexeme: Node | None) -> _Ends:
+        """Notes what follows what in a part of a rule, or of a lexeme."""
+        kind, value = node[:2]
         if kind == "chars":
-            self._chars.append(node[1])
-            self._of.append(number)
-            self._next.append(set())
-            place = {len(self._chars) - 1}
-            return False, place, place
+            place = len(self._of)
+            self._characters.append(node)
+            self._of.append(lexeme or node)
+            return False, frozenset([place]), frozenset([place])
+        if kind == "token":
+            return _NOTHING
+        if kind == "lexeme":
+            if value not in self._lexemes:
+                self._lexemes[value] = self._add(value, value)
+            return self._lexemes[value]
+        if kind == "ref":
+            return self._add(self._rules[value], lexeme) if lexeme else self._ends[value]
+        follow = self._after if lexeme is None else self._within
+        if kind == "rep":
+            empty, first, last = self._add(value, lexeme)
+            if node[3] == 0:
+                return True, frozenset(), frozenset()
+            for place in last if node[3] != 1 else ():
+                follow[place] |= first
+            return empty or node[2] == 0, first, last
+        every = [self._add(part, lexeme) for part in value]
         if kind == "alt":
-            every = [self._add(part, number) for part in node[1]]
-            first = set[int]().union(*(begin for _, begin, _ in every))
-            last = set[int]().union(*(end for _, _, end in every))
-            return any(each[0] for each in every), first, last
-        if kind == "seq":
-            empty, first, last = True, set[int](), set[int]()
-            for part in node[1]:
-                nothing, begin, end = self._add(part, number)
-                self._lead(last, begin)
-                first = first | begin if empty else first
-                last = last | end if nothing else end
-                empty = empty and nothing
-            return empty, first, last
-        _, part, least, most = node
-        empty, first, last, before = least == 0, set[int](), set[int](), set[int]()
-        for n in range(max(least, most or 1)):
-            if most == 0:
-                break
-            nothing, begin, end = self._add(part, number)
-            self._lead(before, begin)
-            first = first or begin
-            empty, before = empty or nothing, end
-            last = last | end if n + 1 >= least or nothing else set()
-        if most is None:
-            self._lead(before, begin)
+            empties, firsts, lasts = zip(*every, strict=True)
+            return any(empties), frozenset().union(*firsts), frozenset().union(*lasts)
+        empty, first, last = True, frozenset[int](), frozenset[int]()
+        for nothing, begin, end in every:
+            for place in last:
+                follow[place] |= begin
+            first = first | begin if empty else first
+            last = last | end if nothing else end
+            empty = empty and nothing
         return empty, first, last
-
-    def _lead(self, ones: set[int], others: set[int]) -> None:
-        for one in ones:
-            self._next[one] |= others
-
-    def _characters_after(self, rules: Mapping[str, Node]) -> list[Ranges]:
-        """The characters that may follow each lexeme."""
-        first: dict[str, Ranges] = dict.fromkeys(rules, ())
-        after: dict[str, Ranges] = dict.fromkeys(rules, ())
-        follow: list[Ranges] = [()] * len(self._lexemes)
-        empty: set[str] = set()
-
-        def begins(node: Node) -> tuple[bool, Ranges]:
-            """Whether a part may be empty, and the characters with which it may begin."""
-            kind, value = node[:2]
-            if kind == "lexeme":
-                return self._empty[value], self._begin[value]
-            if kind == "ref":
-                return value in empty, first[value]
-            if kind == "token":
-                return False, ()
-            if kind == "rep":
-                nothing, found = begins(value)
-                return nothing or node[2] == 0, found
-            every = list[tuple[bool, Ranges]]()
-            for part in value:
-                every.append(begins(part))
-                if kind == "seq" and not every[-1][0]:
-                    break
-            nothing = (all if kind == "seq" else any)(may for may, _ in every)
-            return nothing, merged([one for _, found in every for one in found])
-
-        def visit(node: Node, behind: Ranges) -> None:
-            """Notes what may follow a part, given what may follow the whole."""
-            kind, value = node[:2]
-            if kind == "lexeme":
-                follow[value] = merged([*follow[value], *behind])
-            elif kind == "ref":
-                after[value] = merged([*after[value], *behind])
-            elif kind == "rep":
-                visit(value, behind if node[3] == 1 else merged([*behind, *begins(value)[1]]))
-            elif kind == "alt":
-                for part in value:
-                    visit(part, behind)
-            elif kind == "seq":
-                for part in reversed(value):
-                    visit(part, behind)
-                    may, found = begins(part)
-                    behind = merged([*behind, *found]) if may else found
-
-        before = None
-        while before != (before := (dict(first), len(empty))):
-            for name, rule in rules.items():
-                may, found = begins(rule)
-                first[name] = merged([*first[name], *found])
-                empty |= {name} if may else set()
-        before = None
-        while before != (before := (dict(after), [*follow])):
-            for name, rule in rules.items():
-                visit(rule, after[name])
-        return follow
 
     def wrong(self) -> set[Node]:
         """Lexemes that may take a character which something else begins with; none if there are
         none."""
-        found, seen = set[int](), set[frozenset[int]]()
-        todo = [(frozenset[int](), frozenset(self._start))]
+        masks, letters = _masks(self._characters)
+        after = {place: _union(masks, places) for place, places in self._after.items()}
+        starts = frozenset[int]().union(*(first for _, first, _ in self._lexemes.values()))
+        found, seen = set[Node](), set[frozenset[int]]()
+        todo = [
+            (frozenset[int](), starts)
+        ]  # where the same characters lead, and what goes on there
         while todo:
             here, ahead = todo.pop()
-            for number in {self._of[place] for place in here & self._ends}:
-                found |= {
-                    self._of[place]
-                    for place in ahead
-                    if _overlap(self._chars[place], self._after[number])
-                }
-            edges = sorted(
-                {x for place in ahead for a, b in self._chars[place] for x in (a, b + 1)}
-            )
-            for edge in edges:
-                taken = frozenset(
-                    p for p in ahead if any(a <= edge <= b for a, b in self._chars[p])
-                )
-                further = frozenset().union(*(self._next[place] for place in taken))
+            behind = _union(after, here & after.keys())  # where a lexeme may end
+            found |= {self._of[place] for place in ahead if masks[place] & behind}
+            for letter in range(letters):
+                taken = frozenset(place for place in ahead if masks[place] >> letter & 1)
                 if taken and taken not in seen:
                     seen.add(taken)
-                    todo.append((taken, further))
+                    todo.append((taken, frozenset().union(*map(self._within.__getitem__, taken))))
             if len(seen) > _MOST_STATES:
                 return {lexeme for lexeme in self._lexemes if lexeme[0] != "chars"}
-        return {self._lexemes[number] for number in found}
+        return found
 
 
-def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same characters, in order."""
-    result: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if result and first <= result[-1][1] + 1:
-            result[-1] = result[-1][0], max(last, result[-1][1])
-        else:
-            result.append((first, last))
-    return tuple(result)
+def _masks(characters: list[Node]) -> tuple[dict[int, int], int]:
+    """Sets of characters as bits, one for all that are in the same sets, and the number of bits."""
+    edges = {x for _, ranges, _ in characters for a, b in ranges for x in (a, b + 1)}
+    alphabet = sorted({0, *edges})
+    known = {
+        node: sum(
+            1 << bit
+            for bit, code in enumerate(alphabet)
+            if any(a <= code <= b for a, b in node[1]) != node[2]
+        )
+        for node in {*characters}
+    }
+    return {place: known[node] for place, node in enumerate(characters)}, len(alphabet)
 
 
-def _overlap(ones: Ranges, others: Ranges) -> bool:
-    return any(a <= d and c <= b for a, b in ones for c, d in others)
+def _union(masks: Mapping[int, int], places: Set[int]) -> int:
+    return functools.reduce(operator.or_, (masks[place] for place in places), 0)

@@ -194,8 +194,8 @@ def _is_exclusive(schema: Schema, root: Schema) -> bool:
         meant = target(root, option.get("$ref")) or option if isinstance(option, dict) else {}
         of_any = "nullable" in option or "nullable" in meant
         types.append(None if of_any else meant.get("type"))
-    told = [{"integer": "number"}.get(each, each) for each in types if isinstance(each, str)]
-    return "discriminator" in schema or len(set(told)) == len(options)
+    told = {"number" if each == "integer" else each for each in types if isinstance(each, str)}
+    return "discriminator" in schema or len(told) == len(options)
 
 
 def _rule_of_names(names: Any, root: Schema) -> Schema:
@@ -209,8 +209,8 @@ def _rule_of_names(names: Any, root: Schema) -> Schema:
     if not said:
         return {}
     if [*said] in (["enum"], ["const"]):
-        texts = said.get("enum", [*said.values()])
-        texts = [text for text in texts if isinstance(text, str)]
+        values: list[Any] = said.get("enum", [said.get("const")])
+        texts = [value for value in values if isinstance(value, str)]
         return {"properties": dict.fromkeys(texts, True), "additionalProperties": False}
     if [*said] == ["pattern"]:
         pattern = said["pattern"]

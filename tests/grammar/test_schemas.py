@@ -9,7 +9,6 @@ import json
 import pathlib
 from typing import Annotated, Any, Literal
 
-import jsonschema
 import llguidance
 import pydantic
 import pytest
