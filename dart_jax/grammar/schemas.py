@@ -202,7 +202,7 @@ def _rule_of_names(names: Any, root: Schema) -> Schema:
     """A schema of objects whose properties have such names; raises UserError if there is none."""
     if isinstance(names, dict) and "$ref" in names:
         names = target(root, names["$ref"])
-    said = {**names} if isinstance(names, dict) else {"not": {}}
+    said: Schema = {**names} if isinstance(names, dict) else {"not": {}}
     _clean(said)
     if said.get("type") == "string":
         del said["type"]

@@ -15,7 +15,7 @@ from dart_jax.serve.body.fields import ChatFields, ResponseFields
 from dart_jax.serve.body.responses import chat_of
 from dart_jax.serve.prompts import encode_chat
 from dart_jax.serve.service import Limits, Service
-from dart_jax.serve.tools.formats import HERMES, XmlFormat, format_of
+from dart_jax.serve.tools.formats import HERMES, format_of
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 NAMES = ("look", "find")
@@ -56,8 +56,8 @@ def answers_of(format):
         "no JSON": (before + bad + after, ["{city: Oslo}"]),
         "both": (before + bad + between + good + after, ["{city: Oslo}", "Rome"]),
     }
-    calls = whole | ({} if isinstance(format, XmlFormat) else wrong)
-    cut = "Par" if isinstance(format, XmlFormat) else part
+    calls = whole | ({} if format.is_xml else wrong)
+    cut = "Par" if format.is_xml else part
     calls["cut off"] = before + format.head("look") + part, [cut]
     answers = {"text": ("It is 20.", ["It is 20."]), "empty": ("", []), **calls}
     if format.begin:

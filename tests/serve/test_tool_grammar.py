@@ -20,14 +20,14 @@ from dart_jax.errors import UserError
 from dart_jax.grammar import schemas
 from dart_jax.grammar.matching import Grammars
 from dart_jax.serve.body.fields import Function
-from dart_jax.serve.tools.formats import _BY_TEMPLATE, GLM, QWEN_XML, XmlFormat
+from dart_jax.serve.tools.formats import _BY_TEMPLATE, GLM, QWEN_XML
 from dart_jax.serve.tools.reader import divided
 from dart_jax.serve.tools.request import Tools
 from dart_jax.serve.tools.xml_grammar import _FORMATS
 from dart_jax.text.tokenizer import Tokenizer
 
 FORMATS = [*dict.fromkeys(filter(None, _BY_TEMPLATE.values()))]
-XML = [format for format in FORMATS if isinstance(format, XmlFormat)]
+XML = [format for format in FORMATS if format.is_xml]
 STEPS = 100
 
 

@@ -4,40 +4,68 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolFormat:
-    """Text by which a model calls tools, with their arguments as JSON.
+    """Text by which a model calls tools: with their arguments as JSON, or as XML, which has a pair
+    of marks around each argument. There, texts are written as they are, other values as JSON.
 
     Attributes:
       begin: marks a call, or several in a list; empty where an answer that begins with a brace is
         one.
       end: ends it; may be empty.
       space: between them and what they enclose.
+      between: between calls.
       listed: whether one `begin` is followed by a list of all calls, rather than each by one.
       arguments: key of the arguments; empty where the name precedes a bare object.
-      between: between calls.
+      name_begin, name_end: in XML, around the name of the tool; both may be empty.
+      key_begin, key_end: around the name of a parameter; empty for JSON.
+      value_begin, value_end: around its value; the first may be empty.
+      value_space: between them and the value; no part of it.
+      close: ends the arguments; may be empty.
+      line: between marks.
     """
 
     begin: str = ""
     end: str = ""
     space: str = ""
+    between: str = ""
     listed: bool = False
     arguments: str = "arguments"
-    between: str = ""
+    name_begin: str = ""
+    name_end: str = ""
+    key_begin: str = ""
+    key_end: str = ""
+    value_begin: str = ""
+    value_end: str = ""
+    value_space: str = ""
+    close: str = ""
+    line: str = ""
+
+    @property
+    def is_xml(self) -> bool:
+        """Whether arguments are XML."""
+        return bool(self.key_begin)
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Marks that may be tokens."""
-        return tuple(filter(None, (self.begin, self.end)))
+        inner = (self.key_begin, self.key_end, self.value_begin, self.value_end, self.close)
+        return tuple(mark for mark in (self.begin, self.end, *inner) if len(mark) > 1)
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """Marks with which a call may begin after any text."""
-        return tuple(filter(None, (self.begin,)))
+        """Marks with which a call may begin after any text; in XML, some models leave out the
+        first one."""
+        return tuple(filter(None, (self.begin, self.name_begin)))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Marks that end a value in XML; some models leave out its own."""
+        return tuple(filter(None, (self.value_end, self.key_begin, self.close, self.end)))
 
     @property
     def pieces(self) -> tuple[str, str, str]:
@@ -49,6 +77,8 @@ class ToolFormat:
 
     def head(self, name: str) -> str:
         """The text before the arguments of a call."""
+        if self.is_xml:
+            return self.name_begin + name + self.name_end + self.line
         if not self.arguments:
             return f"{name}[ARGS]"
         return f'{{"name": {json.dumps(name)}, "{self.arguments}": '
@@ -56,88 +86,38 @@ class ToolFormat:
     @property
     def tail(self) -> str:
         """The text after the arguments."""
-        return "}" if self.arguments else ""
-
-    def body(self, arguments: Any) -> str:
-        """The text of the arguments."""
-        return json.dumps(arguments, ensure_ascii=False)
-
-    def write(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Writes calls, each a name and arguments."""
-        before, between, after = self.pieces
-        texts = [self.head(name) + self.body(arguments) + self.tail for name, arguments in calls]
-        return before + between.join(texts) + after
-
-
-@dataclasses.dataclass(frozen=True)
-class XmlFormat(ToolFormat):
-    """Text by which a model calls tools, with a pair of marks around each argument.
-
-    Strings are written as they are, other values as JSON.
-
-    Attributes:
-      name_begin, name_end: around the name of the tool; both may be empty.
-      key_begin, key_end: around the name of a parameter.
-      value_begin, value_end: around its value; the first may be empty.
-      value_space: between them and the value; no part of it.
-      close: ends the arguments; may be empty.
-      line: between marks.
-    """
-
-    name_begin: str = ""
-    name_end: str = ""
-    key_begin: str = ""
-    key_end: str = ""
-    value_begin: str = ""
-    value_end: str = ""
-    value_space: str = ""
-    close: str = ""
-    line: str = "\n"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """See `ToolFormat`."""
-        own = (self.key_begin, self.key_end, self.value_begin, self.value_end, self.close)
-        return tuple(mark for mark in (*super().marks, *own) if len(mark) > 1)
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        """See `ToolFormat`; some models leave out the first mark."""
-        return tuple(filter(None, (self.begin, self.name_begin)))
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """Marks that end a value; some models leave out its own."""
-        return tuple(filter(None, (self.value_end, self.key_begin, self.close, self.end)))
-
-    def head(self, name: str) -> str:
-        """See `ToolFormat`."""
-        return self.name_begin + name + self.name_end + self.line
+        return self.close if self.is_xml or not self.arguments else "}"
 
     @property
     def opening(self) -> str:
-        """The text between the name of a parameter and its value."""
+        """In XML, the text between the name of a parameter and its value."""
         between = self.line + self.value_begin if self.value_begin else ""
         return self.key_end + between + self.value_space
 
-    @property
-    def tail(self) -> str:
-        """See `ToolFormat`."""
-        return self.close
-
-    def body(self, arguments: Mapping[str, Any]) -> str:
-        """See `ToolFormat`."""
+    def body(self, arguments: Any) -> str:
+        """The text of the arguments."""
+        if not self.is_xml:
+            return json.dumps(arguments, ensure_ascii=False)
         text, after = "", self.value_space + self.value_end + self.line
         for name, value in arguments.items():
-            value = value if isinstance(value, str) else super().body(value)
-            text += self.key_begin + name + self.opening + value + after
+            written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text += self.key_begin + name + self.opening + written + after
         return text
+
+    def write(self, calls: Iterable[tuple[str, Any]]) -> str:
+        """Writes calls, each a name and arguments, or the text of these."""
+        before, between, after = self.pieces
+        texts = [
+            self.head(name) + (given if isinstance(given, str) else self.body(given)) + self.tail
+            for name, given in calls
+        ]
+        return before + between.join(texts) + after
 
 
 # That of Hermes, Qwen and SmolLM; also for models whose chat template knows no tools.
 HERMES = ToolFormat("<tool_call>", "</tool_call>", "\n", between="\n")
 LLAMA = ToolFormat(arguments="parameters", between="; ")
-QWEN_XML = XmlFormat(
+QWEN_XML = ToolFormat(
     "<tool_call>",
     "</tool_call>",
     "\n",
@@ -149,8 +129,9 @@ QWEN_XML = XmlFormat(
     value_end="</parameter>",
     value_space="\n",
     close="</function>",
+    line="\n",
 )
-GLM = XmlFormat(
+GLM = ToolFormat(
     "<tool_call>",
     "</tool_call>",
     between="\n",
@@ -158,6 +139,7 @@ GLM = XmlFormat(
     key_end="</arg_key>",
     value_begin="<arg_value>",
     value_end="</arg_value>",
+    line="\n",
 )
 
 # Text in a chat template -> the format that the model was trained for, the first that is found.

@@ -126,15 +126,11 @@ class _Turn(NamedTuple):
         """The message with its calls as text."""
         if not self.calls:
             return self.message
-        before, between, after = format.pieces
-        calls = between.join(
-            format.head(name)
-            + (text if arguments is None else format.body(arguments))
-            + format.tail
+        calls = format.write(
+            (name, text if arguments is None else arguments)
             for _, name, text, arguments in self.calls
         )
-        content = self.message.get("content")
-        return {**self.message, "content": _lines(content, before + calls + after)}
+        return {**self.message, "content": _lines(self.message.get("content"), calls)}
 
 
 def _after_calls(turns: Sequence[_Turn]) -> list[_Turn]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import urllib.parse
 from collections.abc import Mapping
 from typing import Any
+
+from dart_jax.grammar.schemas import target
 
 # Types in JSON schemas -> kinds of values; each of the last three is one value.
 _KINDS: Mapping[str, frozenset[str]] = {
@@ -63,13 +64,7 @@ class Parameters:
 
     def target(self, reference: Any) -> Any:
         """Returns the schema that a reference means; None if there is none."""
-        found: Any = self._root
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        for part in urllib.parse.unquote(reference).split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+        return target(self._root, reference)
 
     def kinds(self, schema: Any, depth: int = 0) -> frozenset[str]:
         """Returns the kinds of values that a schema allows, or more; `depth`: references to it."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import re
 import secrets
 import string
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import regex
 
 from dart_jax.serve.tools.formats import ToolFormat
+from dart_jax.serve.tools.parameters import Parameters, as_json, within_string
 
-# The beginning of a call up to its arguments, as most models write it.
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# The beginning of a call up to its arguments, as most models write it, and a whole call, whose
+# parts may be in another order.
+_HEAD = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+_OBJECT = r'(?P<object>\{(?:[^{}"]++|"(?:\\.|[^"\\])*+"|(?&object))*+\})'
 # The same where the name precedes the object.
-_BARE_HEAD = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
-_BARE_BEGINNING = re.compile(r"[\w.-]*(?:\[[\w\[\]]*)?\s*")
-
-# Characters around calls.
-_BETWEEN = " \r\n\t,;[]"
+_BARE_HEAD = r"(?P<name>[\w.-]++)(?:\[CALL_ID\]\w++)?(?:\[ARGS\])?\s*(?=\{)"
 
 # Llama's mark of a call; most of its models leave it out.
-_PYTHON_TAG = "<|python_tag|>"
+_PYTHON_TAG = r"(?:<\|python_tag\|>)?"
 
 # Of ids, which Mistral's templates accept only like this.
 _ID_LETTERS, _ID_LENGTH = string.ascii_letters + string.digits, 9
@@ -60,10 +61,60 @@ def divided(parts: Sequence[Part]) -> tuple[str, list[CallPiece]]:
     return text, [part for part in parts if isinstance(part, CallPiece)]
 
 
+class _Patterns(NamedTuple):
+    """What a format's calls look like.
+
+    Attributes:
+      mark: with which a call may begin, after any space.
+      call: its beginning up to the arguments, from the mark on.
+      further: the beginning of one that follows another without a mark.
+      end: what ends calls.
+      item: in XML, the beginning of an argument up to its value, or the end of all.
+      value_end: in XML, the end of a value.
+    """
+
+    mark: regex.Pattern[str]
+    call: regex.Pattern[str]
+    further: regex.Pattern[str]
+    end: regex.Pattern[str]
+    item: regex.Pattern[str]
+    value_end: regex.Pattern[str]
+
+
+@functools.cache
+def _patterns(format: ToolFormat) -> _Patterns:
+    def any_of(*texts: str) -> str:
+        return "|".join(regex.escape(text, special_only=True) for text in texts if text) or "(?!)"
+
+    begin, end = any_of(format.begin), any_of(format.end)
+    name_begin, name_end = map(regex.escape, (format.name_begin, format.name_end))
+    if format.is_xml:
+        name = name_begin + r"\s*(?P<name>[\w.-]+)\s*"
+        name += name_end or f"(?={any_of(format.key_begin, format.end)})"
+        mark = rf"\s*(?:{any_of(*format.begins)})"
+        optional = "?" if name_begin else ""
+        call, further = rf"\s*(?:(?P<mark>{begin})\s*){optional}{name}", "(?!)"
+    else:
+        head = f"(?:{_HEAD}|{_OBJECT})" if format.arguments else f"(?:{_BARE_HEAD}|{_OBJECT})"
+        mark = rf"\s*(?P<mark>{begin})" if format.begin else rf"\A\s*{_PYTHON_TAG}(?=\{{)"
+        call, further = rf"{mark}[\s\[]*{head}", rf"\s*[,;]\s*{_HEAD}"
+    value_begin = rf"\s*{regex.escape(format.value_begin)}" if format.value_begin else ""
+    space = regex.escape(format.value_space)
+    item = (
+        rf"{any_of(format.key_begin)}(?P<key>[^<>]*+){any_of(format.key_end)}{value_begin}"
+        + (rf"(?:{space}|(?!{space})(?=.))" if space else "")
+        + f"|(?P<close>{any_of(format.close)})|{any_of(*format.begins, format.end)}"
+    )
+    value_end = f"(?:{space})?(?:{any_of(*format.ends)})"
+    texts = (mark, call, further, rf"[\s\]]*(?:{end})" if format.end else r"\s*\]", item, value_end)
+    return _Patterns(*(regex.compile(text, regex.DOTALL) for text in texts))
+
+
 class CallReader:
     """Reads one answer: what comes out in pieces is, joined, the same as of the whole text.
 
-    Arguments are passed on while they are written. What looks like a call and is none is text.
+    Arguments are passed on while they are written, in XML if they are texts, otherwise when they
+    are complete. What looks like a call and is none is text.
 
     Attributes:
       count: calls so far.
@@ -72,7 +123,7 @@ class CallReader:
     def __init__(
         self,
         format: ToolFormat,
-        names: Collection[str],
+        tools: Mapping[str, Parameters],
         *,
         parallel: bool = True,
         must: bool = False,
@@ -81,30 +132,32 @@ class CallReader:
 
         Args:
           format: of its calls.
-          names: of the tools. Where nothing marks a call, those of other names are none.
+          tools: names of the tools -> their parameters. Where nothing marks a call, those of other
+            names are none.
           parallel: read all calls; otherwise only the first.
           must: there is nothing but calls, so that text is a part of one that was cut off.
         """
         self.count = 0
-        self._format, self._names = format, names
+        self._format, self._tools, self._patterns = format, tools, _patterns(format)
         self._parallel, self._must = parallel, must
         self._rest = ""  # not read yet
         self._final = False  # whether nothing follows
-        self._marked = ""  # what marked the calls that are read, in case that they are none
-        self._after_call = False  # whether no text has followed the last one
-        self._open = False  # whether the last one still goes on
+        self._silent = True  # whether no text has come since the beginning, or the last call
+        self._open = False  # whether the last call still goes on
         self._read: Callable[[], bool] = self._text
         self._parts: list[Part] = []
+        self._nesting = _Nesting()
+        self._parameters = Parameters({})  # of the call that is open
+        self._keys: list[str] = []  # of its arguments
+        self._kinds = frozenset[str]()  # of the value that is read
+        self._known = 0  # up to where no mark ends it
 
     def push(self, text: str, *, final: bool = False) -> list[Part]:
         """Reads more of the answer; `final`: nothing follows. Returns its parts in their order."""
         self._rest += text
         self._final, self._parts = final, []
-        while self._rest and self._read():
+        while self._read():
             pass
-        if final:
-            self._add_text(self._marked)  # nothing follows it
-            self._marked = ""
         return self._parts
 
     @property
@@ -115,160 +168,68 @@ class CallReader:
     # Each of these reads a part of `_rest`; False if it needs more of it.
 
     def _text(self) -> bool:
-        """Reads text up to a mark. Spaces before the mark, or after a call, belong to neither."""
-        at, mark = self._next(self._format.begins)
-        if mark:
-            text = self._rest[:at].rstrip()
-            self._add_text(self._take(len(text)))
-            self._marked = self._take(at - len(text) + len(mark))
-            return self._go_on(self._call)
-        if self._final:
-            text = self._take(len(self._rest))
-            self._add_text(text if text.strip() or not self._after_call else "")
-            return True
-        self._add_text(self._take(len(self._rest[:at].rstrip())))
+        """Reads text up to a call. Spaces before it belong to neither."""
+        place, wait = 0, not self._final
+        while mark := self._patterns.mark.search(self._rest, place, partial=wait):
+            if not self._format.begin and not self._silent:
+                break
+            call = self._patterns.call.match(self._rest, mark.start(), partial=wait)
+            if call is not None and call.partial:
+                self._add_text(self._take(mark.start()))
+                return False
+            if call is not None and (found := self._call_of(call)):
+                self._add_text(self._take(mark.start()))
+                return self._begin(len(call[0]), *found)
+            place = mark.end()
+            if mark.partial or not self._format.begin:
+                break
+        text = self._take(len(self._rest))
+        self._add_text(text if text.strip() or not (self.count and self._silent) else "")
         return False
 
-    def _call(self) -> bool:
-        """Reads the beginning of a call, or what ends a list of them."""
-        format = self._format
-        marks = [mark for mark in (format.end, format.begin) if mark]
-        rest = self._rest
-        while rest[:1] and rest[0] in _BETWEEN and not any(map(rest.startswith, marks)):
-            if not self._final and any(mark.startswith(rest) for mark in marks):
-                return False
-            rest = rest[1:]
-        if mark := next(filter(rest.startswith, marks), None):
-            if mark == format.end and self._marked:
-                return self._no_call(rest)
-            read = self._take(len(self._rest) - len(rest) + len(mark))
-            if mark == format.end:
-                return self._go_on(self._text)
-            self._marked += read
-            return True
-        if not rest or any(mark.startswith(rest) for mark in marks):
-            if not self._final:
-                return False
-            if not self._marked:  # cut off between calls
-                return bool(self._take(len(self._rest)))
-        skipped = self._rest[: len(self._rest) - len(rest)]
-        goes_on = format.listed and "," in skipped and "]" not in skipped
-        if format.begin and not format.end and not self._marked and not goes_on:
-            return self._no_call(rest)
-        return self._head(rest)
-
-    def _head(self, rest: str) -> bool:
-        """Reads the beginning of a call, with which `rest` begins, unless it is none."""
-        raise NotImplementedError
-
-    def _no_call(self, rest: str) -> bool:
-        """Goes on with text; so is what was taken for the mark of a call."""
-        if not self._marked:
-            self._skip(rest)
-        self._add_text(self._marked)
-        self._marked = ""
+    def _after(self) -> bool:
+        """Reads what follows a call: another one, the end of all, or text."""
+        further = self._patterns.further.match(self._rest, partial=not self._final)
+        if further is not None and not further.partial and (found := self._call_of(further)):
+            return self._begin(len(further[0]), *found)
+        end = self._patterns.end.match(self._rest, partial=not self._final)
+        if any(found is not None and found.partial for found in (further, end)):
+            return False
+        self._take(0 if end is None else len(end[0]))
         return self._go_on(self._text)
 
-    def _begin(self, name: str) -> None:
+    def _call_of(self, found: regex.Match[str]) -> tuple[str, str | None] | None:
+        """The name of the tool, and the arguments if they are complete; None if it is no call."""
+        groups = found.groupdict()
+        name, arguments = groups["name"], None
+        if groups.get("object"):
+            name, arguments = _call_in(groups["object"])
+        marked = groups.get("mark") or (self.count and self._format.begin)
+        return (name, arguments) if name and (marked or name in self._tools) else None
+
+    def _begin(self, length: int, name: str, arguments: str | None) -> bool:
+        """Begins a call whose beginning is so long."""
+        self._take(length)
         self.count += 1
-        self._after_call = self._open = True
-        self._marked = ""
+        self._silent = self._open = True
         if self.count == 1 or self._parallel:
             self._parts.append(CallPiece(self.count - 1, new_id(), name))
+        if arguments is not None:
+            self._add(arguments)
+            return self._end()
+        if self._format.is_xml:
+            self._add("{")
+            self._parameters, self._keys = self._tools.get(name, Parameters({})), []
+            return self._go_on(self._items)
+        self._nesting = _Nesting()
+        return self._go_on(self._arguments)
 
     def _end(self) -> bool:
         self._open = False
-        return self._go_on(self._call)
-
-    def _add_text(self, text: str) -> None:
-        if text and not self._must:
-            self._after_call = False
-            self._parts.append(text)
-
-    def _add(self, arguments: str) -> None:
-        if not arguments or (self.count > 1 and not self._parallel):
-            return
-        parts = self._parts
-        if not (parts and isinstance(parts[-1], CallPiece)):
-            parts.append(CallPiece(self.count - 1))
-        assert isinstance(parts[-1], CallPiece)
-        parts[-1].arguments += arguments
-
-    def _next(self, marks: Collection[str], begin: int = 0) -> tuple[int, str]:
-        """The place of the first mark from `begin` on, and the mark; if there is none, the place
-        where one may begin, and nothing."""
-        rest = self._rest
-        places = [(rest.find(mark, begin), mark) for mark in marks]
-        if found := [(at, mark) for at, mark in places if at >= 0]:
-            return min(found)
-        held = (n for mark in marks for n in range(len(mark)) if rest.endswith(mark[:n]))
-        return max(begin, len(rest) - max(held, default=0)), ""
-
-    def _go_on(self, read: Callable[[], bool]) -> bool:
-        self._read = read
-        return True
-
-    def _take(self, count: int) -> str:
-        taken, self._rest = self._rest[:count], self._rest[count:]
-        return taken
-
-    def _skip(self, rest: str) -> None:
-        """Takes what comes before the rest."""
-        self._take(len(self._rest) - len(rest))
-
-
-class ToolCallReader(CallReader):
-    """Reads an answer whose calls have their arguments as JSON; see `CallReader`."""
-
-    def __init__(self, format: ToolFormat, names: Collection[str], **options: bool):
-        """See `CallReader`."""
-        super().__init__(format, names, **options)
-        self._nesting = _Nesting()
-        self._read = self._text if format.begin else self._start
-
-    def _start(self) -> bool:
-        """Decides by the first character whether an answer is a call."""
-        begins = self._rest.lstrip()
-        if not self._final and _PYTHON_TAG.startswith(begins):
-            return False
-        marked = begins.startswith(_PYTHON_TAG)
-        if not marked and not begins.startswith("{"):
-            return self._go_on(self._text)
-        self._marked = self._take(len(self._rest) - len(begins) + marked * len(_PYTHON_TAG))
-        return self._go_on(self._call)
-
-    def _head(self, rest: str) -> bool:
-        format = self._format
-        pattern = _HEAD if format.arguments else _BARE_HEAD
-        if (head := pattern.match(rest)) and (format.begin or head[1] in self._names):
-            self._skip(rest)
-            self._take(head.end())
-            self._begin(head[1])
-            self._nesting = _Nesting()
-            return self._go_on(self._arguments)
-        if rest.startswith("{"):
-            return self._object(rest)
-        bare = _BARE_BEGINNING.fullmatch(rest) if not format.arguments else None
-        if bare and not self._final:
-            return False
-        return self._no_call(rest)
-
-    def _object(self, rest: str) -> bool:
-        """Reads a call that is written in another order, once it is complete."""
-        end = _Nesting().end(rest)
-        if end is None:
-            return self._no_call(rest) if self._final else False
-        name, arguments = _call_of(rest[:end])
-        if name is None or not (self._format.begin or name in self._names):
-            return self._no_call(rest)
-        self._skip(rest)
-        self._take(end)
-        self._begin(name)
-        self._add(arguments)
-        return self._end()
+        return self._go_on(self._after)
 
     def _arguments(self) -> bool:
-        """Reads arguments: an object."""
+        """Reads arguments in JSON: an object."""
         end = self._nesting.end(self._rest)
         self._add(self._take(len(self._rest) if end is None else end))
         if end is None:
@@ -281,6 +242,85 @@ class ToolCallReader(CallReader):
         end = self._nesting.end(self._rest)
         self._take(len(self._rest) if end is None else end)
         return end is not None and self._end()
+
+    def _items(self) -> bool:
+        """Reads up to the next value in XML, or the end of the call; what is neither is left
+        out."""
+        item = self._patterns.item.search(self._rest, partial=not self._final)
+        self._take(len(self._rest) if item is None else item.start())
+        if item is None or item.partial:
+            return False
+        if item["key"] is None:
+            self._take(len(item["close"] or ""))
+            self._add("}")
+            return self._end()
+        self._take(len(item[0]))
+        self._keys.append(item["key"].strip())
+        self._kinds, self._known = self._parameters.kinds_of(self._keys[-1]), 0
+        if self._is_text:
+            self._add_value('"')
+        return self._go_on(self._value)
+
+    def _value(self) -> bool:
+        """Reads a value up to the mark that ends it, which JSON may have in its strings."""
+        search = functools.partial(self._patterns.value_end.search, self._rest, partial=True)
+        found = search(pos=self._known)
+        while found and not found.partial and self._in_string(found.start()):
+            self._known = found.end()
+            found = search(pos=self._known)
+        if self._final and (found is None or found.partial):  # it was no JSON
+            found = search()
+        text = self._rest[: len(self._rest) if found is None else found.start()]
+        if self._is_text:
+            self._add_value(json.dumps(text, ensure_ascii=False)[1:-1], begin=False)
+            self._take(len(text))
+        if found is None or found.partial:
+            self._known = 0 if self._is_text else len(text)
+            return False
+        if self._is_text:
+            self._add_value('"', begin=False)
+        else:
+            self._add_value(as_json(text, self._kinds))
+            self._take(len(text))
+        own = self._format.value_space + self._format.value_end
+        self._rest = self._rest.removeprefix(own).removeprefix(self._format.value_end)
+        return self._go_on(self._items)
+
+    @property
+    def _is_text(self) -> bool:
+        return self._kinds == {"string"}
+
+    def _in_string(self, place: int) -> bool:
+        return within_string(self._rest[:place], self._kinds)
+
+    def _add_value(self, text: str, begin: bool = True) -> None:
+        """Adds to the arguments a part of a value, of which `begin` is the first. Of several values
+        of a parameter only the first counts."""
+        *others, key = self._keys
+        if key not in others:
+            head = f"{', ' if others else ''}{json.dumps(key, ensure_ascii=False)}: "
+            self._add(head + text if begin else text)
+
+    def _add_text(self, text: str) -> None:
+        self._silent = self._silent and not text
+        if text and not self._must:
+            self._parts.append(text)
+
+    def _add(self, arguments: str) -> None:
+        if not arguments or (self.count > 1 and not self._parallel):
+            return
+        if not (self._parts and isinstance(self._parts[-1], CallPiece)):
+            self._parts.append(CallPiece(self.count - 1))
+        assert isinstance(self._parts[-1], CallPiece)
+        self._parts[-1].arguments += arguments
+
+    def _go_on(self, read: Callable[[], bool]) -> bool:
+        self._read = read
+        return True
+
+    def _take(self, count: int) -> str:
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
 
 
 @dataclasses.dataclass
@@ -307,7 +347,7 @@ class _Nesting:
         return None
 
 
-def _call_of(text: str) -> tuple[str | None, str]:
+def _call_in(text: str) -> tuple[str | None, str]:
     """The name and the arguments of a call; no name if it is none."""
     try:
         call: Any = json.loads(text, strict=False)

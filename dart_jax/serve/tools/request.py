@@ -11,11 +11,10 @@ from dart_jax.grammar.limits import source_size
 from dart_jax.grammar.outputs import StructuredOutputs, json_grammar, literal
 from dart_jax.serve.body.errors import bad
 from dart_jax.serve.body.fields import ChatFields, Function
-from dart_jax.serve.tools.formats import HERMES, ToolFormat, XmlFormat, format_of
+from dart_jax.serve.tools.formats import HERMES, ToolFormat, format_of
 from dart_jax.serve.tools.parameters import Parameters
-from dart_jax.serve.tools.reader import CallReader, ToolCallReader
+from dart_jax.serve.tools.reader import CallReader
 from dart_jax.serve.tools.xml_grammar import XmlArguments, in_lark, without
-from dart_jax.serve.tools.xml_reader import XmlCallReader
 from dart_jax.text.tokenizer import Tokenizer
 
 
@@ -83,11 +82,8 @@ class Tools:
 
     def reader(self) -> CallReader:
         """Returns a reader of an answer."""
-        options = {"parallel": self.parallel, "must": self.must}
-        if isinstance(self.format, XmlFormat):
-            tools = {each.name: Parameters(each.parameters) for each in self.functions}
-            return XmlCallReader(self.format, tools, **options)
-        return ToolCallReader(self.format, {each.name for each in self.functions}, **options)
+        tools = {each.name: Parameters(each.parameters) for each in self.functions}
+        return CallReader(self.format, tools, parallel=self.parallel, must=self.must)
 
     def holds(self, answer: StructuredOutputs | None) -> bool:
         """Returns True if a text has a structure. It may be anything where all tools may be called
@@ -128,7 +124,7 @@ class Tools:
         for n, function in enumerate(self.functions):
             head, tail = self._lark(self.format.head(function.name)), self._lark(self.format.tail)
             schema_of = self._schema(function)
-            if isinstance(self.format, XmlFormat):
+            if self.format.is_xml:
                 arguments = XmlArguments(self.format, self.marks, n, schema_of)
                 rules += [f"call_{n}: {head} {arguments.body} {tail}", *arguments.rules]
             else:

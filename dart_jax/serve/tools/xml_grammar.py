@@ -9,7 +9,7 @@ from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import json_grammar, literal
-from dart_jax.serve.tools.formats import XmlFormat
+from dart_jax.serve.tools.formats import ToolFormat
 from dart_jax.serve.tools.parameters import Parameters
 
 _ANY, _NOTHING = "/(?s:.*)/", "(/a/ & /b/)"
@@ -93,7 +93,7 @@ class XmlArguments:
     """
 
     def __init__(
-        self, format: XmlFormat, marks: Mapping[str, int], number: int, schema: Mapping[str, Any]
+        self, format: ToolFormat, marks: Mapping[str, int], number: int, schema: Mapping[str, Any]
     ):
         """Writes them.
 
