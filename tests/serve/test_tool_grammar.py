@@ -142,15 +142,17 @@ def objects(draw):
     return schema
 
 
-@pytest.mark.parametrize("tokens", ["none", "some", "all"])
+TOKENS = st.sampled_from(["none", "some", "all"])
+
+
 @pytest.mark.parametrize("format", XML, ids=title)
-@settings(max_examples=15)
-@given(data=st.data())
-def test_calls_that_are_required(model, format, tokens, data):
+@settings(max_examples=25)
+@given(TOKENS, objects(), objects(), st.booleans(), st.integers(0, 2**32))
+def test_calls_that_are_required(model, format, tokens, one, other, parallel, seed):
     model = model(format, tokens)
-    functions = [Function(name=name, parameters=data.draw(objects())) for name in ("f", "g.h-i")]
-    tools = model.tools(functions, parallel=data.draw(st.booleans()))
-    tokens, ended = model.write(tools, data.draw(st.integers(0, 2**32)))
+    functions = [Function(name="f", parameters=one), Function(name="g.h-i", parameters=other)]
+    tools = model.tools(functions, parallel=parallel)
+    tokens, ended = model.write(tools, seed)
     content, calls = model.read(tools, tokens, ended)
     assert content == ""
     assert len(calls) > 0 or not ended
@@ -159,14 +161,12 @@ def test_calls_that_are_required(model, format, tokens, data):
 
 
 STRICT = {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"enum": ["x", "yy"]}}}
-NOBODY = ("nobody", {"a": "1"})
-FREE = ("f", {"s": "z"})
+CALLS = [("nobody", {"a": "1"}), ("f", {"s": "z"}), ("f", {"a": 1})]
 
 
-@pytest.mark.parametrize("tokens", ["none", "some", "all"])
 @pytest.mark.parametrize("format", FORMATS, ids=title)
-@settings(max_examples=10)
-@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+@settings(max_examples=15)
+@given(TOKENS, st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_other_calls_cannot_be_written(model, format, tokens, seed, strict, parallel):
     """Nor, of a strict function, with other arguments than it has."""
     model = model(format, tokens)
@@ -175,9 +175,21 @@ def test_other_calls_cannot_be_written(model, format, tokens, seed, strict, para
     every = [f, Function(name="nobody")]
     tools = model.tools([f], all=every, must=False, parallel=parallel)
     liked = [*map(format.head, ("f", "nobody")), format.body({"a": 1}), format.body({"s": "z"})]
-    liked += [format.write([call]) for call in (NOBODY, FREE, ("f", {"a": 1}))]
+    liked += [format.write([call]) for call in CALLS]
     _, calls = model.read(tools, *model.write(tools, seed, liked))
     check([Function(name="f", parameters=schema)], calls)
+
+
+def allowed_calls(model, parameters, calls):
+    """Which of some calls a model may write."""
+    tools = model.tools([Function(name="f", parameters=parameters)], parallel=False)
+    source, found = model.grammars.check(tools.outputs(None)), []
+    for arguments in calls:
+        matcher = model.grammars.start(source)
+        matcher.advance(model.tokenizer.encode(model.format.write([("f", arguments)])))
+        if matcher.error is None and model.end in allowed(matcher):
+            found.append(arguments)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -203,56 +215,33 @@ def test_other_calls_cannot_be_written(model, format, tokens, seed, strict, para
     ],
 )
 def test_values(model, schema, good, bad):
-    model = model(QWEN_XML, "none")
     parameters = {"type": "object", "properties": {"v": schema}, "required": ["v"]}
-    tools = model.tools([Function(name="f", parameters=parameters)])
-    source = model.grammars.check(tools.outputs(None))
-    for value in [*good, *bad]:
-        matcher = model.grammars.start(source)
-        text = QWEN_XML.write([("f", {"v": value})])
-        matcher.advance(model.tokenizer.encode(text))
-        ends = matcher.error is None and model.end in allowed(matcher)
-        assert ends == (value in good), value
+    calls = [{"v": value} for value in (*good, *bad)]
+    assert allowed_calls(model(QWEN_XML, "none"), parameters, calls) == calls[: len(good)]
 
 
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"required": ["v"], "properties": {}},
         {"required": ["v"], "properties": {"w": {"type": "integer"}}},
         {"required": ["v"], "properties": {"v": {"$ref": "#/$defs/A[b]"}}},
-        {"required": ["v"], "properties": {"v": {"$ref": "#/$defs/A%5Bb%5D"}}},
-        {"required": ["v"], "properties": {"v": {"$ref": "#/$defs/l[b]"}}},
+        {"required": ["v"], "properties": {"v": {"$ref": "#/$defs/l%5Bb%5D"}}},
     ],
 )
 def test_names_of_parameters(model, parameters):
     """One that must be there may be without a description."""
-    model = model(QWEN_XML, "none")
     named = {"A[b]": {"type": ["string", "array"]}, "l[b]": {"type": "array", "items": {}}}
     parameters = {"type": "object", "$defs": named, **parameters}
-    tools = model.tools([Function(name="f", parameters=parameters)])
-    source = model.grammars.check(tools.outputs(None))
-    for arguments in ({"v": "[1]"}, {}, {"v": "[1]", "x": "1"}):
-        matcher = model.grammars.start(source)
-        text = QWEN_XML.write([("f", arguments)])
-        matcher.advance(model.tokenizer.encode(text))
-        ends = matcher.error is None and model.end in allowed(matcher)
-        assert ends == (arguments == {"v": "[1]"}), arguments
+    calls = [{"v": "[1]"}, {}, {"v": "[1]", "x": "1"}]
+    assert allowed_calls(model(QWEN_XML, "none"), parameters, calls) == calls[:1]
 
 
 def test_order_and_presence(model):
-    model = model(GLM, "some")
     properties = {name: {"type": "integer"} for name in "abc"}
     parameters = {"type": "object", "properties": properties, "required": ["b"]}
-    tools = model.tools([Function(name="f", parameters=parameters)], parallel=False)
-    source = model.grammars.check(tools.outputs(None))
-    for names in ("b", "ab", "abc", "bc", "", "a", "ba", "bb", "bd"):
-        matcher = model.grammars.start(source)
-        body = "".join(GLM.body({name: 1}) for name in names)
-        text = GLM.begin + GLM.head("f") + body + GLM.tail + GLM.end
-        matcher.advance(model.tokenizer.encode(text))
-        ends = matcher.error is None and model.end in allowed(matcher)
-        assert ends == (names in ("b", "ab", "abc", "bc")), names
+    names = ("b", "ab", "abc", "bc", "", "a", "ba", "bd")
+    calls = [dict.fromkeys(each, 1) for each in names]
+    assert allowed_calls(model(GLM, "some"), parameters, calls) == calls[:4]
 
 
 @pytest.mark.parametrize(
