@@ -91,7 +91,7 @@ def regex_of(grammar):
 def test_random_grammars():
     """Rules refer to later ones, or to any after a character, so that none is left recursive."""
     draw, matched, recursive = random.Random(0), 0, 0
-    for _ in range(60):
+    for _ in range(30):
         rules, names = [], ["root", "x", "y", "z"]
         for n, name in enumerate(names):
             alternatives = [_expression(draw, 2, names[n + 1 :]) for _ in range(2)]
@@ -106,8 +106,8 @@ def test_random_grammars():
             matches = expression.fullmatch(text) is not None
             matched += matches
             assert follows(text) == matches, (grammar, text)
-    assert matched > 100
-    assert recursive > 5
+    assert matched > 50
+    assert recursive > 3
 
 
 def test_json_is_read_in_few_lexemes():

@@ -119,7 +119,7 @@ def streamed(chunks):
 
 
 def test_calls_that_are_required(client):
-    for options in ({}, {"temperature": 1.0, "seed": 1}, {"parallel_tool_calls": False}):
+    for options in ({"temperature": 1.0, "seed": 1}, {"parallel_tool_calls": False}):
         asked = {"tool_choice": "required", "max_tokens": 400, **options}
         [choice] = ask(client, **asked).choices
         calls = calls_of(choice)

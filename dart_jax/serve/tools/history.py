@@ -47,7 +47,7 @@ def with_tools(
       ApiError: a call is none, or an id no text.
       UserError: there is no such template.
     """
-    turns = _after_calls([_Turn.of(message, place) for place, message in enumerate(messages)])
+    turns = [_Turn.of(message, place) for place, message in enumerate(messages)]
     described = None if tools is None else tools.described
     source = tokenizer.template_for({**options, "tools": described})
     template, format = tokenizer.template(source), format_of(source)
@@ -131,21 +131,6 @@ class _Turn(NamedTuple):
             for _, name, text, arguments in self.calls
         )
         return {**self.message, "content": _lines(self.message.get("content"), calls)}
-
-
-def _after_calls(turns: Sequence[_Turn]) -> list[_Turn]:
-    """The turns, with results that precede their calls after these."""
-    calls: dict[str | None, int] = {}
-    for place, turn in enumerate(turns):
-        for call in turn.calls:
-            calls.setdefault(call.given.get("id"), place)
-
-    def place_of(place: int) -> float:
-        turn = turns[place]
-        call = turn.message.get("tool_call_id") if turn.is_result else None
-        return place if call is None else max(place, calls.get(call, -1) + 0.5)
-
-    return [turns[place] for place in sorted(range(len(turns)), key=place_of)]
 
 
 def _as_calls(turns: Sequence[_Turn], format: ToolFormat, template: ChatTemplate) -> list[_Message]:
