@@ -14,18 +14,8 @@ from dart_jax.serve.tools.parameters import Parameters
 
 _ANY, _NOTHING = "/(?s:.*)/", "(/a/ & /b/)"
 
-# Beside texts: what is read as JSON of a kind, and what the kind has, where that is known without
-# its schema.
-_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
-_READ = {
-    "null": "null|None",
-    "true": "true|True",
-    "false": "false|False",
-    "integer": _NUMBER,
-    "number": _NUMBER,
-    "array": r"\[(?s:.*)",
-    "object": r"\{(?s:.*)",
-}
+# What is written of kinds of values beside texts, where that is known without their schema, and
+# with what the others begin.
 _WRITTEN = {
     "null": "null",
     "true": "true",
@@ -33,6 +23,7 @@ _WRITTEN = {
     "integer": "-?(0|[1-9][0-9]{0,14})",
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
 }
+_BEGINNINGS = {"integer": "-0-9", "number": "-0-9", "array": r"\[", "object": r"\{"}
 _LIMITS = (
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum",
     "$ref",
@@ -163,14 +154,12 @@ class XmlArguments:
         format, kinds = self._format, self._parameters.kinds(schema)
         apart = kinds
         if "string" in kinds:
-            kinds, apart = kinds - {"string"}, kinds & {"array", "object"}
-            if any(f'"{keyword}"' in json.dumps(schema) for keyword in _LIMITS):
-                apart |= kinds & {"integer", "number"}
+            limited = any(f'"{keyword}"' in json.dumps(schema) for keyword in _LIMITS)
+            apart = kinds & ({*_BEGINNINGS} if limited else {"array", "object"})
             texts = [f"{self._texts(schema)} & {self._free}"]
-            for read in dict.fromkeys(_READ[kind] for kind in sorted(kinds)):
-                read = "-?[0-9](?s:.*)" if read == _NUMBER and "integer" in apart else read
-                texts[0] += rf" & ~/[ \t\n\r]*({read})[ \t\n\r]*/"
-            texts += [f"/{_WRITTEN[kind]}/" for kind in sorted(kinds - apart)]
+            if begins := "".join(sorted({_BEGINNINGS[kind] for kind in apart})):
+                texts[0] += rf" & ~/[ \t\n\r]*[{begins}](?s:.*)/"
+            texts += [f"/{_WRITTEN[kind]}/" for kind in sorted(kinds - apart - {"string"})]
             terminal = " | ".join(texts)
             yield self._terminal(f"v_{rule}", terminal, "", format.value_space, format.value_end)
             schema = {**schema} if isinstance(schema, Mapping) else {}
