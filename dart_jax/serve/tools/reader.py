@@ -15,10 +15,8 @@ import regex
 from dart_jax.serve.tools.formats import ToolFormat
 from dart_jax.serve.tools.parameters import Parameters, as_json, within_string
 
-# The beginning of a call up to its arguments, as most models write it, and a whole call, whose
-# parts may be in another order.
+# The beginning of a call up to its arguments, as most models write it.
 _HEAD = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-_OBJECT = r'(?P<object>\{(?:[^{}"]++|"(?:\\.|[^"\\])*+"|(?&object))*+\})'
 # The same where the name precedes the object.
 _BARE_HEAD = r"(?P<name>[\w.-]++)(?:\[CALL_ID\]\w++)?(?:\[ARGS\])?\s*(?=\{)"
 
@@ -67,6 +65,7 @@ class _Patterns(NamedTuple):
     Attributes:
       mark: with which a call may begin, after any space.
       call: its beginning up to the arguments, from the mark on.
+      other: the beginning of one whose parts are in another order.
       further: the beginning of one that follows another without a mark.
       end: what ends calls.
       item: in XML, the beginning of an argument up to its value, or the end of all.
@@ -75,6 +74,7 @@ class _Patterns(NamedTuple):
 
     mark: regex.Pattern[str]
     call: regex.Pattern[str]
+    other: regex.Pattern[str]
     further: regex.Pattern[str]
     end: regex.Pattern[str]
     item: regex.Pattern[str]
@@ -84,20 +84,21 @@ class _Patterns(NamedTuple):
 @functools.cache
 def _patterns(format: ToolFormat) -> _Patterns:
     def any_of(*texts: str) -> str:
-        return "|".join(regex.escape(text, special_only=True) for text in texts if text) or "(?!)"
+        return "|".join(regex.escape(text) for text in texts if text) or "(?!)"
 
     begin, end = any_of(format.begin), any_of(format.end)
     name_begin, name_end = map(regex.escape, (format.name_begin, format.name_end))
     if format.is_xml:
         name = name_begin + r"\s*(?P<name>[\w.-]+)\s*"
         name += name_end or f"(?={any_of(format.key_begin, format.end)})"
-        mark = rf"\s*(?:{any_of(*format.begins)})"
+        mark = rf"(?<!\s)\s*+(?:{any_of(*format.begins)})"
         optional = "?" if name_begin else ""
-        call, further = rf"\s*(?:(?P<mark>{begin})\s*){optional}{name}", "(?!)"
+        call = rf"\s*+(?:(?P<mark>{begin})\s*){optional}{name}"
+        other = further = "(?!)"
     else:
-        head = f"(?:{_HEAD}|{_OBJECT})" if format.arguments else f"(?:{_BARE_HEAD}|{_OBJECT})"
-        mark = rf"\s*(?P<mark>{begin})" if format.begin else rf"\A\s*{_PYTHON_TAG}(?=\{{)"
-        call, further = rf"{mark}[\s\[]*{head}", rf"\s*[,;]\s*{_HEAD}"
+        mark = rf"(?<!\s)\s*+(?P<mark>{begin})" if format.begin else rf"\A\s*+{_PYTHON_TAG}(?=\{{)"
+        call = rf"{mark}[\s\[]*+{_HEAD if format.arguments else _BARE_HEAD}"
+        other, further = rf"{mark}[\s\[]*+(?=\{{)", rf"\s*[,;]\s*{_HEAD}"
     value_begin = rf"\s*{regex.escape(format.value_begin)}" if format.value_begin else ""
     space = regex.escape(format.value_space)
     item = (
@@ -106,7 +107,8 @@ def _patterns(format: ToolFormat) -> _Patterns:
         + f"|(?P<close>{any_of(format.close)})|{any_of(*format.begins, format.end)}"
     )
     value_end = f"(?:{space})?(?:{any_of(*format.ends)})"
-    texts = (mark, call, further, rf"[\s\]]*(?:{end})" if format.end else r"\s*\]", item, value_end)
+    after = rf"[\s\]]*(?:{end})" if format.end else r"\s*\]"
+    texts = (mark, call, other, further, after, item, value_end)
     return _Patterns(*(regex.compile(text, regex.DOTALL) for text in texts))
 
 
@@ -174,12 +176,16 @@ class CallReader:
             if not self._format.begin and not self._silent:
                 break
             call = self._patterns.call.match(self._rest, mark.start(), partial=wait)
-            if call is not None and call.partial:
+            if call and call.partial:
                 self._add_text(self._take(mark.start()))
                 return False
-            if call is not None and (found := self._call_of(call)):
+            if call and self._is_call(call["name"], call.groupdict().get("mark")):
                 self._add_text(self._take(mark.start()))
-                return self._begin(len(call[0]), *found)
+                return self._begin(len(call[0]), call["name"])
+            if call is None and (other := self._patterns.other.match(self._rest, mark.start())):
+                self._add_text(self._take(mark.start()))
+                self._nesting, self._known = _Nesting(), len(other[0])
+                return self._go_on(self._object)
             place = mark.end()
             if mark.partial or not self._format.begin:
                 break
@@ -187,27 +193,38 @@ class CallReader:
         self._add_text(text if text.strip() or not (self.count and self._silent) else "")
         return False
 
+    def _object(self) -> bool:
+        """Reads a call whose parts are in another order, once it is complete; otherwise its mark is
+        text."""
+        mark, other = (each.match(self._rest) for each in self._patterns[:3:2])
+        assert mark is not None
+        assert other is not None
+        end = self._nesting.end(self._rest[self._known :])
+        if end is None and not self._final:
+            self._known = len(self._rest)
+            return False
+        if end is not None:
+            name, arguments = _call_in(self._rest[len(other[0]) : self._known + end])
+            if name and self._is_call(name, self._format.begin):
+                return self._begin(self._known + end, name, arguments)
+        self._add_text(self._take(len(mark[0]) or 1))
+        return self._go_on(self._text)
+
     def _after(self) -> bool:
         """Reads what follows a call: another one, the end of all, or text."""
         further = self._patterns.further.match(self._rest, partial=not self._final)
-        if further is not None and not further.partial and (found := self._call_of(further)):
-            return self._begin(len(further[0]), *found)
         end = self._patterns.end.match(self._rest, partial=not self._final)
+        if further and not further.partial and self._is_call(further["name"], self._format.begin):
+            return self._begin(len(further[0]), further["name"])
         if any(found is not None and found.partial for found in (further, end)):
             return False
         self._take(0 if end is None else len(end[0]))
         return self._go_on(self._text)
 
-    def _call_of(self, found: regex.Match[str]) -> tuple[str, str | None] | None:
-        """The name of the tool, and the arguments if they are complete; None if it is no call."""
-        groups = found.groupdict()
-        name, arguments = groups["name"], None
-        if groups.get("object"):
-            name, arguments = _call_in(groups["object"])
-        marked = groups.get("mark") or (self.count and self._format.begin)
-        return (name, arguments) if name and (marked or name in self._tools) else None
+    def _is_call(self, name: str, mark: str | None) -> bool:
+        return bool(mark) or name in self._tools
 
-    def _begin(self, length: int, name: str, arguments: str | None) -> bool:
+    def _begin(self, length: int, name: str, arguments: str | None = None) -> bool:
         """Begins a call whose beginning is so long."""
         self._take(length)
         self.count += 1
