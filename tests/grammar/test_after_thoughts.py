@@ -77,13 +77,12 @@ def test_trees_fit(data, opened):
     tokens, parents, depth, _ = (fitted := text.fit(tree, NODES, DEPTH)).tree
     assert depth.max() <= DEPTH
     paths = {0: list(past)}
-    for node in range(1, 1 + np.count_nonzero(depth)):
-        parent = int(parents[node])
-        assert depth[node] == depth[parent] + 1
-        assert int(tokens[node]) in allowed(fitted.masks[parent])
-        paths[node] = [*paths[parent], int(tokens[node])]
-    for node, path in paths.items():
-        if EOS not in path:
-            assert allowed(fitted.masks[node]) == root_of(path, opened)
-    next_ids = np.array(IDS)
-    assert set(next_ids[text.allows(next_ids)].tolist()) == root_of(past, opened)
+    for node in range(1 + np.count_nonzero(depth)):
+        if node:
+            parent, token = int(parents[node]), int(tokens[node])
+            assert depth[node] == depth[parent] + 1
+            assert token in allowed(fitted.masks[parent])
+            paths[node] = [*paths[parent], token]
+        if EOS not in paths[node]:
+            assert allowed(fitted.masks[node]) == root_of(paths[node], opened)
+    assert {id for id in IDS if text.allows(np.array([id]))} == root_of(past, opened)

@@ -116,7 +116,6 @@ PAIR = {
         ({"json": PAIR | {"additionalProperties": True}}, ['{"b": 1}'], ['{"pair": {"b": 1}}']),
         ({"json": PAIR | {"anyOf": [{"required": ["b"]}]}}, ['{"pair": {}, "b": 1}'], ["{}"]),
         ({"json": {"allOf": [PAIR["$defs"]["pair"], {"required": ["b"]}]}}, ['{"b": 1}'], ["{}"]),
-        ({"json": {"anyOf": [{"properties": {}}], "required": ["b"]}}, ['{"b": 1}'], ["{}"]),
         ({"json": {"properties": {}, "required": ["b"]}}, ['{"b": 1}'], ["{}"]),
         ({"json": {"properties": {"properties": {}}}}, ['{"properties": 1}'], ['{"b": 1}']),
         ({"regex": "[a-c]+[.]"}, ["abc."], ["abd.", "."]),

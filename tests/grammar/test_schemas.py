@@ -3,8 +3,6 @@ by name."""
 
 import copy
 import datetime
-import enum
-import ipaddress
 import json
 import pathlib
 from typing import Annotated, Any, Literal
@@ -165,10 +163,6 @@ def test_clients_have_no_options_of_the_compiler():
         GRAMMARS.check(StructuredOutputs(json={**schema, "uniqueItems": True}))
 
 
-class Colour(enum.Enum):
-    RED, GREEN = "red", "green"
-
-
 class Cat(pydantic.BaseModel):
     kind: Literal["cat"] = "cat"
     lives: Annotated[int, pydantic.Field(ge=0, le=9)] | None = None
@@ -178,14 +172,12 @@ class Cat(pydantic.BaseModel):
 class Dog(pydantic.BaseModel):
     kind: Literal["dog", "pug"]
     born: datetime.date | None = None
-    network: ipaddress.IPv4Network | None = None
     secret: pydantic.SecretStr | None = None
-    blob: bytes | None = None
 
 
 class Zoo(pydantic.BaseModel):
     animals: list[Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]]
-    colours: dict[Colour, int] = {}
+    colours: dict[Literal["red", "green"], int] = {}
     names: dict[Annotated[str, pydantic.Field(min_length=1)], int] = {}
     paths: dict[pathlib.Path, Any] = {}
     pair: tuple[int, str] | None = None
@@ -199,23 +191,23 @@ def test_what_pydantic_writes():
         paths={"/b": [1]},
         pair=(1, "x"),
     )
-    schema = Zoo.model_json_schema()
-    text = zoo.model_dump_json()
-    assert follows(text, json=schema)
-    assert follows(json.dumps(json.loads(text), indent=2), json=schema)
+    text, follows = zoo.model_dump_json(), judge(json=Zoo.model_json_schema())
+    assert follows(text)
+    assert follows(json.dumps(json.loads(text), indent=2))
     for place, wrong in (("lives", "10"), ("kind", '"cow"'), ("green", '"x"')):
-        assert not follows(text.replace(f'"{place}":', f'"{place}":{wrong},"x":'), json=schema)
+        assert not follows(text.replace(f'"{place}":', f'"{place}":{wrong},"x":'))
 
 
-@pytest.mark.parametrize("space", ["", " ", "\n", "\n\n", "\n\t", "\n" + " " * 20, "\n\n  "])
-@pytest.mark.parametrize("more", ["", " ", "\n"])
-def test_space_between_the_parts_of_json(space, more):
-    between = space + more
+@pytest.mark.parametrize(
+    ("between", "good"),
+    [
+        *((space, True) for space in ("", " ", "\n", "\n\n", "\n\t", "\n" + " " * 20, "\n\n  ")),
+        *((space, False) for space in ("  ", " \n", "\n\n\n", "\n \n", "\n" + " " * 21)),
+    ],
+)
+def test_space_between_the_parts_of_json(between, good):
     text = f'{{{between}"a"{between}:{between}[1{between},{between}{{}}]{between}}}'
-    plain = between.lstrip("\n")
-    breaks = len(between) - len(plain)
-    indented = breaks in (1, 2) and len(plain) <= 20 and "\n" not in plain
-    assert follows(text, json_object=True) == (between in ("", " ") or indented)
+    assert follows(text, json_object=True) == good
 
 
 def test_options_of_json_are_for_json():
