@@ -20,13 +20,7 @@ class AfterThoughts:
     done = False
 
     def __init__(self, matcher: Matcher, marks: ThoughtMarks, grammars: Grammars):
-        """Begins a text.
-
-        Args:
-          matcher: of what follows the thoughts.
-          marks: where they are.
-          grammars: of the target; what ends its texts is not among thoughts.
-        """
+        """Begins a text; `matcher`: of what follows the thoughts. They do not end the text."""
         self._matcher, self._marks, self._eos = matcher, marks, np.array(grammars.eos, np.int64)
         self._begun, self._thinking = marks.begin is None, marks.begin is None
         self._thoughts = all_but(grammars.eos, grammars.vocab_size)

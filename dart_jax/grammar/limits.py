@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from dart_jax.errors import UserError
-from dart_jax.grammar.outputs import StructuredOutputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,19 +27,3 @@ class GrammarLimits:
                 f"{kind} {verb} {size:,} bytes, more than the {self.source_bytes:,} of "
                 f"--grammar-bytes; shorten {it}"
             )
-
-
-def source_size(outputs: StructuredOutputs) -> int:
-    """Returns the number of bytes of a structure, a schema's as JSON.
-
-    Raises:
-      UserError: it is nested too deep to be written.
-    """
-    given = outputs.json or outputs.regex or outputs.choice or outputs.grammar or ""
-    try:
-        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    except RecursionError:
-        raise UserError(f"{outputs.kind} is nested too deep; make it flatter") from None
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{outputs.kind} cannot be used: {error}") from None
-    return len(text.encode(errors="replace"))

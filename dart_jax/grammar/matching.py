@@ -87,17 +87,11 @@ class Grammars:
 
     Attributes:
       vocab_size: V, the target's.
-      eos: ids that end a text.
+      eos: ids that end a text, which may follow wherever the grammar's text may end.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]):
-        """Keeps what a grammar needs; nothing is compiled yet.
-
-        Args:
-          tokenizer: the target's.
-          vocab_size: V, the target's.
-          eos: ids that end a text, which may follow wherever the grammar's text may end.
-        """
+        """Compiles nothing yet; `tokenizer`: the target's."""
         self._tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
         self._lock = threading.Lock()
         # By source, each with the seconds that it took; the one used last comes last.
@@ -105,8 +99,7 @@ class Grammars:
 
     @property
     def origin(self) -> tuple[str, int, tuple[int, ...]]:
-        """What it was made of, for another process: the tokenizer as JSON, V, and the ids that end
-        a text."""
+        """What it was made of, for another process, with the tokenizer as JSON."""
         return self._tokenizer.backend.to_str(), self.vocab_size, self.eos
 
     @functools.cached_property
@@ -151,8 +144,8 @@ class Grammars:
         return source
 
     def load(self, source: str) -> str:
-        """Compiles a grammar, unless that has been done, so that `start` need not; returns what is
-        wrong with it, if anything is."""
+        """Compiles a grammar, so that `start` need not; returns what is wrong with it, if anything
+        is."""
         return self._get(source)[0].get_error()
 
     def has(self, source: str) -> bool:

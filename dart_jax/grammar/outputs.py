@@ -101,6 +101,22 @@ class StructuredOutputs:
         return json_grammar(schema, compact=self.disable_any_whitespace)
 
     @property
+    def size(self) -> int:
+        """The number of bytes of what is given, a schema's as JSON.
+
+        Raises:
+          UserError: it is nested too deep to be written.
+        """
+        given = self.json or self.regex or self.choice or self.grammar or ""
+        try:
+            text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        except RecursionError:
+            raise UserError(f"{self.kind} is nested too deep; make it flatter") from None
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.kind} cannot be used: {error}") from None
+        return len(text.encode(errors="replace"))
+
+    @property
     def kind(self) -> str:
         """The name of what is given, in words."""
         [name] = self._given

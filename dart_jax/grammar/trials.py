@@ -17,9 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +26,7 @@ from typing import TypeVar
 import tokenizers
 
 from dart_jax.errors import UserError
-from dart_jax.grammar.limits import GrammarLimits, source_size
+from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.grammar.matching import STACK, Grammars, on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.text.tokenizer import Tokenizer
@@ -55,7 +54,7 @@ class Trials:
           limits: of what clients may ask for.
         """
         self._grammars, self._limits = grammars, limits
-        self._passed: OrderedDict[str, str] = OrderedDict()
+        self._passed: dict[str, str] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._process: _Process | None = None
 
@@ -69,19 +68,18 @@ class Trials:
         Raises:
           UserError: the grammar is wrong, or beyond a limit.
         """
-        self._limits.check_size(outputs.kind, source_size(outputs) if size is None else size)
+        self._limits.check_size(outputs.kind, outputs.size if size is None else size)
         try:
             key = json.dumps(dataclasses.asdict(outputs))
         except RecursionError:
             raise UserError(f"{outputs.kind} is nested too deep; make it flatter") from None
-        source = self._passed.get(key)
+        source = self._passed.pop(key, None)
         if source is None:
             async with self._places:
                 source = await self._try(outputs.kind, key)
         self._passed[key] = source
-        self._passed.move_to_end(key)
-        while len(self._passed) > _KEPT:
-            self._passed.popitem(last=False)
+        while len(self._passed) > _KEPT:  # the one that was asked for last comes last
+            del self._passed[next(iter(self._passed))]
         if not self._grammars.has(source):
             await off_loop(lambda: self._grammars.load(source))
         return source
@@ -136,23 +134,17 @@ class _Process:
     def __init__(self, grammars: Grammars, seconds: float):
         """Starts it; see `main`."""
         self._control, theirs = socket.socketpair()
-        with theirs:
+        with theirs, tempfile.TemporaryFile() as origin:
+            origin.write(json.dumps([*grammars.origin, seconds]).encode())
+            origin.seek(0)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dart_jax.grammar.trials", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
+                stdin=origin,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the server, which ends it
                 # Threads would not live on in its copies.
                 env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"},
             )
-        origin = json.dumps([*grammars.origin, seconds]).encode()
-        threading.Thread(target=self._tell, args=[origin], daemon=True).start()
-
-    def _tell(self, origin: bytes) -> None:
-        """Writes what it needs, on a thread, since it reads that only when it has started."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as stdin:
-            stdin.write(origin)
 
     @property
     def ended(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from tokenizers_made import byte_level
 
 from dart_jax.errors import UserError
-from dart_jax.grammar.limits import GrammarLimits, source_size
+from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.grammar.matching import Grammars, on_large_stack
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.grammar.trials import Trials
@@ -97,7 +97,7 @@ def test_what_does_not_pass(outputs, message):
 
 
 def test_sizes_are_found_without_a_trial():
-    assert source_size(StructuredOutputs(json={"const": "é"})) == len('{"const": "é"}'.encode())
+    assert StructuredOutputs(json={"const": "é"}).size == len('{"const": "é"}'.encode())
 
     async def work(trials):
         with pytest.raises(UserError, match=r"the choice has .* bytes, more .* --grammar-bytes"):

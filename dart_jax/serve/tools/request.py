@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.grammar.limits import source_size
 from dart_jax.grammar.outputs import StructuredOutputs, json_grammar, literal
 from dart_jax.serve.body.errors import bad
 from dart_jax.serve.body.fields import ChatFields, Function
@@ -98,7 +97,7 @@ class Tools:
     def size(self, answer: StructuredOutputs | None) -> int:
         """The size of all schemas that a text has to follow, in bytes; `answer` as in `holds`."""
         schemas = [StructuredOutputs(json=self._schema(each)) for each in self.functions]
-        return sum(map(source_size, (*schemas, *([] if answer is None else [answer]))))
+        return sum(each.size for each in (*schemas, *([] if answer is None else [answer])))
 
     def outputs(self, answer: StructuredOutputs | None) -> StructuredOutputs:
         """Returns the structure of a text that calls tools, or is an answer; see `holds`.
