@@ -16,12 +16,24 @@ from dart_jax.errors import UserError
 
 Schema = dict[str, Any]
 
-# Formats of strings that llguidance knows; others are notes for the reader.
-FORMATS = frozenset(
-    {
-        "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
-    }
-)  # fmt: skip
+# Formats of strings that llguidance knows -> texts that have them, if not all. Other formats are
+# notes for the reader.
+_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-][01][0-9]:[0-5][0-9])"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HOST = r"[a-zA-Z0-9]{1,63}([-.][a-zA-Z0-9]{1,30}){0,6}"
+FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": "P([0-9]{1,4}W|([0-9]{1,4}D)?T[0-9]{1,4}[HMS]|[0-9]{1,4}[YMD])",
+    "email": rf"[a-zA-Z0-9_+-]{{1,30}}(\.[a-zA-Z0-9_+-]{{1,30}})?@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "ipv6": "([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}",
+    "uri": rf"[a-z]{{1,12}}://{_HOST}(:[0-9]{{1,4}})?(/[a-zA-Z0-9._~/?&=+-]*)?",
+    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+}
 
 # Keywords that have schemas: by name; one or a list. OpenAPI has those of `schemas` in
 # `components`.
@@ -216,9 +228,11 @@ def _rule_of_names(names: Any, root: Schema) -> Schema:
         pattern = said["pattern"]
     elif said and said.keys() <= {"minLength", "maxLength"}:
         pattern = f"^(?s:.){{{said.get('minLength', 0)},{said.get('maxLength', '')}}}$"
+    elif [*said] == ["format"]:
+        pattern = f"^({FORMATS[said['format']]})$"
     else:
         raise UserError(
             "the JSON schema has propertyNames that are not supported; they may have one of enum, "
-            "const, pattern, or lengths"
+            "const, pattern, format, or lengths"
         )
     return {"patternProperties": {pattern: True}, "additionalProperties": False}

@@ -5,6 +5,7 @@ import copy
 import datetime
 import json
 import pathlib
+import uuid
 from typing import Annotated, Any, Literal
 
 import llguidance
@@ -179,6 +180,7 @@ class Zoo(pydantic.BaseModel):
     animals: list[Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]]
     colours: dict[Literal["red", "green"], int] = {}
     names: dict[Annotated[str, pydantic.Field(min_length=1)], int] = {}
+    ids: dict[uuid.UUID, int] = {}
     paths: dict[pathlib.Path, Any] = {}
     pair: tuple[int, str] | None = None
 
@@ -188,6 +190,7 @@ def test_what_pydantic_writes():
         animals=[Cat(lives=3, home=pathlib.Path("/a")), Dog(kind="pug", born="2020-01-02")],
         colours={"green": 5},
         names={"a": 1},
+        ids={uuid.UUID(int=4): 1},
         paths={"/b": [1]},
         pair=(1, "x"),
     )

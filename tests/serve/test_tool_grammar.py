@@ -17,13 +17,12 @@ from tokenizers import AddedToken
 from tokenizers_made import byte_level
 
 from dart_jax.errors import UserError
-from dart_jax.grammar import schemas
 from dart_jax.grammar.matching import Grammars
+from dart_jax.grammar.schemas import FORMATS as FORMATS_OF_TEXTS
 from dart_jax.serve.body.fields import Function
 from dart_jax.serve.tools.formats import _BY_TEMPLATE, GLM, QWEN_XML
 from dart_jax.serve.tools.reader import divided
 from dart_jax.serve.tools.request import Tools
-from dart_jax.serve.tools.xml_grammar import _FORMATS
 from dart_jax.text.tokenizer import Tokenizer
 
 FORMATS = [*dict.fromkeys(filter(None, _BY_TEMPLATE.values()))]
@@ -125,7 +124,7 @@ PARTS = SCHEMAS | st.sampled_from(
         {"enum": ["a", "</parameter>", "1", 1, None, ["a"]]},
         {"$ref": "#/$defs/text"},
         {"type": "array", "items": {"$ref": "#/$defs/text"}, "maxItems": 2},
-        *({"type": "string", "format": name} for name in sorted(_FORMATS)),
+        *({"type": "string", "format": name} for name in sorted(FORMATS_OF_TEXTS)),
     ]
 )
 DEFINITIONS = {"text": {"type": ["string", "boolean"], "maxLength": 4}}
@@ -268,7 +267,3 @@ def test_what_calls_cannot_be_held_to(model, parameters, message):
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         model.grammars.check(tools.outputs(None))
     assert "\n" not in str(caught.value)
-
-
-def test_all_formats_of_texts_are_known():
-    assert _FORMATS.keys() == schemas.FORMATS

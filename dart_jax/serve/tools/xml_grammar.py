@@ -9,6 +9,7 @@ from typing import Any
 
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import json_grammar, literal
+from dart_jax.grammar.schemas import FORMATS
 from dart_jax.serve.tools.formats import ToolFormat
 from dart_jax.serve.tools.parameters import Parameters
 
@@ -28,24 +29,6 @@ _LIMITS = (
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum",
     "$ref",
 )  # fmt: skip
-
-# Texts of formats, if not all of them.
-_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-][01][0-9]:[0-5][0-9])"
-_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_HOST = r"[a-zA-Z0-9]{1,63}([-.][a-zA-Z0-9]{1,30}){0,6}"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "duration": "P([0-9]{1,4}W|([0-9]{1,4}D)?T[0-9]{1,4}[HMS]|[0-9]{1,4}[YMD])",
-    "email": rf"[a-zA-Z0-9_+-]{{1,30}}(\.[a-zA-Z0-9_+-]{{1,30}})?@{_HOST}",
-    "hostname": _HOST,
-    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
-    "ipv6": "([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}",
-    "uri": rf"[a-z]{{1,12}}://{_HOST}(:[0-9]{{1,4}})?(/[a-zA-Z0-9._~/?&=+-]*)?",
-    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-}
 
 # Keywords to which all arguments together cannot be held.
 _NOT_OF_ARGUMENTS = (
@@ -180,8 +163,8 @@ class XmlArguments:
                 parts.append(_any_of([literal(each) for each in filter(_is_text, values)]))
         if isinstance(pattern := schema.get("pattern"), str):
             parts.append(_search(pattern))
-        if schema.get("format") in _FORMATS:
-            parts.append(f"/{_slashed(_FORMATS[schema['format']])}/")
+        if schema.get("format") in FORMATS:
+            parts.append(f"/{_slashed(FORMATS[schema['format']])}/")
         if limits := {"minLength", "maxLength"} & schema.keys():
             if any(type(schema[keyword]) is not int for keyword in limits):
                 raise _cannot("a length that is no integer; give one")
