@@ -154,6 +154,8 @@ WRITTEN = [
     (MISTRAL, '[TOOL_CALLS]f[CALL_ID]1a[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
     (MISTRAL, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{}", "", [("f", "{}"), ("f", "{}")]),
     (MISTRAL, "[TOOL_CALLS]f[ARGS]{} g{}", " g{}", [("f", "{}")]),
+    (MISTRAL, '[TOOL_CALLS]f[ARGS]{}, {"name": "f", "arguments": {}}',
+     ', {"name": "f", "arguments": {}}', [("f", "{}")]),
     (MISTRAL_LIST, '[TOOL_CALLS][{"name": "f", "arguments": {}}] {"name": "f"}', ' {"name": "f"}',
      [("f", "{}")]),
     # Where nothing marks a call, it is the whole answer.

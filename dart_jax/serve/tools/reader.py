@@ -98,7 +98,8 @@ def _patterns(format: ToolFormat) -> _Patterns:
     else:
         mark = rf"(?<!\s)\s*+(?P<mark>{begin})" if format.begin else rf"\A\s*+{_PYTHON_TAG}(?=\{{)"
         call = rf"{mark}[\s\[]*+{_HEAD if format.arguments else _BARE_HEAD}"
-        other, further = rf"{mark}[\s\[]*+(?=\{{)", rf"\s*[,;]\s*{_HEAD}"
+        other = rf"{mark}[\s\[]*+(?=\{{)"
+        further = rf"\s*[,;]\s*{_HEAD}" if format.arguments else "(?!)"
     value_begin = rf"\s*{regex.escape(format.value_begin)}" if format.value_begin else ""
     space = regex.escape(format.value_space)
     item = (
