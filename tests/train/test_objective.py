@@ -199,7 +199,8 @@ def test_training_sees_what_decoding_computes(batch, target, drafter):
     out = module(prefix, positions(alone), causal(alone))
     after = module.embed(jnp.asarray(batch.tokens[row : row + 1, start + 1 : n + 2]))
     last = jnp.array([n - start], jnp.int32)
-    logits, _ = bind(drafter, params)(out.features, after, positions(alone), last)
+    alone_drafter = bind(drafter, params)
+    logits = alone_drafter.head(alone_drafter(out.features, after, positions(alone), last)[0])
 
     data = PackedForward(TARGET, drafter, 8).run_target(frozen(target), batch)
     anchors = jnp.array([[n], [0]], jnp.int32)

@@ -64,7 +64,7 @@ class Dart(Parallel):
         """
         drafter = self._drafter(inputs)
         embeds = drafter.embedding(inputs.target.embed)(inputs.next_tokens)
-        normed, rows = drafter.normed_rows(
+        normed, rows = drafter(
             inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start
         )
         return drafter.head(normed), normed, rows

@@ -65,7 +65,7 @@ class DartDrafter(DraftLayer):
         cache: Cache | None = None,
         length: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
-        """Drafts the d positions after the last real row.
+        """Computes what the head reads of the d positions after the last real row.
 
         Args:
           features: [B, T, 3D] target features of T new real rows.
@@ -76,21 +76,9 @@ class DartDrafter(DraftLayer):
           length: int32 [B], valid rows of the cache.
 
         Returns:
-          float32 logits [B, d, Vd] (see `head`) and the keys and values of the real rows.
+          [B, d, D], which `head` and the pair scores read, and the keys and values of the real
+          rows.
         """
-        normed, rows = self.normed_rows(features, embeds, positions, last, cache, length)
-        return self.head(normed), rows
-
-    def normed_rows(
-        self,
-        features: jax.Array,
-        embeds: jax.Array,
-        positions: jax.Array,
-        last: jax.Array,
-        cache: Cache | None = None,
-        length: jax.Array | None = None,
-    ) -> tuple[jax.Array, KVCache]:
-        """As `__call__`, but returns what the head reads, [B, d, D], in place of the logits."""
         (b, t, _), m, at = features.shape, self.config.draft_length, last[:, None]
         steps = jnp.arange(1, m + 1, dtype=jnp.int32)[None]
         mask_positions = jnp.take_along_axis(positions, at, axis=1) + steps
