@@ -6,6 +6,7 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_inputs import AttentionShape, attention_arrays, paged_arrays
 from native_pages import grouped
 from needs import NATIVE
 from needs import native as needs_native
@@ -17,7 +18,6 @@ from dart_jax.models.attention.triton import _Grid
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
 from dart_jax.models.inputs import Normed
 from dart_jax.models.rope import Rope, rotate
-from tests.support.attention_inputs import AttentionShape, attention_arrays, paged_arrays
 
 SHAPES = [
     AttentionShape(1, 8, 2, 5, 640),  # several splits; two blocks of keys, the second not full

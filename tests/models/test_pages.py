@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_inputs import in_pages
 from native_pages import as_rows, grouped
 from needs import NATIVE, native
 
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.attention.segments import Prefix
-from dart_jax.models.cache import PagedCache, capacity_of, first_rows
+from dart_jax.models.cache import capacity_of, first_rows
 from dart_jax.models.cpu import only_rows
 
 
@@ -19,23 +20,6 @@ def test_capacity_has_room_for_a_path_after_the_last_token(models):
     dart = DecodeConfig(models.target, models.drafter, nodes=60)
     assert [plain.capacity(n) for n in (1, 63, 64)] == [64, 64, 128]
     assert [dart.capacity(n) for n in (1, 55, 56)] == [64, 64, 128]
-
-
-def in_pages(cache, size, seed, spare=2):
-    """The same cache in pages that are anywhere in pools."""
-    rng = np.random.default_rng(seed)
-    b, _, rows, _ = cache[0][0].shape
-    each = -(-rows // size)
-    pages = rng.permutation(b * each + spare)[: b * each].reshape(b, each)
-
-    def pool(x):
-        x = np.pad(x, ((0, 0), (0, 0), (0, each * size - rows), (0, 0)))
-        x = x.reshape(b, x.shape[1], each, size, x.shape[3]).swapaxes(1, 2)
-        out = np.zeros((b * each + spare, *x.shape[2:]), x.dtype)
-        out[pages] = x
-        return jnp.asarray(out)
-
-    return PagedCache(jax.tree.map(pool, cache), jnp.asarray(pages, jnp.int32))
 
 
 def rows_of(paged):
@@ -99,7 +83,7 @@ def test_the_rows_of_a_path_are_kept(way, size, kept, layers, dtype):
     named = np.setdiff1d(np.asarray(paged.pages), [-1])
     others = np.setdiff1d(np.arange(paged.layers[0][0].shape[0]), named)
     for new, before in zip(*map(jax.tree.leaves, (got.layers, before_it.layers)), strict=True):
-        np.testing.assert_array_equal(new[others], before[others])
+        np.testing.assert_array_equal(*(np.asarray(x[others], np.float32) for x in (new, before)))
 
 
 def test_first_rows_are_those_of_the_first_pages():
