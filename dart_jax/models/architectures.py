@@ -213,21 +213,15 @@ ARCHITECTURES: dict[str, Architecture] = {
 _QWEN2_VL = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 _QWEN3_VL = {"max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 5e5}
 _TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma3_text": ("gemma3_text", {}),
-    "mistral": ("mistral", {}),
     "qwen2_5_vl_text": ("qwen2", _QWEN2_VL),
     "qwen2_vl_text": ("qwen2", _QWEN2_VL),
     "qwen3_vl_moe_text": ("qwen3_moe", _QWEN3_VL),
     "qwen3_vl_text": ("qwen3", _QWEN3_VL),
 }
 # `model_type` of vision-language models -> that of their text part, if it is not named.
-_VISION_LANGUAGE = {
-    "gemma3": "gemma3_text",
-    "mistral3": "mistral",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen3_vl": "qwen3_vl_text",
-    "qwen3_vl_moe": "qwen3_vl_moe_text",
+_QWEN_VL = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+_VISION_LANGUAGE = {name: f"{name}_text" for name in ("gemma3", *_QWEN_VL)} | {
+    "mistral3": "mistral"
 }
 
 
@@ -245,11 +239,9 @@ def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
         # A vision-language model ties or unties its head as a whole.
         text["tie_word_embeddings"] = json["tie_word_embeddings"]
     kind = text["model_type"]
-    if kind not in _TEXT_PARTS:
-        return text
     if kind == "qwen3_vl_moe_text":
         text["norm_topk_prob"] = True  # whatever the config says
-    text["model_type"], defaults = _TEXT_PARTS[kind]
+    text["model_type"], defaults = _TEXT_PARTS.get(kind, (kind, {}))
     text |= {name: value for name, value in defaults.items() if text.get(name) is None}
     text.pop("architectures", None)
     for name in ("rope_scaling", "rope_parameters"):

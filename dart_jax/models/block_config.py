@@ -112,7 +112,6 @@ class BlockConfig(DraftLayerConfig):
 
     @property
     def traits(self) -> Traits:
-        """See the base class."""
         return Traits(
             kind=self.kind,
             search="candidates",
@@ -122,7 +121,6 @@ class BlockConfig(DraftLayerConfig):
         )
 
     def check_fit(self, target: TargetConfig) -> None:
-        """See the base class."""
         check_unscaled(target)
         super().check_fit(target)
         if self.mask_token_id >= target.vocab_size:

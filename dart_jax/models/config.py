@@ -152,17 +152,17 @@ class TargetConfig(DraftingConfig):
         return layers if self.num_hidden_layers >= 7 else ()
 
     @property
-    def qk_norm(self) -> bool:
-        """Returns True if queries and keys are normalised."""
-        return self.architecture.qk_norm is not None
-
-    @property
     def attention_scale(self) -> float | None:
         """Factor on the attention's scores; None for h ** -0.5."""
         if self.attention_multiplier is not None:
             return self.attention_multiplier
         scalar = self.query_pre_attn_scalar
         return None if scalar is None else scalar**-0.5
+
+    @property
+    def norms_all_heads(self) -> bool:
+        """Returns True if queries and keys are normalised over all heads together."""
+        return self.architecture.qk_norm == "all"
 
     @property
     def max_length(self) -> int:
@@ -188,11 +188,6 @@ class TargetConfig(DraftingConfig):
     def traits(self) -> Traits:
         """Those of a small model that drafts token by token."""
         return Traits(kind="draft model", sequential=True, couples=True, chain=True, nodes=4)
-
-    @property
-    def norms_all_heads(self) -> bool:
-        """Returns True if queries and keys are normalised over all heads together."""
-        return self.architecture.qk_norm == "all"
 
     @property
     def shared_sizes(self) -> dict[str, int]:

@@ -103,7 +103,6 @@ class DraftLayerConfig(DraftingConfig):
         )
 
     def with_window(self, window: int | None) -> Self:
-        """See the base class."""
         return dataclasses.replace(self, sliding_window=window)
 
     @property
@@ -122,7 +121,6 @@ class DraftLayerConfig(DraftingConfig):
         return (3 if self._layers is None else len(self._layers)) * self.target_hidden_size
 
     def layers_read(self, target: TargetConfig) -> tuple[int, ...]:
-        """See the base class."""
         if self._layers is None:
             return target.feature_layers
         return self._layers if self._layers[-1] < target.num_hidden_layers else ()

@@ -56,7 +56,6 @@ class DartConfig(DraftLayerConfig):
 
     @property
     def traits(self) -> Traits:
-        """See the base class."""
         return Traits(
             kind="DART",
             title="DART with pair scores" if self.pair_rank else "",
@@ -72,7 +71,6 @@ class DartConfig(DraftLayerConfig):
         return self.pair_rank > 0
 
     def without_pairs(self) -> DartConfig:
-        """See the base class."""
         return dataclasses.replace(self, pair_rank=0)
 
     def completed(self, names: Collection[str], path: Path) -> DartConfig:

@@ -209,12 +209,26 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        rows = []
+
+        def attend(inputs: Inputs, residual: jax.Array | None) -> jax.Array:
+            out, row = self.self_attn(inputs, positions, mask, prefix, residual)
+            rows.append(row)
+            return out
+
+        return self.around(x, attend), rows[0]
+
+    def around(
+        self, x: jax.Array, attend: Callable[[Inputs, jax.Array | None], jax.Array]
+    ) -> jax.Array:
+        """Runs the layer over rows [B, T, D], but for attention with its projections, which
+        `attend` computes of its inputs; added to the residual stream, if it is given that."""
         before_attention, after_attention, before_mlp, after_mlp = self._placed_norms()
         # Norms after a layer's parts, and factors, come between products and the residual stream.
         adds = after_mlp is None and self.multiplier == 1
         with jax.named_scope("attention"):
             inputs = x if before_attention is None else before_attention.normed(x)
-            out, row = self.self_attn(inputs, positions, mask, prefix, x if adds else None)
+            out = attend(inputs, x if adds else None)
             if after_attention is not None:
                 out = after_attention(out)
             x = out if adds else x + _times(out, self.multiplier)
@@ -222,7 +236,7 @@ class DecoderLayer(nnx.Module):
             out = self.mlp(x if before_mlp is None else before_mlp.normed(x), x if adds else None)
             if after_mlp is not None:
                 out = after_mlp(out)
-            return out if adds else x + _times(out, self.multiplier), row
+            return out if adds else x + _times(out, self.multiplier)
 
     def _placed_norms(self) -> list[RMSNorm | None]:
         """The norms before and after attention, and before and after the MLP."""

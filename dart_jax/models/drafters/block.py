@@ -20,6 +20,7 @@ from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.drafters.layer import embedded, projected
 from dart_jax.models.drafters.pairs import PairScores
+from dart_jax.models.inputs import Inputs
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Linear, RMSNorm, random_param
 from dart_jax.models.target import DecoderLayer, run_layers
@@ -77,29 +78,14 @@ class BlockLayer(DecoderLayer):
     def is_native(self, x: jax.Array) -> bool:
         return not self.convolves and super().is_native(x)
 
-    def __call__(
-        self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def around(
+        self, x: jax.Array, attend: Callable[[Inputs, jax.Array | None], jax.Array]
+    ) -> jax.Array:
         if not self.convolves:
-            return super().__call__(x, positions, mask, prefix)
-        rows = []
-
-        def attend(inputs: jax.Array) -> jax.Array:
-            out, row = self.self_attn(inputs, positions, mask, prefix)
-            rows.append(row)
-            return out
-
-        return self.around(x, attend), rows[0]
-
-    def around(self, x: jax.Array, attend: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """Runs the layer over blocks [B, R, D], but for attention and its projections, which
-        `attend` computes of what attention reads, [B, R, D]."""
+            return super().around(x, attend)
         inputs = self.input_layernorm(x)
-        if not self.convolves:
-            x = x + attend(inputs)
-            return self.mlp(self.post_attention_layernorm.normed(x), x)
         before, after = self.attention_conv.factors(inputs)
-        x = x + convolved(attend(convolved(inputs, before)), after)
+        x = x + convolved(attend(convolved(inputs, before), None), after)
         inputs = self.post_attention_layernorm(x)
         before, after = self.mlp_conv.factors(inputs)
         return x + convolved(self.mlp(convolved(inputs, before)), after)

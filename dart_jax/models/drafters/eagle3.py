@@ -55,7 +55,6 @@ class Eagle3Drafter(DraftLayer):
             self.k_norm = RMSNorm(config.head_dim, eps, dtype=dtype)
 
     def project(self, features: jax.Array) -> jax.Array:
-        """As `DraftLayer.project`."""
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         if self.config.fc_norm:
@@ -65,12 +64,10 @@ class Eagle3Drafter(DraftLayer):
         return super().project(features)
 
     def queries(self, inputs: jax.Array) -> jax.Array:
-        """As `Layer.queries`."""
         q = super().queries(inputs)
         return self.q_norm(q) if self.config.qk_norm else q
 
     def keys(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Layer.keys`."""
         k, v = super().keys(inputs)
         return (self.k_norm(k) if self.config.qk_norm else k), v
 
