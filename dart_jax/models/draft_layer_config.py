@@ -138,8 +138,14 @@ class DraftLayerConfig(DraftingConfig):
         """The config, completed by the names of the tensors in the file `path`.
 
         Raises:
-          UserError: the file has what is not supported.
+          UserError: the file has more than one layer of a DART or EAGLE-3 drafter.
         """
+        later = sorted(name for name in names if name.startswith("layers."))
+        if later and self.layout == REFERENCE:
+            raise UserError(
+                f"{path} has more than one layer ({later[0]}), which is not supported in DART and "
+                "EAGLE-3 drafters; pass one of one layer"
+            )
         return self
 
     def check_fit(self, target: TargetConfig) -> None:
@@ -177,6 +183,7 @@ class DraftLayerConfig(DraftingConfig):
             "model_type": "llama",
             "hidden_act": "silu",
             "tie_word_embeddings": False,
+            "num_hidden_layers": self.num_hidden_layers,
             **dataclasses.asdict(self),
             **self.rope.to_json(),
         }
@@ -185,7 +192,7 @@ class DraftLayerConfig(DraftingConfig):
         if self.sliding_window is None:
             del json["sliding_window"]  # published configs have no such field
         else:  # Llama's layers have a window only if it is said of each
-            json["layer_types"] = self.num_hidden_layers * [SLIDING]
+            json["layer_types"] = [SLIDING]
         if self.shares_embedding:
             # A file that names it says to EAGLE's loaders that it brings its own embedding: without
             # one, they would leave theirs random. Published configs have no such field.

@@ -71,7 +71,6 @@ WRONG = {
         ("target", {"layer_types": ["sliding_attention"] * 8}),
         ("target", {"sliding_window": 9, **MISTRAL, "layer_types": TYPES}),
         ("drafter", {"quantization_config": {"bits": 4}}),
-        ("drafter", {"num_hidden_layers": 0}),
         ("drafter", {"shifted": False, "draft_length": 0}),
         ("drafter", {"draft_length": -1}),
         ("experts", {"num_experts": None}),

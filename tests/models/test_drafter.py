@@ -1,4 +1,4 @@
-"""The DART drafter when decoding: with and without a cache, with one layer and several."""
+"""The DART drafter when decoding: with and without a cache, in JAX and in the C++ core."""
 
 import dataclasses
 from functools import partial
@@ -17,17 +17,14 @@ from dart_jax.models.cpu import only_rows
 from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.platform.weights import WeightsForm
-from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.pure import bind
 
 KINDS = {
     "dart": DART,
-    "three layers": dataclasses.replace(DART, num_hidden_layers=3, draft_length=2),
     "unshifted": dataclasses.replace(DART, shifted=False, draft_length=3),
     "one position": dataclasses.replace(DART, draft_length=0),
     "window": DART.with_window(4),  # shorter than the text, and than a block
-    "three layers, window": dataclasses.replace(
-        DART, num_hidden_layers=3, draft_length=2, sliding_window=3
-    ),
+    "narrow window": DART.with_window(2),
 }
 
 
@@ -62,7 +59,7 @@ def in_two_calls(draft, config, dtype=jnp.float32):
     """Drafts after nine rows given in two calls, which are padded differently."""
     inputs, early = real_rows(9), np.array([4, 2])  # rows of each sequence that come first
     _, first = draft(*(x[:, :5] for x in inputs), jnp.asarray(early - 1, jnp.int32))
-    cache = init_cache(config.num_hidden_layers, 2, 2, 12, config.head_dim, dtype)
+    cache = init_cache(1, 2, 2, 12, config.head_dim, dtype)
     cache = extend(cache, first, jnp.zeros(2, jnp.int32))
     late = jnp.asarray(np.minimum(early[:, None] + np.arange(6), 8), jnp.int32)
     rest, length = [take_rows(x, late) for x in inputs[:2]], jnp.asarray(early, jnp.int32)
@@ -80,8 +77,7 @@ def near(ours, theirs, tolerance=1e-5):
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_a_cache_changes_nothing(config):
     draft = drafting(config, random_params(config, 1))
-    whole, rows = draft(*real_rows(9), LAST)
-    assert len(rows) == config.num_hidden_layers
+    whole, _ = draft(*real_rows(9), LAST)
     assert whole.shape == (2, config.num_positions, config.draft_vocab_size)
     near(in_two_calls(draft, config), whole)
     # Each position predicts something different.
@@ -98,14 +94,6 @@ def test_the_first_positions_need_none_of_the_later_ones(config):
         assert logits.shape[1] == positions
         near(logits, whole[:, :positions])
         jax.tree.map(near, same, rows)
-
-
-def test_layers_after_the_first_are_further_parameters():
-    """Further layers change neither the first layer's parameters nor their names."""
-    one, three = (abstract_params(KINDS[name]) for name in ("dart", "three layers"))
-    assert "layers" not in one
-    assert [*three.pop("layers")] == [0, 1]
-    assert three == one
 
 
 NATIVE = {

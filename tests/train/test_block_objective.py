@@ -160,7 +160,7 @@ def test_shapes():
         ({"method": "dflash", "pair_rank": 4}, "--pair-rank is of DART and DSpark"),
         ({"method": "dspark", "train": "pairs"}, "--train pairs is DART's"),
         ({"method": "dflash", "shifted": False}, "--no-shifted is DART's"),
-        ({"method": "eagle3", "layers": 2}, "EAGLE-3 drafters have one layer"),
+        ({"layers": 2}, "dart drafters have one layer"),
         ({"start": "random"}, "--start is of block drafters; leave it out with dart"),
         ({"method": "dspark", "init": "x", "start": "informed"}, "leave --start out"),
     ],

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from dart_jax.models.attention.segments import Prefix, Segment, window_start, windowed
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.drafters.layer import DraftLayer, LaterLayer, take_rows
+from dart_jax.models.drafters.layer import DraftLayer, take_rows
 from dart_jax.models.drafters.pairs import PairScores
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers import Linear, random_param
@@ -25,8 +25,7 @@ from dart_jax.models.rope import rotate
 
 
 class DartDrafter(DraftLayer):
-    """One or a few decoder layers over real rows and mask rows; the head is over the draft
-    vocabulary.
+    """One decoder layer over real rows and mask rows; the head is over the draft vocabulary.
 
     `__call__` drafts after the last row of a sequence; `train.objective.dart` drafts after
     every row.
@@ -46,12 +45,6 @@ class DartDrafter(DraftLayer):
         self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=options.split)
         self.mask_rep = random_param(rngs, (2 * d,), dtype)
         super().__init__(config, options, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List(
-            [
-                LaterLayer(config, options, dtype=dtype, rngs=rngs)
-                for _ in range(1, config.num_hidden_layers)
-            ]
-        )
         if config.pair_rank:
             sizes = (config.draft_vocab_size, config.draft_vocab_size)
             self.pairs = PairScores(sizes, config.pair_rank, d, dtype=dtype, rngs=rngs)
@@ -80,51 +73,34 @@ class DartDrafter(DraftLayer):
           rows.
         """
         (b, t, _), m, at = features.shape, self.config.draft_length, last[:, None]
-        steps = jnp.arange(1, m + 1, dtype=jnp.int32)[None]
-        mask_positions = jnp.take_along_axis(positions, at, axis=1) + steps
-        all_positions = jnp.concatenate([positions, mask_positions], axis=1)
+        anchor = jnp.take_along_axis(positions, at, axis=1)
+        drafting = anchor + jnp.arange(m + 1, dtype=jnp.int32)[None]
+        all_positions = jnp.concatenate([positions, drafting[:, 1:]], axis=1)
         residual = self.project(features)
-        if self._native(residual):
+        if one_call(self.options, self.o_proj, residual, self.config.head_dim):
             x, row = self._natively(residual, embeds, all_positions, last, cache, length)
             return self.normed(x if self.config.shifted else x[:, 1:]), (row,)
-        # Mask rows see the real rows up to the anchor, and each other causally.
+        # The anchor and the mask rows see the real rows up to it, and each other causally.
         order = jnp.arange(t + m, dtype=jnp.int32)
-        row, column = order[None, :, None], order[None, None]
-        seen = (column <= row) & ((column >= t) | (column <= at[:, :, None]) | (row < t))
-        window = self.config.sliding_window
-        seen = windowed(seen, window_start(window, all_positions), all_positions)
+        masks = jnp.broadcast_to(order[None, t:], (b, m))
+        row, column = jnp.concatenate([at, masks], axis=1)[:, :, None], order[None, None]
+        seen = (column <= row) & ((column >= t) | (column <= at[:, :, None]))
+        first = window_start(self.config.sliding_window, drafting)
+        seen = windowed(seen, first, all_positions)
 
-        # Before the first layer all mask rows are identical: one row represents them.
+        # All mask rows have the same inputs: one row represents them.
         mask_rep = jnp.broadcast_to(self.mask_rep[...], (b, 1, 2 * self.config.hidden_size))
-        inputs = jnp.concatenate([self.join(embeds, residual), mask_rep], axis=1)
-        x = jnp.concatenate([residual, mask_rep[..., : residual.shape[2]]], axis=1)
-        rows = []
-        layers = [self, *self.layers]
-        for i, layer in enumerate(layers):
-            final = layer is layers[-1]
-            # How many mask rows each row after the real rows represents.
-            masks = m if i == 0 else 1
-            k, v = (_repeat_from(y, t, masks, axis=2) for y in layer.keys(inputs))
-            k, v = self.options.rounded(rotate(k, all_positions, self.config.rope), v)
-            rows.append((k[:, :, :t], v[:, :, :t]))
-            q_inputs, q_positions, q_seen, real = inputs, all_positions, seen, t
-            if final:
-                x, q_inputs, real = _drafting_rows(x, at, t), _drafting_rows(inputs, at, t), 1
-                q_positions = _drafting_rows(all_positions[..., None], at, t)[..., 0]
-                q_seen = _drafting_rows(seen, at, t)
-            q = _repeat_from(layer.queries(q_inputs), real, masks, axis=2)
-            q = rotate(q, q_positions, self.config.rope)
-            prefix = Prefix.of(cache, i, length, window_start(window, q_positions))
-            x = _repeat_from(x, real, masks, axis=1)
-            x = layer.finish(x, [Segment(q, k, v, q_seen)], prefix)
-            if not final:
-                inputs = self.layers[i].input_layernorm(x)
-        return self.normed(x if self.config.shifted else x[:, 1:]), tuple(rows)
-
-    def _native(self, residual: jax.Array) -> bool:
-        """Returns True if the C++ core computes the only layer by one call."""
-        only = not self.layers
-        return only and one_call(self.options, self.o_proj, residual, self.config.head_dim)
+        inputs = self.join(embeds, residual)
+        keys = self.keys(jnp.concatenate([inputs, mask_rep], axis=1))
+        k, v = (_repeat_from(y, t, m, axis=2) for y in keys)
+        k, v = self.options.rounded(rotate(k, all_positions, self.config.rope), v)
+        q = self.queries(jnp.concatenate([take_rows(inputs, at), mask_rep], axis=1))
+        q = rotate(_repeat_from(q, 1, m, axis=2), drafting, self.config.rope)
+        x = jnp.concatenate([take_rows(residual, at), mask_rep[..., : residual.shape[2]]], axis=1)
+        x = _repeat_from(x, 1, m, axis=1)
+        x = self.finish(x, [Segment(q, k, v, seen)], Prefix.of(cache, 0, length, first))
+        rows = k[:, :, :t], v[:, :, :t]
+        return self.normed(x if self.config.shifted else x[:, 1:]), (rows,)
 
     def _natively(
         self,
@@ -153,18 +129,13 @@ class DartDrafter(DraftLayer):
         )
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """[..., D] after the last layer -> float32 logits [..., Vd]."""
+        """[..., D] after the layer -> float32 logits [..., Vd]."""
         return self.head(self.normed(x))
 
     def normed(self, x: jax.Array) -> jax.Array:
-        """Normalises what follows the last layer, [..., D], for the head and the pair scores."""
+        """Normalises what follows the layer, [..., D], for the head and the pair scores."""
         # The reference applies the same final norm twice.
         return self.norm(self.norm(x))
-
-
-def _drafting_rows(rows: jax.Array, at: jax.Array, real: int) -> jax.Array:
-    """Selects the anchor and the mask rows of rows [B, T + .., C]."""
-    return jnp.concatenate([take_rows(rows, at), rows[:, real:]], axis=1)
 
 
 def _repeat_from(x: jax.Array, start: int, times: int, axis: int) -> jax.Array:
