@@ -1,6 +1,6 @@
 """The supported target architectures: what is fixed by a config's `model_type`.
 
-All of them are the decoder in `dart_jax.models.target`. What a `config.json` decides is in
+All of them are the decoder in `dart_jax.models.networks.target`. What a `config.json` decides is in
 `dart_jax.models.config.TargetConfig`; everything else that differs between them is in the table
 below, in the terms of the classes of `transformers`.
 """

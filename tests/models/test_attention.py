@@ -16,7 +16,7 @@ from dart_jax.models.attention.native import rotated_heads_native
 from dart_jax.models.attention.segments import Scoring, Segment, attend_dense, split_heads
 from dart_jax.models.attention.triton import _Grid
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
-from dart_jax.models.inputs import Normed
+from dart_jax.models.kernels.inputs import Normed
 from dart_jax.models.rope import Rope, rotate
 
 SHAPES = [

@@ -14,10 +14,10 @@ from tiny_configs import DART, TARGET, random_params
 from dart_jax.models.attention.compaction import extend
 from dart_jax.models.cache import PagedCache, init_cache
 from dart_jax.models.cpu import only_rows
-from dart_jax.models.drafters.layer import take_rows
 from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.networks.draft_layer import take_rows
+from dart_jax.models.networks.pure import bind
 from dart_jax.models.platform.weights import WeightsForm
-from dart_jax.models.pure import bind
 
 KINDS = {
     "dart": DART,

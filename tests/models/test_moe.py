@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dart_jax.models.experts.kernel import routed
-from dart_jax.models.experts.plain import grouped, loop_over_experts
 from dart_jax.models.kernels.int8 import round_kernel
+from dart_jax.models.layers.moe_kernel import routed
+from dart_jax.models.layers.moe_plain import grouped, loop_over_experts
 
 D, F = 40, 72
 IMPLEMENTATIONS = {

@@ -16,7 +16,7 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.attention.compaction import extend
 from dart_jax.models.cache import init_cache
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target
 
 LENGTH = 25

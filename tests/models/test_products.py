@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from needs import native
 
 from dart_jax import _core
-from dart_jax.models import cpu, inputs
-from dart_jax.models.inputs import Gated, Normed
+from dart_jax.models import cpu
+from dart_jax.models.kernels import inputs
+from dart_jax.models.kernels.inputs import Gated, Normed
 from dart_jax.models.kernels.tiles import (
     TILE,
     Tiles,

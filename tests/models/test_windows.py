@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_configs import TARGET, VOCABULARY, random_params
 
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 from dart_jax.models.rope import Rope
 from train.data.batch import causal, positions
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import Segment
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.pure import Params, bind
+from dart_jax.models.networks.pure import Params, bind
 from dart_jax.models.rope import rotate
 from train.data.batch import Batch
 from train.objective.loss import DrafterLoss, divergence, num_valid_anchors

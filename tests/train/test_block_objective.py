@@ -11,7 +11,7 @@ from tiny_configs import ALL, TARGET, VOCABULARY, random_params
 from dart_jax.errors import UserError
 from dart_jax.models.cache import init_cache
 from dart_jax.models.drafter_config import BlockConfig
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 from train.data.batch import Batch
 from train.objective.drafter_shape import DrafterShape
 from train.objective.loss import DrafterLoss, Objective, path_weights

@@ -20,7 +20,7 @@ from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.config import MoEConfig
 from dart_jax.models.drafter_config import DartConfig, Eagle3Config
-from dart_jax.models.pure import bind, init_params
+from dart_jax.models.networks.pure import bind, init_params
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
 from train.data.packed_dataset import PackedBatches, PackedDataset

@@ -11,8 +11,8 @@ import pytest
 from tiny_configs import ALL, DART, EAGLE3, TARGET, VOCABULARY, copied, log_softmax, random_params
 
 from dart_jax.errors import UserError
+from dart_jax.models.networks.pure import bind
 from dart_jax.models.platform.weights import WeightsForm, untie
-from dart_jax.models.pure import bind
 from train.data.batch import Batch, causal, positions
 from train.evaluation.acceptance import Agreement
 from train.objective.drafter_shape import DrafterShape

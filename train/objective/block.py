@@ -17,9 +17,9 @@ import numpy as np
 from dart_jax.models.attention.segments import window_start
 from dart_jax.models.cache import KVCache
 from dart_jax.models.drafter_config import BlockConfig
-from dart_jax.models.drafters.block import BlockDrafter
-from dart_jax.models.drafters.layer import take_rows
-from dart_jax.models.pure import Params
+from dart_jax.models.networks.block import BlockDrafter
+from dart_jax.models.networks.draft_layer import take_rows
+from dart_jax.models.networks.pure import Params
 from train.objective import first_weights
 from train.objective.packed import (
     Embed,

@@ -24,8 +24,8 @@ import numpy as np
 
 from dart_jax.models.attention.segments import window_start, windowed
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.drafters.dart import DartDrafter
-from dart_jax.models.drafters.layer import take_rows
+from dart_jax.models.networks.dart import DartDrafter
+from dart_jax.models.networks.draft_layer import take_rows
 from dart_jax.models.rope import Rope, rotate
 from train.objective.packed import (
     Embed,

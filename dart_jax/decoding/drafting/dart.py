@@ -20,8 +20,8 @@ from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, KVCache, first_rows, order_after
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.drafters.dart import DartDrafter
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.dart import DartDrafter
+from dart_jax.models.networks.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from dart_jax import _core
 from dart_jax.machine import available_cores
 from dart_jax.memory import HugePages, aligned
 from dart_jax.models.cpu import available, or_nothing, used_rows
-from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
+from dart_jax.models.kernels.inputs import Gated, Inputs, Normed, add, computed, source
 
 TILE = 32  # outputs of a tile
 # Activations of gated MLPs, and the core's names of them.

@@ -22,7 +22,7 @@ from dart_jax.models.kernels.choices import (
     WeightsDtype,
 )
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Params
+from dart_jax.models.layers.dense import Params
 from dart_jax.models.platform.weights import WeightsForm, in_blocks
 from dart_jax.models.sharding.devices import Devices
 

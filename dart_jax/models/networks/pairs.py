@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.block_config import PairGate
 from dart_jax.models.kernels.tiles import Tiles, product
-from dart_jax.models.layers import Linear, random_param
+from dart_jax.models.layers.dense import Linear, random_param
 from dart_jax.models.sharding.collectives import local_shard
 
 

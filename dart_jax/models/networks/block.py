@@ -18,12 +18,12 @@ from jax.typing import DTypeLike
 from dart_jax.models.attention.segments import Prefix, softcap, window_start
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import BlockConfig
-from dart_jax.models.drafters.layer import embedded, projected
-from dart_jax.models.drafters.pairs import PairScores
-from dart_jax.models.inputs import Inputs
+from dart_jax.models.kernels.inputs import Inputs
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Linear, RMSNorm, random_param
-from dart_jax.models.target import DecoderLayer, run_layers
+from dart_jax.models.layers.dense import Linear, RMSNorm, random_param
+from dart_jax.models.networks.draft_layer import embedded, projected
+from dart_jax.models.networks.pairs import PairScores
+from dart_jax.models.networks.target import DecoderLayer, run_layers
 
 
 class Convolution(nnx.Module):

@@ -14,9 +14,9 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.drafter_config import Eagle3Config
-from dart_jax.models.drafters.layer import DraftLayer
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Linear, RMSNorm
+from dart_jax.models.layers.dense import Linear, RMSNorm
+from dart_jax.models.networks.draft_layer import DraftLayer
 from dart_jax.models.rope import rotate
 
 # Keys and values [B, K, S, h] that T rows attend to, and a mask broadcastable to [B, T, S], true

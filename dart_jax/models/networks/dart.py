@@ -16,11 +16,11 @@ from jax.typing import DTypeLike
 from dart_jax.models.attention.segments import Prefix, Segment, window_start, windowed
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.drafters.layer import DraftLayer, take_rows
-from dart_jax.models.drafters.pairs import PairScores
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Linear, random_param
-from dart_jax.models.native_layer import one_call, run_draft_layer
+from dart_jax.models.layers.dense import Linear, random_param
+from dart_jax.models.networks.draft_layer import DraftLayer, take_rows
+from dart_jax.models.networks.native_layer import one_call, run_draft_layer
+from dart_jax.models.networks.pairs import PairScores
 from dart_jax.models.rope import rotate
 
 

@@ -11,11 +11,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.experts.kernel import fits, routed
-from dart_jax.models.experts.plain import grouped, loop_over_experts
-from dart_jax.models.inputs import Inputs, computed
+from dart_jax.models.kernels.inputs import Inputs, computed
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import GatedMLP, Linear, random_param
+from dart_jax.models.layers.dense import GatedMLP, Linear, random_param
+from dart_jax.models.layers.moe_kernel import fits, routed
+from dart_jax.models.layers.moe_plain import grouped, loop_over_experts
 from dart_jax.models.sharding.collectives import shard_offset, total
 
 

@@ -21,7 +21,7 @@ from dart_jax.models.cache import KVCache
 from dart_jax.models.cpu import or_nothing, used_rows
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles, described
-from dart_jax.models.layers import Linear
+from dart_jax.models.layers.dense import Linear
 
 
 def one_call(options: LayerOptions, out: Linear, x: jax.Array, head_dim: int) -> bool:

@@ -23,14 +23,14 @@ from dart_jax.models.drafter_config import (
     DraftLayerConfig,
     Eagle3Config,
 )
-from dart_jax.models.drafters.block import BlockDrafter
-from dart_jax.models.drafters.dart import DartDrafter
-from dart_jax.models.drafters.eagle3 import Eagle3Drafter
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Params
+from dart_jax.models.layers.dense import Params
+from dart_jax.models.networks.block import BlockDrafter
+from dart_jax.models.networks.dart import DartDrafter
+from dart_jax.models.networks.eagle3 import Eagle3Drafter
+from dart_jax.models.networks.target import Target
 from dart_jax.models.platform.weights import is_fused
 from dart_jax.models.sharding.rules import one_device
-from dart_jax.models.target import Target
 
 _MODULES = {
     TargetConfig: Target,

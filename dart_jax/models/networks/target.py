@@ -32,12 +32,12 @@ from dart_jax.models.attention.segments import (
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.experts.moe import MoE
-from dart_jax.models.inputs import Inputs, computed, source
+from dart_jax.models.kernels.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import CORE_ACTIVATIONS, Tiles, product
-from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
-from dart_jax.models.native_layer import NativeLayer, one_call, run_natively
+from dart_jax.models.layers.dense import GatedMLP, Linear, RMSNorm, random_param
+from dart_jax.models.layers.moe import MoE
+from dart_jax.models.networks.native_layer import NativeLayer, one_call, run_natively
 from dart_jax.models.rope import rotate
 
 # By place of the norms, their names as in `transformers`: before and after attention, before and
@@ -318,7 +318,7 @@ def run_layers(
 
 
 class Target(nnx.Module):
-    """The decoder. Defined with NNX, run as a pure function through `dart_jax.models.pure.bind`."""
+    """The decoder. Defined with NNX, run as a pure function through `pure.bind`."""
 
     def __init__(
         self,

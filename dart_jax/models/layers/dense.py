@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
+from dart_jax.models.kernels.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
 from dart_jax.models.kernels.int8 import sums, times
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles, product

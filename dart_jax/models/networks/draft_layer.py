@@ -18,7 +18,7 @@ from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
+from dart_jax.models.layers.dense import GatedMLP, Linear, RMSNorm, random_param
 from dart_jax.models.sharding.collectives import local_shard
 
 
