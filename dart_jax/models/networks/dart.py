@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Segment, window_start, windowed
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import DartConfig
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers.dense import Linear, random_param
+from dart_jax.models.layers.dense import Init, Linear
 from dart_jax.models.networks.draft_layer import DraftLayer, take_rows
 from dart_jax.models.networks.native_layer import one_call, run_draft_layer
 from dart_jax.models.networks.pairs import PairScores
@@ -31,23 +29,16 @@ class DartDrafter(DraftLayer):
     every row.
     """
 
-    def __init__(
-        self,
-        config: DartConfig,
-        options: LayerOptions = LayerOptions(),
-        *,
-        dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: DartConfig, options: LayerOptions, init: Init):
         self.config = config
         d = config.hidden_size
         # Initialised before the layer, so that a seed keeps giving the same parameters.
-        self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=options.split)
-        self.mask_rep = random_param(rngs, (2 * d,), dtype)
-        super().__init__(config, options, dtype=dtype, rngs=rngs)
+        self.fc = Linear(config.features_width, d, init, split=options.split)
+        self.mask_rep = init.random(2 * d)
+        super().__init__(config, options, init)
         if config.pair_rank:
             sizes = (config.draft_vocab_size, config.draft_vocab_size)
-            self.pairs = PairScores(sizes, config.pair_rank, d, dtype=dtype, rngs=rngs)
+            self.pairs = PairScores(sizes, config.pair_rank, d, "residual", init)
 
     def __call__(
         self,

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.models.layers.dense import GatedMLP, Linear, RMSNorm, random_param
+from dart_jax.models.layers.dense import GatedMLP, Init, Linear, RMSNorm
 from dart_jax.models.sharding.collectives import local_shard
 
 
@@ -28,33 +27,26 @@ class DraftLayer(nnx.Module):
 
     fc: Linear
 
-    def __init__(
-        self,
-        config: DraftLayerConfig,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: DraftLayerConfig, options: LayerOptions, init: Init):
         d, h, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
         self.options = options
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = Linear(2 * d, self.heads * h, dtype=dtype, rngs=rngs)
+        self.q_proj = Linear(2 * d, self.heads * h, init)
         if self.options.fused:
-            self.kv_proj = Linear(2 * d, 2 * self.kv_heads * h, dtype=dtype, rngs=rngs)
+            self.kv_proj = Linear(2 * d, 2 * self.kv_heads * h, init)
         else:
-            self.k_proj = Linear(2 * d, self.kv_heads * h, dtype=dtype, rngs=rngs)
-            self.v_proj = Linear(2 * d, self.kv_heads * h, dtype=dtype, rngs=rngs)
-        self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs, split=options.split)
-        self.post_attention_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.mlp = GatedMLP(d, config.intermediate_size, options, dtype=dtype, rngs=rngs)
-        self.hidden_norm = RMSNorm(d, eps, dtype=dtype)
-        self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.norm = RMSNorm(d, eps, dtype=dtype)
-        self.lm_head = Linear(d, config.draft_vocab_size, dtype=dtype, rngs=rngs)
+            self.k_proj = Linear(2 * d, self.kv_heads * h, init)
+            self.v_proj = Linear(2 * d, self.kv_heads * h, init)
+        self.o_proj = Linear(self.heads * h, d, init, split=options.split)
+        self.post_attention_layernorm = RMSNorm(d, eps, init)
+        self.mlp = GatedMLP(d, config.intermediate_size, options, init)
+        self.hidden_norm = RMSNorm(d, eps, init)
+        self.input_layernorm = RMSNorm(d, eps, init)
+        self.norm = RMSNorm(d, eps, init)
+        self.lm_head = Linear(d, config.draft_vocab_size, init)
         self.own_embedding = config.own_embedding
         if config.own_embedding:
-            self.embed_tokens = random_param(rngs, (config.vocab_size, d), dtype)
+            self.embed_tokens = init.random(config.vocab_size, d)
 
     def queries(self, inputs: jax.Array) -> jax.Array:
         """Queries [B, H, T, h] of inputs [B, T, 2D], before rotation."""

@@ -24,7 +24,7 @@ from dart_jax.models.drafter_config import (
     Eagle3Config,
 )
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers.dense import Params
+from dart_jax.models.layers.dense import Init, Params
 from dart_jax.models.networks.block import BlockDrafter
 from dart_jax.models.networks.dart import DartDrafter
 from dart_jax.models.networks.eagle3 import Eagle3Drafter
@@ -45,7 +45,7 @@ def _split(
     config: TargetConfig | DraftLayerConfig, options: LayerOptions = LayerOptions()
 ) -> tuple[nnx.GraphDef, nnx.State]:
     module = _MODULES[type(config)]
-    return nnx.split(nnx.eval_shape(lambda: module(config, options, rngs=None)))
+    return nnx.split(nnx.eval_shape(lambda: module(config, options, Init())))
 
 
 def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False) -> Params:
@@ -64,7 +64,8 @@ def init_params(
 ) -> Params:
     """Returns random parameters as a nested dict of arrays."""
     # Not jitted: a program of all takes seconds to compile, those of single arrays are shared.
-    module = _MODULES[type(config)](config, dtype=dtype, rngs=nnx.Rngs(jax.random.key(seed)))
+    init = Init(dtype, nnx.Rngs(jax.random.key(seed)))
+    module = _MODULES[type(config)](config, LayerOptions(), init)
     return nnx.to_pure_dict(nnx.split(module)[1])
 
 

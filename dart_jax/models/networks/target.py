@@ -35,7 +35,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import CORE_ACTIVATIONS, Tiles, product
-from dart_jax.models.layers.dense import GatedMLP, Linear, RMSNorm, random_param
+from dart_jax.models.layers.dense import GatedMLP, Init, Linear, RMSNorm
 from dart_jax.models.layers.moe import MoE
 from dart_jax.models.networks.native_layer import NativeLayer, one_call, run_natively
 from dart_jax.models.rope import rotate
@@ -73,22 +73,14 @@ class Attention(nnx.Module):
     """Self-attention; some architectures normalise queries and keys before RoPE: per head, or all
     heads together."""
 
-    def __init__(
-        self,
-        config: TargetConfig,
-        layer: int,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: TargetConfig, layer: int, options: LayerOptions, init: Init):
         d, h = config.hidden_size, config.head_dim
         self.head_dim = h
         self.options = options
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.rope = config.layer_rope(layer)
         self.scoring = Scoring(config.attention_scale, config.attn_logit_softcapping)
-        linear = partial(Linear, dtype=dtype, rngs=rngs)
+        linear = partial(Linear, init=init)
         if options.fused:
             width = (self.heads + 2 * self.kv_heads) * h
             self.qkv_proj = linear(d, width, bias=config.attention_bias)
@@ -102,8 +94,8 @@ class Attention(nnx.Module):
         if self.qk_norm:
             heads = (1, 1) if self.qk_norm == "head" else (self.heads, self.kv_heads)
             split = split and self.qk_norm == "all"
-            self.q_norm = _norm(config, heads[0] * h, dtype, split)
-            self.k_norm = _norm(config, heads[1] * h, dtype, split)
+            self.q_norm = _norm(config, heads[0] * h, init, split)
+            self.k_norm = _norm(config, heads[1] * h, init, split)
 
     def __call__(
         self,
@@ -178,30 +170,21 @@ class DecoderLayer(nnx.Module):
     input_layernorm: RMSNorm
     post_attention_layernorm: RMSNorm
 
-    def __init__(
-        self,
-        config: TargetConfig,
-        layer: int,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: TargetConfig, layer: int, options: LayerOptions, init: Init):
         d = config.hidden_size
         self.multiplier = config.residual_multiplier
         self.norms = _NORMS[config.architecture.norms]
         for name in filter(None, self.norms):
-            setattr(self, name, _norm(config, d, dtype))
-        self.self_attn = Attention(config, layer, options, dtype=dtype, rngs=rngs)
+            setattr(self, name, _norm(config, d, init))
+        self.self_attn = Attention(config, layer, options, init)
         if config.moe is not None and config.is_sparse(layer):
-            self.mlp = MoE(d, config.moe, options, dtype=dtype, rngs=rngs)
+            self.mlp = MoE(d, config.moe, options, init)
         else:
             self.mlp = GatedMLP(
                 d,
                 config.intermediate_size,
                 options,
-                dtype=dtype,
-                rngs=rngs,
+                init,
                 bias=config.mlp_bias,
                 activation=config.hidden_act,
             )
@@ -320,27 +303,17 @@ def run_layers(
 class Target(nnx.Module):
     """The decoder. Defined with NNX, run as a pure function through `pure.bind`."""
 
-    def __init__(
-        self,
-        config: TargetConfig,
-        options: LayerOptions = LayerOptions(),
-        *,
-        dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: TargetConfig, options: LayerOptions, init: Init):
         self.config = config
         self.options = options
         shape = (config.vocab_size, config.hidden_size)
-        self.embed_tokens = random_param(rngs, shape, dtype)
+        self.embed_tokens = init.random(*shape)
         self.layers = nnx.List(
-            [
-                DecoderLayer(config, i, options, dtype=dtype, rngs=rngs)
-                for i in range(config.num_hidden_layers)
-            ]
+            [DecoderLayer(config, i, options, init) for i in range(config.num_hidden_layers)]
         )
-        self.norm = _norm(config, config.hidden_size, dtype)
+        self.norm = _norm(config, config.hidden_size, init)
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, init)
 
     def __call__(
         self,
@@ -419,9 +392,9 @@ class Target(nnx.Module):
             return logits if cap is None else softcap(logits, cap)
 
 
-def _norm(config: TargetConfig, size: int, dtype: DTypeLike, split: bool = False) -> RMSNorm:
+def _norm(config: TargetConfig, size: int, init: Init, split: bool = False) -> RMSNorm:
     offset = config.architecture.norm_offset
-    return RMSNorm(size, config.rms_norm_eps, dtype=dtype, offset=offset, split=split)
+    return RMSNorm(size, config.rms_norm_eps, init, offset=offset, split=split)
 
 
 def _times(x: jax.Array, factor: float) -> jax.Array:
