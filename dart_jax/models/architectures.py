@@ -48,8 +48,6 @@ class Architecture:
       embedding_scaled: whether the embeddings are multiplied by sqrt(D), rounded to their dtype.
       fused: whether files hold queries, keys and values in one tensor, and the MLP's gate and up
         projections in another.
-      guesses_heads: whether `num_key_value_heads` and `head_dim` may be left out, and then follow
-        from the other sizes.
       no_rope_interval: every how many layers one has no RoPE, if `no_rope_layers` does not say;
         None if all have it.
       norm_offset: None if norms round to the dtype of the weights before they multiply by the
@@ -74,7 +72,6 @@ class Architecture:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     embedding_scaled: bool = False
     fused: bool = False
-    guesses_heads: bool = True
     max_position_embeddings: int = 2048
     moe: bool = False
     no_rope_interval: int | None = None
@@ -111,7 +108,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": _QWEN(
         name="Qwen3ForCausalLM",
         biases=_ATTENTION_BIASES,
-        guesses_heads=False,
+        defaults={"num_key_value_heads": 32, "head_dim": 128},
         qk_norm="head",
         windows="optional",
     ),

@@ -17,7 +17,7 @@ from dart_jax.models.config_json.block_formats import (
     block_layout,
 )
 from dart_jax.models.config_json.fields import FULL, SLIDING, known_fields
-from dart_jax.models.draft_layer_config import OF_WEIGHTS, DraftLayerConfig
+from dart_jax.models.draft_layer_config import OF_WEIGHTS, SHARED, DraftLayerConfig
 from dart_jax.models.rope import Rope
 from dart_jax.models.traits import Traits
 
@@ -148,20 +148,8 @@ class BlockConfig(DraftLayerConfig):
     @property
     def decoder(self) -> TargetConfig:
         """The layers, as those of a target."""
-        return TargetConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            rms_norm_eps=self.rms_norm_eps,
-            rope=self.rope,
-            max_position_embeddings=self.max_position_embeddings,
-            sliding_window=self.sliding_window,
-            sliding_layers=self.sliding_layers,
-        )
+        names = (*SHARED, "num_hidden_layers", "rope", "sliding_window", "sliding_layers")
+        return TargetConfig(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> BlockConfig:
@@ -248,15 +236,12 @@ class BlockConfig(DraftLayerConfig):
 
     def _layers_json(self) -> dict[str, Any]:
         """The fields of the layers, as Qwen3's config has them."""
-        names = """
-            vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
-            num_key_value_heads head_dim rms_norm_eps max_position_embeddings sliding_window
-        """
+        names = (*SHARED, "num_hidden_layers", "sliding_window")
         kinds = [
             SLIDING if i in self.sliding_layers else FULL for i in range(self.num_hidden_layers)
         ]
         return {
-            **{name: getattr(self, name) for name in names.split()},
+            **{name: getattr(self, name) for name in names},
             **self.rope.to_json(),
             "hidden_act": "silu",
             "attention_bias": False,

@@ -216,7 +216,7 @@ class TargetConfig(DraftingConfig):
             json.setdefault(name, getattr(architecture, name))
         require(json, ("num_hidden_layers",))
         layers = _integer(json, "num_hidden_layers")
-        fields = with_head_defaults(json, guess=architecture.guesses_heads)
+        fields = with_head_defaults(json)
         fields["hidden_act"] = _activation(json, architecture)
         for name, source in architecture.biases.items():
             if source is False:

@@ -22,6 +22,11 @@ from dart_jax.models.traits import DraftingConfig
 
 # Layout of files as the authors of DART and EAGLE-3 write them.
 REFERENCE = "reference"
+# Fields that drafters' configs have in common with those of targets, but for RoPE.
+SHARED = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
+)
 # Fields of configs that the files of weights determine.
 OF_WEIGHTS = ("own_embedding", "own_head", "qk_norm")
 
@@ -87,18 +92,13 @@ class DraftLayerConfig(DraftingConfig):
         rope = target.rope
         if rope.kind == "longrope" or rope.share != 1:
             rope = Rope(rope.theta)  # the reference, a Llama layer, would ignore the difference
+        shared = {name: getattr(target, name) for name in SHARED}
+        size = draft_vocab_size or target.vocab_size
         return cls(
-            vocab_size=target.vocab_size,
-            draft_vocab_size=draft_vocab_size or target.vocab_size,
-            hidden_size=target.hidden_size,
-            intermediate_size=target.intermediate_size,
-            num_attention_heads=target.num_attention_heads,
-            num_key_value_heads=target.num_key_value_heads,
-            head_dim=target.head_dim,
+            **shared,
+            draft_vocab_size=size,
             target_hidden_size=target.hidden_size,
-            rms_norm_eps=target.rms_norm_eps,
             rope=rope,
-            max_position_embeddings=target.max_position_embeddings,
             **fields,
         )
 
@@ -169,7 +169,7 @@ class DraftLayerConfig(DraftingConfig):
     def _read(cls, json: Mapping[str, Any], options: Mapping[str, tuple[Any, ...]]) -> Any:
         json = {n: v for n, v in json.items() if n not in OF_WEIGHTS and v is not None}
         check_options(json, options, {field.name for field in dataclasses.fields(cls)})
-        fields = with_head_defaults(json, guess=True)
+        fields = with_head_defaults(json)
         fields["rope"] = Rope.from_json(json, 1e4)
         fields["sliding_window"] = sliding_window(json)
         fields.setdefault("draft_vocab_size", fields.get("vocab_size"))

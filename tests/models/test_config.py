@@ -93,10 +93,10 @@ def test_wrong_and_unsupported_fields_are_refused_by_name(kind, changes):
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_missing_fields_are_named(kind):
     json = golden_json(kind)
-    del json["head_dim"], json["hidden_size"]
+    del json["vocab_size"], json["hidden_size"]
     if kind != "target":
         json["target_hidden_size"] = 64  # the default is the drafter's hidden_size
-    with pytest.raises(UserError, match=r"^config\.json lacks hidden_size, head_dim$"):
+    with pytest.raises(UserError, match=r"^config\.json lacks vocab_size, hidden_size"):
         KINDS[kind].from_json(json)
 
 

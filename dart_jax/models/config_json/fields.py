@@ -77,11 +77,11 @@ def refuse_unsupported(json: Mapping[str, Any]) -> None:
         refuse(json, name, supported)
 
 
-def with_head_defaults(json: Mapping[str, Any], *, guess: bool) -> dict[str, Any]:
+def with_head_defaults(json: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in what Llama-like configs may leave out: key/value heads and the head's size."""
     fields = dict(json)
     heads, size = json.get("num_attention_heads"), json.get("hidden_size")
-    if guess and isinstance(heads, int) and isinstance(size, int) and heads > 0:
+    if isinstance(heads, int) and isinstance(size, int) and heads > 0:
         if fields.get("num_key_value_heads") is None:
             fields["num_key_value_heads"] = heads
         if fields.get("head_dim") is None and size % heads == 0:
