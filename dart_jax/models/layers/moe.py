@@ -31,7 +31,6 @@ class Experts(nnx.Module):
 class MoE(nnx.Module):
     """Routes every row to its most likely experts and sums their outputs by router weight.
 
-    A shared expert, if there is one, sees every row; its output is weighted by a gate of its own.
     Split, each device has some of the experts and some columns of the shared one, and all that they
     write is added up.
     """
