@@ -21,7 +21,7 @@ from dart_jax.memory import give_back, return_large
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.models.layers import Params
+from dart_jax.models.layers.dense import Params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, untie
 from dart_jax.models.sharding.placement import replicate

@@ -48,8 +48,8 @@ from dart_jax.loading import (
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, WeightsDtype
+from dart_jax.models.networks.pure import dtype_of
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.pure import dtype_of
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.named import models
 from dart_jax.ngram import NgramModel

@@ -25,7 +25,7 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import BlockConfig, DartConfig, DraftLayerConfig, Eagle3Config
-from dart_jax.models.pure import init_params
+from dart_jax.models.networks.pure import init_params
 from dart_jax.named import models as named_models
 from dart_jax.named.models import NamedModel
 from dart_jax.ngram import NgramModel

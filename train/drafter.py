@@ -30,9 +30,9 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_fields import NORMS
 from dart_jax.models.draft_layer_config import REFERENCE, check_features
 from dart_jax.models.drafter_config import AnyDrafterConfig
+from dart_jax.models.networks.pure import Params, dtype_of, init_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import untie
-from dart_jax.models.pure import Params, dtype_of, init_params
 from dart_jax.models.sharding.placement import replicate
 from dart_jax.programs.command_line import RESUMABLE, check_least, program
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main

@@ -15,8 +15,8 @@ from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import keep_rows
 from dart_jax.models.cache import Cache, first_rows, init_cache
 from dart_jax.models.cpu import only_rows, used_rows
-from dart_jax.models.pure import bind, dtype_of
-from dart_jax.models.target import Target
+from dart_jax.models.networks.pure import bind, dtype_of
+from dart_jax.models.networks.target import Target
 
 # Rows that are scored at a time: at a vocabulary of 150,000 their logits take 20 MB.
 _SCORED_ROWS = 32

@@ -44,7 +44,7 @@ from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import KVCache, order_after
 from dart_jax.models.cpu import only_rows
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 from dart_jax.models.sharding.collectives import joined
 
 

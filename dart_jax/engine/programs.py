@@ -39,7 +39,7 @@ from dart_jax.engine.request import MOST_LOGPROBS, SamplingMode
 from dart_jax.engine.rows import History, Row, Rows, sampling_of, unpack
 from dart_jax.models.cache import PagedCache, capacity_of
 from dart_jax.models.cpu import clock, only_rows
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 from dart_jax.models.sharding.collectives import once, over_groups
 from dart_jax.models.sharding.mesh import DATA
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program

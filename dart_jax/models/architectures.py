@@ -1,6 +1,6 @@
 """The supported target architectures: what is fixed by a config's `model_type`.
 
-All of them are the decoder in `dart_jax.models.target`. What a `config.json` decides is in
+All of them are the decoder in `dart_jax.models.networks.target`. What a `config.json` decides is in
 `dart_jax.models.config.TargetConfig`; everything else that differs between them is in the table
 below, in the terms of the classes of `transformers`.
 """
@@ -48,8 +48,6 @@ class Architecture:
       embedding_scaled: whether the embeddings are multiplied by sqrt(D), rounded to their dtype.
       fused: whether files hold queries, keys and values in one tensor, and the MLP's gate and up
         projections in another.
-      guesses_heads: whether `num_key_value_heads` and `head_dim` may be left out, and then follow
-        from the other sizes.
       no_rope_interval: every how many layers one has no RoPE, if `no_rope_layers` does not say;
         None if all have it.
       norm_offset: None if norms round to the dtype of the weights before they multiply by the
@@ -74,7 +72,6 @@ class Architecture:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     embedding_scaled: bool = False
     fused: bool = False
-    guesses_heads: bool = True
     max_position_embeddings: int = 2048
     moe: bool = False
     no_rope_interval: int | None = None
@@ -111,7 +108,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": _QWEN(
         name="Qwen3ForCausalLM",
         biases=_ATTENTION_BIASES,
-        guesses_heads=False,
+        defaults={"num_key_value_heads": 32, "head_dim": 128},
         qk_norm="head",
         windows="optional",
     ),
@@ -213,21 +210,15 @@ ARCHITECTURES: dict[str, Architecture] = {
 _QWEN2_VL = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 _QWEN3_VL = {"max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 5e5}
 _TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma3_text": ("gemma3_text", {}),
-    "mistral": ("mistral", {}),
     "qwen2_5_vl_text": ("qwen2", _QWEN2_VL),
     "qwen2_vl_text": ("qwen2", _QWEN2_VL),
     "qwen3_vl_moe_text": ("qwen3_moe", _QWEN3_VL),
     "qwen3_vl_text": ("qwen3", _QWEN3_VL),
 }
 # `model_type` of vision-language models -> that of their text part, if it is not named.
-_VISION_LANGUAGE = {
-    "gemma3": "gemma3_text",
-    "mistral3": "mistral",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen3_vl": "qwen3_vl_text",
-    "qwen3_vl_moe": "qwen3_vl_moe_text",
+_QWEN_VL = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+_VISION_LANGUAGE = {name: f"{name}_text" for name in ("gemma3", *_QWEN_VL)} | {
+    "mistral3": "mistral"
 }
 
 
@@ -245,11 +236,9 @@ def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
         # A vision-language model ties or unties its head as a whole.
         text["tie_word_embeddings"] = json["tie_word_embeddings"]
     kind = text["model_type"]
-    if kind not in _TEXT_PARTS:
-        return text
     if kind == "qwen3_vl_moe_text":
         text["norm_topk_prob"] = True  # whatever the config says
-    text["model_type"], defaults = _TEXT_PARTS[kind]
+    text["model_type"], defaults = _TEXT_PARTS.get(kind, (kind, {}))
     text |= {name: value for name, value in defaults.items() if text.get(name) is None}
     text.pop("architectures", None)
     for name in ("rope_scaling", "rope_parameters"):

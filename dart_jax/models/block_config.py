@@ -9,13 +9,15 @@ from typing import Any, Literal, Self
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.block_formats import (
+    GATES,
+    SCALES,
+    SPECULATORS,
     BlockLayout,
     block_fields,
-    block_json,
     block_layout,
 )
-from dart_jax.models.config_json.fields import known_fields
-from dart_jax.models.draft_layer_config import OF_WEIGHTS, DraftLayerConfig
+from dart_jax.models.config_json.fields import FULL, SLIDING, known_fields
+from dart_jax.models.draft_layer_config import OF_WEIGHTS, SHARED, DraftLayerConfig
 from dart_jax.models.rope import Rope
 from dart_jax.models.traits import Traits
 
@@ -110,7 +112,6 @@ class BlockConfig(DraftLayerConfig):
 
     @property
     def traits(self) -> Traits:
-        """See the base class."""
         return Traits(
             kind=self.kind,
             search="candidates",
@@ -120,7 +121,6 @@ class BlockConfig(DraftLayerConfig):
         )
 
     def check_fit(self, target: TargetConfig) -> None:
-        """See the base class."""
         check_unscaled(target)
         super().check_fit(target)
         if self.mask_token_id >= target.vocab_size:
@@ -148,20 +148,8 @@ class BlockConfig(DraftLayerConfig):
     @property
     def decoder(self) -> TargetConfig:
         """The layers, as those of a target."""
-        return TargetConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            rms_norm_eps=self.rms_norm_eps,
-            rope=self.rope,
-            max_position_embeddings=self.max_position_embeddings,
-            sliding_window=self.sliding_window,
-            sliding_layers=self.sliding_layers,
-        )
+        names = (*SHARED, "num_hidden_layers", "rope", "sliding_window", "sliding_layers")
+        return TargetConfig(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> BlockConfig:
@@ -187,21 +175,97 @@ class BlockConfig(DraftLayerConfig):
         Raises:
           UserError: the layout has no place for a field.
         """
-        decoder = self.decoder
-        names = (
-            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-            *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
-            "max_position_embeddings",
-        )
-        layers = {name: getattr(decoder, name) for name in names} | self.rope.to_json()
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        json = block_json({**fields, "decoder": layers})
-        read = type(self).from_json(json)
+        json = self._written()
+        read = dataclasses.asdict(type(self).from_json(json))
         # The number of the target's layers is for other programs.
-        lost = [n for n in fields if getattr(read, n) != fields[n] and n != "num_target_layers"]
-        if lost := [name for name in lost if name not in OF_WEIGHTS]:
+        unread = (*OF_WEIGHTS, "num_target_layers")
+        lost = [n for n, v in dataclasses.asdict(self).items() if v != read[n] and n not in unread]
+        if lost:
             raise UserError(
                 f"the layout {self.layout!r} has no place for {', '.join(lost)} of this drafter; "
                 "choose another"
             )
         return json
+
+    def _written(self) -> dict[str, Any]:
+        """The config in its layout, whether that has a place for all fields or not."""
+        layers, heads = self._layers_json(), self._heads_json()
+        if self.layout == "speculators":
+            kind = "dspark" if "markov_rank" in heads else "dflash"
+            kind = "dflash2" if "selector_rank" in heads else kind
+            return {
+                "architectures": [SPECULATORS[kind]],
+                "speculators_model_type": kind,
+                "transformer_layer_config": layers,
+                "draft_vocab_size": self.draft_vocab_size,
+                "block_size": self.block_size,
+                "mask_token_id": self.mask_token_id,
+                "aux_hidden_state_layer_ids": [*self.feature_layers],
+                "sample_from_anchor": self.shifted,
+                "sliding_window_non_causal": True,  # vLLM makes all layers causal if it is false
+                "target_hidden_size": self.target_hidden_size,
+                **heads,
+            }
+        ids = {
+            "target_layer_ids": [layer - 1 for layer in self.feature_layers],
+            "mask_token_id": self.mask_token_id,
+        }
+        sizes = {"block_size": self.block_size, "num_target_layers": self.num_target_layers}
+        json = {**layers, **sizes}
+        if self.layout == "deepspec":
+            # SGLang and vLLM look for some fields in the object.
+            json |= {**ids, "num_anchors": 512, **heads, "dflash_config": ids}
+            return {"architectures": ["Qwen3DSparkModel"], **json}
+        nested = {**ids, **heads}
+        if self.layout == "dflash":
+            scales = {name: getattr(self, name) for name in SCALES}
+            nested |= {name: value for name, value in scales.items() if value not in (1, None)}
+        if self.causal_layers and self.causal_layers != self.sliding_layers:
+            # As JetSpec, vLLM and z-lab call it.
+            nested["causal_head"] = nested["causal"] = json["is_causal"] = True
+        elif not self.causal_layers and self.sliding_layers:
+            json["is_causal"] = False
+        name = "DFlash2DraftModel" if "selector_rank" in heads else "DFlashDraftModel"
+        if self.layout == "specforge":
+            name, nested["projector_type"] = "DSparkDraftModel", "dspark"
+            mha = self.num_attention_heads == self.num_key_value_heads
+            nested["attention_mode"] = "mha" if mha else "gqa"
+        if name == "DFlash2DraftModel":
+            nested["block_size"] = self.block_size
+        return {"architectures": [name], **json, "dflash_config": nested}
+
+    def _layers_json(self) -> dict[str, Any]:
+        """The fields of the layers, as Qwen3's config has them."""
+        names = (*SHARED, "num_hidden_layers", "sliding_window")
+        kinds = [
+            SLIDING if i in self.sliding_layers else FULL for i in range(self.num_hidden_layers)
+        ]
+        return {
+            **{name: getattr(self, name) for name in names},
+            **self.rope.to_json(),
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "layer_types": kinds,
+            "max_window_layers": self.num_hidden_layers,
+            "use_sliding_window": bool(self.sliding_layers),
+            "tie_word_embeddings": False,
+            "model_type": "qwen3",
+        }
+
+    def _heads_json(self) -> dict[str, Any]:
+        """The fields of pair scores, convolutions and the head of confidence."""
+        json: dict[str, Any] = {}
+        if self.conv_group_size is not None:
+            json |= {"conv_kernel_size": 2, "conv_group_size": self.conv_group_size}
+        if self.selector_top_k is not None:
+            return {**json, "selector_rank": self.pair_rank, "selector_top_k": self.selector_top_k}
+        if not self.shifted and not self.pair_rank:
+            return json
+        if self.pair_rank:
+            gates = {gate: name for name, gate in GATES.items()}
+            json["markov_head_type"] = gates.get(self.pair_gate)
+        return json | {
+            "markov_rank": self.pair_rank,
+            "enable_confidence_head": self.confidence is not None,
+            "confidence_head_with_markov": self.confidence == "pairs",
+        }

@@ -18,6 +18,7 @@ from dart_jax.models.config_json.fields import (
     check_fields,
     check_integer,
     known_fields,
+    layer_types,
     refuse,
     refuse_unsupported,
     require,
@@ -27,16 +28,11 @@ from dart_jax.models.rope import Rope
 from dart_jax.models.traits import DraftingConfig, Traits
 
 _TANH_GELU = "gelu_pytorch_tanh"
-# Fields that only some architectures have -> values that change nothing.
-_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "attention_multiplier": (None,),
-    "attn_logit_softcapping": (None,),
-    "embedding_multiplier": (None, 1),
-    "final_logit_softcapping": (None,),
-    "logits_scaling": (None, 1),
-    "query_pre_attn_scalar": (None,),
-    "residual_multiplier": (None, 1),
-}
+# Fields that only some architectures have.
+_OPTIONS = """
+    attention_multiplier attn_logit_softcapping embedding_multiplier final_logit_softcapping
+    logits_scaling query_pre_attn_scalar residual_multiplier
+"""
 # Names that transformers has for an activation -> the one in `inputs.ACTIVATIONS`.
 _ACTIVATION_NAMES = {
     **dict.fromkeys(("silu", "swish"), "silu"),
@@ -156,17 +152,17 @@ class TargetConfig(DraftingConfig):
         return layers if self.num_hidden_layers >= 7 else ()
 
     @property
-    def qk_norm(self) -> bool:
-        """Returns True if queries and keys are normalised."""
-        return self.architecture.qk_norm is not None
-
-    @property
     def attention_scale(self) -> float | None:
         """Factor on the attention's scores; None for h ** -0.5."""
         if self.attention_multiplier is not None:
             return self.attention_multiplier
         scalar = self.query_pre_attn_scalar
         return None if scalar is None else scalar**-0.5
+
+    @property
+    def norms_all_heads(self) -> bool:
+        """Returns True if queries and keys are normalised over all heads together."""
+        return self.architecture.qk_norm == "all"
 
     @property
     def max_length(self) -> int:
@@ -192,11 +188,6 @@ class TargetConfig(DraftingConfig):
     def traits(self) -> Traits:
         """Those of a small model that drafts token by token."""
         return Traits(kind="draft model", sequential=True, couples=True, chain=True, nodes=4)
-
-    @property
-    def norms_all_heads(self) -> bool:
-        """Returns True if queries and keys are normalised over all heads together."""
-        return self.architecture.qk_norm == "all"
 
     @property
     def shared_sizes(self) -> dict[str, int]:
@@ -225,16 +216,15 @@ class TargetConfig(DraftingConfig):
             json.setdefault(name, getattr(architecture, name))
         require(json, ("num_hidden_layers",))
         layers = _integer(json, "num_hidden_layers")
-        fields = with_head_defaults(json, guess=architecture.guesses_heads)
+        fields = with_head_defaults(json)
         fields["hidden_act"] = _activation(json, architecture)
         for name, source in architecture.biases.items():
             if source is False:
                 refuse(json, name, (False, None))
             fields[name] = source if isinstance(source, bool) else json.get(source) or False
-        for name, neutral in _OPTIONS.items():
-            if name not in architecture.options:
-                refuse(json, name, neutral)
-                fields.pop(name, None)
+        for name in {*_OPTIONS.split()} - {*architecture.options}:
+            refuse(json, name, (None, getattr(cls, name)))
+            fields.pop(name, None)
         fields["sliding_window"], fields["sliding_layers"] = _windows(json, architecture, layers)
         fields["rope"], fields["sliding_rope"] = _ropes(json, architecture)
         if fields["sliding_rope"] == fields["rope"]:
@@ -249,7 +239,7 @@ class TargetConfig(DraftingConfig):
         json: dict[str, Any] = {"architectures": [architecture.name], **dataclasses.asdict(self)}
         json |= self.rope.to_json()
         dropped = {"rope", "moe", "sliding_layers", "sliding_rope", "no_rope_layers"}
-        dropped |= {*architecture.biases, *_OPTIONS}
+        dropped |= {*architecture.biases, *_OPTIONS.split()}
         dropped -= {*architecture.options}
         for name in dropped:
             del json[name]
@@ -291,12 +281,7 @@ def _windows(
     unused = rule == "none" or (rule == "optional" and not json.get("use_sliding_window"))
     window = None if unused else json.get("sliding_window")  # configs may set it unused
     expected = _default_layer_types(json, architecture, layers, windowed=window is not None)
-    types = json.get("layer_types") or expected
-    if not isinstance(types, list) or len(types) != layers or {*types} - {FULL, SLIDING}:
-        raise UserError(
-            f"config.json has layer_types={types!r}; they must be {FULL!r} or {SLIDING!r} for "
-            f"each of {layers} layers"
-        )
+    types = layer_types(json, expected)
     if types != expected and (rule in ("none", "all") or window is None):
         raise UserError(f"target layer_types other than {expected[0]!r} are not supported here")
     sliding = tuple(i for i, kind in enumerate(types) if kind == SLIDING)

@@ -22,6 +22,11 @@ from dart_jax.models.traits import DraftingConfig
 
 # Layout of files as the authors of DART and EAGLE-3 write them.
 REFERENCE = "reference"
+# Fields that drafters' configs have in common with those of targets, but for RoPE.
+SHARED = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
+)
 # Fields of configs that the files of weights determine.
 OF_WEIGHTS = ("own_embedding", "own_head", "qk_norm")
 
@@ -87,23 +92,17 @@ class DraftLayerConfig(DraftingConfig):
         rope = target.rope
         if rope.kind == "longrope" or rope.share != 1:
             rope = Rope(rope.theta)  # the reference, a Llama layer, would ignore the difference
+        shared = {name: getattr(target, name) for name in SHARED}
+        size = draft_vocab_size or target.vocab_size
         return cls(
-            vocab_size=target.vocab_size,
-            draft_vocab_size=draft_vocab_size or target.vocab_size,
-            hidden_size=target.hidden_size,
-            intermediate_size=target.intermediate_size,
-            num_attention_heads=target.num_attention_heads,
-            num_key_value_heads=target.num_key_value_heads,
-            head_dim=target.head_dim,
+            **shared,
+            draft_vocab_size=size,
             target_hidden_size=target.hidden_size,
-            rms_norm_eps=target.rms_norm_eps,
             rope=rope,
-            max_position_embeddings=target.max_position_embeddings,
             **fields,
         )
 
     def with_window(self, window: int | None) -> Self:
-        """See the base class."""
         return dataclasses.replace(self, sliding_window=window)
 
     @property
@@ -122,7 +121,6 @@ class DraftLayerConfig(DraftingConfig):
         return (3 if self._layers is None else len(self._layers)) * self.target_hidden_size
 
     def layers_read(self, target: TargetConfig) -> tuple[int, ...]:
-        """See the base class."""
         if self._layers is None:
             return target.feature_layers
         return self._layers if self._layers[-1] < target.num_hidden_layers else ()
@@ -140,8 +138,14 @@ class DraftLayerConfig(DraftingConfig):
         """The config, completed by the names of the tensors in the file `path`.
 
         Raises:
-          UserError: the file has what is not supported.
+          UserError: the file has more than one layer of a DART or EAGLE-3 drafter.
         """
+        later = sorted(name for name in names if name.startswith("layers."))
+        if later and self.layout == REFERENCE:
+            raise UserError(
+                f"{path} has more than one layer ({later[0]}), which is not supported in DART and "
+                "EAGLE-3 drafters; pass one of one layer"
+            )
         return self
 
     def check_fit(self, target: TargetConfig) -> None:
@@ -165,7 +169,7 @@ class DraftLayerConfig(DraftingConfig):
     def _read(cls, json: Mapping[str, Any], options: Mapping[str, tuple[Any, ...]]) -> Any:
         json = {n: v for n, v in json.items() if n not in OF_WEIGHTS and v is not None}
         check_options(json, options, {field.name for field in dataclasses.fields(cls)})
-        fields = with_head_defaults(json, guess=True)
+        fields = with_head_defaults(json)
         fields["rope"] = Rope.from_json(json, 1e4)
         fields["sliding_window"] = sliding_window(json)
         fields.setdefault("draft_vocab_size", fields.get("vocab_size"))
@@ -179,6 +183,7 @@ class DraftLayerConfig(DraftingConfig):
             "model_type": "llama",
             "hidden_act": "silu",
             "tie_word_embeddings": False,
+            "num_hidden_layers": self.num_hidden_layers,
             **dataclasses.asdict(self),
             **self.rope.to_json(),
         }
@@ -187,7 +192,7 @@ class DraftLayerConfig(DraftingConfig):
         if self.sliding_window is None:
             del json["sliding_window"]  # published configs have no such field
         else:  # Llama's layers have a window only if it is said of each
-            json["layer_types"] = self.num_hidden_layers * [SLIDING]
+            json["layer_types"] = [SLIDING]
         if self.shares_embedding:
             # A file that names it says to EAGLE's loaders that it brings its own embedding: without
             # one, they would leave theirs random. Published configs have no such field.

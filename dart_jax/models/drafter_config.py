@@ -35,8 +35,6 @@ class DartConfig(DraftLayerConfig):
 
     Attributes:
       draft_length: mask rows, m.
-      num_hidden_layers: decoder layers; published drafters have one, and the reference reads only
-        those.
       shifted: whether the anchor predicts too, so that each mask row predicts one token further.
         The paper's ablation compares with unshifted drafters, where only the mask rows predict;
         the reference cannot read them.
@@ -44,8 +42,9 @@ class DartConfig(DraftLayerConfig):
         published drafters.
     """
 
+    num_hidden_layers: ClassVar[int] = 1
+
     draft_length: int
-    num_hidden_layers: int = 1
     shifted: bool = True
     pair_rank: int = 0
 
@@ -56,7 +55,6 @@ class DartConfig(DraftLayerConfig):
 
     @property
     def traits(self) -> Traits:
-        """See the base class."""
         return Traits(
             kind="DART",
             title="DART with pair scores" if self.pair_rank else "",
@@ -72,13 +70,7 @@ class DartConfig(DraftLayerConfig):
         return self.pair_rank > 0
 
     def without_pairs(self) -> DartConfig:
-        """See the base class."""
         return dataclasses.replace(self, pair_rank=0)
-
-    def completed(self, names: Collection[str], path: Path) -> DartConfig:
-        """Has one layer if the file has no more: configs copied from a target's name its number."""
-        later = any(name.startswith("layers.") for name in names)
-        return self if later else dataclasses.replace(self, num_hidden_layers=1)
 
     @property
     def num_positions(self) -> int:
@@ -129,6 +121,7 @@ class Eagle3Config(DraftLayerConfig):
     """
 
     num_hidden_layers: ClassVar[int] = 1
+
     feature_layers: tuple[int, ...] | None = None
     norm_before_residual: bool = False
     norm_output: bool = False
@@ -151,13 +144,8 @@ class Eagle3Config(DraftLayerConfig):
 
     def completed(self, names: Collection[str], path: Path) -> Eagle3Config:
         """Has norms of queries and keys if the file has; see the base class."""
-        later = sorted(name for name in names if name.startswith("layers."))
-        if later:
-            raise UserError(
-                f"{path} has more than one layer ({later[0]}), which is not supported in EAGLE-3 "
-                "drafters; pass one of one layer"
-            )
-        return dataclasses.replace(self, qk_norm="midlayer.self_attn.q_norm.weight" in names)
+        norms = "midlayer.self_attn.q_norm.weight" in names
+        return dataclasses.replace(super().completed(names, path), qk_norm=norms)
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Eagle3Config:
@@ -182,7 +170,6 @@ class Eagle3Config(DraftLayerConfig):
     def to_json(self) -> dict[str, Any]:
         """Returns the config in the form that the reference reads."""
         json = self._write(EAGLE3)
-        json["num_hidden_layers"] = self.num_hidden_layers
         for name in NORMS:
             if not json[name]:
                 del json[name]  # published configs have no such field

@@ -44,10 +44,8 @@ class Rope:
 
     Attributes:
       theta: base of the geometric frequencies.
-      kind: kind of scaling; `default` is none. `dynamic` changes the frequencies only beyond the
-        model's `max_position_embeddings`, and `longrope` changes from its short to its long
-        factors beyond the original length. Nothing is decoded here beyond those lengths: the keys
-        in the cache would have other frequencies than new queries.
+      kind: kind of scaling; `default` is none. Nothing is decoded beyond the lengths at which
+        `dynamic` and `longrope` change the frequencies: cached keys would have other ones.
       scaling: the kind's parameters by name, in the order of `_FIELDS`.
       share: the share of each head's dimensions that is rotated: the first ones.
     """
@@ -65,15 +63,13 @@ class Rope:
                 f"config.json has partial_rotary_factor={self.share!r}, which is over 1"
             )
         for name, value in self.scaling:
-            if name in ("short_factor", "long_factor"):
-                if not isinstance(value, tuple):
-                    raise UserError(f"config.json has rope {name}={value!r}; it must be a list")
-                for one in value:
+            kind = {"short_factor": tuple, "long_factor": tuple, "truncate": bool}.get(name, object)
+            if not isinstance(value, kind):
+                expected = "true or false" if kind is bool else "a list"
+                raise UserError(f"config.json has rope {name}={value!r}; it must be {expected}")
+            if kind is not bool:
+                for one in value if kind is tuple else (value,):
                     check_positive(f"rope {name}", one)
-            elif name != "truncate":
-                check_positive(f"rope {name}", value)
-            elif not isinstance(value, bool):
-                raise UserError(f"config.json has rope {name}={value!r}; it must be true or false")
         scaling = dict(self.scaling)
         if self.kind == "yarn" and self.theta <= 1:
             raise UserError(f"config.json has rope_theta={self.theta!r}; yarn needs more than 1")

@@ -27,7 +27,7 @@ from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.models.draft_layer_config import REFERENCE
 from dart_jax.models.drafter_config import AnyDrafterConfig, drafter_config
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.models.pure import Params
+from dart_jax.models.networks.pure import Params
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, replicate
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.drafter_files import (

@@ -16,7 +16,7 @@ import jax
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig
-from dart_jax.models.pure import Params, abstract_params
+from dart_jax.models.networks.pure import Params, abstract_params
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -30,9 +30,9 @@ from dart_jax.models.drafter_config import (
     DraftLayerConfig,
 )
 from dart_jax.models.kernels.int8 import round_params
-from dart_jax.models.layers import Params
+from dart_jax.models.layers.dense import Params
+from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.placement import replicate

@@ -22,7 +22,7 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.model import DartModel
-from dart_jax.models.pure import dtype_of
+from dart_jax.models.networks.pure import dtype_of
 from eval.latency.shapes import Cost, cost
 
 _UNLIMITED = 2**30  # token budget

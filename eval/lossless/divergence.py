@@ -21,10 +21,10 @@ from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.models.layers import Params
+from dart_jax.models.layers.dense import Params
+from dart_jax.models.networks.pure import bind, dtype_of
+from dart_jax.models.networks.target import Target, TargetOutput
 from dart_jax.models.platform.weights import in_blocks
-from dart_jax.models.pure import bind, dtype_of
-from dart_jax.models.target import Target, TargetOutput
 from eval.lossless.literal_sampling import may_win, scale, scale_rounding
 
 # The token id of an output that had already ended.

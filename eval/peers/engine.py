@@ -92,7 +92,7 @@ def _weights(target: Any) -> str:
     import jax
 
     from dart_jax.models.kernels.tiles import Tiles
-    from dart_jax.models.pure import dtype_of
+    from dart_jax.models.networks.pure import dtype_of
 
     types = Counter[str]()
     for leaf in jax.tree.leaves(target, is_leaf=lambda x: isinstance(x, Tiles)):

@@ -17,7 +17,7 @@ from dart_jax.decoding.sampling import Sampling
 from dart_jax.errors import UserError
 from dart_jax.generation import length_bucket
 from dart_jax.model import DartModel
-from dart_jax.models.pure import dtype_of
+from dart_jax.models.networks.pure import dtype_of
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import environment, write_report
 from dart_jax.progress import progress_bar, stage

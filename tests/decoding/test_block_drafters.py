@@ -15,7 +15,7 @@ from dart_jax.decoding.drafting.block import Block
 from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.pure import bind, init_params
+from dart_jax.models.networks.pure import bind, init_params
 from dart_jax.weights.checkpoint import load_drafter
 
 GOLDENS = Path(__file__).parents[1] / "weights/block_drafters"

@@ -11,8 +11,8 @@ from tiny_configs import copied
 from dart_jax.decoding.drafting.base import DraftInput, PromptRows
 from dart_jax.decoding.drafting.block import Block
 from dart_jax.decoding.sampling import SamplingValues
+from dart_jax.models.networks.pure import bind
 from dart_jax.models.platform.execution import Execution
-from dart_jax.models.pure import bind
 
 pytestmark = native
 CONTEXT, NEW = 19, 3  # rows that are read first, and rows with the draft

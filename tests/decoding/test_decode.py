@@ -17,7 +17,7 @@ from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.programs import burst, read_chunk
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
-from dart_jax.models.pure import init_params
+from dart_jax.models.networks.pure import init_params
 from dart_jax.ngram import NgramModel
 
 GREEDY, SAMPLED, NUCLEUS = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)

@@ -20,7 +20,7 @@ from dart_jax.models.attention.compaction import append
 from dart_jax.models.cache import init_cache
 from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.pure import abstract_params, bind
+from dart_jax.models.networks.pure import abstract_params, bind
 from dart_jax.models.rope import Rope
 from train.drafter import check_trainable
 

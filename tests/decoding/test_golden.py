@@ -12,7 +12,7 @@ from literal_search import paths
 
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 
 EOS = (511,)
 NODES = 59

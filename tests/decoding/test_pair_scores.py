@@ -16,8 +16,8 @@ from tiny_configs import DART, random_params
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
-from dart_jax.models.drafters.dart import DartDrafter
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.dart import DartDrafter
+from dart_jax.models.networks.pure import bind
 
 EOS = (511,)
 GREEDY, FILTERED = Sampling(), Sampling(0.8, top_k=20, top_p=0.9)

@@ -13,9 +13,9 @@ from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.attention.compaction import extend
 from dart_jax.models.cache import init_cache
 from dart_jax.models.kernels.tiles import pack_blocks
+from dart_jax.models.networks.pure import bind
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import fuse, pack, untie
-from dart_jax.models.pure import bind
 from dart_jax.models.rope import Rope
 from tests.support.tiny_configs import TARGET, copied, random_params
 

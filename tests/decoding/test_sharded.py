@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from tiny_configs import BLOCK, DART, EAGLE3, TARGET
 
 from dart_jax.errors import UserError
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.rules import check_divides, model_specs

@@ -12,7 +12,7 @@ from dart_jax.decoding.drafting.base import DraftInput
 from dart_jax.decoding.drafting.block import Block
 from dart_jax.decoding.sampling import Sampling, noise_at, row_keys
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 
 ROWS, K = 3, 6
 

@@ -32,8 +32,7 @@ from dart_jax.ngram import NgramModel
 
 WINDOWS = dataclasses.replace(TARGET, sliding_window=5, sliding_layers=(0, 1, 3, 4, 6))
 DRAFTERS = {
-    "dart of two layers": dataclasses.replace(DART, num_hidden_layers=2),
-    "dart with a window": dataclasses.replace(DART, num_hidden_layers=2, sliding_window=7),
+    "dart with a window": DART.with_window(7),
     "eagle3": EAGLE3,
     "eagle3 with a window": EAGLE3.with_window(7),
     "sps": dataclasses.replace(TARGET, num_hidden_layers=2),

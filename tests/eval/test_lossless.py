@@ -18,7 +18,7 @@ from dart_jax.decoding.sampling import Noise, Sampling, draw, gumbel_noise
 from dart_jax.decoding.step import accept
 from dart_jax.model import DartModel
 from dart_jax.models.attention.compaction import append
-from dart_jax.models.pure import init_params
+from dart_jax.models.networks.pure import init_params
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import save_drafter, save_target
 from eval.lossless.__main__ import main

@@ -16,7 +16,7 @@ from rich.console import Console
 from dart_jax.data.stdlib import HELD_OUT
 from dart_jax.engine.request import Output
 from dart_jax.errors import UserError
-from dart_jax.models.pure import init_params
+from dart_jax.models.networks.pure import init_params
 from dart_jax.weights.checkpoint import save_drafter
 from eval.methods.decoding import Generation
 from eval.methods.measure import (

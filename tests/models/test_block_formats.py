@@ -23,59 +23,43 @@ def golden(name, nested=None, layers=None, **changes):
     return {name: value for name, value in config.items() if value is not None}
 
 
+NARROW = {"layer_types": 2 * ["sliding_attention"], "sliding_window": 9, "use_sliding_window": True}
+
+
 @pytest.mark.parametrize(
     ("json", "message"),
     [
-        (golden("dspark", markov_head_type="rnn"), "markov_head_type='rnn'.* not supported"),
-        (golden("specforge_dspark", {"markov_head_type": "rnn"}), "markov_head_type='rnn'"),
-        (golden("dflash", {"projector_type": "domino", "emb_dim": 8}), "projector_type='domino'"),
-        (golden("dflash", architectures=["DominoDraftModel"]), r"architectures=\['Domino.*read"),
-        (golden("dspark", architectures=["Gemma4DSparkModel"]), r"architectures=\['Gemma4.*read"),
+        (golden("dspark", markov_head_type="rnn"), "markov_head_type='rnn'"),
+        (golden("dflash", {"projector_type": "domino"}), "projector_type='domino'"),
+        (golden("dflash", architectures=["DominoDraftModel"]), "DominoDraftModel"),
         (golden("dspark", model_type="gemma4_text"), "model_type='gemma4_text'"),
-        (golden("dspark", model_type="deepseek_v4"), "model_type='deepseek_v4'"),
-        (golden("jetspec", {"target_hidden_size": 64}), "target_hidden_size=64 .*size=32; block"),
-        (golden("speculators_dflash", target_hidden_size=64), "target_hidden_size=64"),
-        (golden("dflash", attention_bias=True), "attention_bias=True, which is not supported"),
-        (golden("dflash", is_causal="no"), "is_causal='no'; it must be true or false"),
-        (golden("dflash", layer_types=[{}, {}]), "they must be 'full_attention'"),
-        (golden("dflash", max_window_layers="x"), "max_window_layers='x'; it must be a number"),
-        (golden("specforge_dspark", {"confidence_head_alpha": "x"}), "alpha='x'; it must be a num"),
-        (golden("dflash", hidden_act="gelu"), "hidden_act='gelu'"),
+        (golden("jetspec", {"target_hidden_size": 64}), "target_hidden_size=64"),
+        (golden("dflash", attention_bias=True), "attention_bias=True"),
+        (golden("dflash", is_causal="no"), "is_causal='no'"),
+        (golden("dflash", layer_types=[{}, {}]), "layer_types="),
+        (golden("dflash", layer_types=["full_attention"]), "layer_types="),
+        (golden("dflash", max_window_layers="x"), "max_window_layers='x'"),
+        (golden("specforge_dspark", {"confidence_head_alpha": "x"}), "head_alpha='x'"),
         (golden("dflash", partial_rotary_factor=0.5), "partial_rotary_factor"),
-        (golden("dflash", quantization_config={"bits": 4}), "quantization_config={'bits': 4}"),
         (golden("dflash2", {"conv_kernel_size": 3}), "conv_kernel_size=3"),
         (golden("dspark", output_multiplier=0.5), "output_multiplier=0.5"),
-        (golden("specforge_dspark", {"final_logit_softcapping": 9}), "final_logit_softcapping=9"),
-        (golden("speculators_dflash", input_embedding_scale=2), "input_embedding_scale=2"),
-        (golden("dflash2", {"output_multiplier": 0}), "output_multiplier=0; it must be a positive"),
-        (golden("dflash", {"use_swa": True}), r"not known here: dflash_config\.use_swa; remove"),
-        (golden("dflash", zeta=1, logit_scale=2), "not known here: logit_scale, zeta; remove"),
-        (golden("speculators_dspark", layers={"attn_gate": 1}), "not known here: attn_gate; rem"),
-        (golden("speculators_dspark", transformer_layer_config=7), "no transformer_layer_config"),
-        (
-            golden(
-                "speculators_dflash",
-                layers={"layer_types": 2 * ["sliding_attention"], "sliding_window": 9}
-                | {"use_sliding_window": True},
-            ),
-            "sliding attention, whose windows speculators counts",
-        ),
-        (golden("dflash_sliding", use_sliding_window=False), "and no sliding_window or"),
-        (golden("dflash_sliding", sliding_window=None), "and no sliding_window or"),
-        (golden("dflash", layer_types=["full_attention"]), "for each of 2 layers"),
-        (golden("dflash", {"mask_token_id": 97}), "mask_token_id=97, but only 97 tokens"),
-        (golden("dflash", {"mask_token_id": None}), "mask_token_id=None; it must be an integer"),
-        (golden("dflash", {"target_layer_ids": [4, 1]}), r"target_layer_ids=\[4, 1\]; it must be"),
-        (golden("dflash", {"target_layer_ids": [1, 1]}), "must be a list of ascending layers"),
-        (golden("dspark", target_layer_ids=[-2, 1]), r"target_layer_ids=\[-2, 1\]"),
+        (golden("dflash2", {"output_multiplier": 0}), "output_multiplier=0"),
+        (golden("dflash", {"use_swa": True}, zeta=1), "not known here: use_swa, zeta"),
+        (golden("speculators_dspark", layers={"attn_gate": 1}), "not known here: attn_gate"),
+        (golden("speculators_dspark", transformer_layer_config=7), "transformer_layer_config"),
+        (golden("speculators_dflash", layers=NARROW), "windows speculators counts"),
+        (golden("dflash_sliding", use_sliding_window=False), "no sliding_window"),
+        (golden("dflash_sliding", sliding_window=None), "no sliding_window"),
+        (golden("dflash", {"mask_token_id": 97}), "mask_token_id=97"),
+        (golden("dflash", {"mask_token_id": None}), "mask_token_id=None"),
+        (golden("dflash", {"target_layer_ids": [4, 1]}), r"target_layer_ids=\[4, 1\]"),
         (golden("dspark", target_layer_ids=None), "target_layer_ids=None"),
         (golden("speculators_dspark", aux_hidden_state_layer_ids=[-1]), r"layer_ids=\[-1\]"),
-        (golden("dflash", block_size=1), "block_size must be at least 2"),
-        (golden("dflash", block_size=None), "block_size=None; it must be an integer"),
-        (golden("dflash", dflash_config=[1]), r"dflash_config=\[1\]; it must be an object"),
-        (golden("specforge_dspark", {"markov_rank": 0}), "confidence_head_with_markov and no"),
-        (golden("dflash2", {"conv_group_size": 5}), "conv_group_size 5 does not divide"),
-        (golden("dflash", num_hidden_layers=None), "lacks num_hidden_layers"),
+        (golden("dflash", block_size=1), "block_size"),
+        (golden("dflash", dflash_config=[1]), r"dflash_config=\[1\]"),
+        (golden("specforge_dspark", {"markov_rank": 0}), "confidence_head_with_markov"),
+        (golden("dflash2", {"conv_group_size": 5}), "conv_group_size"),
+        (golden("dflash", num_hidden_layers=None), "num_hidden_layers"),
     ],
 )
 def test_what_is_refused_in_one_line(json, message):
@@ -86,12 +70,9 @@ def test_what_is_refused_in_one_line(json, message):
 
 
 def test_kinds():
-    kinds = {path.name: drafter_config(golden(path.name)).kind for path in GOLDENS.glob("*/")}
-    assert {name: kind for name, kind in kinds.items() if "dspark" in name} == {
-        name: "DSpark" for name in kinds if "dspark" in name
-    }
-    assert {kinds[name] for name in ("dflash", "dflash_sliding", "specforge_dflash")} == {"DFlash"}
-    assert (kinds["jetspec"], kinds["dflash2"]) == ("JetSpec", "DFlash2")
+    for name, kind in [("dflash_sliding", "DFlash"), ("jetspec", "JetSpec"), ("dspark", "DSpark")]:
+        assert drafter_config(golden(name)).kind == kind
+    assert drafter_config(golden("dflash2")).kind == "DFlash2"
     # Without a block of shifted rows, it has pair scores all the same.
     assert drafter_config(golden("speculators_dspark", sample_from_anchor=False)).kind == "DSpark"
 
@@ -123,18 +104,10 @@ def test_what_the_layouts_leave_out():
     assert drafter_config(golden("dflash", **window)).sliding_layers == ()
     config = drafter_config(golden("dflash", **window, use_sliding_window=True))
     assert (config.sliding_layers, config.causal_layers) == ((1,), (1,))
-
-
-def test_the_embeddings_may_be_features():
-    assert drafter_config(golden("dspark_gated")).feature_layers == (0, 5, 7)
+    # The embeddings may be features, and a bound of 0 is none.
     assert drafter_config(golden("dflash", {"target_layer_ids": [-1]})).feature_layers == (0,)
-
-
-def test_a_bound_of_0_is_none():
-    config = drafter_config(golden("dflash2_scaled", {"final_logit_softcapping": 0}))
-    assert config == dataclasses.replace(
-        drafter_config(golden("dflash2_scaled")), final_logit_softcapping=None
-    )
+    scaled = drafter_config(golden("dflash2_scaled", {"final_logit_softcapping": 0}))
+    assert scaled.final_logit_softcapping is None
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDENS.iterdir() if path.is_dir()))

@@ -4,16 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_inputs import in_pages
 from native_pages import as_rows, grouped
-from needs import NATIVE
+from needs import NATIVE, native
 
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.attention.compaction import append
-from dart_jax.models.cache import (
-    PagedCache,
-    capacity_of,
-    first_rows,
-)
+from dart_jax.models.attention.segments import Prefix
+from dart_jax.models.cache import capacity_of, first_rows
+from dart_jax.models.cpu import only_rows
 
 
 def test_capacity_has_room_for_a_path_after_the_last_token(models):
@@ -23,33 +22,11 @@ def test_capacity_has_room_for_a_path_after_the_last_token(models):
     assert [dart.capacity(n) for n in (1, 55, 56)] == [64, 64, 128]
 
 
-def in_pages(cache, size, seed, spare=2):
-    """The same cache in pages that are anywhere in pools."""
-    rng = np.random.default_rng(seed)
-    b, _, rows, _ = cache[0][0].shape
-    each = -(-rows // size)
-    pages = rng.permutation(b * each + spare)[: b * each].reshape(b, each)
-
-    def pool(x):
-        x = np.pad(x, ((0, 0), (0, 0), (0, each * size - rows), (0, 0)))
-        x = x.reshape(b, x.shape[1], each, size, x.shape[3]).swapaxes(1, 2)
-        out = np.zeros((b * each + spare, *x.shape[2:]), x.dtype)
-        out[pages] = x
-        return jnp.asarray(out)
-
-    return PagedCache(jax.tree.map(pool, cache), jnp.asarray(pages, jnp.int32))
-
-
 def rows_of(paged):
     """A cache's rows in one piece; those of missing pages are 0."""
-    pages = np.asarray(paged.pages)
-
-    def whole(pool):
-        taken = np.where(pages[..., None, None, None] < 0, 0, np.asarray(pool)[pages])
-        b, n, kv_heads, size, h = taken.shape
-        return taken.swapaxes(1, 2).reshape(b, kv_heads, n * size, h)
-
-    return jax.tree.map(whole, paged.layers)
+    full = jnp.full(len(paged.pages), capacity_of(paged), jnp.int32)
+    prefixes = (Prefix(*layer, full, pages=paged.pages) for layer in paged.layers)
+    return tuple(prefix.in_one_piece()[:2] for prefix in prefixes)
 
 
 def random_layers(rng, *shape, layers=2, dtype="float32"):
@@ -106,18 +83,35 @@ def test_the_rows_of_a_path_are_kept(way, size, kept, layers, dtype):
     named = np.setdiff1d(np.asarray(paged.pages), [-1])
     others = np.setdiff1d(np.arange(paged.layers[0][0].shape[0]), named)
     for new, before in zip(*map(jax.tree.leaves, (got.layers, before_it.layers)), strict=True):
-        np.testing.assert_array_equal(new[others], before[others])
+        np.testing.assert_array_equal(*(np.asarray(x[others], np.float32) for x in (new, before)))
 
 
 def test_first_rows_are_those_of_the_first_pages():
     paged = in_pages(random_layers(np.random.default_rng(0), 2, 1, 48, 16), 16, 0)
-    assert capacity_of(paged) == 48
     assert first_rows(paged, 0) is None
     for count, capacity in [(1, 16), (16, 16), (17, 32), (48, 48), (99, 48)]:
         first = first_rows(paged, count)
         assert capacity_of(first) == capacity
-        jax.tree.map(
-            lambda ours, theirs: np.testing.assert_array_equal(ours, theirs[:, :, : ours.shape[2]]),
-            rows_of(first),
-            rows_of(paged),
-        )
+        whole = jax.tree.map(lambda rows, size=capacity: rows[:, :, :size], rows_of(paged))
+        jax.tree.map(np.testing.assert_array_equal, rows_of(first), whole)
+
+
+@native
+def test_the_core_keeps_rows_in_place():
+    old, new = ((((jnp.zeros((2, 3, rows, 8)),) * 2),) * 3 for rows in (20, 9))
+    index, length = jnp.zeros((2, 4), jnp.int32), jnp.zeros(2, jnp.int32)
+    keep = jax.jit(append, static_argnames="kernel", donate_argnums=0)
+    compiled = keep.lower(old, new, index, length, kernel="native").compile().as_text()
+    assert "copy(" not in compiled.split("ENTRY")[1]
+
+
+@native
+@pytest.mark.parametrize("used", [0, 3, 9])
+def test_of_rows_that_are_not_computed_none_is_kept(used):
+    """What is there stays: it may be another text's."""
+    old, new = (((jnp.full((1, 2, rows, 8), rows, jnp.float32),) * 2,) for rows in (7, 4))
+    index = jnp.arange(4, dtype=jnp.int32)[None]
+    with only_rows(jnp.int32(used)):
+        kept = append(old, new, index, jnp.ones(1, jnp.int32), "native")
+    keys, values = jax.tree.map(lambda x: x[0, 0, :, 0].tolist(), kept)[0]
+    assert keys == values == [7, *[4] * min(used, 4), *[7] * (6 - min(used, 4))]

@@ -14,9 +14,9 @@ from dart_jax.decoding.logits import penalize_repetition
 from dart_jax.decoding.sampling import Sampling, filter_logits
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
-from dart_jax.models.attention.compaction import append
+from dart_jax.models.attention.compaction import extend
 from dart_jax.models.cache import init_cache
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target
 
 LENGTH = 25
@@ -99,38 +99,26 @@ def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
 
 
 @pytest.mark.long(keep=2)
-def test_logits_step_by_step_and_of_trees(theirs, ours, expected, prefilled, tokens):
-    """After a cached prefix, longer in one row: the next token, and a tree below it."""
+def test_logits_of_a_tree(theirs, ours, prefilled, tokens):
+    """Every path, after a cached prefix that is longer in one row."""
     config, params = ours
-    vocab, layers = config.vocab_size, config.num_hidden_layers
-    tree = DraftTree(
-        jnp.asarray(np.random.default_rng(2).integers(0, vocab, (2, 7)), jnp.int32),
-        jnp.array([[0, 0, 0, 1, 3, 2, 4]] * 2, jnp.int32),
-        jnp.array([[0, 1, 1, 2, 3, 2, 4]] * 2, jnp.int32),
-    )
+    parents, depth = [0, 0, 0, 1, 3, 2, 4], [0, 1, 1, 2, 3, 2, 4]
+    nodes = np.random.default_rng(2).integers(0, config.vocab_size, (2, 7)).astype(np.int32)
+    tree = DraftTree(nodes, *jnp.array([[parents] * 2, [depth] * 2], jnp.int32))
+    shape = 2, config.num_key_value_heads, LENGTH, config.head_dim
+    cache = init_cache(config.num_hidden_layers, *shape, jnp.float32)
+    cache = extend(cache, prefilled[2], jnp.zeros(2, jnp.int32))
+    length = np.array([LENGTH - 1, 12], np.int32)
 
     @jax.jit
-    def step(params, tree, cache, length):
+    def verify(params, tree, cache, length):
         target = bind(config, params)
         mask = ancestor_mask(tree, 4)
         out = target(tree.tokens, length[:, None] + tree.depth, mask, cache, length)
-        root = jnp.zeros((2, 1), jnp.int32)
-        return target.logits(out.hidden), append(cache, out.rows, root, length)
+        return target.logits(out.hidden)
 
-    kv_heads, head_dim = config.num_key_value_heads, config.head_dim
-    cache = init_cache(layers, 2, kv_heads, LENGTH, head_dim, jnp.float32)
-    start = jnp.array([[0, 1, 2, 3]] * 2, jnp.int32)
-    cache = append(cache, prefilled[2], start, jnp.zeros(2, jnp.int32))
-    for first in range(4, LENGTH):
-        length = np.array([first, first - 1], np.int32)
-        roots = np.take_along_axis(tokens, length[:, None], axis=1)
-        tree = tree._replace(tokens=tree.tokens.at[:, :1].set(roots))
-        logits, cache = step(params, tree, cache, length)
-        for row, at in enumerate(length):
-            close(logits[row, 0], expected.logits[row, at].numpy())
-
-    nodes, parents = np.asarray(tree.tokens), np.asarray(tree.parents[0])
-    for node in range(1, 7):
+    logits = verify(params, tree, cache, length)
+    for node in range(7):
         path = [node]
         while path[0]:
             path.insert(0, parents[path[0]])

@@ -108,53 +108,32 @@ def test_longrope_of_part_of_a_head_is_that_of_transformers(heads, seed, options
     assert Rope.from_json(json.loads(json.dumps(written)), partial=True) == rope
 
 
+LLAMA3 = {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "name"),
     [
-        ({}, "lacks rope_theta"),
-        ({"rope_theta": "1e4"}, "rope_theta='1e4'; it must be a positive number"),
-        ({"rope_theta": -1}, "rope_theta=-1"),
-        ({"rope_scaling": {"rope_type": "ntk"}}, "'ntk' is not supported; supported are"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' lacks short_factor, long_factor"),
-        (
-            {"rope_scaling": {"type": "longrope", "short_factor": 2, "long_factor": [2]}},
-            "short_factor=2; it must be a list",
-        ),
-        (
-            {"rope_scaling": {"type": "longrope", "short_factor": [2], "long_factor": [0]}},
-            "long_factor=0; it must be a positive",
-        ),
-        ({"rope_scaling": {"rope_type": ["yarn"]}}, "is not supported"),
-        ({"rope_scaling": 4}, "rope parameters 4, not an object"),
-        ({"rope_scaling": {"type": "linear"}}, "'linear' lacks factor"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor=0; it must be a positive"),
-        ({"rope_scaling": {"type": "linear", "factor": True}}, "rope factor=True"),
-        ({"rope_scaling": {"type": "llama3", "factor": 2}}, "lacks low_freq_factor, high_freq_"),
-        (
-            {
-                "rope_scaling": {
-                    "type": "llama3",
-                    "factor": 2,
-                    "low_freq_factor": 4,
-                    "high_freq_factor": 4,
-                }
-            },
-            "low_freq_factor not below",
-        ),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}},
-            "truncate=1; it must be t",
-        ),
-        ({"rope_scaling": {"type": "yarn", "factor": 2, "rope_theta": 1}}, "more than 1"),
-        ({"rope_scaling": {"partial_rotary_factor": 0.5}, "rope_theta": 1e4}, "partial_rotary"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary"),
+        ({"rope_theta": None}, "rope_theta"),
+        ({"rope_theta": "1e4"}, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "ntk"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "yarn"),
+        ({"rope_scaling": 4}, "rope parameters 4"),
+        ({"rope_scaling": {"type": "longrope"}}, "short_factor, long_factor"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": 2, "long_factor": [2]}}, "short_f"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [2], "long_factor": [0]}}, "long_f"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": True}}, "factor"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2}}, "low_freq_factor, high_freq_"),
+        ({"rope_scaling": LLAMA3}, "low_freq_factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}}, "truncate"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "rope_theta": 1}}, "rope_theta"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary"),
     ],
 )
-def test_unsupported_settings_are_refused_by_name(given, message):
-    if given:
-        given = {"rope_theta": 1e4, "max_position_embeddings": 64} | given
-    with pytest.raises(UserError, match=message):
-        Rope.from_json(given)
+def test_unsupported_settings_are_refused_by_name(given, name):
+    with pytest.raises(UserError, match=name):
+        Rope.from_json({"rope_theta": 1e4, "max_position_embeddings": 64} | given)
 
 
 @pytest.mark.parametrize("part", [None, 1.0, 1])

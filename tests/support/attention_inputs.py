@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.attention.segments import Prefix, Segment
+from dart_jax.models.cache import PagedCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,35 +54,32 @@ def attention_arrays(shape, seed, length=None):
     return new, prefix, Prefix(*undefined, length, first)
 
 
+def in_pages(cache, size, seed):
+    """A cache in pages of `size` rows, which are anywhere in pools; what none has is NaN."""
+    b, _, rows, _ = cache[0][0].shape
+    each = -(-rows // size)
+    pages = np.random.default_rng(seed).permutation(b * each + 2)[: b * each].reshape(b, each)
+
+    def pool(x):
+        x = np.pad(x, ((0, 0), (0, 0), (0, each * size - rows), (0, 0)), constant_values=np.nan)
+        x = x.reshape(b, x.shape[1], each, size, x.shape[3]).swapaxes(1, 2)
+        out = np.full((b * each + 2, *x.shape[2:]), np.nan, x.dtype)
+        out[pages] = x
+        return jnp.asarray(out)
+
+    return PagedCache(jax.tree.map(pool, cache), jnp.asarray(pages, jnp.int32))
+
+
 def paged_arrays(shape, size, seed):
     """As `attention_arrays`, with the prefix in pages of `size` rows and the same in one piece.
 
-    Pages are anywhere in the pool and shared between sequences. Some are missing where no row is
-    filled, or where it is: in one piece these rows are 0. What nobody fills is NaN.
+    Some pages are missing: in one piece these rows are 0. What nobody fills is NaN.
     """
-    rng = np.random.default_rng(seed)
-    new, whole, _ = attention_arrays(shape, seed)
-    each = -(-shape.capacity // size)
-    count = shape.batch * each + 2
-    pages = rng.integers(0, count, (shape.batch, each))
-    pages[rng.random(pages.shape) < 0.1] = -1
-    length = np.asarray(whole.length)
-    at = np.arange(each * size)
-    filled = at < length[:, None]
-    ends = -(-length[:, None] // size)
-    pages = np.where((np.arange(each) >= ends) & (rng.random(pages.shape) < 0.7), -1, pages)
-    used = np.zeros((count + 1, size), bool)
-    np.logical_or.at(used, (pages[:, at // size], at % size), filled)
-    k, v = (rng.standard_normal((count, shape.kv_heads, size, shape.head_dim)) for _ in range(2))
-
-    def one_piece(pool):
-        rows = pool[pages[:, at // size], :, at % size].swapaxes(1, 2)
-        seen = filled & (pages[:, at // size] >= 0)
-        return jnp.asarray(np.where(seen[:, None, :, None], rows, 0), shape.dtype)
-
-    def undefined(pool):
-        return jnp.asarray(np.where(used[:-1, None, :, None], pool, np.nan), shape.dtype)
-
-    table = jnp.asarray(pages, jnp.int32)
-    paged = Prefix(undefined(k), undefined(v), whole.length, whole.first, table)
-    return new, paged, Prefix(one_piece(k), one_piece(v), whole.length, whole.first)
+    new, whole, undefined = attention_arrays(shape, seed)
+    paged = in_pages(((undefined.k, undefined.v),), size, seed)
+    missing = np.random.default_rng(seed).random(paged.pages.shape) < 0.2
+    table = jnp.where(missing, -1, paged.pages)
+    lost = np.repeat(missing, size, axis=1)[:, None, : shape.capacity, None]
+    filled = (jnp.where(lost, 0, rows) for rows in (whole.k, whole.v))
+    prefix = Prefix(*paged.layers[0], whole.length, whole.first, table)
+    return new, prefix, Prefix(*filled, whole.length, whole.first)

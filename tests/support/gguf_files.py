@@ -15,7 +15,7 @@ from blocks import random_blocks
 from safetensors.numpy import load_file
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.pure import init_params
+from dart_jax.models.networks.pure import init_params
 from dart_jax.weights.checkpoint import save_target
 
 ARCHITECTURES = {

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import Segment
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.pure import Params, bind
+from dart_jax.models.networks.pure import Params, bind
 from dart_jax.models.rope import rotate
 from train.data.batch import Batch
 from train.objective.loss import DrafterLoss, divergence, num_valid_anchors
@@ -53,12 +53,9 @@ def draft_logits(
     masks = jnp.broadcast_to(drafter.mask_rep[...], (b, a * m, 2 * config.hidden_size))
     inputs = jnp.concatenate([drafter.join(data.embeds, hidden), masks], axis=1)
     x = jnp.concatenate([hidden, masks[..., : config.hidden_size]], axis=1)
-    for layer, after in zip([drafter, *drafter.layers], [*drafter.layers, None], strict=True):
-        k, v = layer.keys(inputs)
-        q = rotate(layer.queries(inputs), place, config.rope)
-        x = layer.finish(x, [Segment(q, rotate(k, place, config.rope), v, seen)])
-        if after is not None:
-            inputs = after.input_layernorm(x)
+    k, v = drafter.keys(inputs)
+    q = rotate(drafter.queries(inputs), place, config.rope)
+    x = drafter.finish(x, [Segment(q, rotate(k, place, config.rope), v, seen)])
     blocks = x[:, t:].reshape(b, a, m, config.hidden_size)
     real = jnp.take_along_axis(x, anchors[..., None], axis=1)[:, :, None]
     predicting = jnp.concatenate([real, blocks], axis=2) if config.shifted else blocks

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers_made import byte_level
 
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.pure import init_params
+from dart_jax.models.networks.pure import init_params
 from dart_jax.weights.checkpoint import save_target
 
 END = "<|im_end|>"

@@ -9,7 +9,7 @@ import numpy as np
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import BlockConfig, DartConfig, DraftLayerConfig, Eagle3Config
-from dart_jax.models.pure import abstract_params, bind, init_params
+from dart_jax.models.networks.pure import abstract_params, bind, init_params
 from dart_jax.models.rope import Rope
 
 VOCABULARY = 61

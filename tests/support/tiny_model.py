@@ -14,7 +14,7 @@ import tokenizers
 from dart_jax.data.stdlib import function_prompts, read, stdlib
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.pure import init_params
+from dart_jax.models.networks.pure import init_params
 from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import save_drafter, save_target

@@ -11,7 +11,7 @@ from tiny_configs import ALL, TARGET, VOCABULARY, random_params
 from dart_jax.errors import UserError
 from dart_jax.models.cache import init_cache
 from dart_jax.models.drafter_config import BlockConfig
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 from train.data.batch import Batch
 from train.objective.drafter_shape import DrafterShape
 from train.objective.loss import DrafterLoss, Objective, path_weights
@@ -160,7 +160,7 @@ def test_shapes():
         ({"method": "dflash", "pair_rank": 4}, "--pair-rank is of DART and DSpark"),
         ({"method": "dspark", "train": "pairs"}, "--train pairs is DART's"),
         ({"method": "dflash", "shifted": False}, "--no-shifted is DART's"),
-        ({"method": "eagle3", "layers": 2}, "EAGLE-3 drafters have one layer"),
+        ({"layers": 2}, "dart drafters have one layer"),
         ({"start": "random"}, "--start is of block drafters; leave it out with dart"),
         ({"method": "dspark", "init": "x", "start": "informed"}, "leave --start out"),
     ],

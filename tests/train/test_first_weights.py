@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dart_jax.data.stdlib import read, stdlib
-from dart_jax.models.pure import bind, init_params
+from dart_jax.models.networks.pure import bind, init_params
 from dart_jax.named.models import MODELS
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.encoding import Encoded

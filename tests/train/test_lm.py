@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny_configs import TARGET, VOCABULARY, log_softmax, random_params
 
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 from train.data.batch import causal, positions
 from train.recipes.language_model import TokenWindows, held_out_loss, lm_losses
 

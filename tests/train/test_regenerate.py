@@ -14,7 +14,7 @@ import tokenizers_made
 from dart_jax.data.contents import Chat, Tokens, parse
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.model import DartModel
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.networks.pure import abstract_params
 from dart_jax.programs.command_line import Advice
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_target

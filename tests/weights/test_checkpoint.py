@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DartConfig, DraftLayerConfig, Eagle3Config
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import (
     load_drafter,

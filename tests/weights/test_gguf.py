@@ -23,7 +23,7 @@ from tokenizers_made import TEXTS, byte_fallback, byte_level
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub

@@ -11,7 +11,7 @@ import pytest
 
 from dart_jax.memory import peak_memory
 from dart_jax.models.config import MoEConfig, TargetConfig
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.child import Child
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize

@@ -17,7 +17,7 @@ from tiny_configs import prompt_logits
 
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.pure import abstract_params
+from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.generation_file import load_eos

@@ -15,7 +15,7 @@ from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
-from dart_jax.models.pure import Params
+from dart_jax.models.networks.pure import Params
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ROWS
 from dart_jax.programs.command_line import check_least

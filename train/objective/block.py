@@ -17,9 +17,9 @@ import numpy as np
 from dart_jax.models.attention.segments import window_start
 from dart_jax.models.cache import KVCache
 from dart_jax.models.drafter_config import BlockConfig
-from dart_jax.models.drafters.block import BlockDrafter
-from dart_jax.models.drafters.layer import take_rows
-from dart_jax.models.pure import Params
+from dart_jax.models.networks.block import BlockDrafter
+from dart_jax.models.networks.draft_layer import take_rows
+from dart_jax.models.networks.pure import Params
 from train.objective import first_weights
 from train.objective.packed import (
     Embed,
@@ -94,14 +94,14 @@ class PackedBlock(PackedDrafter):
         for i, (layer, (k, v)) in enumerate(zip(drafter.layers, real.rows, strict=True)):
             seen = prefix_mask(data.document, last, window_start(config.decoder.window(i), place))
 
-            def attend(inputs, layer=layer, k=k, v=v, seen=seen, i=i):
+            def attend(inputs, residual, layer=layer, k=k, v=v, seen=seen, i=i):
                 q, own_k, own_v = layer.self_attn.rotated_heads(inputs, of_block)
                 q_all = unblock(q, b).reshape(b, q.shape[1], c * size, -1)
                 far = PartialAttention.to(q_all, k, v, seen)
                 far = far.map(lambda y: by_block(y.reshape(*y.shape[:2], c, size, -1)))
                 own = PartialAttention.to(q, own_k, own_v, drafter.block_mask(i, of_block))
                 out = merge(far, own).swapaxes(1, 2).reshape(b * c, size, -1)
-                return layer.self_attn.o_proj(out.astype(inputs.dtype))
+                return layer.self_attn.o_proj(out.astype(masks.dtype), residual)
 
             x = layer.around(x, attend)
         x = x.reshape(b, c, size, -1)

@@ -4,14 +4,13 @@ Taken literally, the training sequence has T real rows and, for each of T anchor
 m mask rows: d * T rows that attend to one another under a mask. Nothing of that size is needed:
 
 - Real rows do not attend to blocks. Their keys are computed once and shared.
-- In the first layer all mask rows have the same input and differ only in their rotary position. So
-  mask row j after anchor n has the same attention scores as mask row j + 1 after anchor n - 1: one
-  query serves the m mask rows at the same position p = n + j. They differ in where their prefix
-  ends. Attention to the keys that all of them see, up to p - m, is computed once per position; the
-  few keys from there to each row's anchor are added separately.
+- All mask rows have the same input and differ only in their rotary position. So mask row j after
+  anchor n has the same attention scores as mask row j + 1 after anchor n - 1: one query serves the
+  m mask rows at the same position p = n + j. They differ in where their prefix ends. Attention to
+  the keys that all of them see, up to p - m, is computed once per position; the few keys from there
+  to each row's anchor are added separately.
 - Inside a block only distances matter, and all mask rows have the same key and value before
   rotation: one small table serves every block.
-- From the second layer on, mask rows differ from block to block, and each attends separately.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.models.attention.segments import Segment, window_start, windowed
+from dart_jax.models.attention.segments import window_start, windowed
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.drafters.dart import DartDrafter
-from dart_jax.models.drafters.layer import take_rows
+from dart_jax.models.networks.dart import DartDrafter
+from dart_jax.models.networks.draft_layer import take_rows
 from dart_jax.models.rope import Rope, rotate
-from train.data.batch import causal
 from train.objective.packed import (
     Embed,
     HeadInput,
@@ -52,72 +50,53 @@ class PackedDart(PackedDrafter):
     config: DartConfig
 
     def score_rows(self, successive: bool) -> int:
-        """Two of one layer that shares its scores; see the base class."""
-        return 2 if successive and self.config.num_hidden_layers == 1 else self.num_positions
+        """Two where mask rows share their scores; see the base class."""
+        return 2 if successive else self.num_positions
 
     def same_shape(self, options: Any) -> bool:
         """See the base class; pair scores can be added."""
-        given = options.num_positions, options.num_hidden_layers, options.shifted
-        own = self.config.num_positions, self.config.num_hidden_layers, self.config.shifted
-        return super().same_shape(options) and own == given
+        own = self.config.num_positions, self.config.shifted
+        return super().same_shape(options) and own == (options.num_positions, options.shifted)
 
     def real_rows(
         self, drafter: DartDrafter, features: jax.Array, data: TeacherBatch, embed: Embed
-    ) -> tuple[RealRows, ...]:
-        """Computes the real rows of each layer; see the base class."""
-        index, rope = row_index(data.document), self.config.rope
+    ) -> RealRows:
+        """Computes the layer's real rows; see the base class."""
         x = drafter.fc(features)
         inputs = drafter.join(data.embeds, x)
-        rows = []
-        for layer, after in zip([drafter, *drafter.layers], [*drafter.layers, None], strict=True):
-            k, v = layer.keys(inputs)
-            k = rotate(k, index, rope)
-            rows.append(RealRows(inputs, x, k, v))
-            if after is not None:
-                q = rotate(layer.queries(inputs), index, rope)
-                first = window_start(self.config.sliding_window, index)
-                seen = windowed(causal(data.document), first, index)
-                x = layer.finish(x, [Segment(q, k, v, seen)])
-                inputs = after.input_layernorm(x)
-        return tuple(rows)
+        k, v = drafter.keys(inputs)
+        return RealRows(inputs, x, rotate(k, row_index(data.document), self.config.rope), v)
 
     def draft(
         self,
         drafter: DartDrafter,
-        real: tuple[RealRows, ...],
+        real: RealRows,
         data: TeacherBatch,
         anchors: jax.Array,
         successive: bool,
     ) -> jax.Array:
         """Drafts; see the base class. After successive anchors, mask rows at the same position
-        share their scores in the first layer."""
+        share their scores."""
         config, document = self.config, data.document
         b, c = anchors.shape
         m = config.draft_length
         mask_rep = drafter.mask_rep[...]
         masks = jnp.broadcast_to(mask_rep[: config.hidden_size], (b, c, m, config.hidden_size))
-        x = jnp.concatenate([take_rows(real[0].residual, anchors)[:, :, None], masks], axis=2)
-        for i, (layer, rows) in enumerate(zip([drafter, *drafter.layers], real, strict=True)):
-            if i:
-                inputs = drafter.layers[i - 1].input_layernorm(x)
-                q = _blocks(layer.queries(inputs.reshape(b, c * (m + 1), -1)), c)
-                k, v = (_blocks(y, c) for y in layer.keys(inputs[:, :, 1:].reshape(b, c * m, -1)))
-                attended = _attend_each(config, rows, q, k, v, document, anchors)
-            else:
-                at = layer.queries(take_rows(rows.inputs, anchors))
-                q, (k, v) = layer.queries(mask_rep[None, None]), layer.keys(mask_rep[None, None])
-                if successive:
-                    attended = _attend_shared_scores(config, rows, at, q, k, v, document, anchors)
-                else:
-                    q, k, v = (
-                        jnp.broadcast_to(y[:, :, None], (b, y.shape[1], c, m, y.shape[3]))
-                        for y in (q, k, v)
-                    )
-                    q = jnp.concatenate([at[:, :, :, None], q], axis=3)
-                    attended = _attend_each(config, rows, q, k, v, document, anchors)
-            flat = attended.transpose(0, 2, 3, 1, 4).reshape(b, c * (m + 1), -1)
-            x = layer.after_attention(x.reshape(b, c * (m + 1), -1), flat.astype(x.dtype))
-            x = x.reshape(b, c, m + 1, -1)
+        x = jnp.concatenate([take_rows(real.residual, anchors)[:, :, None], masks], axis=2)
+        at = drafter.queries(take_rows(real.inputs, anchors))
+        q, (k, v) = drafter.queries(mask_rep[None, None]), drafter.keys(mask_rep[None, None])
+        if successive:
+            attended = _attend_shared_scores(config, real, at, q, k, v, document, anchors)
+        else:
+            q, k, v = (
+                jnp.broadcast_to(y[:, :, None], (b, y.shape[1], c, m, y.shape[3]))
+                for y in (q, k, v)
+            )
+            q = jnp.concatenate([at[:, :, :, None], q], axis=3)
+            attended = _attend_each(config, real, q, k, v, document, anchors)
+        flat = attended.transpose(0, 2, 3, 1, 4).reshape(b, c * (m + 1), -1)
+        x = drafter.after_attention(x.reshape(b, c * (m + 1), -1), flat.astype(x.dtype))
+        x = x.reshape(b, c, m + 1, -1)
         return x if config.shifted else x[:, :, 1:]
 
     def logits(self, drafter: DartDrafter, inputs: HeadInput) -> tuple[jax.Array, None]:
@@ -181,8 +160,7 @@ def _attend_shared_scores(
     document: jax.Array,
     anchors: jax.Array,
 ) -> jax.Array:
-    """`_attend_each` for the first layer, where all mask rows are equal, after successive anchors:
-    mask rows at a position share their scores.
+    """`_attend_each` after successive anchors: mask rows at a position share their scores.
 
     Queries `at` [B, H, C, h] are those of the anchors; `q` [1, H, 1, h], `k` and `v` [1, K, 1, h]
     those of a mask row; all not yet rotated.

@@ -27,8 +27,7 @@ class DrafterShape:
     positions: int = 8
     """Drafted positions to train, d; EAGLE-3 may draft more."""
     layers: int | None = None
-    """Decoder layers; by default 2 for block drafters, otherwise 1. The reference supports only
-    one."""
+    """Decoder layers of a block drafter, by default 2; the others have one."""
     shifted: bool = True
     """Let the anchor predict as well, as DART does. Unshifted drafters, in which only mask rows
     predict, are for comparison."""
@@ -66,8 +65,8 @@ class DrafterShape:
             raise UserError("--train pairs needs the drafter to freeze: pass --init")
         if self.init is not None and self.draft_vocab is not None:
             raise UserError("--init brings its own draft vocabulary; leave --draft-vocab out")
-        if self.method == "eagle3" and self.depth > 1:
-            raise UserError("EAGLE-3 drafters have one layer; leave --layers out with eagle3")
+        if not self.block and self.depth > 1:
+            raise UserError(f"{self.method} drafters have one layer; leave --layers out")
         if self.method != "dart" and not self.shifted:
             raise UserError(f"--no-shifted is DART's; leave it out with --method {self.method}")
         if self.start is not None and self.init is not None:
@@ -115,7 +114,6 @@ class DrafterShape:
             target,
             size,
             draft_length=self.positions - self.shifted,
-            num_hidden_layers=self.depth,
             shifted=self.shifted,
             pair_rank=self.rank,
         )

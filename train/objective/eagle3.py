@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import window_start, windowed
 from dart_jax.models.drafter_config import Eagle3Config
-from dart_jax.models.drafters.eagle3 import Eagle3Drafter
-from dart_jax.models.drafters.layer import take_rows
+from dart_jax.models.networks.draft_layer import take_rows
+from dart_jax.models.networks.eagle3 import Eagle3Drafter
 from dart_jax.models.rope import rotate
 from train.objective.packed import (
     Embed,

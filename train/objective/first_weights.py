@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.drafter_config import BlockConfig
-from dart_jax.models.pure import Params, bind
+from dart_jax.models.networks.pure import Params, bind
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Batch
 from train.data.packed_dataset import PackedDataset

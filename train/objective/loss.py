@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.errors import UserError
-from dart_jax.models.pure import Params
+from dart_jax.models.networks.pure import Params
 from dart_jax.programs.command_line import check_least
 from train.data.batch import Batch
 from train.objective.predictions import (

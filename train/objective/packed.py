@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.models.attention.segments import Segment, scores, weighted_values, windowed
-from dart_jax.models.pure import Params
+from dart_jax.models.networks.pure import Params
 from train.data.batch import TeacherOutputs
 from train.teacher.teacher import Teacher
 

@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DartConfig, Eagle3Config
-from dart_jax.models.drafters.layer import take_rows
-from dart_jax.models.pure import Params, bind, dtype_of
+from dart_jax.models.networks.draft_layer import take_rows
+from dart_jax.models.networks.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from train.data.batch import Array, Batch, TeacherOutputs
 from train.objective.block import PackedBlock

@@ -23,7 +23,7 @@ import tokenizers
 from dart_jax.data.stdlib import HELD_OUT, function_prompts, held_out_files, read, training_files
 from dart_jax.files import write_atomically
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.pure import init_params
+from dart_jax.models.networks.pure import init_params
 from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.programs.command_line import RESUMABLE, parse, program

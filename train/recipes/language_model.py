@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.pure import Params, bind
+from dart_jax.models.networks.pure import Params, bind
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.pure import Params, abstract_params
+from dart_jax.models.networks.pure import Params, abstract_params
 from dart_jax.programs.command_line import check_least, check_some, parse, program
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import environment, write_report

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.files import check_writable
-from dart_jax.models.pure import Params
+from dart_jax.models.networks.pure import Params
 from dart_jax.weights.checkpoint import load_drafter, save_drafter
 from train.drafter import DrafterTraining, train
 from train.run import config_file, work_directory

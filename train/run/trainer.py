@@ -23,7 +23,7 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.files import writing
-from dart_jax.models.pure import Params
+from dart_jax.models.networks.pure import Params
 from dart_jax.models.sharding.placement import put, replicate
 from dart_jax.programs.processes import is_main
 from train.run.checkpoints import Checkpoints

@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
-from dart_jax.models.pure import Params, dtype_of
+from dart_jax.models.networks.pure import Params, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.programs.processes import is_main
 from dart_jax.progress import progress_bars

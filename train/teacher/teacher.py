@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
+from dart_jax.models.networks.pure import Params, bind, dtype_of
 from dart_jax.models.platform.weights import untie
-from dart_jax.models.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import MODEL
 from dart_jax.models.sharding.placement import ModelPlacement

@@ -22,7 +22,7 @@ from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.models.cache import init_cache
 from dart_jax.models.drafter_config import ParallelConfig
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.target import Target
+from dart_jax.models.networks.target import Target
 from dart_jax.models.traits import DraftingConfig, Traits
 
 

@@ -26,8 +26,8 @@ from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache
 from dart_jax.models.drafter_config import BlockConfig
-from dart_jax.models.drafters.block import BlockDrafter
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.block import BlockDrafter
+from dart_jax.models.networks.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)

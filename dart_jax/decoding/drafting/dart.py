@@ -20,8 +20,8 @@ from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, KVCache, first_rows, order_after
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.drafters.dart import DartDrafter
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.dart import DartDrafter
+from dart_jax.models.networks.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Dart(Parallel):
         """
         drafter = self._drafter(inputs)
         embeds = drafter.embedding(inputs.target.embed)(inputs.next_tokens)
-        normed, rows = drafter.normed_rows(
+        normed, rows = drafter(
             inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start
         )
         return drafter.head(normed), normed, rows

@@ -21,7 +21,7 @@ from dart_jax.decoding.tree import chain
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, first_rows, order_after
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)

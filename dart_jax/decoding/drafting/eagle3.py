@@ -18,7 +18,7 @@ from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, order_after
 from dart_jax.models.drafter_config import Eagle3Config
-from dart_jax.models.pure import bind
+from dart_jax.models.networks.pure import bind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,8 @@ from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.errors import UserError
 from dart_jax.models.attention.segments import Prefix, window_start, windowed
 from dart_jax.models.cache import Cache, KVCache
-from dart_jax.models.drafters.eagle3 import Eagle3Drafter, Seen
-from dart_jax.models.drafters.layer import take_rows
+from dart_jax.models.networks.draft_layer import take_rows
+from dart_jax.models.networks.eagle3 import Eagle3Drafter, Seen
 
 
 @dataclasses.dataclass(frozen=True)

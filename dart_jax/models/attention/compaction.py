@@ -37,9 +37,8 @@ def append(
       index: int32 [B, P], which of the T rows to keep, in order. A sequence that keeps fewer than
         P repeats any valid row: the surplus is written beyond its new length.
       length: int32 [B], rows already in the cache.
-      kernel: what computes attention. Where that is the C++ core, it also writes all rows but those
-        that `only_rows` leaves out; where it is Triton's kernel, another one writes those of many
-        layers at once, if it is made for their size.
+      kernel: what computes attention. The C++ core also writes all rows but those that `only_rows`
+        leaves out; beside Triton's kernel another one writes those of many layers at once.
     """
     chex.assert_shape(length, index.shape[:1])
     layers, pages = parts(cache)
@@ -71,8 +70,8 @@ def extend(
         `dynamic_update_slice` would otherwise shift the write.
       rows: keys and values of T new rows, [B, K, T, h] per layer.
       length: int32 [B], rows already in the cache.
-      kernel: what computes attention. Where that is the C++ core, it also writes all rows: XLA's
-        compiler for CPUs would convert caches in bfloat16 to float32 and back.
+      kernel: what computes attention. The C++ core also writes all rows: XLA for CPUs would convert
+        caches in bfloat16 to float32 and back.
     """
     if kernel == "native":
         batch, _, count, _ = rows[0][0].shape

@@ -167,9 +167,9 @@ _MAX_SCORE_BYTES = 2**30
 def attend_dense(segments: Sequence[Segment], scoring: Scoring = PLAIN) -> jax.Array:
     """Grouped-query attention with a single softmax over the keys of all segments.
 
-    This avoids concatenating the cache and the new rows, and a segment may hold the same queries
-    at other rotary positions. Every row must see at least one key. A large number of rows is
-    processed in chunks, so that the scores stay below 1 GiB; chunks are recomputed for gradients.
+    A segment may hold the same queries at other rotary positions. Every row must see at least one
+    key. Many rows are processed in chunks, so that the scores stay below 1 GiB; chunks are
+    recomputed for gradients.
 
     Returns:
       [B, T, H * h] in the queries' dtype.

@@ -1,8 +1,8 @@
 """The `config.json` of block drafters: z-lab's DFlash and DFlash2, JetSpec's, DeepSpec's DSpark,
 SpecForge's and speculators' spellings of them.
 
-A format is told by its own fields; what it names is read as fields of `BlockConfig`, and written
-back in the same layout. Whatever is not known is refused: it may change the computation.
+A format is told by its own fields; what it names is read as fields of `BlockConfig`, which writes
+the same layout. Whatever is not known is refused: it may change the computation.
 """
 
 from __future__ import annotations
@@ -12,8 +12,19 @@ from typing import Any, Literal
 
 from dart_jax.errors import UserError
 from dart_jax.models.config_json.drafter_fields import IGNORED
-from dart_jax.models.config_json.drafter_formats import classes
-from dart_jax.models.config_json.fields import FULL, SLIDING, is_number, refuse
+from dart_jax.models.config_json.drafter_formats import (
+    SPECULATORS_VOCABULARY,
+    classes,
+    speculators_layer,
+)
+from dart_jax.models.config_json.fields import (
+    FULL,
+    SLIDING,
+    are_layers,
+    is_number,
+    layer_types,
+    refuse,
+)
 
 # Where the fields are and how files spell them: z-lab's, in `dflash_config`; DeepSpec's, at the top
 # level; SpecForge's DSpark, in `dflash_config`; speculators', with the layers' in an object.
@@ -25,27 +36,21 @@ _CLASSES: dict[str, BlockLayout] = {
     "Qwen3DSparkModel": "deepspec",
     "DSparkDraftModel": "specforge",
 }
-_SPECULATORS = {name.lower(): f"{name}DraftModel" for name in ("DFlash", "DSpark", "DFlash2")}
-_GATES = {"vanilla": "none", "gated": "sigmoid"}
-_SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
-# What is read in `dflash_config` and at the top level alike; in the former alone, in the latter.
-_ANYWHERE = """
+SPECULATORS = {name.lower(): f"{name}DraftModel" for name in ("DFlash", "DSpark", "DFlash2")}
+GATES = {"vanilla": "none", "gated": "sigmoid"}
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+_READ = """
     block_size target_layer_ids mask_token_id num_target_layers target_hidden_size
     markov_rank markov_head_type enable_confidence_head confidence_head_with_markov
-    conv_kernel_size conv_group_size selector_rank selector_top_k
+    confidence_head_alpha conv_kernel_size conv_group_size selector_rank selector_top_k
     input_embedding_scale output_multiplier final_logit_softcapping
-"""
-_NESTED = {*f"{_ANYWHERE} projector_type causal causal_head attention_mode".split()}
-_NESTED |= {"confidence_head_alpha"}
-_LAYERS = """
+    dflash_config projector_type causal causal_head is_causal attention_mode num_anchors
+    transformer_layer_config draft_vocab_size sample_from_anchor aux_hidden_state_layer_ids
+    sliding_window_non_causal
     vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim
     rms_norm_eps max_position_embeddings hidden_act attention_bias mlp_bias quantization_config
 """
-_SPECULATORS_FIELDS = """
-    transformer_layer_config draft_vocab_size sample_from_anchor aux_hidden_state_layer_ids
-    sliding_window_non_causal
-"""
-_TOP = {*f"{_ANYWHERE} {_LAYERS} {_SPECULATORS_FIELDS} dflash_config is_causal num_anchors".split()}
+_KNOWN = IGNORED | {*_READ.split()}
 _FLAGS = """
     causal causal_head is_causal sample_from_anchor sliding_window_non_causal use_sliding_window
     enable_confidence_head confidence_head_with_markov
@@ -59,16 +64,16 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "model_type": ("qwen3", None),
     "projector_type": ("dflash", "dflash2", "dspark", None),
-    "markov_head_type": (*_GATES, None),
+    "markov_head_type": (*GATES, None),
     "conv_kernel_size": (2, None),
 }
 # z-lab's module scales by these; those of the other layouts do not read them.
-_UNSCALED = dict.fromkeys(_SCALES, (1, None)) | {"final_logit_softcapping": (0, None)}
+_UNSCALED = dict.fromkeys(SCALES, (1, None)) | {"final_logit_softcapping": (0, None)}
 
 
 def block_layout(json: Mapping[str, Any]) -> BlockLayout | None:
     """Tells the layout of a block drafter's config; None if it is another model's."""
-    if json.get("speculators_model_type") in [*_SPECULATORS]:
+    if json.get("speculators_model_type") in SPECULATORS:
         return "speculators"
     named = sorted(classes(json) & _CLASSES.keys())
     layout = _CLASSES[named[0]] if named else None
@@ -90,12 +95,7 @@ def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]
         raise UserError(f"config.json has dflash_config={nested!r}; it must be an object")
     own, layers = {**json, **nested}, json
     if layout == "speculators":
-        layers = json.get("transformer_layer_config")
-    if not isinstance(layers, dict):
-        raise UserError(
-            "config.json is that of a drafter of speculators, but has no transformer_layer_config; "
-            "pass the directory as its authors published it"
-        )
+        layers = speculators_layer(json)
     for name, values in (_NEUTRAL if layout == "dflash" else _NEUTRAL | _UNSCALED).items():
         for where in (own, layers):
             # Where the layers' fields stand by themselves, the type beside them is the library's.
@@ -103,34 +103,25 @@ def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]
             if not kind:
                 cure = f"pass one with {name}={values[0]!r}"
                 refuse(where, name, values, f" in block drafters; {cure}")
-    _check_known(json, nested, layers)
+    if unknown := ", ".join(sorted({*own, *layers} - _KNOWN)):
+        raise UserError(
+            f"config.json has fields that are not known here: {unknown}; remove them if they do "
+            "not change what the drafter computes"
+        )
     _check_types({**own, **layers})
     fields = {name: value for name, value in layers.items() if value is not None}
     fields |= _block(own, fields, layout) | _windows(own, fields) | _heads(own)
     return {**fields, "layout": layout}
 
 
-def _check_known(
-    json: Mapping[str, Any], nested: Mapping[str, Any], layers: Mapping[str, Any]
-) -> None:
-    """Refuses fields that nothing here reads, of the config and of the objects in it."""
-    unknown = [f"dflash_config.{name}" for name in nested if name not in _NESTED]
-    unknown += [name for name in {**json, **layers} if name not in _TOP and name not in IGNORED]
-    if unknown:
-        raise UserError(
-            f"config.json has fields that are not known here: {', '.join(sorted(unknown))}; "
-            "remove them if they do not change what the drafter computes"
-        )
-
-
 def _check_types(fields: Mapping[str, Any]) -> None:
     """Refuses flags that are no booleans, and numbers that are none."""
-    flags = _FLAGS.split()
-    for name in (*flags, *_NUMBERS):
-        value, flag = fields.get(name), name in flags
-        if value is not None and not (isinstance(value, bool) if flag else is_number(value)):
-            expected = "true or false" if flag else "a number"
-            raise UserError(f"config.json has {name}={value!r}; it must be {expected}")
+    for name in _FLAGS.split():
+        if not isinstance(fields.get(name), bool | None):
+            raise UserError(f"config.json has {name}={fields[name]!r}; it must be true or false")
+    for name in _NUMBERS:
+        if fields.get(name) is not None and not is_number(fields[name]):
+            raise UserError(f"config.json has {name}={fields[name]!r}; it must be a number")
 
 
 def _block(
@@ -144,12 +135,7 @@ def _block(
         ids, shift = own.get("aux_hidden_state_layer_ids"), 0
     elif ids is None and layout == "dflash":
         ids = default_layers(own.get("num_target_layers"), layers.get("num_hidden_layers"))
-    if (
-        not isinstance(ids, list)
-        or not ids
-        or not all(type(i) is int and i + shift >= 0 for i in ids)
-        or sorted({*ids}) != ids
-    ):
+    if not ids or not are_layers(ids, least=-shift) or sorted(ids) != ids:
         name = "aux_hidden_state_layer_ids" if kind else "target_layer_ids"
         raise UserError(f"config.json has {name}={ids!r}; it must be a list of ascending layers")
     shifted = layout in ("deepspec", "specforge")
@@ -166,7 +152,9 @@ def _block(
         "mask_token_id": own.get("mask_token_id"),
         "feature_layers": tuple(i + shift for i in ids),
         "shifted": shifted,
-        "draft_vocab_size": own.get("draft_vocab_size", 32000 if kind else vocabulary),
+        "draft_vocab_size": own.get(
+            "draft_vocab_size", SPECULATORS_VOCABULARY if kind else vocabulary
+        ),
         "target_hidden_size": width,
     }
 
@@ -185,17 +173,10 @@ def _windows(own: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any
     count, window = layers.get("num_hidden_layers"), layers.get("sliding_window")
     if type(count) is not int:
         return {}
-    types = layers.get("layer_types")
-    if types is None:  # as Qwen3's config fills them in
-        windowed = window is not None and layers.get("use_sliding_window", False)
-        first = layers.get("max_window_layers", 28) if windowed else count
-        types = [SLIDING if i >= first else FULL for i in range(count)]
-    kinds = [FULL, SLIDING]
-    if not isinstance(types, list) or len(types) != count or any(k not in kinds for k in types):
-        raise UserError(
-            f"config.json has layer_types={types!r}; they must be {FULL!r} or {SLIDING!r} for each "
-            f"of {count} layers"
-        )
+    windowed = window is not None and layers.get("use_sliding_window", False)
+    first = layers.get("max_window_layers", 28) if windowed else count
+    # As Qwen3's config fills them in.
+    types = layer_types(layers, [SLIDING if i >= first else FULL for i in range(count)])
     narrow = tuple(i for i, kind in enumerate(types) if kind == SLIDING)
     if narrow and (window is None or layers.get("use_sliding_window") is False):
         raise UserError(
@@ -230,8 +211,8 @@ def _heads(own: Mapping[str, Any]) -> dict[str, Any]:
     with_pairs = own.get("confidence_head_with_markov", kind == "dspark" and bool(rank))
     if confident and with_pairs and not rank:
         raise UserError("config.json has confidence_head_with_markov and no markov_rank")
-    gate = "linear" if selector else _GATES[own.get("markov_head_type") or "vanilla"]
-    scales = {name: own[name] for name in _SCALES if own.get(name) is not None}
+    gate = "linear" if selector else GATES[own.get("markov_head_type") or "vanilla"]
+    scales = {name: own[name] for name in SCALES if own.get(name) is not None}
     if scales.get("final_logit_softcapping") == 0:
         del scales["final_logit_softcapping"]
     return {
@@ -242,83 +223,3 @@ def _heads(own: Mapping[str, Any]) -> dict[str, Any]:
         "conv_group_size": own.get("conv_group_size"),
         "confidence": ("pairs" if with_pairs else "hidden") if confident else None,
     }
-
-
-def block_json(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the fields of a `BlockConfig`, with those of its layers in transformers' names in
-    `decoder`, in its layout."""
-    layout: BlockLayout = fields["layout"]
-    size, mask = fields["block_size"], fields["mask_token_id"]
-    count, narrow = fields["num_hidden_layers"], fields["sliding_layers"]
-    kinds = [SLIDING if i in narrow else FULL for i in range(count)]
-    layers = {
-        **fields["decoder"],
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "layer_types": kinds,
-        "max_window_layers": count,
-        "sliding_window": fields["sliding_window"],
-        "use_sliding_window": bool(narrow),
-        "tie_word_embeddings": False,
-        "model_type": "qwen3",
-    }
-    heads = _heads_json(fields)
-    if layout == "speculators":
-        kind = "dspark" if "markov_rank" in heads else "dflash"
-        if "selector_rank" in heads:
-            kind = "dflash2"
-        return {
-            "architectures": [_SPECULATORS[kind]],
-            "speculators_model_type": kind,
-            "transformer_layer_config": layers,
-            "draft_vocab_size": fields["draft_vocab_size"],
-            "block_size": size,
-            "mask_token_id": mask,
-            "aux_hidden_state_layer_ids": [*fields["feature_layers"]],
-            "sample_from_anchor": fields["shifted"],
-            "sliding_window_non_causal": True,  # vLLM makes all layers causal if it is false
-            "target_hidden_size": fields["target_hidden_size"],
-            **heads,
-        }
-    ids = {"target_layer_ids": [i - 1 for i in fields["feature_layers"]], "mask_token_id": mask}
-    json = {**layers, "block_size": size, "num_target_layers": fields["num_target_layers"]}
-    if layout == "deepspec":
-        # SGLang and vLLM look for some fields in the object.
-        json |= {**ids, "num_anchors": 512, **heads, "dflash_config": ids}
-        return {"architectures": ["Qwen3DSparkModel"], **json}
-    nested = {**ids, **heads}
-    if layout == "dflash":
-        nested |= {name: fields[name] for name in _SCALES if fields[name] not in (1, None)}
-    causal = fields["causal_layers"]
-    if causal and causal != narrow:
-        # As JetSpec, vLLM and z-lab call it.
-        nested["causal_head"] = nested["causal"] = json["is_causal"] = True
-    elif not causal and narrow:
-        json["is_causal"] = False
-    name = "DFlash2DraftModel" if "selector_rank" in heads else "DFlashDraftModel"
-    if layout == "specforge":
-        name, nested["projector_type"] = "DSparkDraftModel", "dspark"
-        mha = fields["decoder"]["num_attention_heads"] == fields["decoder"]["num_key_value_heads"]
-        nested["attention_mode"] = "mha" if mha else "gqa"
-    if name == "DFlash2DraftModel":
-        nested["block_size"] = size
-    return {"architectures": [name], **json, "dflash_config": nested}
-
-
-def _heads_json(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of pair scores, convolutions and the head of confidence."""
-    json: dict[str, Any] = {}
-    if fields["conv_group_size"] is not None:
-        json |= {"conv_kernel_size": 2, "conv_group_size": fields["conv_group_size"]}
-    if fields["selector_top_k"] is not None:
-        rank = {"selector_rank": fields["pair_rank"]}
-        return {**json, **rank, "selector_top_k": fields["selector_top_k"]}
-    if not fields["shifted"] and not fields["pair_rank"]:
-        return json
-    json["markov_rank"] = fields["pair_rank"]
-    if fields["pair_rank"]:
-        gates = {gate: name for name, gate in _GATES.items()}
-        json["markov_head_type"] = gates.get(fields["pair_gate"])
-    json["enable_confidence_head"] = fields["confidence"] is not None
-    json["confidence_head_with_markov"] = fields["confidence"] == "pairs"
-    return json

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dart_jax.errors import UserError, warn
-from dart_jax.models.config_json.fields import FULL, SLIDING, refuse
+from dart_jax.models.config_json.fields import FULL, SLIDING, are_layers, refuse
 
 _OFF = (False, None)
 # By option the values with which the computation is the one implemented here.
@@ -152,11 +152,7 @@ def feature_layers(json: Mapping[str, Any]) -> tuple[int, ...] | None:
     for where, ids, shift in (("", json.get(LAYERS), 0), ("eagle_config.", eagle.get(LAYERS), 1)):
         if ids is None or ids == []:
             continue
-        if (
-            not isinstance(ids, list)
-            or not all(type(i) is int and i >= 0 for i in ids)
-            or len({*ids}) < len(ids)
-        ):
+        if not are_layers(ids):
             raise UserError(
                 f"config.json has {where}{LAYERS}={ids!r}; it must be a list of different layers"
             )

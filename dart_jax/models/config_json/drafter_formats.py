@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.models.config_json.fields import refuse
 
 DART = "LlamaForCausalLMDart"
 EAGLE3 = "LlamaForCausalLMEagle3"
@@ -19,15 +20,12 @@ _OTHERS = re.compile(
     "|^mlp_?speculator",
     re.IGNORECASE,
 )
-_OTHER_FIELDS = (
-    "dflash_config",
-    "hydra_num_heads",
-    "markov_rank",
-    "medusa_num_heads",
-    "parallel_drafting",
-    "pard_token",
-    "ptd_token_id",
-)
+_OTHER_FIELDS = """
+    dflash_config hydra_num_heads markov_rank medusa_num_heads parallel_drafting pard_token
+    ptd_token_id
+"""
+# Of drafters of speculators that do not say it.
+SPECULATORS_VOCABULARY = 32000
 _CURE = (
     "pass a DART, DFlash or DSpark drafter, an EAGLE-3 drafter of one layer, or a small language "
     "model with the target's tokenizer"
@@ -65,36 +63,40 @@ def known_format(json: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _of_speculators(json: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the layout of vLLM's library speculators: the layer's shapes stand by themselves."""
-    kind, layer = json["speculators_model_type"], json.get("transformer_layer_config")
+    kind = json["speculators_model_type"]
     if kind != "eagle3":
         raise UserError(
             f"config.json has speculators_model_type={kind!r}; of the drafters of speculators only "
             f"'eagle3', 'dflash', 'dflash2' and 'dspark' can be read: {_CURE}"
         )
+    layer = speculators_layer(json)
+    kinds = ("llama", "qwen3", None)
+    refuse(
+        layer, "model_type", kinds, " in drafters of speculators; pass one of 'llama' or 'qwen3'"
+    )
+    # Names and dtypes of both mean the same; where the library's own fields and the layer's
+    # overlap, its own count.
+    own = {n: v for n, v in json.items() if n not in ("transformer_layer_config", "model_type")}
+    return {**layer, "draft_vocab_size": SPECULATORS_VOCABULARY, **own}
+
+
+def speculators_layer(json: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the layers of a drafter of speculators; raises UserError if it has none."""
+    layer = json.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise UserError(
             "config.json is that of a drafter of speculators, but has no transformer_layer_config; "
             "pass the directory as its authors published it"
         )
-    kinds = ("llama", "qwen3", None)
-    if layer.get("model_type") not in kinds:
-        raise UserError(
-            f"transformer_layer_config has model_type={layer['model_type']!r}; drafters of "
-            "speculators have layers of 'llama' or 'qwen3'"
-        )
-    # Names and dtypes of both mean the same; where the library's own fields and the layer's
-    # overlap, its own count.
-    own = {n: v for n, v in json.items() if n not in ("transformer_layer_config", "model_type")}
-    return {**layer, "draft_vocab_size": 32000, **own}
+    return layer
 
 
 def _other(json: Mapping[str, Any]) -> str | None:
     """Finds the field that tells a format that cannot be read, with its value."""
-    named = {"architectures": classes(json), "model_type": {str(json.get("model_type"))}}
-    for field, values in named.items():
+    names = {"architectures": classes(json), "model_type": {str(json.get("model_type"))}}
+    for field, values in names.items():
         if any(map(_OTHERS.search, values - {*EAGLE3_CLASSES})):
             return f"{field}={json[field]!r}"
-    for field in _OTHER_FIELDS:
-        if json.get(field) is not None and json[field] is not False:
-            return f"{field}={json[field]!r}"
-    return None
+    signs = (name for name in _OTHER_FIELDS.split() if json.get(name) is not None)
+    sign = next((name for name in signs if json[name] is not False), None)
+    return sign and f"{sign}={json[sign]!r}"

@@ -77,11 +77,11 @@ def refuse_unsupported(json: Mapping[str, Any]) -> None:
         refuse(json, name, supported)
 
 
-def with_head_defaults(json: Mapping[str, Any], *, guess: bool) -> dict[str, Any]:
+def with_head_defaults(json: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in what Llama-like configs may leave out: key/value heads and the head's size."""
     fields = dict(json)
     heads, size = json.get("num_attention_heads"), json.get("hidden_size")
-    if guess and isinstance(heads, int) and isinstance(size, int) and heads > 0:
+    if isinstance(heads, int) and isinstance(size, int) and heads > 0:
         if fields.get("num_key_value_heads") is None:
             fields["num_key_value_heads"] = heads
         if fields.get("head_dim") is None and size % heads == 0:
@@ -101,3 +101,22 @@ def require(json: Mapping[str, Any], names: Any) -> None:
     missing = [name for name in names if json.get(name, dataclasses.MISSING) is dataclasses.MISSING]
     if missing:
         raise UserError(f"config.json lacks {', '.join(missing)}")
+
+
+def layer_types(json: Mapping[str, Any], default: list[str]) -> list[str]:
+    """Reads the kind of each layer's attention; raises UserError if it is not `FULL` or `SLIDING`
+    for as many layers as the default has."""
+    types = json.get("layer_types") or default
+    known = isinstance(types, list) and all(kind in (FULL, SLIDING) for kind in types)
+    if not known or len(types) != len(default):
+        raise UserError(
+            f"config.json has layer_types={types!r}; they must be {FULL!r} or {SLIDING!r} for "
+            f"each of {len(default)} layers"
+        )
+    return types
+
+
+def are_layers(ids: Any, least: int = 0) -> bool:
+    """Returns True if a field is a list of different layers, by numbers of at least `least`."""
+    numbers = isinstance(ids, list) and all(type(i) is int and i >= least for i in ids)
+    return numbers and len({*ids}) == len(ids)

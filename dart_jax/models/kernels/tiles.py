@@ -1,13 +1,11 @@
 """Weights in tiles, for the C++ core on CPUs, and products with them.
 
-XLA's products of a few rows take several times as long as reading the weights. Here the weights are
-stored once, in tiles, in the order in which they are read, and each value is summed in one fixed
-order: a row's result is the same, bit for bit, computed alone or among others, by one thread or
-many. Weights stored in bfloat16 take half of the time to read; arithmetic is float32 all the same,
-so that the results are those of the same weights in float32. Weights of GGUF's types of 4 to 8 bits
-stay in their blocks; the inputs are rounded to 8 bits, too, in groups of 32 that share a scale, and
-the products within a group are summed as integers. For inference: products cannot be
-differentiated, nor mapped by `jax.vmap`.
+XLA's products of a few rows take several times as long as reading the weights. Tiles are stored in
+the order in which they are read, and each value is summed in one fixed order: a row's bits do not
+depend on other rows or on threads. With weights in bfloat16 arithmetic is float32 all the same.
+Weights of GGUF's types of 4 to 8 bits stay in their blocks; the inputs are rounded to 8 bits, too,
+in groups of 32 that share a scale, and the products within a group are summed as integers. Products
+cannot be differentiated, nor mapped by `jax.vmap`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from dart_jax import _core
 from dart_jax.machine import available_cores
 from dart_jax.memory import HugePages, aligned
 from dart_jax.models.cpu import available, or_nothing, used_rows
-from dart_jax.models.inputs import Gated, Inputs, Normed, add, computed, source
+from dart_jax.models.kernels.inputs import Gated, Inputs, Normed, add, computed, source
 
 TILE = 32  # outputs of a tile
 # Activations of gated MLPs, and the core's names of them.

@@ -22,7 +22,7 @@ from dart_jax.models.kernels.choices import (
     WeightsDtype,
 )
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Params
+from dart_jax.models.layers.dense import Params
 from dart_jax.models.platform.weights import WeightsForm, in_blocks
 from dart_jax.models.sharding.devices import Devices
 
@@ -45,10 +45,9 @@ class Execution:
     Attributes:
       attention: the kernel of attention to cached rows (see `LayerOptions`).
       experts: the kernel of mixtures of experts.
-      min_rows: rows that a step of the target has at least, over all sequences. XLA computes the
-        product of a single bfloat16 row on a GPU as multiplications that are rounded, written to
-        memory and then summed; with 8 rows it is a matrix product, as in the verification of a
-        tree.
+      min_rows: rows that a step of the target has at least, over all sequences. On a GPU XLA rounds
+        the multiplications of a single bfloat16 row before it sums them; 8 rows are a matrix
+        product, as in the verification of a tree.
       weights: the form of loaded weights.
       devices: the devices that decode together.
       kv: dtype of cached keys and values (see `LayerOptions`).

@@ -26,7 +26,7 @@ from dart_jax.models.kernels.int8 import (
     round_params,
 )
 from dart_jax.models.kernels.tiles import Tiles, join, pack_exactly, pack_int8, settle
-from dart_jax.models.layers import Params
+from dart_jax.models.layers.dense import Params
 from dart_jax.models.sharding.rules import SplitConfig, model_specs
 
 # Joined projection -> its parts, in order. DART and EAGLE-3 drafters compute queries and keys of

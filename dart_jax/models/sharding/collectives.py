@@ -16,11 +16,6 @@ def total(x: jax.Array) -> jax.Array:
     return jax.lax.psum(x, MODEL)
 
 
-def mean(x: jax.Array) -> jax.Array:
-    """The mean of what the devices have."""
-    return jax.lax.pmean(x, MODEL)
-
-
 def largest(x: jax.Array) -> jax.Array:
     """The largest of what the devices have."""
     return jax.lax.pmax(x, MODEL)

@@ -52,7 +52,7 @@ class MeshShape(NamedTuple):
         Raises:
           UserError: there are too few, or some processes would have none.
         """
-        devices = in_order(devices or jax.devices())
+        devices = sorted(devices or jax.devices(), key=lambda d: (d.process_index, d.id))
         first = devices[: self.data * self.model]
         if len(first) < self.data * self.model:
             raise UserError(
@@ -83,8 +83,3 @@ def first_of(mesh: Mesh | None, seconds: float | None) -> float | None:
     own = np.float32(np.nan if seconds is None else seconds)
     first = float(multihost_utils.broadcast_one_to_all(own))
     return None if np.isnan(first) else first
-
-
-def in_order(devices: Sequence[Any]) -> list[Any]:
-    """Devices such that those of a process are adjacent."""
-    return sorted(devices, key=lambda d: (d.process_index, d.id))

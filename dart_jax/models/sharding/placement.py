@@ -77,7 +77,6 @@ class ModelPlacement(Placement):
         self._heads = config.num_key_value_heads
 
     def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
-        """As `Placement.parts`."""
         sharding, placed = self._sharding(path, shape)
         holders: dict[_Bounds, list[int]] = {}
         for device, index in sharding.devices_indices_map(placed).items():
@@ -92,7 +91,6 @@ class ModelPlacement(Placement):
     def put(
         self, path: ParamPath, shape: tuple[int, ...], values: Sequence[np.ndarray]
     ) -> jax.Array:
-        """As `Placement.put`."""
         sharding, placed = self._sharding(path, shape)
         regions = [part.region for part in self.parts(path, shape)]
         of_bounds = {

@@ -1,14 +1,12 @@
 """Programs that several devices run together, each with its part of the arrays.
 
 Every device runs the same program (`jax.shard_map`): it has the rows of its group, and of a model
-that devices share its part of the weights and the heads that belong to it. What else there is, all
-devices of a group compute alike. So kernels, the search and plain JAX need not know of other
-devices; what these exchange is written where it happens (`collectives.py`).
+that devices share its part of the weights and the heads that belong to it. All else the devices of
+a group compute alike. So kernels, the search and plain JAX need not know of other devices; what
+these exchange is written where it happens (`collectives.py`).
 
-XLA could place the exchanges from the shardings of arguments. JAX 0.10 does so for products,
-softmax and the largest logit, but gathers pages, whole rows for a top-k, experts and joined
-projections from other devices; and every kernel and call of the host would need a `shard_map` of
-its own.
+If JAX 0.10 placed the exchanges from the shardings of arguments, it would gather pages, whole rows
+for a top-k, experts and joined projections from other devices.
 """
 
 from __future__ import annotations

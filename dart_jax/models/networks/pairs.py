@@ -5,11 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from dart_jax.models.block_config import PairGate
 from dart_jax.models.kernels.tiles import Tiles, product
-from dart_jax.models.layers import Linear, random_param
+from dart_jax.models.layers.dense import Init, Linear
 from dart_jax.models.sharding.collectives import local_shard
 
 
@@ -23,33 +22,17 @@ class PairScores(nnx.Module):
     """
 
     def __init__(
-        self,
-        sizes: tuple[int, int],
-        rank: int,
-        hidden_size: int,
-        form: PairGate = "residual",
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
+        self, sizes: tuple[int, int], rank: int, hidden_size: int, form: PairGate, init: Init
     ):
-        """Makes random first factors.
-
-        Args:
-          sizes: Vp and Vd.
-          rank: r.
-          hidden_size: D.
-          form: of the gate.
-          dtype: of all parameters.
-          rngs: None where only shapes matter.
-        """
+        """Makes random first factors, of rank r, of vocabularies of Vp and Vd tokens."""
         self.form = form
-        self.prev = random_param(rngs, (sizes[0], rank), dtype)
-        self.next = nnx.Param(jnp.zeros((sizes[1], rank), dtype))
+        self.prev = init.random(sizes[0], rank)
+        self.next = init.full(0, sizes[1], rank)
         if form == "sigmoid":
             width = hidden_size + rank
-            self.gate = Linear(width, rank, dtype=dtype, rngs=rngs, bias=True)
+            self.gate = Linear(width, rank, init, bias=True)
         elif form != "none":
-            self.gate = Linear(hidden_size, rank, dtype=dtype, rngs=rngs)
+            self.gate = Linear(hidden_size, rank, init)
             if form == "residual":
                 self.gate.kernel[...] = jnp.zeros_like(self.gate.kernel[...])
 
@@ -63,29 +46,26 @@ class PairScores(nnx.Module):
         Returns:
           [..., r], or [..., k, r].
         """
-        return self._gated(normed, self.first_factors(prev))
-
-    def first_factors(self, prev: jax.Array) -> jax.Array:
-        """The factors of first tokens alone: int32 [...] -> [..., r]."""
-        table = self.prev[...]
-        # The target's vocabulary may be padded further.
-        return jnp.take(table, jnp.minimum(prev, table.shape[0] - 1), axis=0)
-
-    def _gated(self, normed: jax.Array, first: jax.Array) -> jax.Array:
+        first = self.first_factors(prev)
         if self.form == "none":
             return first
         several = first.ndim > normed.ndim
         if self.form == "sigmoid":
             if several:
-                normed = jnp.broadcast_to(
-                    normed[..., None, :], (*first.shape[:-1], normed.shape[-1])
-                )
+                shape = (*first.shape[:-1], normed.shape[-1])
+                normed = jnp.broadcast_to(normed[..., None, :], shape)
             inputs = jnp.concatenate([normed, first], axis=-1)
             return jax.nn.sigmoid(self.gate(inputs)) * first
         gate = self.gate(normed)
         if self.form == "residual":
             gate = 1 + gate
         return first * (gate[..., None, :] if several else gate)
+
+    def first_factors(self, prev: jax.Array) -> jax.Array:
+        """The factors of first tokens alone: int32 [...] -> [..., r]."""
+        table = self.prev[...]
+        # The target's vocabulary may be padded further.
+        return jnp.take(table, jnp.minimum(prev, table.shape[0] - 1), axis=0)
 
     def tables(self, normed: jax.Array, prev: jax.Array, candidates: jax.Array) -> jax.Array:
         """Scores of all pairs of candidates of successive positions.

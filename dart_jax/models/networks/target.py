@@ -32,12 +32,13 @@ from dart_jax.models.attention.segments import (
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.experts.moe import MoE
-from dart_jax.models.inputs import Inputs, computed, source
+from dart_jax.models.cpu import or_nothing, used_rows
+from dart_jax.models.kernels.inputs import Inputs, computed, source
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.kernels.tiles import CORE_ACTIVATIONS, Tiles, product
-from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
-from dart_jax.models.native_layer import NativeLayer, one_call, run_natively
+from dart_jax.models.kernels.tiles import CORE_ACTIVATIONS, Tiles, described, product
+from dart_jax.models.layers.dense import GatedMLP, Init, Linear, RMSNorm
+from dart_jax.models.layers.moe import MoE
+from dart_jax.models.networks.native_layer import no_prefix, one_call
 from dart_jax.models.rope import rotate
 
 # By place of the norms, their names as in `transformers`: before and after attention, before and
@@ -73,22 +74,14 @@ class Attention(nnx.Module):
     """Self-attention; some architectures normalise queries and keys before RoPE: per head, or all
     heads together."""
 
-    def __init__(
-        self,
-        config: TargetConfig,
-        layer: int,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: TargetConfig, layer: int, options: LayerOptions, init: Init):
         d, h = config.hidden_size, config.head_dim
         self.head_dim = h
         self.options = options
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.rope = config.layer_rope(layer)
         self.scoring = Scoring(config.attention_scale, config.attn_logit_softcapping)
-        linear = partial(Linear, dtype=dtype, rngs=rngs)
+        linear = partial(Linear, init=init)
         if options.fused:
             width = (self.heads + 2 * self.kv_heads) * h
             self.qkv_proj = linear(d, width, bias=config.attention_bias)
@@ -102,8 +95,8 @@ class Attention(nnx.Module):
         if self.qk_norm:
             heads = (1, 1) if self.qk_norm == "head" else (self.heads, self.kv_heads)
             split = split and self.qk_norm == "all"
-            self.q_norm = _norm(config, heads[0] * h, dtype, split)
-            self.k_norm = _norm(config, heads[1] * h, dtype, split)
+            self.q_norm = _norm(config, heads[0] * h, init, split)
+            self.k_norm = _norm(config, heads[1] * h, init, split)
 
     def __call__(
         self,
@@ -178,30 +171,21 @@ class DecoderLayer(nnx.Module):
     input_layernorm: RMSNorm
     post_attention_layernorm: RMSNorm
 
-    def __init__(
-        self,
-        config: TargetConfig,
-        layer: int,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: TargetConfig, layer: int, options: LayerOptions, init: Init):
         d = config.hidden_size
         self.multiplier = config.residual_multiplier
         self.norms = _NORMS[config.architecture.norms]
         for name in filter(None, self.norms):
-            setattr(self, name, _norm(config, d, dtype))
-        self.self_attn = Attention(config, layer, options, dtype=dtype, rngs=rngs)
+            setattr(self, name, _norm(config, d, init))
+        self.self_attn = Attention(config, layer, options, init)
         if config.moe is not None and config.is_sparse(layer):
-            self.mlp = MoE(d, config.moe, options, dtype=dtype, rngs=rngs)
+            self.mlp = MoE(d, config.moe, options, init)
         else:
             self.mlp = GatedMLP(
                 d,
                 config.intermediate_size,
                 options,
-                dtype=dtype,
-                rngs=rngs,
+                init,
                 bias=config.mlp_bias,
                 activation=config.hidden_act,
             )
@@ -209,12 +193,26 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        before_attention, after_attention, before_mlp, after_mlp = self._placed_norms()
+        rows = []
+
+        def attend(inputs: Inputs, residual: jax.Array | None) -> jax.Array:
+            out, row = self.self_attn(inputs, positions, mask, prefix, residual)
+            rows.append(row)
+            return out
+
+        return self.around(x, attend), rows[0]
+
+    def around(
+        self, x: jax.Array, attend: Callable[[Inputs, jax.Array | None], jax.Array]
+    ) -> jax.Array:
+        """Runs the layer over rows [B, T, D], but for attention with its projections, which
+        `attend` computes of its inputs; added to the residual stream, if it is given that."""
+        before_attention, after_attention, before_mlp, after_mlp = self.placed_norms()
         # Norms after a layer's parts, and factors, come between products and the residual stream.
         adds = after_mlp is None and self.multiplier == 1
         with jax.named_scope("attention"):
             inputs = x if before_attention is None else before_attention.normed(x)
-            out, row = self.self_attn(inputs, positions, mask, prefix, x if adds else None)
+            out = attend(inputs, x if adds else None)
             if after_attention is not None:
                 out = after_attention(out)
             x = out if adds else x + _times(out, self.multiplier)
@@ -222,9 +220,9 @@ class DecoderLayer(nnx.Module):
             out = self.mlp(x if before_mlp is None else before_mlp.normed(x), x if adds else None)
             if after_mlp is not None:
                 out = after_mlp(out)
-            return out if adds else x + _times(out, self.multiplier), row
+            return out if adds else x + _times(out, self.multiplier)
 
-    def _placed_norms(self) -> list[RMSNorm | None]:
+    def placed_norms(self) -> list[RMSNorm | None]:
         """The norms before and after attention, and before and after the MLP."""
         return [getattr(self, name) if name else None for name in self.norms]
 
@@ -238,33 +236,68 @@ class DecoderLayer(nnx.Module):
         dense = isinstance(self.mlp, GatedMLP)
         return dense and one_call(attention.options, attention.o_proj, x, attention.head_dim)
 
-    def native(
-        self, dtype: DTypeLike, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
-    ) -> NativeLayer:
-        """The layer as the C++ core computes it, for activations of a dtype."""
-        attention, mlp = self.self_attn, self.mlp
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Attributes of the C++ core's call, which layers in it share."""
+        attention, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
         assert isinstance(mlp, GatedMLP)
-        norms = self._placed_norms()
-        norms += [attention.q_norm, attention.k_norm] if attention.qk_norm else [None, None]
-        settings = {
+        return {
             "activation": CORE_ACTIVATIONS[mlp.activation],
-            "eps": np.float32(self.post_attention_layernorm.eps),
-            "offset": np.float32(self.post_attention_layernorm.offset or 0),
+            "eps": np.float32(norm.eps),
+            "offset": np.float32(norm.offset or 0),
             "multiplier": np.float32(self.multiplier),
             "scale": np.float32(attention.scoring.factor(attention.head_dim)),
             "cap": np.float32(attention.scoring.cap or 0),
         }
-        return NativeLayer(
-            [norm and norm.scale[...] for norm in norms],
-            [attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj],
-            settings,
-            attention.head_dim,
-            attention.kv_heads,
-            attention.options.cache_dtype(dtype),
-            attention.rotation(positions),
-            mask,
-            prefix,
-        )
+
+
+def _run_natively(
+    layers: Sequence[DecoderLayer],
+    x: jax.Array,
+    positions: jax.Array,
+    seen: Sequence[tuple[jax.Array, Prefix | None]],
+) -> tuple[jax.Array, KVCache]:
+    """`run_layers` by one call of the C++ core. Rows that `cpu.only_rows` leaves out hold
+    anything."""
+    (b, t, _), settings = x.shape, layers[0].settings
+    assert all(layer.settings == settings for layer in layers)
+    arguments: list[jax.Array] = []
+    kernels: list[Tiles] = []
+    rows: list[jax.ShapeDtypeStruct] = []
+    prefix = None
+    for layer, (mask, prefix) in zip(layers, seen, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        assert isinstance(mlp, GatedMLP)
+        norms = layer.placed_norms()
+        norms += [attention.q_norm, attention.k_norm] if attention.qk_norm else [None, None]
+        linears = [attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj]
+        weights: list[Tiles] = [linear.kernel.get_value() for linear in linears]
+        shape = b, attention.kv_heads, t, attention.head_dim
+        made = jax.ShapeDtypeStruct(shape, attention.options.cache_dtype(x.dtype))
+        prefix = prefix or no_prefix(made)
+        arguments += [
+            *attention.rotation(positions),
+            or_nothing(prefix.first, jnp.int32),
+            jnp.broadcast_to(mask, (b, t, t)),
+            *(or_nothing(norm and norm.scale[...]) for norm in norms),
+            *(or_nothing(linear.bias[...] if linear.has_bias else None) for linear in linears),
+            prefix.k,
+            prefix.v,
+            *(part for kernel in weights for part in kernel.parts),
+        ]
+        kernels += weights
+        rows += [made, made]
+    assert prefix is not None
+    y, *new = jax.ffi.ffi_call("dart_layers", (jax.ShapeDtypeStruct(x.shape, x.dtype), *rows))(
+        x,
+        prefix.length.astype(jnp.int32),  # the same in all layers, and so are its pages
+        or_nothing(prefix.pages, jnp.int32),
+        used_rows(),
+        *arguments,
+        **settings,
+        **described(*kernels),
+    )
+    return y, tuple(zip(new[::2], new[1::2], strict=True))
 
 
 def run_layers(
@@ -291,9 +324,9 @@ def run_layers(
     for native, group in itertools.groupby(pairs, key=lambda pair: pair[0].is_native(x)):
         number = first + len(rows)
         if native:
-            described = [layer.native(x.dtype, positions, *sees) for layer, sees in group]
-            with jax.named_scope(f"layers_{number}_to_{number + len(described) - 1}"):
-                x, new = run_natively(described, x)
+            together, seen_by = zip(*group, strict=True)
+            with jax.named_scope(f"layers_{number}_to_{number + len(together) - 1}"):
+                x, new = _run_natively(together, x, positions, seen_by)
             rows += new
         else:
             for i, (layer, sees) in enumerate(group, number):
@@ -304,29 +337,19 @@ def run_layers(
 
 
 class Target(nnx.Module):
-    """The decoder. Defined with NNX, run as a pure function through `dart_jax.models.pure.bind`."""
+    """The decoder. Defined with NNX, run as a pure function through `pure.bind`."""
 
-    def __init__(
-        self,
-        config: TargetConfig,
-        options: LayerOptions = LayerOptions(),
-        *,
-        dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: TargetConfig, options: LayerOptions, init: Init):
         self.config = config
         self.options = options
         shape = (config.vocab_size, config.hidden_size)
-        self.embed_tokens = random_param(rngs, shape, dtype)
+        self.embed_tokens = init.random(*shape)
         self.layers = nnx.List(
-            [
-                DecoderLayer(config, i, options, dtype=dtype, rngs=rngs)
-                for i in range(config.num_hidden_layers)
-            ]
+            [DecoderLayer(config, i, options, init) for i in range(config.num_hidden_layers)]
         )
-        self.norm = _norm(config, config.hidden_size, dtype)
+        self.norm = _norm(config, config.hidden_size, init)
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, init)
 
     def __call__(
         self,
@@ -405,9 +428,9 @@ class Target(nnx.Module):
             return logits if cap is None else softcap(logits, cap)
 
 
-def _norm(config: TargetConfig, size: int, dtype: DTypeLike, split: bool = False) -> RMSNorm:
+def _norm(config: TargetConfig, size: int, init: Init, split: bool = False) -> RMSNorm:
     offset = config.architecture.norm_offset
-    return RMSNorm(size, config.rms_norm_eps, dtype=dtype, offset=offset, split=split)
+    return RMSNorm(size, config.rms_norm_eps, init, offset=offset, split=split)
 
 
 def _times(x: jax.Array, factor: float) -> jax.Array:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, Segment
 from dart_jax.models.drafter_config import Eagle3Config
-from dart_jax.models.drafters.layer import DraftLayer
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Linear, RMSNorm
+from dart_jax.models.layers.dense import Init, Linear, RMSNorm
+from dart_jax.models.networks.draft_layer import DraftLayer
 from dart_jax.models.rope import rotate
 
 # Keys and values [B, K, S, h] that T rows attend to, and a mask broadcastable to [B, T, S], true
@@ -32,30 +31,22 @@ class Eagle3Drafter(DraftLayer):
     layer's own output. `Eagle3Config` lists the norms that a drafter may have in addition.
     """
 
-    def __init__(
-        self,
-        config: Eagle3Config,
-        options: LayerOptions = LayerOptions(),
-        *,
-        dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: Eagle3Config, options: LayerOptions, init: Init):
         self.config = config
         d, width, eps = config.hidden_size, config.features_width, config.rms_norm_eps
-        self.fc = Linear(width, d, dtype=dtype, rngs=rngs, split=options.split)
-        super().__init__(config, options, dtype=dtype, rngs=rngs)
+        self.fc = Linear(width, d, init, split=options.split)
+        super().__init__(config, options, init)
         if config.norm_before_fc:
-            self.input_norm = RMSNorm(width, eps, dtype=dtype)
+            self.input_norm = RMSNorm(width, eps, init)
         if config.fc_norm:
             one = config.target_hidden_size
-            norms = [RMSNorm(one, eps, dtype=dtype) for _ in range(width // one)]
+            norms = [RMSNorm(one, eps, init) for _ in range(width // one)]
             self.fc_norm = nnx.List(norms)
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, eps, dtype=dtype)
-            self.k_norm = RMSNorm(config.head_dim, eps, dtype=dtype)
+            self.q_norm = RMSNorm(config.head_dim, eps, init)
+            self.k_norm = RMSNorm(config.head_dim, eps, init)
 
     def project(self, features: jax.Array) -> jax.Array:
-        """As `DraftLayer.project`."""
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         if self.config.fc_norm:
@@ -65,12 +56,10 @@ class Eagle3Drafter(DraftLayer):
         return super().project(features)
 
     def queries(self, inputs: jax.Array) -> jax.Array:
-        """As `Layer.queries`."""
         q = super().queries(inputs)
         return self.q_norm(q) if self.config.qk_norm else q
 
     def keys(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Layer.keys`."""
         k, v = super().keys(inputs)
         return (self.k_norm(k) if self.config.qk_norm else k), v
 

@@ -8,54 +8,44 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from dart_jax.models.config import MoEConfig
-from dart_jax.models.experts.kernel import fits, routed
-from dart_jax.models.experts.plain import grouped, loop_over_experts
-from dart_jax.models.inputs import Inputs, computed
+from dart_jax.models.kernels.inputs import Inputs, computed
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import GatedMLP, Linear, random_param
+from dart_jax.models.layers.dense import GatedMLP, Init, Linear
+from dart_jax.models.layers.moe_kernel import fits, routed
+from dart_jax.models.layers.moe_plain import grouped, loop_over_experts
 from dart_jax.models.sharding.collectives import shard_offset, total
 
 
 class Experts(nnx.Module):
     """The weights of E gated MLPs of width F."""
 
-    def __init__(self, d: int, config: MoEConfig, *, dtype: DTypeLike, rngs: nnx.Rngs | None):
+    def __init__(self, d: int, config: MoEConfig, init: Init):
         e, f = config.num_experts, config.intermediate_size
-        self.gate_proj = random_param(rngs, (e, d, f), dtype)
-        self.up_proj = random_param(rngs, (e, d, f), dtype)
-        self.down_proj = random_param(rngs, (e, f, d), dtype)
+        self.gate_proj = init.random(e, d, f)
+        self.up_proj = init.random(e, d, f)
+        self.down_proj = init.random(e, f, d)
 
 
 class MoE(nnx.Module):
     """Routes every row to its most likely experts and sums their outputs by router weight.
 
-    A shared expert, if there is one, sees every row; its output is weighted by a gate of its own.
     Split, each device has some of the experts and some columns of the shared one, and all that they
     write is added up.
     """
 
-    def __init__(
-        self,
-        d: int,
-        config: MoEConfig,
-        options: LayerOptions = LayerOptions(),
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, d: int, config: MoEConfig, options: LayerOptions, init: Init):
         self.config = config
         self.options = options
-        self.router = Linear(d, config.num_experts, dtype=dtype, rngs=rngs)
-        self.experts = Experts(d, config, dtype=dtype, rngs=rngs)
+        self.router = Linear(d, config.num_experts, init)
+        self.experts = Experts(d, config, init)
         if config.shared_intermediate_size is not None:
             width = config.shared_intermediate_size
             # What it writes is added up together with the experts' outputs.
             whole = dataclasses.replace(options, shards=1)
-            self.shared_expert = GatedMLP(d, width, whole, dtype=dtype, rngs=rngs)
-            self.shared_expert_gate = Linear(d, 1, dtype=dtype, rngs=rngs)
+            self.shared_expert = GatedMLP(d, width, whole, init)
+            self.shared_expert_gate = Linear(d, 1, init)
 
     def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:
         """[..., D] -> [..., D]; added to the residual stream, if it is given."""

@@ -5,14 +5,14 @@ Norms are computed in float32 for every dtype of the weights.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from dart_jax.models.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
+from dart_jax.models.kernels.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
 from dart_jax.models.kernels.int8 import sums, times
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles, product
@@ -24,11 +24,26 @@ Params = dict[str, Any]
 _INIT = nnx.initializers.normal(0.02)
 
 
-def random_param(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: DTypeLike) -> nnx.Param:
-    """A parameter with random values; without `rngs` zeros, where only its shape matters."""
-    return nnx.Param(
-        jnp.zeros(shape, dtype) if rngs is None else _INIT(rngs.params(), shape, dtype)
-    )
+class Init(NamedTuple):
+    """How parameters are made.
+
+    Attributes:
+      dtype: of all.
+      rngs: for random values; None where only shapes matter, then they are 0.
+    """
+
+    dtype: DTypeLike = jnp.float32
+    rngs: nnx.Rngs | None = None
+
+    def random(self, *shape: int) -> nnx.Param:
+        """A parameter with random values."""
+        if self.rngs is None:
+            return self.full(0, *shape)
+        return nnx.Param(_INIT(self.rngs.params(), shape, self.dtype))
+
+    def full(self, value: float, *shape: int) -> nnx.Param:
+        """A parameter with one value."""
+        return nnx.Param(jnp.full(shape, value, self.dtype))
 
 
 class Linear(nnx.Module):
@@ -40,18 +55,11 @@ class Linear(nnx.Module):
     """
 
     def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-        bias: bool = False,
-        split: bool = False,
+        self, d_in: int, d_out: int, init: Init, *, bias: bool = False, split: bool = False
     ):
-        self.kernel = random_param(rngs, (d_in, d_out), dtype)
+        self.kernel = init.random(d_in, d_out)
         if bias:
-            self.bias = nnx.Param(jnp.zeros((d_out,), dtype))
+            self.bias = init.full(0, d_out)
         self.has_bias = bias
         self.split = split
 
@@ -80,15 +88,9 @@ class RMSNorm(nnx.Module):
     over all devices."""
 
     def __init__(
-        self,
-        size: int,
-        eps: float,
-        *,
-        dtype: DTypeLike,
-        offset: float | None = None,
-        split: bool = False,
+        self, size: int, eps: float, init: Init, *, offset: float | None = None, split: bool = False
     ):
-        self.scale = nnx.Param(jnp.full((size,), 1 - (offset or 0), dtype))
+        self.scale = init.full(1 - (offset or 0), size)
         self.eps = eps
         self.offset = offset
         self.split = split
@@ -108,20 +110,19 @@ class GatedMLP(nnx.Module):
         self,
         d: int,
         hidden: int,
-        options: LayerOptions = LayerOptions(),
+        options: LayerOptions,
+        init: Init,
         *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
         bias: bool = False,
         activation: str = "silu",
     ):
         self.fused = options.fused
         if options.fused:
-            self.gate_up_proj = Linear(d, 2 * hidden, dtype=dtype, rngs=rngs, bias=bias)
+            self.gate_up_proj = Linear(d, 2 * hidden, init, bias=bias)
         else:
-            self.gate_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
-            self.up_proj = Linear(d, hidden, dtype=dtype, rngs=rngs, bias=bias)
-        self.down_proj = Linear(hidden, d, dtype=dtype, rngs=rngs, bias=bias, split=options.split)
+            self.gate_proj = Linear(d, hidden, init, bias=bias)
+            self.up_proj = Linear(d, hidden, init, bias=bias)
+        self.down_proj = Linear(hidden, d, init, bias=bias, split=options.split)
         self.activation = activation
 
     def __call__(self, inputs: Inputs, residual: jax.Array | None = None) -> jax.Array:

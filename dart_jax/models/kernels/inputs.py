@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.sharding.collectives import mean
+from dart_jax.models.sharding.mesh import MODEL
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -45,7 +45,8 @@ class Normed(NamedTuple):
         """[..., D], of x's dtype."""
         y = self.x.astype(jnp.float32)
         square = jnp.mean(y * y, axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt((mean(square) if self.split else square) + self.eps)
+        square = jax.lax.pmean(square, MODEL) if self.split else square
+        y = y * jax.lax.rsqrt(square + self.eps)
         if self.offset is None:
             return y.astype(self.x.dtype) * as_row(self.scale, y)
         scale = as_row(self.offset + self.scale.astype(jnp.float32), y)

@@ -1,7 +1,7 @@
-"""The decoder layers and the head shared by DART and EAGLE-3 drafters.
+"""The decoder layer and the head of DART and EAGLE-3 drafters.
 
-The first layer's inputs are twice as wide as the residual stream: the embedding of a token,
-concatenated with the hidden state of the position before it. Later layers are ordinary.
+The layer's inputs are twice as wide as the residual stream: the embedding of a token, concatenated
+with the hidden state of the position before it.
 """
 
 from __future__ import annotations
@@ -11,48 +11,49 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from dart_jax.models.attention.attend import attend
 from dart_jax.models.attention.segments import Prefix, Segment, split_heads
 from dart_jax.models.drafter_config import DraftLayerConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.models.layers import GatedMLP, Linear, RMSNorm, random_param
+from dart_jax.models.layers.dense import GatedMLP, Init, Linear, RMSNorm
 from dart_jax.models.sharding.collectives import local_shard
 
 
-class Layer(nnx.Module):
-    """Attention and MLP on the residual stream; subclasses define the layer's inputs."""
+class DraftLayer(nnx.Module):
+    """The decoder layer, the final norm and the head, and the drafter's own embedding if it has
+    one; drafters add the input projection."""
 
-    def __init__(
-        self,
-        config: DraftLayerConfig,
-        width: int,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
-        d, h = config.hidden_size, config.head_dim
+    fc: Linear
+
+    def __init__(self, config: DraftLayerConfig, options: LayerOptions, init: Init):
+        d, h, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
         self.options = options
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = Linear(width, self.heads * h, dtype=dtype, rngs=rngs)
+        self.q_proj = Linear(2 * d, self.heads * h, init)
         if self.options.fused:
-            self.kv_proj = Linear(width, 2 * self.kv_heads * h, dtype=dtype, rngs=rngs)
+            self.kv_proj = Linear(2 * d, 2 * self.kv_heads * h, init)
         else:
-            self.k_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
-            self.v_proj = Linear(width, self.kv_heads * h, dtype=dtype, rngs=rngs)
-        self.o_proj = Linear(self.heads * h, d, dtype=dtype, rngs=rngs, split=options.split)
-        self.post_attention_layernorm = RMSNorm(d, config.rms_norm_eps, dtype=dtype)
-        self.mlp = GatedMLP(d, config.intermediate_size, options, dtype=dtype, rngs=rngs)
+            self.k_proj = Linear(2 * d, self.kv_heads * h, init)
+            self.v_proj = Linear(2 * d, self.kv_heads * h, init)
+        self.o_proj = Linear(self.heads * h, d, init, split=options.split)
+        self.post_attention_layernorm = RMSNorm(d, eps, init)
+        self.mlp = GatedMLP(d, config.intermediate_size, options, init)
+        self.hidden_norm = RMSNorm(d, eps, init)
+        self.input_layernorm = RMSNorm(d, eps, init)
+        self.norm = RMSNorm(d, eps, init)
+        self.lm_head = Linear(d, config.draft_vocab_size, init)
+        self.own_embedding = config.own_embedding
+        if config.own_embedding:
+            self.embed_tokens = init.random(config.vocab_size, d)
 
     def queries(self, inputs: jax.Array) -> jax.Array:
-        """Queries [B, H, T, h] of inputs [B, T, C], before rotation."""
+        """Queries [B, H, T, h] of inputs [B, T, 2D], before rotation."""
         return split_heads(self.q_proj(inputs), self.heads)
 
     def keys(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys before rotation, and values, of inputs [B, T, C]: each [B, K, T, h]."""
+        """Keys before rotation, and values, of inputs [B, T, 2D]: each [B, K, T, h]."""
         if self.options.fused:
             k, v = jnp.split(self.kv_proj(inputs), 2, axis=-1)
         else:
@@ -71,46 +72,6 @@ class Layer(nnx.Module):
         """Output projection of the attention output [B, T, H * h], then MLP; returns [B, T, D]."""
         x = self.o_proj(attended, residual)
         return self.mlp(self.post_attention_layernorm.normed(x), x)
-
-
-class LaterLayer(Layer):
-    """A decoder layer after the first."""
-
-    def __init__(
-        self,
-        config: DraftLayerConfig,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
-        super().__init__(config, config.hidden_size, options, dtype=dtype, rngs=rngs)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-
-
-class DraftLayer(Layer):
-    """The first decoder layer, the final norm and the head, and the drafter's own embedding if it
-    has one; drafters add the input projection."""
-
-    fc: Linear
-
-    def __init__(
-        self,
-        config: DraftLayerConfig,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
-        d, eps = config.hidden_size, config.rms_norm_eps
-        super().__init__(config, 2 * d, options, dtype=dtype, rngs=rngs)
-        self.hidden_norm = RMSNorm(d, eps, dtype=dtype)
-        self.input_layernorm = RMSNorm(d, eps, dtype=dtype)
-        self.norm = RMSNorm(d, eps, dtype=dtype)
-        self.lm_head = Linear(d, config.draft_vocab_size, dtype=dtype, rngs=rngs)
-        self.own_embedding = config.own_embedding
-        if config.own_embedding:
-            self.embed_tokens = random_param(rngs, (config.vocab_size, d), dtype)
 
     def embedding(
         self, targets: Callable[[jax.Array], jax.Array]

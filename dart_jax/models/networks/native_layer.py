@@ -1,4 +1,4 @@
-"""Decoder layers by one call of the C++ core, for CPUs.
+"""Layers by one call of the C++ core, for CPUs; a target's are in `target.py`.
 
 Between the calls for products, heads and attention XLA would run small operations, each of which
 costs a microsecond or more, and the core's threads read ahead from layer to layer. What is computed
@@ -8,7 +8,6 @@ is the same, but for the attention of rows without a prefix, which the core comp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,10 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.attention.native import fits_native
 from dart_jax.models.attention.segments import PLAIN, Prefix
-from dart_jax.models.cache import KVCache
 from dart_jax.models.cpu import or_nothing, used_rows
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles, described
-from dart_jax.models.layers import Linear
+from dart_jax.models.layers.dense import Linear
 
 
 def one_call(options: LayerOptions, out: Linear, x: jax.Array, head_dim: int) -> bool:
@@ -36,82 +34,6 @@ def one_call(options: LayerOptions, out: Linear, x: jax.Array, head_dim: int) ->
     native = options.attention == "native" and options.fused
     tiles = isinstance(out.kernel.get_value(), Tiles)
     return native and tiles and x.dtype == jnp.float32 and fits_native(head_dim)
-
-
-class NativeLayer(NamedTuple):
-    """A layer's weights, its settings, and what it reads beside the residual stream.
-
-    Attributes:
-      norms: scales of the norms before attention, after it, before the MLP and after it, [D], and
-        of queries and keys, [h], or [H h] and [K h] to normalise all heads together; None where
-        there is none.
-      linears: queries, keys and values; output projection; gate and up; down.
-      settings: attributes of the call, which layers must share.
-      head_dim: h.
-      kv_heads: K.
-      kv_dtype: of keys and values, float32 or bfloat16.
-      rotation: cosines and sines for queries and keys, float32 [B, T, r / 2].
-      mask: bool, broadcastable to [B, T, T]; which new rows a row sees.
-      prefix: cached rows, as many in all layers; None for none.
-    """
-
-    norms: Sequence[jax.Array | None]
-    linears: Sequence[Linear]
-    settings: dict[str, Any]
-    head_dim: int
-    kv_heads: int
-    kv_dtype: DTypeLike
-    rotation: tuple[jax.Array, jax.Array]
-    mask: jax.Array
-    prefix: Prefix | None
-
-    @property
-    def kernels(self) -> list[Tiles]:
-        """The weights of its linear layers."""
-        return [linear.kernel.get_value() for linear in self.linears]
-
-
-def run_natively(layers: Sequence[NativeLayer], x: jax.Array) -> tuple[jax.Array, KVCache]:
-    """Runs layers that have the same `settings` one after another.
-
-    Args:
-      layers: with their inputs.
-      x: the residual stream, float32 [B, T, D].
-
-    Returns:
-      The residual stream after them, and each one's keys and values of the new rows, [B, K, T, h].
-      Rows that `cpu.only_rows` leaves out hold anything.
-    """
-    (b, t, _), settings = x.shape, layers[0].settings
-    assert all(layer.settings == settings for layer in layers)
-    arguments: list[jax.Array] = []
-    rows: list[jax.ShapeDtypeStruct] = []
-    for layer in layers:
-        made = jax.ShapeDtypeStruct((b, layer.kv_heads, t, layer.head_dim), layer.kv_dtype)
-        prefix = layer.prefix or _no_prefix(made)
-        biases = (linear.bias[...] if linear.has_bias else None for linear in layer.linears)
-        arguments += [
-            *layer.rotation,
-            or_nothing(prefix.first, jnp.int32),
-            jnp.broadcast_to(layer.mask, (b, t, t)),
-            *map(or_nothing, layer.norms),
-            *map(or_nothing, biases),
-            prefix.k,
-            prefix.v,
-            *(part for kernel in layer.kernels for part in kernel.parts),
-        ]
-        rows += [made, made]
-    prefix = layers[0].prefix or _no_prefix(rows[0])
-    y, *new = jax.ffi.ffi_call("dart_layers", (jax.ShapeDtypeStruct(x.shape, x.dtype), *rows))(
-        x,
-        prefix.length.astype(jnp.int32),
-        or_nothing(prefix.pages, jnp.int32),
-        used_rows(),
-        *arguments,
-        **settings,
-        **described(*(kernel for layer in layers for kernel in layer.kernels)),
-    )
-    return y, tuple(zip(new[::2], new[1::2], strict=True))
 
 
 def run_draft_layer(
@@ -151,7 +73,7 @@ def run_draft_layer(
     kernels: list[Tiles] = [linear.kernel.get_value() for linear in linears]
     (b, t, d), h = embeds.shape, kernels[1].shape[1] // (2 * kv_heads)
     rows = jax.ShapeDtypeStruct((b, kv_heads, t, h), kv_dtype)
-    prefix = prefix or _no_prefix(rows)
+    prefix = prefix or no_prefix(rows)
     stream = jax.ShapeDtypeStruct((b, 1 + rotation[0].shape[1] - t, d), embeds.dtype)
     y, k, v = jax.ffi.ffi_call("dart_draft_layer", (stream, rows, rows))(
         embeds,
@@ -173,7 +95,7 @@ def run_draft_layer(
     return y, (k, v)
 
 
-def _no_prefix(rows: jax.ShapeDtypeStruct) -> Prefix:
+def no_prefix(rows: jax.ShapeDtypeStruct) -> Prefix:
     """A cache without rows, for new keys or values [B, K, T, h]."""
     b, kv_heads, _, h = rows.shape
     none = jnp.zeros((b, kv_heads, 0, h), rows.dtype)

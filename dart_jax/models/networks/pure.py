@@ -23,14 +23,14 @@ from dart_jax.models.drafter_config import (
     DraftLayerConfig,
     Eagle3Config,
 )
-from dart_jax.models.drafters.block import BlockDrafter
-from dart_jax.models.drafters.dart import DartDrafter
-from dart_jax.models.drafters.eagle3 import Eagle3Drafter
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Params
+from dart_jax.models.layers.dense import Init, Params
+from dart_jax.models.networks.block import BlockDrafter
+from dart_jax.models.networks.dart import DartDrafter
+from dart_jax.models.networks.eagle3 import Eagle3Drafter
+from dart_jax.models.networks.target import Target
 from dart_jax.models.platform.weights import is_fused
 from dart_jax.models.sharding.rules import one_device
-from dart_jax.models.target import Target
 
 _MODULES = {
     TargetConfig: Target,
@@ -45,7 +45,7 @@ def _split(
     config: TargetConfig | DraftLayerConfig, options: LayerOptions = LayerOptions()
 ) -> tuple[nnx.GraphDef, nnx.State]:
     module = _MODULES[type(config)]
-    return nnx.split(nnx.eval_shape(lambda: module(config, options, rngs=None)))
+    return nnx.split(nnx.eval_shape(lambda: module(config, options, Init())))
 
 
 def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False) -> Params:
@@ -64,7 +64,8 @@ def init_params(
 ) -> Params:
     """Returns random parameters as a nested dict of arrays."""
     # Not jitted: a program of all takes seconds to compile, those of single arrays are shared.
-    module = _MODULES[type(config)](config, dtype=dtype, rngs=nnx.Rngs(jax.random.key(seed)))
+    init = Init(dtype, nnx.Rngs(jax.random.key(seed)))
+    module = _MODULES[type(config)](config, LayerOptions(), init)
     return nnx.to_pure_dict(nnx.split(module)[1])
 
 

@@ -13,16 +13,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from dart_jax.models.attention.segments import Prefix, softcap, window_start
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import BlockConfig
-from dart_jax.models.drafters.layer import embedded, projected
-from dart_jax.models.drafters.pairs import PairScores
+from dart_jax.models.kernels.inputs import Inputs
 from dart_jax.models.kernels.options import LayerOptions
-from dart_jax.models.layers import Linear, RMSNorm, random_param
-from dart_jax.models.target import DecoderLayer, run_layers
+from dart_jax.models.layers.dense import Init, Linear, RMSNorm
+from dart_jax.models.networks.draft_layer import embedded, projected
+from dart_jax.models.networks.pairs import PairScores
+from dart_jax.models.networks.target import DecoderLayer, run_layers
 
 
 class Convolution(nnx.Module):
@@ -35,12 +35,12 @@ class Convolution(nnx.Module):
       kernel_projection: from a row to the factors of its groups, [D, 2 * 2 * G].
     """
 
-    def __init__(self, d: int, group: int, *, dtype: DTypeLike, rngs: nnx.Rngs | None):
+    def __init__(self, d: int, group: int, init: Init):
         self.groups = d // group
         self.base_kernel = nnx.Param(
-            jnp.zeros((2, 2, d), dtype).at[:, 0].set(1)  # leaves all as it is
+            jnp.zeros((2, 2, d), init.dtype).at[:, 0].set(1)  # leaves all as it is
         )
-        self.kernel_projection = Linear(d, 4 * self.groups, dtype=dtype, rngs=rngs)
+        self.kernel_projection = Linear(d, 4 * self.groups, init)
 
     def factors(self, x: jax.Array) -> jax.Array:
         """The factors of every row's channels [B, T, D]: [2, 2, B, T, D]."""
@@ -58,48 +58,25 @@ def convolved(x: jax.Array, factors: jax.Array) -> jax.Array:
 class BlockLayer(DecoderLayer):
     """A decoder layer, with convolutions around attention and MLP if the drafter has them."""
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        layer: int,
-        options: LayerOptions,
-        *,
-        dtype: DTypeLike,
-        rngs: nnx.Rngs | None,
-    ):
-        super().__init__(config.decoder, layer, options, dtype=dtype, rngs=rngs)
+    def __init__(self, config: BlockConfig, layer: int, options: LayerOptions, init: Init):
+        super().__init__(config.decoder, layer, options, init)
         self.convolves = config.conv_group_size is not None
         if config.conv_group_size is not None:
             d, group = config.hidden_size, config.conv_group_size
-            self.attention_conv = Convolution(d, group, dtype=dtype, rngs=rngs)
-            self.mlp_conv = Convolution(d, group, dtype=dtype, rngs=rngs)
+            self.attention_conv = Convolution(d, group, init)
+            self.mlp_conv = Convolution(d, group, init)
 
     def is_native(self, x: jax.Array) -> bool:
         return not self.convolves and super().is_native(x)
 
-    def __call__(
-        self, x: jax.Array, positions: jax.Array, mask: jax.Array, prefix: Prefix | None
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def around(
+        self, x: jax.Array, attend: Callable[[Inputs, jax.Array | None], jax.Array]
+    ) -> jax.Array:
         if not self.convolves:
-            return super().__call__(x, positions, mask, prefix)
-        rows = []
-
-        def attend(inputs: jax.Array) -> jax.Array:
-            out, row = self.self_attn(inputs, positions, mask, prefix)
-            rows.append(row)
-            return out
-
-        return self.around(x, attend), rows[0]
-
-    def around(self, x: jax.Array, attend: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """Runs the layer over blocks [B, R, D], but for attention and its projections, which
-        `attend` computes of what attention reads, [B, R, D]."""
+            return super().around(x, attend)
         inputs = self.input_layernorm(x)
-        if not self.convolves:
-            x = x + attend(inputs)
-            return self.mlp(self.post_attention_layernorm.normed(x), x)
         before, after = self.attention_conv.factors(inputs)
-        x = x + convolved(attend(convolved(inputs, before)), after)
+        x = x + convolved(attend(convolved(inputs, before), None), after)
         inputs = self.post_attention_layernorm(x)
         before, after = self.mlp_conv.factors(inputs)
         return x + convolved(self.mlp(convolved(inputs, before)), after)
@@ -108,38 +85,26 @@ class BlockLayer(DecoderLayer):
 class BlockDrafter(nnx.Module):
     """The drafter. Its embedding and head are the target's unless it has its own."""
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        options: LayerOptions = LayerOptions(),
-        *,
-        dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs | None,
-    ):
+    def __init__(self, config: BlockConfig, options: LayerOptions, init: Init):
         self.config = config
         self.options = options
         d, eps = config.hidden_size, config.rms_norm_eps
-        self.fc = Linear(config.features_width, d, dtype=dtype, rngs=rngs, split=options.split)
-        self.hidden_norm = RMSNorm(d, eps, dtype=dtype)
+        self.fc = Linear(config.features_width, d, init, split=options.split)
+        self.hidden_norm = RMSNorm(d, eps, init)
         self.layers = nnx.List(
-            [
-                BlockLayer(config, i, options, dtype=dtype, rngs=rngs)
-                for i in range(config.num_hidden_layers)
-            ]
+            [BlockLayer(config, i, options, init) for i in range(config.num_hidden_layers)]
         )
-        self.norm = RMSNorm(d, eps, dtype=dtype)
+        self.norm = RMSNorm(d, eps, init)
         if config.own_head:
-            self.lm_head = Linear(d, config.draft_vocab_size, dtype=dtype, rngs=rngs)
+            self.lm_head = Linear(d, config.draft_vocab_size, init)
         if config.own_embedding:
-            self.embed_tokens = random_param(rngs, (config.vocab_size, d), dtype)
+            self.embed_tokens = init.random(config.vocab_size, d)
         if config.pair_rank:
             sizes = (config.vocab_size, config.draft_vocab_size)
-            self.pairs = PairScores(
-                sizes, config.pair_rank, d, config.pair_gate, dtype=dtype, rngs=rngs
-            )
+            self.pairs = PairScores(sizes, config.pair_rank, d, config.pair_gate, init)
         if config.confidence is not None:
             width = d + config.pair_rank * (config.confidence == "pairs")
-            self.confidence = Confidence(width, dtype=dtype, rngs=rngs)
+            self.confidence = Confidence(width, init)
 
     def embedding(
         self, targets: Callable[[jax.Array], jax.Array]
@@ -222,9 +187,9 @@ class BlockDrafter(nnx.Module):
 class Confidence(nnx.Module):
     """Predicts the probability that a drafted token is accepted if those before it are."""
 
-    def __init__(self, width: int, *, dtype: DTypeLike, rngs: nnx.Rngs | None):
-        self.weight = random_param(rngs, (1, width), dtype)
-        self.bias = nnx.Param(jnp.zeros((1,), dtype))
+    def __init__(self, width: int, init: Init):
+        self.weight = init.random(1, width)
+        self.bias = init.full(0, 1)
 
     def __call__(self, normed: jax.Array, first: jax.Array | None) -> jax.Array:
         """Logits, float32 [...], of what the head reads, [..., D], and the factors of the token
