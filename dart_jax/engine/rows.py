@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -192,30 +192,31 @@ def empty_history(slots: int, vocab_size: int, length: int | None = None) -> His
     )
 
 
-def history_of(
-    request: Request, tokens: np.ndarray, prompt: int, vocab_size: int, length: int | None
+def with_history(
+    history: History, slot: int, request: Request, tokens: np.ndarray, prompt: int
 ) -> History:
-    """The history of a request, without the axis of slots.
+    """The history with that of a request, in place of the old one.
 
     Args:
+      history: donated.
+      slot: of the request.
       request: the request.
       tokens: int32 [n], of prompt and text.
       prompt: how many of them are the prompt's.
-      vocab_size: V.
-      length: S; None without logits processors.
     """
+    vocab_size = history.seen.shape[1]
     seen, bias = np.zeros(vocab_size, bool), np.zeros(vocab_size, np.float32)
     seen[tokens] = True
     for token, value in request.logit_bias.items():
         bias[token] = value
     counts = np.bincount(tokens[prompt:], minlength=vocab_size).astype(np.int32)
-    padded = None if length is None else np.full(length, -1, np.int32)
-    if padded is not None:
+    padded = None
+    if history.tokens is not None:
+        padded = np.full(history.tokens.shape[1], -1, np.int32)
         padded[: len(tokens)] = tokens
-    return History(seen, counts, bias, padded)  # pyright: ignore[reportArgumentType]
+    return _replaced(history, np.int32(slot), (seen, counts, bias, padded))
 
 
 @partial(jax.jit, donate_argnames=("history",))
-def begin_history(history: History, slot: jax.Array, new: History) -> History:
-    """Sets a slot's history, each without the axis of slots."""
-    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, new)
+def _replaced(history: History, slot: jax.Array, new: tuple[Any, ...]) -> History:
+    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, History(*new))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -54,6 +55,10 @@ class Sequence:
           max_length: of prompt and new tokens together; above the prompt's.
           grammars: of the target, if the request has a grammar or `min_new_tokens`.
         """
+        if request.grammar is not None:
+            assert grammars is not None
+            ends = tuple(dict.fromkeys((*request.stop_ids, *grammars.eos)))
+            request = dataclasses.replace(request, stop_ids=ends)
         self.request = request
         self.matcher: Matcher | MinTokens | AfterThoughts | None = None
         if request.min_new_tokens and request.stop_ids:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,26 +13,9 @@ from dart_jax.engine.engine import Engine
 from dart_jax.engine.request import SamplingMode
 
 
-class Compiled(NamedTuple):
-    """Progress of a compilation.
-
-    Attributes:
-      done: programs that have been compiled.
-      count: of all.
-      enough: whether a single text can be written without others.
-    """
-
-    done: int
-    count: int
-    enough: bool
-
-    def __str__(self) -> str:
-        return f"compiled {self.done} of {self.count} programs"
-
-
 def compile_programs(
     engine: Engine, config: EngineConfig, mode: SamplingMode
-) -> Iterator[Compiled]:
+) -> Iterator[tuple[str, bool]]:
     """Runs the programs that requests may run, one at a time, the most important ones first. No
     request may run during a part; between two they may.
 
@@ -43,7 +25,7 @@ def compile_programs(
       mode: how requests sample that say nothing of it.
 
     Yields:
-      After every part, what has been done.
+      After every part, how much has been done, and whether a single text can be written.
     """
     runner, shapes = engine.runner, engine.runner.shapes
     if not config.modes:
@@ -84,4 +66,4 @@ def compile_programs(
         works.append(partial(read, *read_, drafted, scored=True))
     for done, work in enumerate(works, 1):
         work()
-        yield Compiled(done, len(works), done >= enough)
+        yield f"compiled {done} of {len(works)} programs", done >= enough

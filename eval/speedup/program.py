@@ -14,8 +14,8 @@ from rich.table import Table
 
 from dart_jax.data.stdlib import HELD_OUT, stdlib
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.shapes import length_bucket
 from dart_jax.errors import UserError
-from dart_jax.generation import length_bucket
 from dart_jax.model import DartModel
 from dart_jax.models.pure import dtype_of
 from dart_jax.programs.outputs import check_outputs

@@ -169,19 +169,15 @@ def begin_model(
     options = EngineConfig(
         slots=len(prompts), max_length=max_length, burst=burst, tree_nodes=nodes, offline=True
     )
-    requests = [
-        Request(
-            np.asarray(prompt, np.int32),
-            new,
-            sampling,
-            seed=seed,
-            choice=row,
-            stop_ids=model.eos if stop is None else stop,
-            grammar=grammar,
-            drafts=drafts,
-        )
-        for row, prompt in enumerate(prompts)
-    ]
+    requests = Request.several(
+        map(np.asarray, prompts),
+        new,
+        sampling,
+        seed=seed,
+        stop_ids=model.eos if stop is None else stop,
+        grammar=grammar,
+        drafts=drafts,
+    )
     return Decoding(model.engine(options, **parts), requests)
 
 
