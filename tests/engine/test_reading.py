@@ -10,19 +10,16 @@ import pytest
 from decoding import Options, Prompts, begin, generate, start
 from hypothesis import given
 from hypothesis import strategies as st
-from native_pages import as_rows
 from needs import native
 from tiny_configs import ALL, BLOCK, DART, EAGLE3, TARGET, VOCABULARY, random_params
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import Verified, accept_and_compact, draft, draft_input, verify
 from dart_jax.engine.config import EngineConfig
-from dart_jax.engine.pools import empty_pools
 from dart_jax.engine.programs import read_chunk
 from dart_jax.engine.shapes import _CHUNK_ROWS, shapes_of
 from dart_jax.models.attention.attend import attend
@@ -120,28 +117,6 @@ def test_programs_do_not_depend_on_the_length():
     programs([17, 33, 65, 129, 257, 513])
     before = programs([1000, 2500])  # a chunk after others
     assert programs([20, 700, 2000, 3000]) == before
-
-
-def read_at_once(name, tokens, rows):
-    """The caches' rows after tokens were read by a program of so many rows, of which only those
-    are used, or of as many."""
-    config, params, _ = setting(name)
-    pools = empty_pools(config, params, pages=1, page=160)
-    read = np.zeros((1, rows + 1), np.int32)
-    read[0, : len(tokens)] = tokens
-    start, pages, shape = np.zeros(1, np.int32), np.zeros((1, 1), np.int32), ChunkShape(rows, 160)
-    used = None if rows == len(tokens) - 1 else np.int32(len(tokens) - 1)
-    pools, _ = read_chunk(config.reading, params, pools, read, start, pages, used, shape=shape)
-    layers = as_rows((*pools.target, *pools.draft))
-    return [pool[0, ..., : len(tokens) - 1, :] for pool in jax.tree.leaves(layers)]
-
-
-@native
-@pytest.mark.parametrize("name", ["dart", "eagle3", "sps", "block"])
-def test_what_is_read_does_not_depend_on_the_rows_that_are_not_used(name):
-    tokens = np.arange(22) % 7
-    for ours, theirs in zip(*(read_at_once(name, tokens, n) for n in (40, 21)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 @native

@@ -1,6 +1,5 @@
 """Requests to an engine, and the texts that come of them."""
 
-import queue
 import threading
 
 import numpy as np
@@ -51,29 +50,6 @@ def ask(engine: EngineThread, *requests: Request) -> list[Answer]:
     answers = [Answer() for _ in requests]
     for request, answer in zip(requests, answers, strict=True):
         engine.submit(request, answer)
-    return [answer.wait() for answer in answers]
-
-
-def closed_loop(engine: EngineThread, requests: list[Request], clients: int) -> list[Answer]:
-    """Each client sends its next request when its last one has ended."""
-    answers, left = [Answer() for _ in requests], queue.SimpleQueue()
-    for pair in zip(requests, answers, strict=True):
-        left.put(pair)
-
-    def client() -> None:
-        while True:
-            try:
-                request, answer = left.get_nowait()
-            except queue.Empty:
-                return
-            engine.submit(request, answer)
-            answer.ended.wait(PATIENCE)
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
     return [answer.wait() for answer in answers]
 
 
