@@ -20,6 +20,7 @@ from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.engine import Engine
+from dart_jax.engine.model_runner import ModelRunner
 from dart_jax.engine.request import Request
 from dart_jax.engine.shapes import (
     Shapes,
@@ -459,8 +460,8 @@ class DartModel:
         sizes = (
             policy(shapes) if policy else learned_sizes(config, tree_search, shapes, self._learned)
         )
-        parts = config, self.params, tree_search, options, shapes
-        return Engine(*parts, tree_sizes=sizes, grammars=self.grammars)
+        runner = ModelRunner(config, self.params, tree_search, options, shapes)
+        return Engine(runner, options, tree_sizes=sizes, grammars=self.grammars)
 
     @functools.cached_property
     def _learned(self) -> dict[Hashable, TreeSizes]:

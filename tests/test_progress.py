@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dart_jax import progress
-from dart_jax.progress import progress_bar, progress_bars, stage, tracked
+from dart_jax.progress import progress_bars, stage, tracked
 
 
 def lines_of(capsys):
@@ -21,7 +21,7 @@ def lines_of(capsys):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_log_tells_each_description_once_and_a_terminal_shows_a_bar(terminal, capsys):
     screen = io.StringIO()
-    with progress_bar(Console(file=screen, force_terminal=terminal)) as bars:
+    with progress_bars(Console(file=screen, force_terminal=terminal)) as bars:
         task = bars.add_task("first", total=2)
         bars.advance(task)
         bars.update(task, description="second")

@@ -22,17 +22,13 @@ import numpy as np
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.paying import Paying
-from dart_jax.decoding.search.choice import TreeSearch
-from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.model_runner import ModelRunner
 from dart_jax.engine.pages import PagePool
-from dart_jax.engine.pools import count_pages
 from dart_jax.engine.programs import BurstProgram
 from dart_jax.engine.request import Output, Request, SamplingMode, highest
 from dart_jax.engine.scheduler import Scheduler
 from dart_jax.engine.sequence import Sequence
-from dart_jax.engine.shapes import Shapes
 from dart_jax.engine.statistics import Statistics
 from dart_jax.engine.tree_size import PAUSES, TreeSizes
 from dart_jax.errors import UserError
@@ -67,11 +63,8 @@ class Engine:
 
     def __init__(
         self,
-        config: DecodeConfig,
-        params: DecodeParams,
-        search: TreeSearch | None,
+        runner: ModelRunner,
         options: EngineConfig,
-        shapes: Shapes,
         *,
         tree_sizes: TreeSizes | None = None,
         grammars: Grammars | None = None,
@@ -79,27 +72,21 @@ class Engine:
         """Allocates nothing yet; the first step does.
 
         Args:
-          config: static, for the largest trees.
-          params: see `DecodeParams`.
-          search: for these trees; None if the drafting method needs none.
+          runner: calls the model's programs.
           options: the options.
-          shapes: what programs are compiled for; `shapes_of` the two configs.
           tree_sizes: chooses the sizes of trees; None for the largest in every step.
           grammars: of the target; needed for requests with a grammar or `min_new_tokens`.
-
-        Raises:
-          UserError: the memory does not hold the longest text.
         """
-        slots, pages = shapes.slots // shapes.groups, count_pages(config, params, options, shapes)
-        reuse = options.prefix_cache and not options.offline
-        pools = [PagePool(pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
-        self.runner = ModelRunner(config, params, search, shapes, pages)
+        shapes, reuse = runner.shapes, options.prefix_cache and not options.offline
+        pools = [PagePool(runner.pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
+        slots = shapes.slots // shapes.groups
+        self.runner = runner
         self.scheduler = Scheduler(slots, pools, shapes.pages_each * shapes.page)
         self.tree_sizes = tree_sizes or TreeSizes(shapes.sizes, fixed=True)
         self.counts = Statistics()
         self._held: deque[float] = deque(maxlen=_REMEMBERED)  # seconds for which requests had slots
         self.seconds = {"prefill": 0.0, "device": 0.0, "search": 0.0, "compile": 0.0}
-        self._grammars, self._mesh = grammars, config.execution.devices.mesh
+        self._grammars, self._mesh = grammars, runner.config.execution.devices.mesh
         self._offline = options.offline
         self._burst_seconds = None if options.burst or options.offline else _BURST_SECONDS
         self._outputs: list[tuple[Sequence, Output]] = []  # of the present step

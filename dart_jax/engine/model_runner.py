@@ -18,8 +18,9 @@ from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.decoding.tree import MAX_NODES, TREE_ROWS
+from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
-from dart_jax.engine.pools import Pools, copy_page, empty_pools
+from dart_jax.engine.pools import Pools, copy_page, count_pages, empty_pools
 from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
 from dart_jax.engine.request import MOST_LOGPROBS, Draft, Output, Request, SamplingMode
 from dart_jax.engine.rows import (
@@ -86,12 +87,16 @@ class ModelRunner:
         config: DecodeConfig,
         params: DecodeParams,
         search: TreeSearch | None,
+        options: EngineConfig,
         shapes: Shapes,
-        pages: int,
     ):
-        """Allocates nothing yet; see the attributes."""
+        """Allocates nothing yet; see the attributes, and `shapes_of` the two configs.
+
+        Raises:
+          UserError: the memory that the options give does not hold the longest text.
+        """
         self.config, self.params, self.search = config, params, search
-        self.shapes, self.pages = shapes, pages
+        self.shapes, self.pages = shapes, count_pages(config, params, options, shapes)
         self._programs: dict[tuple[int, SamplingMode, bool, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._history: History | None = None

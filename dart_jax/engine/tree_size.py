@@ -250,19 +250,24 @@ class TreeSizes:
         self._fixed, self._stepwise, self._first = fixed, stepwise, first
         self._directory, self._program = directory, program
         self._kinds: dict[tuple[int, SamplingMode], _Kind] = {}
-        self._to_tour: int | None = None  # rows
-        self._tour: list[int] = []
         self._lock = threading.Lock()
 
     @property
     def touring(self) -> bool:
         """True while sizes are still to be visited."""
-        return self._to_tour is not None or bool(self._tour)
+        return any(kind.tour for kind in self._kinds.values())
 
-    def tour(self, rows: int) -> None:
+    def tour(self, rows: int, mode: SamplingMode) -> None:
         """Visits all sizes before anything else, so that programs are compiled and costs known."""
-        if not self._is_fixed(rows):
-            self._to_tour = rows
+        if self._is_fixed(rows):
+            return
+        with self._lock:
+            kind, every = self._kind(rows, mode), [*self.sizes[rows][1:]]
+            # Of plain decoding, too, whose first one is not timed: it compiles.
+            visits = max(3, -(-(ENOUGH + 1) // len(every)))
+            every = (visits - 1) * every + every[::-1]
+            kind.tour = [x for size in every for x in (0, size)]
+            kind.left = 0
 
     def choose(self, rows: int, mode: SamplingMode) -> State:
         """The present burst: of the next steps."""
@@ -270,14 +275,6 @@ class TreeSizes:
             if self._is_fixed(rows):
                 return State(self.sizes[rows][-1], 2**30)
             kind = self._kind(rows, mode)
-            if self._to_tour == rows:
-                every = [*self.sizes[rows][1:]]
-                self._to_tour, self._tour = None, kind.tour
-                # Of plain decoding, too, whose first one is not timed: it compiles.
-                visits = max(3, -(-(ENOUGH + 1) // len(every)))
-                every = (visits - 1) * every + every[::-1]
-                kind.tour[:] = [x for size in every for x in (0, size)]
-                kind.left = 0
             if kind.over:
                 kind.decide()
             return kind.state._replace(left=kind.left)

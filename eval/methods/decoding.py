@@ -90,7 +90,8 @@ class Decoder:
         with all sizes until that is known. Without it, calls do both as they go."""
         engine = self.engine(len(prompts))
         shapes, sizes = engine.runner.shapes, engine.tree_sizes
-        sizes.tour(shapes.rows_for(-(-len(prompts) // shapes.groups)))
+        mode = Request(prompts[0].astype(np.int32), 1, self.sampling).mode
+        sizes.tour(shapes.rows_for(-(-len(prompts) // shapes.groups)), mode)
         while sizes.touring:
             self(prompts, max_new_tokens, seed)
 

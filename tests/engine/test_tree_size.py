@@ -185,7 +185,7 @@ def test_a_tour_visits_all_sizes(demo):
     """Then nothing is left to be compiled."""
     options = EngineConfig(slots=1, max_length=128, offline=True)
     engine, request = demo.engine(options), Request(np.arange(1, 9, dtype=np.int32), 60)
-    engine.tree_sizes.tour(1)
+    engine.tree_sizes.tour(1, "greedy")
     while engine.tree_sizes.touring:
         engine.run([request])
     other = demo.engine(options)
