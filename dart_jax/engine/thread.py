@@ -46,18 +46,22 @@ class ServedModel(Protocol):
     @property
     def target(self) -> TargetConfig:
         """The target's shapes."""
+        ...
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The target's."""
+        ...
 
     @property
     def eos(self) -> tuple[int, ...]:
         """All end-of-sequence ids."""
+        ...
 
     @property
     def grammars(self) -> Grammars:
         """Grammars for the target's tokens."""
+        ...
 
 
 class DecodedModel(ServedModel, Protocol):
@@ -66,9 +70,11 @@ class DecodedModel(ServedModel, Protocol):
     @property
     def drafter(self) -> AnyDrafter | None:
         """The drafting method's config."""
+        ...
 
     def engine(self, options: EngineConfig) -> Engine:
         """Returns an engine that decodes with the model."""
+        ...
 
 
 class QueueFull(UserError):
@@ -113,38 +119,45 @@ class Ticket(Protocol):
     @property
     def begun(self) -> float | None:
         """The time at which it first got a slot, in seconds of `time.monotonic`; None before."""
+        ...
 
     def cancel(self) -> None:
         """Ends it within a step, without waiting. At most one more output, which is under way,
         follows. Callable from any thread, and more than once."""
+        ...
 
 
 class AnyEngine(Protocol):
-    """What serves requests: an `EngineThread`, or several of them on other machines."""
+    """What serves requests: an `EngineThread`, or several of them on other machines.
+
+    Attributes:
+      config: its options, such as the number of requests it takes.
+      max_length: maximum length of a prompt and its new tokens together.
+    """
+
+    config: EngineConfig
+    max_length: int
 
     @property
     def model(self) -> ServedModel:
         """The model that is served."""
-
-    @property
-    def config(self) -> EngineConfig:
-        """Its options, such as the number of requests it takes."""
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a prompt and its new tokens together."""
+        ...
 
     def submit(self, request: Request, on_output: OnOutput) -> Ticket:
         """Accepts a request; see `EngineThread.submit`."""
+        ...
 
     def statistics(self) -> Statistics:
         """A snapshot."""
+        ...
 
     def drain(self, seconds: float) -> bool:
         """Accepts no more requests and waits for the accepted ones."""
+        ...
 
     def close(self) -> None:
         """Cancels all requests."""
+        ...
 
 
 class EngineThread:
