@@ -128,11 +128,8 @@ class Engine:
         return request
 
     def sequence_of(self, request: Request) -> Sequence:
-        """Returns the sequence of a request, which `add` queues. Callable from any thread.
-
-        Raises:
-          UserError: the request does not fit the engine.
-        """
+        """Returns the sequence of a request, which `add` queues; raises UserError if it does not
+        fit. Callable from any thread."""
         logits, most = self.runner.config.logits, self.max_length
         if request.max_length is not None:
             most = min(request.max_length, most)
@@ -153,11 +150,8 @@ class Engine:
             self._held.append(time.monotonic() - sequence.begun)
 
     def run(self, requests: Iterable[Request]) -> list[Output]:
-        """Decodes requests to their ends; returns all that each was given, `Output.joined`.
-
-        Raises:
-          UserError: a request does not fit the engine, or failed.
-        """
+        """Decodes requests to their ends; returns all that each was given, `Output.joined`. Raises
+        UserError if a request does not fit the engine, or failed."""
         sequences = [self.sequence_of(each) for each in requests]
         outputs: dict[Sequence, list[Output]] = {self.add(each): [] for each in sequences}
         try:
@@ -330,13 +324,8 @@ class Engine:
         return self.tree_sizes.drafts(rows, sequence.mode)
 
     def _burst(self, limit: int | None, *, timed: bool) -> None:
-        """Takes some steps of the running requests, and learns what their trees gave and cost, and
-        how long they take.
-
-        Args:
-          limit: see `step`.
-          timed: whether the time tells what a step costs.
-        """
+        """Takes some steps of the running requests, and learns what their trees gave, and, if
+        `timed`, what they cost; `limit`: see `step`."""
         scheduler, runner = self.scheduler, self.runner
         if not scheduler.running:
             return
@@ -432,12 +421,8 @@ class Engine:
         return sum(self._held) / len(self._held) if self._held else 1.0
 
     def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
-        """A snapshot.
-
-        Args:
-          accepted: requests that were not added yet.
-          others: fields of the snapshot that others count.
-        """
+        """A snapshot, with requests that were accepted and not added yet, and with `others`' own
+        fields."""
         scheduler = self.scheduler
         return dataclasses.replace(
             self.counts,

@@ -90,11 +90,8 @@ class ModelRunner:
         options: EngineConfig,
         shapes: Shapes,
     ):
-        """Allocates nothing yet; see the attributes, and `shapes_of` the two configs.
-
-        Raises:
-          UserError: the memory that the options give does not hold the longest text.
-        """
+        """Allocates nothing yet. `shapes` are `shapes_of` the two configs. Raises UserError if the
+        memory that the options give does not hold the longest text."""
         self.config, self.params, self.search = config, params, search
         self.shapes, self.pages = shapes, count_pages(config, params, options, shapes)
         self._programs: dict[tuple[int, SamplingMode, bool, bool], BurstProgram] = {}
@@ -188,15 +185,8 @@ class ModelRunner:
         drafts: bool,
         scored: bool = False,
     ) -> TokenScores | None:
-        """Reads tokens; see `read_chunk`, for the first arguments, too.
-
-        Args:
-          drafts: whether the drafter reads them, too.
-          scored: whether the tokens after them are scored.
-
-        Returns:
-          The scores, on the host.
-        """
+        """Reads tokens, with the drafter or without; returns the scores of those after them, on
+        the host, if `scored`. See `read_chunk`, for the first arguments, too."""
         shape = ChunkShape(tokens.shape[1] - 1, self.shapes.filled(int(start.max())))
         drafts = drafts and self.reads_drafts
         config = self.config if drafts else self.config.plain
@@ -250,14 +240,7 @@ class ModelRunner:
     def program(
         self, nodes: int, mode: SamplingMode, *, follows: bool = False, masked: bool = False
     ) -> BurstProgram:
-        """The program of bursts.
-
-        Args:
-          nodes: of the trees; 0 for plain decoding.
-          mode: how it samples.
-          follows: whether the drafter follows plain decoding.
-          masked: whether some texts must follow a grammar.
-        """
+        """The program of bursts with trees of `nodes` nodes; see `BurstProgram`."""
         kind = nodes, mode, follows and self.reads_drafts, masked
         if kind not in self._programs:
             config, steps = config_of(self.config, nodes, mode), self.shapes.steps

@@ -23,7 +23,9 @@ class Rows(NamedTuple):
     """The n requests of a burst.
 
     Attributes:
-      numbers: int32 [n, 10], see `Row`.
+      numbers: int32 [n, 10]: the slot, beyond the last one for a row without a request; length and
+        remaining tokens (see `DecodeState`, as for those that follow); most nodes of a draft tree;
+        the bits of the key, uint32 [2]; the context, [4].
       values: float32 [n, 7], see `sampling_of`.
       stop: int32 [n, s], ids that end a text; -1 is padding.
       pages: int32 [n, m], of the requests, in order; -1 where there is none.
@@ -35,50 +37,11 @@ class Rows(NamedTuple):
     pages: ArrayLike
 
 
-class Row(NamedTuple):
-    """The requests' numbers by name.
-
-    Attributes:
-      slot: int32 [n]; beyond the last slot for a row without a request.
-      length: int32 [n], see `DecodeState`, as are those that follow.
-      remaining: int32 [n].
-      nodes: int32 [n], of the draft trees, at most.
-      keys: uint32 [n, 2].
-      context: int32 [n, 4].
-      stop: int32 [n, s].
-      pages: int32 [n, m].
-    """
-
-    slot: jax.Array
-    length: jax.Array
-    remaining: jax.Array
-    nodes: jax.Array
-    keys: jax.Array
-    context: jax.Array
-    stop: jax.Array
-    pages: jax.Array
-
-
 # Where the parts of `Rows.numbers` begin, and the number of columns.
 SLOT, LENGTH, REMAINING, NODES, KEYS, AT_CONTEXT = 0, 1, 2, 3, 4, 6
 NUMBERS = AT_CONTEXT + CONTEXT
 
 VALUES = 7  # columns of `Rows.values`
-
-
-def unpack(rows: Rows) -> Row:
-    """Splits the numbers of rows."""
-    numbers = jnp.asarray(rows.numbers)
-    return Row(
-        numbers[:, SLOT],
-        numbers[:, LENGTH],
-        numbers[:, REMAINING],
-        numbers[:, NODES],
-        jax.lax.bitcast_convert_type(numbers[:, KEYS:AT_CONTEXT], jnp.uint32),
-        numbers[:, AT_CONTEXT:],
-        jnp.asarray(rows.stop),
-        jnp.asarray(rows.pages),
-    )
 
 
 def sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
@@ -127,13 +90,8 @@ class RowTable:
     """
 
     def __init__(self, slots: int, pages: int, group: int):
-        """Creates free slots.
-
-        Args:
-          slots: how many.
-          pages: of each request, at most.
-          group: slots of each group of devices, which count their own.
-        """
+        """Creates free slots for requests of so many pages at most; each group of devices counts
+        the slots of its own."""
         self._group = group
         self.numbers = np.zeros((slots + 1, NUMBERS), np.int32)
         self.values = np.zeros((slots + 1, VALUES), np.float32)
@@ -195,15 +153,8 @@ def empty_history(slots: int, vocab_size: int, length: int | None = None) -> His
 def with_history(
     history: History, slot: int, request: Request, tokens: np.ndarray, prompt: int
 ) -> History:
-    """The history with that of a request, in place of the old one.
-
-    Args:
-      history: donated.
-      slot: of the request.
-      request: the request.
-      tokens: int32 [n], of prompt and text.
-      prompt: how many of them are the prompt's.
-    """
+    """The history, which is donated, with that of a request in a slot, whose prompt and text are
+    `tokens`, int32 [n], the first `prompt` of them the prompt's."""
     vocab_size = history.seen.shape[1]
     seen, bias = np.zeros(vocab_size, bool), np.zeros(vocab_size, np.float32)
     seen[tokens] = True

@@ -176,16 +176,14 @@ class EngineThread:
         progress: Callable[[str], None] = lambda _: None,
         defaults: Sampling = Sampling(1.0),
     ):
-        """Compiles the programs, and starts the thread.
+        """Compiles the programs, and starts the thread. Raises UserError if the options do not fit
+        the model.
 
         Args:
           model: the model.
           config: the options.
           progress: is told how far the compilation is.
           defaults: how requests sample that say nothing of it: such a text can be written first.
-
-        Raises:
-          UserError: the options do not fit the model.
         """
         self.model, self.config = model, config
         self._engine = model.engine(config)
@@ -212,11 +210,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request, on_output: OnOutput) -> Ticket:
-        """Accepts a request. Callable from any thread.
-
-        Args:
-          request: the request.
-          on_output: called on the engine's thread, which it must not hold up, with each output.
+        """Accepts a request, each of whose outputs is passed on. Callable from any thread.
 
         Raises:
           QueueFull: too many requests wait.

@@ -343,14 +343,8 @@ def learned_sizes(
     shapes: Shapes,
     learned: dict[Hashable, TreeSizes],
 ) -> TreeSizes:
-    """Returns what chooses the sizes of trees.
-
-    Args:
-      config: of the largest trees.
-      search: for these trees; None if the drafting method needs none.
-      shapes: what programs are compiled for.
-      learned: by the same programs of a model, to which this is added.
-    """
+    """Returns what chooses the sizes of trees (see `ModelRunner`): what was `learned` with the same
+    programs of a model, to which it is added."""
     if shapes.fixed:
         return TreeSizes(shapes.sizes, fixed=True)
     length = shapes.max_length if shapes.bounded else None

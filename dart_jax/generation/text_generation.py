@@ -33,17 +33,8 @@ class TextGeneration:
         prompts: EncodedPrompts,
         requests: Sequence[Request],
     ):
-        """Checks the requests; nothing is decoded yet.
-
-        Args:
-          engine: decodes nothing else.
-          tokenizer: the target's.
-          prompts: the prompts.
-          requests: one for each of them.
-
-        Raises:
-          UserError: a request does not fit the engine.
-        """
+        """Checks the requests, one for each prompt, for an engine that decodes nothing else; raises
+        UserError if one does not fit. Nothing is decoded yet."""
         self._engine = engine
         self._sequences = [engine.sequence_of(request) for request in requests]
         stops = prompts.stop_strings
@@ -118,14 +109,9 @@ class TextGeneration:
             yield from step.pieces
 
     def steps(self, with_drafts: bool = False) -> Generator[Step, None, None]:
-        """Generates step by step; an alternative to iterating over the pieces.
-
-        Args:
-          with_drafts: also report what each step verified, in `Step.draft`.
-
-        Raises:
-          UserError: these texts are already being generated.
-        """
+        """Generates step by step; an alternative to iterating over the pieces. With drafts, each
+        `Step.draft` reports what was verified. Raises UserError if these texts are already being
+        generated."""
         if self._started:
             raise UserError("these texts were already generated; start another generation")
         for sequence in self._sequences:

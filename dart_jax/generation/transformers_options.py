@@ -103,14 +103,9 @@ NAMES = frozenset((*_SAME, "top_k", "stop_strings", *_NEUTRAL, *_IGNORED))
 
 
 def convert(config: transformers.GenerationConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `dart_jax.generation.GenerationConfig` with the same meaning.
-
-    Args:
-      config: a generation config, or the contents of a `generation_config.json`.
-
-    Raises:
-      UserError: a field that would change the text is not supported; it is named.
-    """
+    """Returns the fields of `dart_jax.generation.GenerationConfig` with the same meaning as those
+    of a config, or of a `generation_config.json`. Raises UserError, which names the field, if one
+    that would change the text is not supported."""
     fields = _fields(config)
     given = {name: value for name, value in fields.items() if value is not None}
     for name, value in given.items():
