@@ -62,12 +62,6 @@ def test_texts_without_drafts_find_all_pages_and_others_those_of_the_drafter():
     assert not set(plain) & set(drafted)
     for wanted in (True, False):
         assert pool.find(tokens, drafted=wanted)[0] == drafted[:2]
-    # A text that goes on without the drafter: its own pages serve only others like it.
-    longer = text(*range(13))
-    pages = written(pool, longer, drafted=False)
-    assert pages[:2] == drafted[:2]
-    assert pool.find(longer, drafted=False)[0] == pages[:3]
-    assert pool.find(longer, drafted=True)[0] == drafted[:2]
 
 
 def test_the_page_that_shares_the_longest_beginning_is_the_source():
@@ -93,7 +87,8 @@ def test_the_page_that_shares_the_longest_beginning_is_the_source():
         assert source == (first[0] if rows else None)
 
 
-def test_few_pages_are_compared_and_forgotten_ones_are_empty():
+def test_few_pages_are_compared():
+    """The latest ones; others are forgotten."""
     pool = PagePool(100, 16)
     for n in range(80):
         pool.release(written(pool, text(*range(n, n + 12))))

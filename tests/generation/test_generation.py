@@ -152,22 +152,23 @@ def test_the_name_of_a_special_token_as_a_stop(model):
     assert done.text == model.tokenizer.decode(written[:2])
 
 
-def test_stop_ids(model, sampled):
+def test_ids_that_end_a_text(model, directory, sampled, tmp_path):
+    """Those of a call, and all of the target's generation config."""
     tokens = sampled.tokens.tolist()
     at = next(i for i in range(10, 40) if tokens.index(tokens[i]) == i)
-    for stop in (tokens[at], (np.int64(tokens[at]), 4095)):
-        done = model.generate(TEXT, SAMPLED, stop=stop)
+    target = shutil.copytree(directory, tmp_path / "target")
+    (target / "generation_config.json").write_text(f'{{"eos_token_id": [4095, {tokens[at]}]}}')
+    other, id = DartModel.from_pretrained(target), np.int64(tokens[at])
+    for of, options in (
+        (model, {"stop": tokens[at]}),
+        (model, {"stop": (id, 4095)}),
+        (model, {"eos_token_id": id}),
+        (other, {}),
+    ):
+        done = of.generate(TEXT, SAMPLED, **options)
         assert (done.tokens.tolist(), done.finish) == (tokens[: at + 1], "stop")
         assert done.text == model.tokenizer.decode(tokens[:at])
-
-
-def test_every_eos_id_of_the_generation_config(model, directory, sampled, tmp_path):
-    tokens = sampled.tokens.tolist()
-    target = shutil.copytree(directory, tmp_path / "target")
-    (target / "generation_config.json").write_text(f'{{"eos_token_id": [4095, {tokens[6]}]}}')
-    done = DartModel.from_pretrained(target).generate(TEXT, SAMPLED)
-    assert done.tokens.tolist() == tokens[: tokens.index(tokens[6]) + 1]
-    assert done.finish == "stop"
+    same(other.generate(TEXT, SAMPLED, eos_token_id=()), sampled)
 
 
 @pytest.mark.long

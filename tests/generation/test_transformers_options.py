@@ -119,16 +119,6 @@ def test_do_sample(demo):
     assert demo.generate(TEXT, do_sample=False, temperature=1.0, **options).text == greedy
 
 
-def test_eos_token_id(demo):
-    options = {"max_new_tokens": 12, "do_sample": True, "seed": 2}
-    tokens = demo.generate(TEXT, **options).tokens.tolist()
-    at = next(i for i in range(4, 12) if tokens.index(tokens[i]) == i)
-    ended = demo.generate(TEXT, eos_token_id=tokens[at], **options)
-    assert (ended.tokens.tolist(), ended.finish) == (tokens[: at + 1], "stop")
-    with_eos = [*demo.tokenizer.encode(TEXT), *demo.eos]
-    assert demo.generate(with_eos, max_new_tokens=12, eos_token_id=()).finish == "length"
-
-
 def test_a_maximum_length(demo):
     prompts = ["x", TEXT]
     lengths = [len(demo.tokenizer.encode(prompt)) for prompt in prompts]
