@@ -53,8 +53,7 @@ def check(prompt, scores, expected, most=5):
             assert top[rank - 1] == logprob
 
 
-@pytest.mark.parametrize("chunk", [16, 128])
-@pytest.mark.parametrize("drafted", [True, False])
+@pytest.mark.parametrize(("chunk", "drafted"), [(16, True), (128, False)])
 def test_scores_are_those_of_transformers(demo, prompts, expected, chunk, drafted):
     """In one chunk and in several, alone and beside others, with a text and without, with kept
     pages, which scored prompts do not use but which others find."""

@@ -120,7 +120,7 @@ def test_programs_do_not_depend_on_the_length():
 
 
 @native
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9, repetition_penalty=1.2)])
 @pytest.mark.parametrize("name", ["dart", "eagle3", "block"])
 def test_slots_without_a_node_are_neither_computed_nor_read(name, sampling):
