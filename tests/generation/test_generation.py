@@ -1,7 +1,6 @@
 """generate and stream: inputs, outputs, and that drafting does not change the text."""
 
 import copy
-import dataclasses
 import gc
 import io
 import pickle
@@ -75,13 +74,13 @@ def test_a_completion(model, sampled):
     assert sampled.tokens_per_second == pytest.approx(40 / spent)
 
 
-def test_steps_end_where_the_text_does(model):
+def test_steps_end_where_the_text_does(model, sampled):
     """Those that a stop string makes useless do not count, whatever the burst went on to do."""
-    text = model.generate(TEXT, max_new_tokens=40).text
     for nodes in (0, 8):
-        stopped = model.generate(TEXT, max_new_tokens=40, stop=text[20:24], tree_nodes=nodes)
+        options = {"tree_nodes": nodes}
+        stopped = model.generate(TEXT, SAMPLED, stop=sampled.text[20:24], **options)
         assert stopped.finish == "stop"
-        cut = model.generate(TEXT, max_new_tokens=len(stopped.tokens), tree_nodes=nodes)
+        cut = model.generate(TEXT, SAMPLED, max_new_tokens=len(stopped.tokens), **options)
         assert (stopped.steps, stopped.tau) == (cut.steps, cut.tau)
         assert nodes or stopped.tau == 1
 
@@ -91,11 +90,9 @@ def test_keys_and_values_in_bfloat16(directory):
     """Drafts repeat plain decoding with the same rounded keys and values."""
     model = DartModel.from_pretrained(directory, DEMO / "drafter", kv_dtype="bfloat16")
     assert "dtype: float32; keys and values bfloat16" in repr(model)
-    for options in (GenerationConfig(max_new_tokens=40, tree_nodes=8), SAMPLED):
-        plain = model.generate(TEXT, dataclasses.replace(options, tree_nodes=0))
-        drafted = model.generate(TEXT, options)
-        assert drafted.tokens.tolist() == plain.tokens.tolist()
-        assert drafted.steps < plain.steps
+    plain, drafted = (model.generate(TEXT, SAMPLED, tree_nodes=nodes) for nodes in (0, 8))
+    assert drafted.tokens.tolist() == plain.tokens.tolist()
+    assert drafted.steps < plain.steps
 
 
 def test_without_the_ngram_model_the_text_is_the_same(model, sampled):

@@ -85,7 +85,7 @@ def chain(tokens, logits, length):
 def test_a_processor_sees_the_sequence(demo):
     """The text it makes the target write is computed here, token by token, in another way."""
     prompt = demo.tokenizer.encode(PROMPTS[0])
-    for options in ({"tree_nodes": 0}, {"tree_nodes": 8}, {"stop": "no such text"}):
+    for options in ({"tree_nodes": 0}, {"tree_nodes": 8, "stop": "no such text"}):
         written = list(prompt)
         completion = demo.generate(PROMPTS[0], max_new_tokens=12, logits_processor=chain, **options)
         for token in completion.tokens.tolist():

@@ -70,7 +70,7 @@ def test_bursts_have_steps(demo, monkeypatch, nodes):
     np.testing.assert_array_equal(other.steps, one.steps)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(SCHEMAS)
 def test_random_schemas(demo, schema):
     """Texts at two temperatures in one batch, with large trees and without."""
