@@ -123,9 +123,9 @@ def test_programs_do_not_depend_on_the_length():
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9, repetition_penalty=1.2)])
 @pytest.mark.parametrize("name", ["dart", "eagle3", "block"])
-def test_slots_without_a_node_are_neither_computed_nor_read(name, sampling):
-    """What a single sequence's verification gives for nodes is the same, bit for bit, without them;
-    and whatever they hold, the accepted path, the caches and the next drafts are the same."""
+def test_slots_without_a_node_are_not_read(name, sampling):
+    """Whatever a single sequence's verification leaves in them, the accepted path, the caches and
+    the next drafts are the same."""
     config, params, _ = setting(name)
     assert config.reads_only_used
     some = Prompts.pad([np.arange(20) % 7], [30], 64)
@@ -134,9 +134,6 @@ def test_slots_without_a_node_are_neither_computed_nor_read(name, sampling):
     chain = chain.at[:, 0, 0].set(state.context[:, -1])
     used = chain.shape[2]
     trees = jnp.pad(chain, ((0, 0), (0, 0), (0, NODES + 1 - used)))
-
-    def first(tree, axis):
-        return jax.tree.map(lambda x: jax.lax.slice_in_dim(x, 0, used, axis=axis), tree)
 
     def spoilt(tree, axis):
         def spoil(x):
@@ -156,9 +153,6 @@ def test_slots_without_a_node_are_neither_computed_nor_read(name, sampling):
         return emitted, path.count, new.length, cache, drafted.trees, candidates
 
     verified = jax.jit(partial(verify, config))(params, state, trees)
-    alone = jax.jit(partial(verify, config))(params, state, chain)
-    rows = Verified(*(first(x, axis) for x, axis in zip(verified, (1, 1, 2), strict=True)))
-    jax.tree.map(np.testing.assert_array_equal, rows, alone)
     other = Verified(*(spoilt(x, axis) for x, axis in zip(verified, (1, 1, 2), strict=True)))
     assert all(np.isnan(x).any() for x in jax.tree.leaves(other))
     jax.tree.map(np.testing.assert_array_equal, after(other), after(verified))
