@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.paying import Lessons, Paying
 from dart_jax.decoding.reading import ChunkShape
@@ -23,16 +23,7 @@ from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
 from dart_jax.engine.pools import Pools, copy_page, count_pages, empty_pools
 from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
 from dart_jax.engine.request import MOST_LOGPROBS, Draft, Output, Request, SamplingMode
-from dart_jax.engine.rows import (
-    AT_CONTEXT,
-    LENGTH,
-    NODES,
-    REMAINING,
-    History,
-    RowTable,
-    empty_history,
-    with_history,
-)
+from dart_jax.engine.rows import History, RowTable, empty_history, with_history
 from dart_jax.engine.sequence import Sequence
 from dart_jax.engine.shapes import Shapes
 
@@ -275,7 +266,7 @@ class ModelRunner:
         slots: list[int | None] = [None] * count
         for place, sequence in texts.items():
             drafted = sequence.drafter_is_current or not self.reads_drafts
-            self._update(sequence, config.nodes if drafted else 0)
+            self._table.update(sequence, config.nodes if drafted else 0)
             slots[place] = sequence.slot
         if width is None:
             width = self.shapes.width(max(len(each.pages) for each in texts.values()))
@@ -354,17 +345,6 @@ class ModelRunner:
             sequence.cached if first else 0,
             draft,
         )
-
-    def _update(self, sequence: Sequence, nodes: int) -> None:
-        """Writes what has changed since a sequence's last burst."""
-        slot = sequence.slot
-        row = self._table.numbers[slot]
-        row[LENGTH], row[REMAINING] = sequence.num_computed_tokens, sequence.remaining
-        row[NODES] = nodes
-        newest = sequence.tokens[-CONTEXT:]
-        row[AT_CONTEXT:] = -1
-        row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
-        self._table.pages[slot, : len(sequence.pages)] = sequence.pages
 
     def _trees(self, texts: Mapping[int, Sequence], rows: int, nodes: int) -> np.ndarray | None:
         """The trees to verify first, int32 [rows, 4, N + 1]; None for plain decoding."""

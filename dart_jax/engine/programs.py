@@ -36,17 +36,7 @@ from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.fitting import fit_in_program
 from dart_jax.engine.pools import POOLS, Pools, drafter_state, written
 from dart_jax.engine.request import MOST_LOGPROBS, SamplingMode
-from dart_jax.engine.rows import (
-    AT_CONTEXT,
-    KEYS,
-    LENGTH,
-    NODES,
-    REMAINING,
-    SLOT,
-    History,
-    Rows,
-    sampling_of,
-)
+from dart_jax.engine.rows import NODES, SLOT, History, Rows, state_of
 from dart_jax.models.cache import PagedCache, capacity_of
 from dart_jax.models.cpu import clock, only_rows
 from dart_jax.models.pure import bind
@@ -395,8 +385,9 @@ def _begin(
     static: BurstProgram, pools: Pools, history: History | None, rows: Rows
 ) -> tuple[DecodeState, jax.Array, jax.Array]:
     """The state before the first step, the rows' slots, and the most nodes of their trees."""
-    numbers, pages, of_slots = jnp.asarray(rows.numbers), jnp.asarray(rows.pages), {}
+    numbers, pages = jnp.asarray(rows.numbers), jnp.asarray(rows.pages)
     slots = numbers[:, SLOT]
+    of_slots: dict[str, Any] = {}
     if history is not None:
         of_slots = {
             name: None if array is None else array.at[slots].get(mode="fill", fill_value=0)
@@ -405,13 +396,8 @@ def _begin(
     state = DecodeState(
         target_cache=PagedCache(pools.target, pages),
         draft_state=drafter_state(pools.draft, pages),
-        length=numbers[:, LENGTH],
-        context=numbers[:, AT_CONTEXT:],
-        remaining=numbers[:, REMAINING],
-        stop=jnp.asarray(rows.stop),
-        keys=jax.lax.bitcast_convert_type(numbers[:, KEYS:AT_CONTEXT], jnp.uint32),
-        sampling=sampling_of(static.mode, rows.values),
         scores=TokenScores() if static.config.logits.reported else None,
+        **state_of(rows, static.mode),
         **of_slots,
     )
     return state, slots, numbers[:, NODES]

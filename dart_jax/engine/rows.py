@@ -5,7 +5,7 @@ A program call costs some microseconds for every array, so there are few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.sampling import SamplingValues, row_keys
 from dart_jax.engine.request import MOST_STOP_IDS, Request, SamplingMode
+from dart_jax.engine.sequence import Sequence
 
 
 class Rows(NamedTuple):
@@ -26,7 +27,7 @@ class Rows(NamedTuple):
       numbers: int32 [n, 10]: the slot, beyond the last one for a row without a request; length and
         remaining tokens (see `DecodeState`, as for those that follow); most nodes of a draft tree;
         the bits of the key, uint32 [2]; the context, [4].
-      values: float32 [n, 7], see `sampling_of`.
+      values: float32 [n, 7], see `values_of`.
       stop: int32 [n, s], ids that end a text; -1 is padding.
       pages: int32 [n, m], of the requests, in order; -1 where there is none.
     """
@@ -44,7 +45,20 @@ NUMBERS = AT_CONTEXT + CONTEXT
 VALUES = 7  # columns of `Rows.values`
 
 
-def sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
+def state_of(rows: Rows, mode: SamplingMode) -> dict[str, Any]:
+    """Fields of `DecodeState` before the first step, which samples in a mode."""
+    numbers = jnp.asarray(rows.numbers)
+    return {
+        "length": numbers[:, LENGTH],
+        "remaining": numbers[:, REMAINING],
+        "keys": jax.lax.bitcast_convert_type(numbers[:, KEYS:AT_CONTEXT], jnp.uint32),
+        "context": numbers[:, AT_CONTEXT:],
+        "stop": jnp.asarray(rows.stop),
+        "sampling": _sampling_of(mode, rows.values),
+    }
+
+
+def _sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
     """The sampling options of rows, in the order of `SamplingValues`, that a mode has."""
     values = jnp.asarray(packed)
     temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(VALUES))
@@ -111,6 +125,17 @@ class RowTable:
         self.stop[slot, : len(request.stop_ids)] = request.stop_ids
         self.values[slot] = values_of(request, vocab_size)
 
+    def update(self, sequence: Sequence, nodes: int) -> None:
+        """Writes what has changed since a sequence's last burst; `nodes`: of its trees, at most."""
+        slot, newest = sequence.slot, sequence.tokens[-CONTEXT:]
+        assert slot is not None
+        row = self.numbers[slot]
+        row[LENGTH], row[REMAINING] = sequence.num_computed_tokens, sequence.remaining
+        row[NODES] = nodes
+        row[AT_CONTEXT:] = -1
+        row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
+        self.pages[slot, : len(sequence.pages)] = sequence.pages
+
     def clear(self, slot: int) -> None:
         """Leaves a slot without a request."""
         self.numbers[slot] = 0
@@ -118,7 +143,7 @@ class RowTable:
         self.values[slot] = (0, 0, np.inf, 0, 1, 0, 0)
         self.stop[slot] = self.pages[slot] = -1
 
-    def rows(self, slots: Sequence[int | None], pages: int) -> Rows:
+    def rows(self, slots: SequenceOf[int | None], pages: int) -> Rows:
         """The rows of some slots, with the first `pages` columns of their tables; None for no
         request."""
         at = [len(self.numbers) - 1 if slot is None else slot for slot in slots]
