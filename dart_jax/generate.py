@@ -115,17 +115,8 @@ def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
 def run(
     config: GenerateConfig, out: Console, err: Console, read: Callable[[str], str] | None = None
 ) -> None:
-    """Streams the continuation, then prints statistics; or talks turn by turn.
-
-    Args:
-      config: what to do.
-      out: receives the text.
-      err: receives statistics.
-      read: reads a line of the conversation, like `input`, if there is a user to talk to.
-
-    Raises:
-      UserError: the prompt, an option or the model cannot be used.
-    """
+    """Streams the continuation to `out`, then prints statistics to `err`; or, where `read` reads
+    the lines of a user, talks turn by turn. Raises UserError if something cannot be used."""
     talks = config.prompt == "-" and read is not None and (config.chat or config.system is not None)
     text = "" if talks else read_prompt(config)
     model = config.load()
@@ -156,19 +147,16 @@ def talk(
     answer: Callable[[TextGeneration], None],
     err: Console,
 ) -> None:
-    """Talks turn by turn until the user ends it.
+    """Talks turn by turn until the user ends it; raises UserError if there is no chat template.
 
     Args:
-      model: its target has a chat template.
+      model: the model.
       config: generation options.
       system: system message, if any.
       template_kwargs: arguments of the chat template.
       read: shows a prompt and returns the next line, like `input`; raises EOFError at the end.
       answer: shows an answer while it is generated.
       err: receives notices.
-
-    Raises:
-      UserError: the target has no chat template.
     """
     begin = [] if system is None else [{"role": "system", "content": system}]
     messages: list[dict[str, str]] = list(begin)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import html
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -20,6 +20,7 @@ from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.engine import Engine
+from dart_jax.engine.model_runner import ModelRunner
 from dart_jax.engine.request import Request
 from dart_jax.engine.shapes import (
     Shapes,
@@ -28,7 +29,7 @@ from dart_jax.engine.shapes import (
     shapes_of,
     tree_sizes,
 )
-from dart_jax.engine.tree_size import LearnedSizes, TreeSizes
+from dart_jax.engine.tree_size import TreeSizes, learned_sizes
 from dart_jax.errors import UserError
 from dart_jax.generation import Completion, GenerationConfig
 from dart_jax.generation.config import GenerationOptions
@@ -294,15 +295,6 @@ class DartModel:
     @overload
     def generate(
         self,
-        prompts: str | Sequence[int] | Chat,
-        config: transformers.GenerationConfig,
-        *,
-        num_return_sequences: None = None,
-        **options: Unpack[GenerationOptions],
-    ) -> Completion | list[Completion]: ...
-    @overload
-    def generate(
-        self,
         prompts: Batch,
         config: GenerationConfig | transformers.GenerationConfig | None = None,
         *,
@@ -312,7 +304,7 @@ class DartModel:
     @overload
     def generate(
         self,
-        prompts: np.ndarray,
+        prompts: Prompt,
         config: GenerationConfig | transformers.GenerationConfig | None = None,
         *,
         num_return_sequences: int | None = None,
@@ -332,29 +324,11 @@ class DartModel:
           prompts: text, token ids, or a chat (a list of messages with `role` and `content`,
             formatted with the target's chat template); or a list of such prompts, of any lengths,
             which are decoded as a batch.
-          config: generation options, here or in `transformers`' class; None for the defaults below;
+          config: generation options, here or in `transformers`' class; None for the defaults;
             `DartModel.generation_config` has the target's own.
           num_return_sequences: continue each prompt this many times, with different draws.
-          options: these override `config`; None leaves one unchanged.
-            max_new_tokens: maximum number of new tokens (256).
-            max_length: maximum length of prompt and new tokens together, beside max_new_tokens.
-            do_sample: False decodes greedily; True samples, by default at temperature 1.
-            temperature: sampling temperature; 0, the default, decodes greedily.
-            top_k: sample from the k most likely tokens; 0 for all (0).
-            top_p: sample from the most likely tokens whose probability reaches p (1).
-            min_p: drop tokens less likely than this fraction of the most likely one (0).
-            repetition_penalty: above 1, tokens of prompt and text become less likely (1).
-            seed: the same seed gives the same text, drafted or not (0).
-            stop: stop strings and token ids, or a single one.
-            eos_token_id: ids that end a text, instead of the target's own.
-            logprobs: report each new token's log-probability, and this many most likely tokens.
-            output_scores: report the scores of the whole vocabulary.
-            logits_processor: pure JAX functions (tokens, logits, length) -> logits of a row.
-            tree_nodes: nodes of the draft tree; 0 for plain decoding (by default what pays best).
-            search: parameters of the tree search.
-            use_ngram: use the n-gram model, if there is one (True).
-            structured_outputs: what the text must follow, such as {"json": SCHEMA}, {"regex": ...}.
-            chat_template_kwargs: arguments of the chat template.
+          options: fields of `GenerationConfig`, which override those of `config`; None leaves one
+            unchanged.
 
         Returns:
           A completion; or a list of completions for a list of prompts or with
@@ -394,10 +368,9 @@ class DartModel:
         )
         if not encoded.tokens:
             raise UserError("no prompts")
-        stop_ids, grammar = encoded.stop_ids, None
+        grammar = None
         if config.structured_outputs is not None:
             grammar = self.grammars.check(StructuredOutputs.of(config.structured_outputs))
-            stop_ids = tuple(dict.fromkeys((*stop_ids, *self.eos)))
         longest, most = max(map(len, encoded.tokens)), self.target.max_length
         limit = min(config.max_length or most, most)
         length = min(longest + max(config.max_new_tokens, 1), limit)
@@ -409,20 +382,17 @@ class DartModel:
         )
         decoding = {"search": config.search, "use_ngram": config.use_ngram, "logits": config.logits}
         engine = self.engine(offline, **decoding)
-        requests = [
-            Request(
-                tokens.astype(np.int32),
-                config.max_new_tokens,
-                config.sampling,
-                seed=config.seed,
-                choice=row,
-                stop_ids=stop_ids,
-                grammar=grammar,
-                logprobs=config.logprobs,
-            )
-            for row, tokens in enumerate(encoded.tokens)
-        ]
-        return TextGeneration(engine, self.tokenizer, encoded, requests, limit)
+        requests = Request.several(
+            encoded.tokens,
+            config.max_new_tokens,
+            config.sampling,
+            seed=config.seed,
+            max_length=config.max_length,
+            stop_ids=encoded.stop_ids,
+            grammar=grammar,
+            logprobs=config.logprobs,
+        )
+        return TextGeneration(engine, self.tokenizer, encoded, requests)
 
     @property
     def grammars(self) -> Grammars:
@@ -487,10 +457,12 @@ class DartModel:
                 way=self.search_way,
                 memory=self.ngram_device_memory,
             )
-        sizes = policy(shapes) if policy else self._tree_sizes.of(config, tree_search, shapes)
-        parts = config, self.params, tree_search, options, shapes
-        return Engine(*parts, tree_sizes=sizes, grammars=self.grammars)
+        sizes = (
+            policy(shapes) if policy else learned_sizes(config, tree_search, shapes, self._learned)
+        )
+        runner = ModelRunner(config, self.params, tree_search, options, shapes)
+        return Engine(runner, options, tree_sizes=sizes, grammars=self.grammars)
 
     @functools.cached_property
-    def _tree_sizes(self) -> LearnedSizes:
-        return LearnedSizes()
+    def _learned(self) -> dict[Hashable, TreeSizes]:
+        return {}

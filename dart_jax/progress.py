@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     SpinnerColumn,
@@ -116,34 +115,24 @@ def stage(description: str, console: Console | None = None) -> Iterator[Callable
 
 
 def tracked(items: Collection[T], description: str, console: Console) -> Iterator[T]:
-    """Yields the items, with a `progress_bar` of them."""
-    with progress_bar(console) as bars:
+    """Yields the items, with a bar of them."""
+    with progress_bars(console) as bars:
         task = bars.add_task(description, total=len(items))
         for item in items:
             yield item
             bars.advance(task)
 
 
-def progress_bars() -> Bars:
-    """Returns progress bars on stderr: description, percentage, remaining time and a note."""
+def progress_bars(console: Console | None = None) -> Bars:
+    """Returns progress bars on stderr, or on a console, where they disappear at the end:
+    description, percentage, elapsed and remaining time, and a note."""
     return Bars(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-    )
-
-
-def progress_bar(console: Console) -> Bars:
-    """Returns a progress bar with counts, elapsed time and a note, which disappears at the end."""
-    return Bars(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-        transient=True,
+        console=console or Console(stderr=True),
+        transient=console is not None,
     )

@@ -4,7 +4,6 @@ import io
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -36,31 +35,24 @@ def model(directory):
     return DartModel.from_pretrained(directory, DEMO / "drafter", DEMO / "ngram.dng")
 
 
-class Person:
-    """Types lines, and keeps what is answered."""
+def conversation(model, *lines, config=SHORT, system=None, template=None, stopped=()):
+    """Types lines; returns the answers, of which some are stopped, the notices, and what is left
+    to type."""
+    left, answers, err = list(lines), [], Console(file=io.StringIO(), width=200)
 
-    def __init__(self, *lines):
-        self.lines, self.answers = list(lines), []
-        self.err = Console(file=io.StringIO(), width=200)
-
-    def read(self, prompt):
-        if not self.lines:
+    def read(prompt):
+        if not left:
             raise EOFError
-        line = self.lines.pop(0)
-        if isinstance(line, BaseException):
-            raise line
-        return line
+        return left.pop(0)
 
-    def listen(self, generation):
-        self.answers.append("".join(generation))
+    def answer(generation):
+        stops = len(answers) in stopped
+        answers.append(next(generation) if stops else "".join(generation))
+        if stops:
+            raise KeyboardInterrupt
 
-    def talk(self, model, system=None, template=None, config=SHORT):
-        talk(model, config, system, template or {}, self.read, self.listen, self.err)
-        return self.answers
-
-    @property
-    def notices(self):
-        return self.err.file.getvalue()
+    talk(model, config, system, template or {}, read, answer, err)
+    return answers, err.file.getvalue(), left
 
 
 def said(*turns, system=None):
@@ -71,54 +63,36 @@ def said(*turns, system=None):
 
 
 def test_every_turn_sees_the_ones_before(model):
-    first, second = Person("heap?", "  list? ", "").talk(model, "Brief.", {"shout": True})
-    options = {"chat_template_kwargs": {"shout": True}}
-    chat = said("heap?", system="Brief.")
-    assert first == model.generate(chat, SHORT, **options).text
-    chat = said("heap?", first, "list?", system="Brief.")
-    assert second == model.generate(chat, SHORT, **options).text
-
-
-def test_reset_and_exit(model):
-    person = Person("heap?", "/reset", "list?", "/exit", "never")
-    _, second = person.talk(model)
-    assert second == model.generate(said("list?"), SHORT).text
-    assert person.lines == ["never"]
-    assert "/reset begins anew" in person.notices
+    """Since the last reset; lines are stripped, empty ones asked for again."""
+    lines = ("heap?", "  list? ", "", "/reset", "list?", "/exit", "never")
+    template = {"shout": True}
+    (first, second, third), notices, left = conversation(
+        model, *lines, system="Brief.", template=template
+    )
+    for text, *turns in ((first, "heap?"), (second, "heap?", first, "list?"), (third, "list?")):
+        chat = said(*turns, system="Brief.")
+        assert text == model.generate(chat, SHORT, chat_template_kwargs=template).text
+    assert left == ["never"]
+    assert "/reset begins anew" in notices
 
 
 def test_an_answer_can_be_stopped(model):
-    class Impatient(Person):
-        def listen(self, generation):
-            self.answers.append(next(generation))
-            if len(self.answers) == 1:
-                raise KeyboardInterrupt
-
-    person = Impatient("heap?", "list?")
     config = GenerationConfig(max_new_tokens=20)
-    first, second = person.talk(model, config=config)
-    assert "stopped" in person.notices
-    start = model.generate(said("heap?"), config).text
-    assert start.startswith(first)
+    (first, second), notices, _ = conversation(model, "heap?", "list?", config=config, stopped=[0])
+    assert "stopped" in notices
+    assert model.generate(said("heap?"), config).text.startswith(first)
     assert second  # the conversation goes on
 
 
-def test_ctrl_c_between_answers_ends(model):
-    with pytest.raises(KeyboardInterrupt):
-        Person("heap?", KeyboardInterrupt()).talk(model)
-
-
 def test_a_conversation_that_is_too_long(model):
-    person = Person("heap?", "x " * 3000, "list?")
-    answers = person.talk(model)
-    assert len(answers) == 2
-    assert "leaves no room" in person.notices
-    assert answers[1] == model.generate(said("heap?", answers[0], "list?"), SHORT).text
+    (first, second), notices, _ = conversation(model, "heap?", "x " * 3000, "list?")
+    assert "leaves no room" in notices
+    assert second == model.generate(said("heap?", first, "list?"), SHORT).text
 
 
 def test_a_model_that_cannot_chat():
     with pytest.raises(UserError, match="no chat template"):
-        Person("heap?").talk(DartModel.demo())
+        conversation(DartModel.demo(), "heap?")
 
 
 def test_options_on_top_of_the_targets_own(directory):
@@ -139,7 +113,7 @@ def test_options_on_top_of_the_targets_own(directory):
 
 @pytest.mark.long(ci=True)
 def test_in_a_terminal(directory):
-    """Two turns, Ctrl-C during a third, Ctrl-D."""
+    """Two turns, then Ctrl-D."""
     own, other = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "dart_jax.generate", "--chat", "--target", str(directory)],
@@ -152,28 +126,23 @@ def test_in_a_terminal(directory):
     os.close(other)
     screen = ""
 
-    def wait(words, seconds=120):
+    def wait(words):
         nonlocal screen
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 120
         while words not in screen:
             assert time.monotonic() < end, (words, screen)
             if select.select([own], [], [], 1)[0]:
                 screen += os.read(own, 4096).decode()
-        before, _, screen = screen.partition(words)
-        return before
+        _, _, screen = screen.partition(words)
 
     try:
-        wait("> ")
-        os.write(own, b"heap?\n")
-        wait("tokens/s")
-        wait("> ")
-        os.write(own, b"list?\n")
-        wait("tokens/s")
-        wait("> ")
-        os.write(own, b"\x04")
+        for line in (b"heap?\n", b"list?\n", b"\x04"):
+            wait("> ")
+            os.write(own, line)
+            if line != b"\x04":
+                wait("tokens/s")
         assert process.wait(60) == 0
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        process.kill()
+        process.wait()
         os.close(own)

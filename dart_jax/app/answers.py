@@ -25,11 +25,9 @@ async def write(
     loop, inbox, model = asyncio.get_running_loop(), asyncio.Queue[Output](), engine.model
     tokenizer, size, began = model.tokenizer, model.target.vocab_size, 0.0
     (tokens,), _, strings, ids = encode_prompts(tokenizer, prompt, config, 1, model.eos, size)
-    options: dict[str, Any] = {"seed": config.seed, "stop_ids": ids, "drafts": True}
-    tokens, length = np.asarray(tokens, np.int32), config.max_new_tokens
-    if config.max_length is not None:
-        length = min(length, max(config.max_length - len(tokens), 1))
-    request = Request(tokens, length, config.sampling, **options)
+    options: dict[str, Any] = {"seed": config.seed, "max_length": config.max_length}
+    options |= {"stop_ids": ids, "drafts": True}
+    request = Request(tokens.astype(np.int32), config.max_new_tokens, config.sampling, **options)
     text = GeneratedText(tokenizer, strings, ids, continues=isinstance(prompt, str))
     steps = list[Step]()
     ticket = engine.submit(request, lambda news: loop.call_soon_threadsafe(inbox.put_nowait, news))

@@ -54,19 +54,14 @@ class EngineConfig:
     first step, each text has its whole length in one page, and few programs are compiled."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "page"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, got {getattr(self, name)}")
-        if self.queue < 0:
-            raise UserError(f"--queue must not be negative, got {self.queue}")
-        if self.chunk is not None and self.chunk < 1:
-            raise UserError(f"--chunk must be at least 1, got {self.chunk}")
-        if self.burst is not None and self.burst < 1:
-            raise UserError(f"--burst must be at least 1, got {self.burst}")
+        least = {"slots": 1, "page": 1, "queue": 0, "chunk": 1, "burst": 1, "max_length": 2}
+        for name, number in least.items():
+            value = getattr(self, name)
+            if value is not None and value < number:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} must be at least {number}, got {value}")
         if self.tree_nodes is not None and not 0 <= self.tree_nodes <= MAX_NODES:
             raise UserError(f"a tree cannot have {self.tree_nodes} nodes; choose 0 to {MAX_NODES}")
-        if self.max_length is not None and self.max_length < 2:
-            raise UserError(f"--max-length must be at least 2, got {self.max_length}")
 
     @property
     def modes(self) -> tuple[SamplingMode, ...]:

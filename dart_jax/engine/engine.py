@@ -10,27 +10,26 @@ those for ever. Offline all prompts are read before the first burst.
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.decoding.drafting import drafter_title
 from dart_jax.decoding.paying import Paying
-from dart_jax.decoding.search.choice import TreeSearch
-from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.engine.config import EngineConfig
-from dart_jax.engine.model_runner import Burst, ModelRunner
+from dart_jax.engine.model_runner import ModelRunner
 from dart_jax.engine.pages import PagePool
-from dart_jax.engine.pools import count_pages
+from dart_jax.engine.programs import BurstProgram
 from dart_jax.engine.request import Output, Request, SamplingMode, highest
 from dart_jax.engine.scheduler import Scheduler
 from dart_jax.engine.sequence import Sequence
-from dart_jax.engine.shapes import Shapes
-from dart_jax.engine.statistics import Counters, Statistics
+from dart_jax.engine.statistics import Statistics
 from dart_jax.engine.tree_size import PAUSES, TreeSizes
 from dart_jax.errors import UserError
 from dart_jax.grammar.matching import Grammars
@@ -47,27 +46,7 @@ _READING, _LEAST_READ = 1.5, 16
 # are read.
 _BURST_SECONDS = 0.03
 
-
-class _Plan(NamedTuple):
-    """A burst to take.
-
-    Attributes:
-      rows: of each group of devices.
-      mode: how it samples.
-      size: nodes of the trees.
-      steps: at most.
-      follows: whether the drafter reads what plain decoding writes.
-      masked: whether some texts must follow a grammar.
-      paying: says which nodes of trees pay; None for all.
-    """
-
-    rows: int
-    mode: SamplingMode
-    size: int
-    steps: int
-    follows: bool
-    masked: bool
-    paying: Paying[np.ndarray] | None
+_REMEMBERED = 32  # ends of requests
 
 
 class Engine:
@@ -77,18 +56,15 @@ class Engine:
       runner: calls the model's programs.
       scheduler: the requests that have not ended.
       tree_sizes: chooses the sizes of draft trees.
-      counters: counts.
+      counts: of what was done.
       seconds: wall time so far: `prefill` (prompts are read), `device` (draft and verify), `search`
         (on the host), and `compile` (JAX's, 0 for programs that were used before).
     """
 
     def __init__(
         self,
-        config: DecodeConfig,
-        params: DecodeParams,
-        search: TreeSearch | None,
+        runner: ModelRunner,
         options: EngineConfig,
-        shapes: Shapes,
         *,
         tree_sizes: TreeSizes | None = None,
         grammars: Grammars | None = None,
@@ -96,26 +72,21 @@ class Engine:
         """Allocates nothing yet; the first step does.
 
         Args:
-          config: static, for the largest trees.
-          params: see `DecodeParams`.
-          search: for these trees; None if the drafting method needs none.
+          runner: calls the model's programs.
           options: the options.
-          shapes: what programs are compiled for; `shapes_of` the two configs.
           tree_sizes: chooses the sizes of trees; None for the largest in every step.
           grammars: of the target; needed for requests with a grammar or `min_new_tokens`.
-
-        Raises:
-          UserError: the memory does not hold the longest text.
         """
-        slots, pages = shapes.slots // shapes.groups, count_pages(config, params, options, shapes)
-        reuse = options.prefix_cache and not options.offline
-        pools = [PagePool(pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
-        self.runner = ModelRunner(config, params, search, shapes, pages)
+        shapes, reuse = runner.shapes, options.prefix_cache and not options.offline
+        pools = [PagePool(runner.pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
+        slots = shapes.slots // shapes.groups
+        self.runner = runner
         self.scheduler = Scheduler(slots, pools, shapes.pages_each * shapes.page)
         self.tree_sizes = tree_sizes or TreeSizes(shapes.sizes, fixed=True)
-        self.counters = Counters()
+        self.counts = Statistics()
+        self._held: deque[float] = deque(maxlen=_REMEMBERED)  # seconds for which requests had slots
         self.seconds = {"prefill": 0.0, "device": 0.0, "search": 0.0, "compile": 0.0}
-        self._grammars, self._mesh = grammars, config.execution.devices.mesh
+        self._grammars, self._mesh = grammars, runner.config.execution.devices.mesh
         self._offline = options.offline
         self._burst_seconds = None if options.burst or options.offline else _BURST_SECONDS
         self._outputs: list[tuple[Sequence, Output]] = []  # of the present step
@@ -156,20 +127,15 @@ class Engine:
         self.scheduler.waiting.append(request)
         return request
 
-    def sequence_of(self, request: Request, max_length: int | None = None) -> Sequence:
-        """Returns the sequence of a request, which `add` queues. Callable from any thread.
-
-        Args:
-          request: the request.
-          max_length: of its prompt and new tokens together; None for the engine's.
-
-        Raises:
-          UserError: it does not fit the engine.
-        """
-        most = self.max_length if max_length is None else min(max_length, self.max_length)
-        request.check_limits(self.runner.config.logits.logprobs, many_stops=self._offline)
-        request.check_fits(most, self.runner.vocab_size)
-        sequence, logits = Sequence(request, most, self._grammars), self.runner.config.logits
+    def sequence_of(self, request: Request) -> Sequence:
+        """Returns the sequence of a request, which `add` queues; raises UserError if it does not
+        fit. Callable from any thread."""
+        logits, most = self.runner.config.logits, self.max_length
+        if request.max_length is not None:
+            most = min(request.max_length, most)
+        vocab_size = self.runner.vocab_size
+        request.check(most, vocab_size, logprobs=logits.logprobs, many_stops=self._offline)
+        sequence = Sequence(request, most, self._grammars)
         if logits.whole or logits.reported:  # by processors, or of every request
             sequence.mode = "full"
         return sequence
@@ -181,14 +147,11 @@ class Engine:
         sequence.ended = True
         self.scheduler.end(sequence)
         if sequence.begun is not None:
-            self.counters.end(time.monotonic() - sequence.begun)
+            self._held.append(time.monotonic() - sequence.begun)
 
     def run(self, requests: Iterable[Request]) -> list[Output]:
-        """Decodes requests to their ends; returns all that each was given, `Output.joined`.
-
-        Raises:
-          UserError: a request does not fit the engine, or failed.
-        """
+        """Decodes requests to their ends; returns all that each was given, `Output.joined`. Raises
+        UserError if a request does not fit the engine, or failed."""
         sequences = [self.sequence_of(each) for each in requests]
         outputs: dict[Sequence, list[Output]] = {self.add(each): [] for each in sequences}
         try:
@@ -266,8 +229,8 @@ class Engine:
             together = self._like(first, length, left)
             several = max(map(len, self._by_group(together))) > 1
             each = shapes.prompts_for(length) if several else 1
-            places = self._places(together, each)
-            count = self.runner.read(together, places, each, length, left) + shapes.chunk_rows
+            texts = self._placed(together, each)
+            count = self.runner.read(texts, each, length, left) + shapes.chunk_rows
             left, rows = left - count, rows + count
             for sequence in together:
                 scheduler.publish_pages(sequence)
@@ -329,14 +292,13 @@ class Engine:
             groups[self.scheduler.group(sequence)].append(sequence)
         return groups
 
-    def _places(self, sequences: SequenceOf[Sequence], rows: int) -> list[int]:
-        """The rows of sequences in a program with `rows` for each group."""
-        places = {
-            sequence: group * rows + n
+    def _placed(self, sequences: SequenceOf[Sequence], rows: int) -> dict[int, Sequence]:
+        """The sequences by their rows in a program with `rows` for each group."""
+        return {
+            group * rows + n: sequence
             for group, each in enumerate(self._by_group(sequences))
             for n, sequence in enumerate(each)
         }
-        return [places[sequence] for sequence in sequences]
 
     def _begin_next(self) -> bool:
         """Begins to read the next waiting request; False if there is none, or no room for it."""
@@ -347,7 +309,7 @@ class Engine:
         self.runner.begin(sequence)
         if sequence.begun is None:
             sequence.begun, sequence.cached = time.monotonic(), sequence.num_computed_tokens
-            self.counters.begin(sequence.prompt_length)
+            self.counts.prompt_tokens += sequence.prompt_length
         if not sequence.num_unread_tokens:
             self._end_reading(sequence)
         return True
@@ -362,48 +324,40 @@ class Engine:
         return self.tree_sizes.drafts(rows, sequence.mode)
 
     def _burst(self, limit: int | None, *, timed: bool) -> None:
-        """Takes some steps of the running requests.
-
-        Args:
-          limit: see `step`.
-          timed: whether the time tells what a step costs.
-        """
-        scheduler = self.scheduler
+        """Takes some steps of the running requests, and learns what their trees gave, and, if
+        `timed`, what they cost; `limit`: see `step`."""
+        scheduler, runner = self.scheduler, self.runner
         if not scheduler.running:
             return
-        plan = self._plan(limit)
-        program = self.runner.program(
-            plan.size, plan.mode, follows=plan.follows, masked=plan.masked
-        )
-        path = program.config.max_depth + 1
-        scheduler.make_room(plan.steps * path + path)
-        running = list(scheduler.running)
-        if not running:
+        rows, program, limit, paying = self._plan(limit)
+        path, mode, size = program.config.max_depth + 1, program.mode, program.config.nodes
+        scheduler.make_room(limit * path + path)
+        texts = self._placed(scheduler.running, rows)
+        if not texts:
             return
         waits = scheduler.waiting or scheduler.reading
+        least = len(texts) if waits else runner.shapes.fewer_rows(rows) + 1
         began, began_by_wall = self._clock(), time.perf_counter()
-        burst = self.runner.burst(
-            running,
-            self._places(running, plan.rows),
-            plan.rows,
-            program,
-            plan.steps,
-            least=len(running) if waits else self.runner.shapes.fewer_rows(plan.rows) + 1,
-            paying=plan.paying,
-        )
-        seconds = self._clock() - began
+        burst = runner.burst(texts, rows, program, limit, least=least, paying=paying)
+        seconds, steps = self._clock() - began, burst.steps
         # A program that was compiled is slower at first.
-        timed = timed and time.perf_counter() - began_by_wall < seconds + 1e-4
-        self._learn(plan, burst, seconds if timed else None)
-        if timed:
-            self._step_seconds[plan.rows, plan.mode, plan.size] = seconds / burst.steps
-        self.counters.burst(burst.outputs)
-        for sequence, output in zip(running, burst.outputs, strict=True):
+        if timed and time.perf_counter() - began_by_wall < seconds + 1e-4:
+            self._step_seconds[rows, mode, size] = seconds / steps
+        else:
+            seconds = None
+        seconds = first_of(self._mesh, seconds)  # the processes that decode together choose alike
+        if seconds is not None:
+            self._last_burst = seconds / steps * limit
+        times = None if seconds is None else burst.times
+        self.tree_sizes.learn(rows, mode, size, steps, burst.lessons, seconds, times)
+        for sequence, output in zip(texts.values(), burst.outputs, strict=True):
+            self.counts.count(output)
             self._take(sequence, output)
 
-    def _plan(self, limit: int | None) -> _Plan:
-        """Decides the next burst: one step where a request reports what is verified, and no more
-        than there are pages and time for."""
+    def _plan(self, limit: int | None) -> tuple[int, BurstProgram, int, Paying[np.ndarray] | None]:
+        """Decides the next burst: rows of each group, the program, the most steps, and which nodes
+        pay. It has one step where a request reports what is verified, and no more than there are
+        pages and time for."""
         scheduler, shapes = self.scheduler, self.runner.shapes
         running = scheduler.running
         rows = shapes.rows_for(max(map(len, self._by_group(running))))
@@ -414,7 +368,7 @@ class Engine:
         size = state.size if drafted else 0
         follows = drafted and not size and state.left <= PAUSES[0]
         masked = any(sequence.matcher is not None for sequence in running)
-        program = self.runner.program(size, mode, masked=masked)
+        program = self.runner.program(size, mode, follows=follows, masked=masked)
         path, steps = program.config.max_depth + 1, min(limit or program.steps, program.steps)
         steps = max(min(steps, state.left), 1)
         if any(sequence.request.drafts for sequence in running):
@@ -424,16 +378,7 @@ class Engine:
             steps = min(steps, max(int(self._burst_seconds / seconds), 1))
         while steps > 1 and not scheduler.has_room(steps * path + path):
             steps //= 2
-        return _Plan(rows, mode, size, steps, follows, masked, state.paying if size else None)
-
-    def _learn(self, plan: _Plan, burst: Burst, seconds: float | None) -> None:
-        """Learns what a burst's trees gave and cost, and how long it takes."""
-        steps = burst.steps
-        seconds = first_of(self._mesh, seconds)  # the processes that decode together choose alike
-        if seconds is not None:
-            self._last_burst = seconds / steps * plan.steps
-        times = None if seconds is None else burst.times
-        self.tree_sizes.learn(plan.rows, plan.mode, plan.size, steps, burst.lessons, seconds, times)
+        return rows, program, steps, state.paying if size else None
 
     def _take(self, sequence: Sequence, output: Output) -> None:
         """Passes on what a burst gave a request."""
@@ -470,15 +415,18 @@ class Engine:
                     scheduler.read_for_drafts(sequence)
                     return
 
-    def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
-        """A snapshot.
+    @property
+    def seconds_in_slot(self) -> float:
+        """Seconds for which requests had their slots lately, on average; 1 if it is not known."""
+        return sum(self._held) / len(self._held) if self._held else 1.0
 
-        Args:
-          accepted: requests that were not added yet.
-          others: fields of the snapshot that others count.
-        """
+    def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
+        """A snapshot, with requests that were accepted and not added yet, and with `others`' own
+        fields."""
         scheduler = self.scheduler
-        return self.counters.statistics(
+        return dataclasses.replace(
+            self.counts,
+            accepted_per_position=[*self.counts.accepted_per_position],
             running=len(scheduler.active),
             waiting=len(scheduler.waiting) + accepted,
             pages=sum(pool.size for pool in scheduler.pools),

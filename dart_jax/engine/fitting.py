@@ -36,13 +36,7 @@ class Fitter:
     """
 
     def __init__(self, texts: Mapping[int, Sequence], config: DecodeConfig, proposals: Proposals):
-        """Begins a burst.
-
-        Args:
-          texts: the sequences that take part, by row.
-          config: of its steps.
-          proposals: the search for more nodes, where the host searches.
-        """
+        """Begins a burst of sequences, by row, whose steps have a config."""
         self._matchers = {n: text.matcher for n, text in texts.items() if text.matcher is not None}
         self._config, self._proposals = config, proposals
         self._read = dict.fromkeys(self._matchers, 0)  # of the burst's tokens
@@ -50,12 +44,7 @@ class Fitter:
         _fitters[self.handle] = self
 
     def advance(self, tokens: np.ndarray, counts: np.ndarray) -> None:
-        """Tells the matchers what the burst has given so far.
-
-        Args:
-          tokens: int32 [n, S].
-          counts: int32 [n], of these.
-        """
+        """Tells the matchers what the burst has given so far, int32 [n, S], [n] of these."""
         for place, matcher in self._matchers.items():
             new = tokens[place, self._read[place] : counts[place]]
             matcher.advance(new[new >= 0].tolist())  # -1 where logits are NaN

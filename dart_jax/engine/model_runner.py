@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
+from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.paying import Lessons, Paying
 from dart_jax.decoding.reading import ChunkShape
@@ -19,22 +18,12 @@ from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.decoding.tree import MAX_NODES, TREE_ROWS
+from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
-from dart_jax.engine.pools import Pools, copy_page, empty_pools
+from dart_jax.engine.pools import Pools, copy_page, count_pages, empty_pools
 from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
 from dart_jax.engine.request import MOST_LOGPROBS, Draft, Output, Request, SamplingMode
-from dart_jax.engine.rows import (
-    AT_CONTEXT,
-    LENGTH,
-    NODES,
-    REMAINING,
-    History,
-    Rows,
-    RowTable,
-    begin_history,
-    empty_history,
-    history_of,
-)
+from dart_jax.engine.rows import History, RowTable, empty_history, with_history
 from dart_jax.engine.sequence import Sequence
 from dart_jax.engine.shapes import Shapes
 
@@ -89,12 +78,13 @@ class ModelRunner:
         config: DecodeConfig,
         params: DecodeParams,
         search: TreeSearch | None,
+        options: EngineConfig,
         shapes: Shapes,
-        pages: int,
     ):
-        """Allocates nothing yet; see the attributes."""
+        """Allocates nothing yet. `shapes` are `shapes_of` the two configs. Raises UserError if the
+        memory that the options give does not hold the longest text."""
         self.config, self.params, self.search = config, params, search
-        self.shapes, self.pages = shapes, pages
+        self.shapes, self.pages = shapes, count_pages(config, params, options, shapes)
         self._programs: dict[tuple[int, SamplingMode, bool, bool], BurstProgram] = {}
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._history: History | None = None
@@ -131,7 +121,9 @@ class ModelRunner:
         self._table.begin(slot, sequence.request, self.vocab_size)
         # Of any mode: beside one that needs a history, a step adds the logit bias of all slots.
         if sequence.mode == "full" or self._history is not None:
-            self._begin_history(slot, sequence)
+            history = self._history or self._empty_history()
+            text = sequence.tokens, sequence.prompt_length
+            self._history = with_history(history, slot, sequence.request, *text)
 
     def copy(self, source: int, target: int, group: int = 0) -> None:
         """Copies a page of a group of devices."""
@@ -139,32 +131,17 @@ class ModelRunner:
         pages[:, group] = source, target
         self._pools = copy_page(self.config.reading, self._pools, *pages)
 
-    def _begin_history(self, slot: int, sequence: Sequence) -> None:
-        history = self._empty_history() if self._history is None else self._history
-        length = None if history.tokens is None else history.tokens.shape[1]
-        text = sequence.tokens, sequence.prompt_length
-        new = history_of(sequence.request, *text, self.vocab_size, length)
-        self._history = begin_history(history, jnp.int32(slot), new)
-
     def _empty_history(self) -> History:
         rows = self.shapes.pages_each * self.shapes.page
         length = rows if self.config.logits.processors else None
         return empty_history(self.shapes.slots, self.vocab_size, length)
 
-    def read(
-        self,
-        sequences: SequenceOf[Sequence],
-        places: SequenceOf[int],
-        rows: int,
-        length: int,
-        most: int,
-    ) -> int:
+    def read(self, texts: Mapping[int, Sequence], rows: int, length: int, most: int) -> int:
         """Reads the next tokens of sequences, all with or all without the drafter, and all with or
         all without scores; returns for how many of each group it takes time.
 
         Args:
-          sequences: to be read.
-          places: their rows among those of all groups.
+          texts: the sequences, by their rows among those of all groups.
           rows: of each group, for which the program is compiled.
           length: tokens of each, for which it is compiled.
           most: tokens that are read, where that takes less time than reading all.
@@ -172,17 +149,17 @@ class ModelRunner:
         tokens = np.zeros((rows * self.shapes.groups, length + 1), np.int32)
         start = np.zeros(len(tokens), np.int32)
         pages = np.full((len(tokens), self.shapes.pages_each), -1, np.int32)
-        used = None
+        first, used = next(iter(texts.values())), None
         if self.shapes.only_used and len(tokens) == 1:
-            used = min(sequences[0].num_unread_tokens, length, most)
-        for place, sequence in zip(places, sequences, strict=True):
+            used = min(first.num_unread_tokens, length, most)
+        for place, sequence in texts.items():
             start[place] = sequence.next_position
             new = sequence.tokens[start[place] : start[place] + length + 1]
             tokens[place, : len(new)] = new
             pages[place, : len(sequence.pages)] = sequence.pages
-        drafts, scored = sequences[0].drafter_reads, sequences[0].needs_scores
+        drafts, scored = first.drafter_reads, first.needs_scores
         scores = self.read_tokens(tokens, start, pages, used, drafts=drafts, scored=scored)
-        for place, sequence in zip(places, sequences, strict=True):
+        for place, sequence in texts.items():
             if scores is not None:
                 of_place = jax.tree.map(lambda x, place=place: x[place], scores)
                 sequence.add_scores(of_place, used or length)
@@ -199,15 +176,8 @@ class ModelRunner:
         drafts: bool,
         scored: bool = False,
     ) -> TokenScores | None:
-        """Reads tokens; see `read_chunk`, for the first arguments, too.
-
-        Args:
-          drafts: whether the drafter reads them, too.
-          scored: whether the tokens after them are scored.
-
-        Returns:
-          The scores, on the host.
-        """
+        """Reads tokens, with the drafter or without; returns the scores of those after them, on
+        the host, if `scored`. See `read_chunk`, for the first arguments, too."""
         shape = ChunkShape(tokens.shape[1] - 1, self.shapes.filled(int(start.max())))
         drafts = drafts and self.reads_drafts
         config = self.config if drafts else self.config.plain
@@ -244,18 +214,10 @@ class ModelRunner:
         jax.block_until_ready(self._pools)
 
     def compile(self, program: BurstProgram, rows: int, width: int) -> None:
-        """Compiles a program of bursts: runs it without a request."""
-        count = rows * self.shapes.groups
+        """Compiles a program of bursts for tables of `width` columns: runs it without a request."""
         nodes = program.config.nodes
-        trees = np.zeros((count, TREE_ROWS, nodes + 1), np.int32) if nodes else None
-        paying = None
-        if nodes and not self.shapes.fixed:
-            paying = Paying.all(nodes)
-        if program.mode == "full" and self._history is None:
-            self._history = self._empty_history()
-        fitter, masks = self._fit(program, {}, count, trees)
-        rows_ = self._table.rows([None] * count, width)
-        self._run(program, rows_, trees, 1, 1, masks, fitter, paying)
+        paying = Paying.all(nodes) if nodes and not self.shapes.fixed else None
+        self.burst({}, rows, program, paying=paying, width=width)
 
     def compile_beginning(self, mode: SamplingMode) -> None:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
@@ -269,14 +231,7 @@ class ModelRunner:
     def program(
         self, nodes: int, mode: SamplingMode, *, follows: bool = False, masked: bool = False
     ) -> BurstProgram:
-        """The program of bursts.
-
-        Args:
-          nodes: of the trees; 0 for plain decoding.
-          mode: how it samples.
-          follows: whether the drafter follows plain decoding.
-          masked: whether some texts must follow a grammar.
-        """
+        """The program of bursts with trees of `nodes` nodes; see `BurstProgram`."""
         kind = nodes, mode, follows and self.reads_drafts, masked
         if kind not in self._programs:
             config, steps = config_of(self.config, nodes, mode), self.shapes.steps
@@ -287,39 +242,61 @@ class ModelRunner:
 
     def burst(
         self,
-        sequences: SequenceOf[Sequence],
-        places: SequenceOf[int],
+        texts: Mapping[int, Sequence],
         rows: int,
         program: BurstProgram,
         limit: int = 1,
         *,
         least: int = 1,
         paying: Paying[np.ndarray] | None = None,
+        width: int | None = None,
     ) -> Burst:
         """Takes steps of sequences that have been read, until all have ended.
 
         Args:
-          sequences: those that take part.
-          places: their rows among those of all groups.
+          texts: those that take part, by their rows among those of all groups.
           rows: of each group, for which the program is compiled.
           program: verifies and drafts.
           limit: the most steps, at most `program.steps`; the sequences have pages for them.
           least: end also when fewer sequences than that go on.
           paying: says which nodes pay; None to verify all.
+          width: columns of the table of pages; None for as many as the sequences need.
         """
-        table, config, shapes = self._table, program.config, self.shapes
-        slots: list[int | None] = [None] * (rows * shapes.groups)
-        for sequence, place in zip(sequences, places, strict=True):
+        config, count = program.config, rows * self.shapes.groups
+        slots: list[int | None] = [None] * count
+        for place, sequence in texts.items():
             drafted = sequence.drafter_is_current or not self.reads_drafts
-            self._update(sequence, config.nodes if drafted else 0)
+            self._table.update(sequence, config.nodes if drafted else 0)
             slots[place] = sequence.slot
-        width = shapes.width(max((len(s.pages) for s in sequences), default=0))
-        trees = self._trees(sequences, places, len(slots), config.nodes)
-        texts = dict(zip(places, sequences, strict=True))
-        fitter, masks = self._fit(program, texts, len(slots), trees)
-        numbers = table.rows(slots, width)
-        result = self._run(program, numbers, trees, limit, least, masks, fitter, paying)
-        drafts = self._drafts_of(sequences, places, trees, result.counts[:, 3])
+        if width is None:
+            width = self.shapes.width(max(len(each.pages) for each in texts.values()))
+        trees = self._trees(texts, count, config.nodes)
+        fitter, masks = self._fit(program, texts, count, trees)
+        history = None
+        if program.mode == "full":
+            history = self._history or self._empty_history()
+        search = None
+        if self.search is not None and config.searches:
+            search = self._resized(self.search, config.host_buffer, config.nodes)
+        pools, history, result = burst(
+            program,
+            self.params,
+            self._pools_for(config.nodes > 0 or program.follows),
+            history,
+            self._table.rows(slots, width),
+            trees,
+            search,
+            np.int32(limit),
+            np.int32(least),
+            masks,
+            None if fitter is None else np.int32(fitter.handle),
+            paying,
+        )
+        self._keep(pools)
+        if history is not None:
+            self._history = history
+        result = jax.device_get(result)
+        drafts = self._drafts_of(texts, trees, result.counts[:, 3])
         self._drafts = None
         if result.trees is not None:
             self._drafts = _Drafts(result.trees, result.packed, config.host_buffer)
@@ -327,7 +304,7 @@ class ModelRunner:
             fitter.advance(result.tokens, result.counts[:, 0])
         outputs = [
             self._output(sequence, place, program, result, drafts.get(place))
-            for sequence, place in zip(sequences, places, strict=True)
+            for place, sequence in texts.items()
         ]
         steps, lessons, times = int(result.counts[:, 1].max()), result.lessons, result.times
         if lessons is not None:
@@ -369,25 +346,12 @@ class ModelRunner:
             draft,
         )
 
-    def _update(self, sequence: Sequence, nodes: int) -> None:
-        """Writes what has changed since a sequence's last burst."""
-        slot = sequence.slot
-        row = self._table.numbers[slot]
-        row[LENGTH], row[REMAINING] = sequence.num_computed_tokens, sequence.remaining
-        row[NODES] = nodes
-        newest = sequence.tokens[-CONTEXT:]
-        row[AT_CONTEXT:] = -1
-        row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
-        self._table.pages[slot, : len(sequence.pages)] = sequence.pages
-
-    def _trees(
-        self, sequences: SequenceOf[Sequence], places: SequenceOf[int], rows: int, nodes: int
-    ) -> np.ndarray | None:
+    def _trees(self, texts: Mapping[int, Sequence], rows: int, nodes: int) -> np.ndarray | None:
         """The trees to verify first, int32 [rows, 4, N + 1]; None for plain decoding."""
         if not nodes:
             return None
         trees = np.zeros((rows, TREE_ROWS, nodes + 1), np.int32)
-        for sequence, place in zip(sequences, places, strict=True):
+        for place, sequence in texts.items():
             trees[place, 0, 0] = sequence.tokens[-1]
             if sequence.draft_row is not None and self._drafts is not None:
                 # Nodes are sorted from the best on, and after their parents: the first are a tree.
@@ -398,7 +362,7 @@ class ModelRunner:
     def _fit(
         self,
         program: BurstProgram,
-        texts: dict[int, Sequence],
+        texts: Mapping[int, Sequence],
         rows: int,
         trees: np.ndarray | None,
     ) -> tuple[Fitter | None, np.ndarray | None]:
@@ -420,16 +384,12 @@ class ModelRunner:
         return fitter, masks
 
     def _drafts_of(
-        self,
-        sequences: SequenceOf[Sequence],
-        places: SequenceOf[int],
-        trees: np.ndarray | None,
-        nodes: np.ndarray,
+        self, texts: Mapping[int, Sequence], trees: np.ndarray | None, nodes: np.ndarray
     ) -> dict[int, Draft]:
         """The drafts of the sequences that report them, by their place; `nodes` [n] were
         verified. Copies: views would keep all rows alive."""
         drafts, last = {}, self._drafts
-        for i, sequence in zip(places, sequences, strict=True):
+        for i, sequence in texts.items():
             if not sequence.request.drafts or sequence.draft_row is None or last is None:
                 continue
             if trees is None or not trees[i, 2].any():
@@ -449,12 +409,6 @@ class ModelRunner:
         assert isinstance(search, HostSearch)
         return search
 
-    def _search_of(self, config: DecodeConfig) -> TreeSearch | None:
-        """The search for a config's trees."""
-        if self.search is None or not config.searches:
-            return None
-        return self._resized(self.search, config.host_buffer, config.nodes)
-
     def _resized(self, search: TreeSearch, host_buffer: HostBuffer, nodes: int) -> TreeSearch:
         """The search for trees of another size, made once."""
         key = host_buffer, nodes
@@ -462,37 +416,3 @@ class ModelRunner:
             same = key == (search.host_buffer, search.nodes)
             self._searches[key] = search if same else search.resized(*key)
         return self._searches[key]
-
-    def _run(
-        self,
-        program: BurstProgram,
-        rows: Rows,
-        trees: np.ndarray | None,
-        limit: int,
-        least: int,
-        masks: np.ndarray | None = None,
-        fitter: Fitter | None = None,
-        paying: Paying[np.ndarray] | None = None,
-    ) -> BurstResult[np.ndarray]:
-        """Runs a burst; returns its result on the host."""
-        history = self._history if program.mode == "full" else None
-        drafts = program.config.nodes > 0 or program.follows
-        pools, search = self._pools_for(drafts), self._search_of(program.config)
-        pools, history, result = burst(
-            program,
-            self.params,
-            pools,
-            history,
-            rows,
-            trees,
-            search,
-            np.int32(limit),
-            np.int32(least),
-            masks,
-            None if fitter is None else np.int32(fitter.handle),
-            paying,
-        )
-        self._keep(pools)
-        if history is not None:
-            self._history = history
-        return jax.device_get(result)

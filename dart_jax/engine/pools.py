@@ -80,14 +80,8 @@ def _draft_pool(pool: Any, state: Any, pages: jax.Array) -> Any:
 
 @program(inputs={"pools": POOLS, "source": ROWS, "target": ROWS}, outputs=POOLS, donated=("pools",))
 def copy_page(config: DecodeConfig, pools: Pools, source: jax.Array, target: jax.Array) -> Pools:
-    """Copies a page in every group of devices.
-
-    Args:
-      config: static; `DecodeConfig.reading`.
-      pools: donated.
-      source: int32 [groups], the page to read.
-      target: int32 [groups], the page to write; the same where there is nothing to copy.
-    """
+    """Copies a page in every group of devices, from `source` to `target`, both int32 [groups]: the
+    same where there is nothing to copy. `pools` is donated; `config` is `DecodeConfig.reading`."""
 
     def copy(pool: Any) -> Any:
         if pool is None:
@@ -107,11 +101,7 @@ def count_pages(
     config: DecodeConfig, params: DecodeParams, options: EngineConfig, shapes: Shapes
 ) -> int:
     """Returns how many pages of each group of devices the memory holds; offline as many as the
-    longest texts in all slots need.
-
-    Raises:
-      UserError: it does not hold the longest text.
-    """
+    longest texts in all slots need. Raises UserError if it does not hold the longest text."""
     wanted = shapes.slots // shapes.groups * shapes.pages_each
     if options.offline:
         return wanted

@@ -36,7 +36,7 @@ from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.fitting import fit_in_program
 from dart_jax.engine.pools import POOLS, Pools, drafter_state, written
 from dart_jax.engine.request import MOST_LOGPROBS, SamplingMode
-from dart_jax.engine.rows import History, Row, Rows, sampling_of, unpack
+from dart_jax.engine.rows import NODES, SLOT, History, Rows, state_of
 from dart_jax.models.cache import PagedCache, capacity_of
 from dart_jax.models.cpu import clock, only_rows
 from dart_jax.models.networks.pure import bind
@@ -211,8 +211,8 @@ def burst(
     searched = None if search is None else search.in_program
     if searched is not None and config.execution.devices.shards > 1:
         searched = partial(once, searched)
-    state, row = _begin(static, pools, history, rows)
-    state = dataclasses.replace(state, noise=noise_of_draft(config, state), masks=masks)
+    state, slots, most_nodes = _begin(static, pools, history, rows)
+    state = begin = dataclasses.replace(state, noise=noise_of_draft(config, state), masks=masks)
     no_scores = state.scores
 
     def take_step(state: DecodeState, trees: jax.Array | None) -> Any:
@@ -248,7 +248,7 @@ def burst(
             before = dataclasses.replace(before, masks=allowed)
         nodes, expected = jnp.zeros_like(counts[:, 0]), None
         if trees is not None:
-            trees = first_nodes(trees, row.nodes)
+            trees = first_nodes(trees, most_nodes)
             if paying is not None:
                 expected = probabilities_of(trees, paying.rates, config.max_depth)
                 number = paying.numbers[turn % NUMBERS]
@@ -258,7 +258,7 @@ def burst(
             nodes = jnp.where(before.active, jnp.count_nonzero(trees[:, 2], axis=1), 0)
         state, next_trees, packed, new, count = take_step(before, trees)
         if lessons is not None and trees is not None and expected is not None:
-            drafted = before.active & (row.nodes > 0)
+            drafted = before.active & (most_nodes > 0)
             outcomes = outcomes_of(trees, new[1], state.active)
             lessons = lessons.plus(outcomes, expected[:, 0], drafted)
         if times is not None:
@@ -272,7 +272,7 @@ def burst(
     # Without a loop, what groups of devices share is joined where it is used, layer by layer.
     one = static.steps == 1
     *_, packed, emitted, _ = jax.eval_shape(take_step, state, trees)
-    n, most = row.length.shape[0], static.steps * (config.max_depth + 1)
+    n, most = len(slots), static.steps * (config.max_depth + 1)
     lessons = times = None
     if paying is not None and trees is not None:
         expected = jnp.zeros((n, trees.shape[2]), jnp.float32)
@@ -294,10 +294,11 @@ def burst(
     new_tokens, ranks, scores, features = emitted
     draft_state = state.draft_state
     if static.follows:
-        draft_state = _follow(config, params, draft_state, row, new_tokens, features, counts[:, 0])
+        new = new_tokens, features, counts[:, 0]
+        draft_state = _follow(config, params, draft_state, begin, *new)
     if history is not None:
         seen, counted, tokens = jax.tree.map(
-            lambda old, new: old.at[row.slot].set(new, mode="drop"),
+            lambda old, new: old.at[slots].set(new, mode="drop"),
             (history.seen, history.counts, history.tokens),
             (state.seen, state.counts, state.tokens),
         )
@@ -305,7 +306,7 @@ def burst(
     result = BurstResult(
         new_tokens, ranks, scores, counts, lessons, times, state.active, trees, packed
     )
-    pools = written(pools, state.target_cache, draft_state, row.pages)
+    pools = written(pools, state.target_cache, draft_state, jnp.asarray(rows.pages))
     return pools, history, result
 
 
@@ -324,14 +325,14 @@ def _follow(
     config: DecodeConfig,
     params: DecodeParams,
     draft_state: Any,
-    row: Row,
+    begin: DecodeState,
     new_tokens: jax.Array,
     features: jax.Array,
     counts: jax.Array,
 ) -> Any:
-    """Lets the drafter read what plain decoding has written, `counts` [n] of `new_tokens` [n, S]
-    with their features [n, S, 3D], some at a time; returns its state. Rows beyond that are
-    overwritten later, or have no page."""
+    """Lets the drafter read what plain decoding has written since `begin`, some at a time:
+    `counts` [n] of `new_tokens` [n, S] with their features [n, S, 3D]; returns its state. Rows
+    beyond that are overwritten later, or have no page."""
     drafting = config.reading.drafting
     assert drafting is not None
     capacity = (
@@ -339,7 +340,7 @@ def _follow(
     )
     count = min(_FOLLOWED, new_tokens.shape[1])
     target = bind(config.target, params["target"], config.execution.target)
-    before = jnp.concatenate([row.context[:, -1:], new_tokens[:, :-1]], axis=1)
+    before = jnp.concatenate([begin.context[:, -1:], new_tokens[:, :-1]], axis=1)
     whole = [
         jnp.pad(x, ((0, 0), (0, -x.shape[1] % count), *((0, 0),) * (x.ndim - 2)))
         for x in (before, new_tokens, features)
@@ -350,7 +351,7 @@ def _follow(
         tokens, next_tokens, features = (
             jax.lax.dynamic_slice_in_dim(x, first, count, axis=1) for x in whole
         )
-        start = row.length + first
+        start = begin.length + first
         rows = PromptRows(
             target,
             params,
@@ -382,24 +383,21 @@ def _write(collected: jax.Array, path: jax.Array, at: jax.Array) -> jax.Array:
 
 def _begin(
     static: BurstProgram, pools: Pools, history: History | None, rows: Rows
-) -> tuple[DecodeState, Row]:
-    """The state before the first step, and the rows' numbers."""
-    row, of_slots = unpack(rows), {}
+) -> tuple[DecodeState, jax.Array, jax.Array]:
+    """The state before the first step, the rows' slots, and the most nodes of their trees."""
+    numbers, pages = jnp.asarray(rows.numbers), jnp.asarray(rows.pages)
+    slots = numbers[:, SLOT]
+    of_slots: dict[str, Any] = {}
     if history is not None:
         of_slots = {
-            name: None if array is None else array.at[row.slot].get(mode="fill", fill_value=0)
+            name: None if array is None else array.at[slots].get(mode="fill", fill_value=0)
             for name, array in history._asdict().items()
         }
     state = DecodeState(
-        target_cache=PagedCache(pools.target, row.pages),
-        draft_state=drafter_state(pools.draft, row.pages),
-        length=row.length,
-        context=row.context,
-        remaining=row.remaining,
-        stop=row.stop,
-        keys=row.keys,
-        sampling=sampling_of(static.mode, rows.values),
+        target_cache=PagedCache(pools.target, pages),
+        draft_state=drafter_state(pools.draft, pages),
         scores=TokenScores() if static.config.logits.reported else None,
+        **state_of(rows, static.mode),
         **of_slots,
     )
-    return state, row
+    return state, slots, numbers[:, NODES]

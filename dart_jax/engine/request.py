@@ -50,7 +50,8 @@ class Request:
       seed: seed of sampling, in 0..2**32 - 1.
       choice: which of several texts with the same seed; the row that `num_return_sequences` gives
         it.
-      stop_ids: ids that end the text.
+      max_length: maximum length of the prompt and the text together; None for the engine's.
+      stop_ids: ids that end the text, beside those with which a grammar ends.
       min_new_tokens: none of them follows before this number of tokens; not with a grammar.
       grammar: what the text must follow, as `Grammars.check` returns it; None for anything.
       thoughts: what the text may have before that; None for nothing.
@@ -72,6 +73,7 @@ class Request:
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     seed: int = 0
     choice: int = 0
+    max_length: int | None = None
     stop_ids: tuple[int, ...] = ()
     min_new_tokens: int = 0
     grammar: str | None = None
@@ -100,11 +102,26 @@ class Request:
             if not -100 <= bias <= 100:
                 raise UserError(f"logit_bias of {token} must be between -100 and 100, got {bias}")
 
-    def check_limits(self, logprobs: int | None = None, *, many_stops: bool = False) -> None:
-        """Raises UserError if more is asked for than programs are compiled for.
+    @classmethod
+    def several(cls, prompts: Iterable[np.ndarray], *args: Any, **options: Any) -> list[Request]:
+        """Returns the requests of token prompts with the same options and draws of their own."""
+        numbered = enumerate(prompts)
+        return [cls(x.astype(np.int32), *args, choice=n, **options) for n, x in numbered]
+
+    def check(
+        self,
+        max_length: int,
+        vocab_size: int,
+        *,
+        logprobs: int | None = None,
+        many_stops: bool = False,
+    ) -> None:
+        """Raises UserError if the request does not fit a model, or programs.
 
         Args:
-          logprobs: the most likely tokens that they report, if that is set.
+          max_length: maximum length of a prompt and its new tokens together.
+          vocab_size: the target's.
+          logprobs: the most likely tokens that programs report, if that is set.
           many_stops: whether the stop ids may be more than a server takes.
         """
         if len(self.stop_ids) > MOST_STOP_IDS and not many_stops:
@@ -114,14 +131,6 @@ class Request:
             count = getattr(self, name)
             if count is not None and not 0 <= count <= limit:
                 raise UserError(f"{name} must be in 0..{limit}, got {count}")
-
-    def check_fits(self, max_length: int, vocab_size: int) -> None:
-        """Raises UserError if the request does not fit a model.
-
-        Args:
-          max_length: maximum length of a prompt and its new tokens together.
-          vocab_size: the target's.
-        """
         if len(self.tokens) + min(self.max_new_tokens, 1) > max_length:
             raise UserError(
                 f"a prompt of {len(self.tokens)} tokens leaves no room in {max_length} positions; "

@@ -5,9 +5,9 @@ A program call costs some microseconds for every array, so there are few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,17 @@ from jax.typing import ArrayLike
 from dart_jax.decoding.host_buffer import CONTEXT
 from dart_jax.decoding.sampling import SamplingValues, row_keys
 from dart_jax.engine.request import MOST_STOP_IDS, Request, SamplingMode
+from dart_jax.engine.sequence import Sequence
 
 
 class Rows(NamedTuple):
     """The n requests of a burst.
 
     Attributes:
-      numbers: int32 [n, 10], see `Row`.
-      values: float32 [n, 7], see `sampling_of`.
+      numbers: int32 [n, 10]: the slot, beyond the last one for a row without a request; length and
+        remaining tokens (see `DecodeState`, as for those that follow); most nodes of a draft tree;
+        the bits of the key, uint32 [2]; the context, [4].
+      values: float32 [n, 7], see `values_of`.
       stop: int32 [n, s], ids that end a text; -1 is padding.
       pages: int32 [n, m], of the requests, in order; -1 where there is none.
     """
@@ -35,30 +38,6 @@ class Rows(NamedTuple):
     pages: ArrayLike
 
 
-class Row(NamedTuple):
-    """The requests' numbers by name.
-
-    Attributes:
-      slot: int32 [n]; beyond the last slot for a row without a request.
-      length: int32 [n], see `DecodeState`, as are those that follow.
-      remaining: int32 [n].
-      nodes: int32 [n], of the draft trees, at most.
-      keys: uint32 [n, 2].
-      context: int32 [n, 4].
-      stop: int32 [n, s].
-      pages: int32 [n, m].
-    """
-
-    slot: jax.Array
-    length: jax.Array
-    remaining: jax.Array
-    nodes: jax.Array
-    keys: jax.Array
-    context: jax.Array
-    stop: jax.Array
-    pages: jax.Array
-
-
 # Where the parts of `Rows.numbers` begin, and the number of columns.
 SLOT, LENGTH, REMAINING, NODES, KEYS, AT_CONTEXT = 0, 1, 2, 3, 4, 6
 NUMBERS = AT_CONTEXT + CONTEXT
@@ -66,22 +45,20 @@ NUMBERS = AT_CONTEXT + CONTEXT
 VALUES = 7  # columns of `Rows.values`
 
 
-def unpack(rows: Rows) -> Row:
-    """Splits the numbers of rows."""
+def state_of(rows: Rows, mode: SamplingMode) -> dict[str, Any]:
+    """Fields of `DecodeState` before the first step, which samples in a mode."""
     numbers = jnp.asarray(rows.numbers)
-    return Row(
-        numbers[:, SLOT],
-        numbers[:, LENGTH],
-        numbers[:, REMAINING],
-        numbers[:, NODES],
-        jax.lax.bitcast_convert_type(numbers[:, KEYS:AT_CONTEXT], jnp.uint32),
-        numbers[:, AT_CONTEXT:],
-        jnp.asarray(rows.stop),
-        jnp.asarray(rows.pages),
-    )
+    return {
+        "length": numbers[:, LENGTH],
+        "remaining": numbers[:, REMAINING],
+        "keys": jax.lax.bitcast_convert_type(numbers[:, KEYS:AT_CONTEXT], jnp.uint32),
+        "context": numbers[:, AT_CONTEXT:],
+        "stop": jnp.asarray(rows.stop),
+        "sampling": _sampling_of(mode, rows.values),
+    }
 
 
-def sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
+def _sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
     """The sampling options of rows, in the order of `SamplingValues`, that a mode has."""
     values = jnp.asarray(packed)
     temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(VALUES))
@@ -127,13 +104,8 @@ class RowTable:
     """
 
     def __init__(self, slots: int, pages: int, group: int):
-        """Creates free slots.
-
-        Args:
-          slots: how many.
-          pages: of each request, at most.
-          group: slots of each group of devices, which count their own.
-        """
+        """Creates free slots for requests of so many pages at most; each group of devices counts
+        the slots of its own."""
         self._group = group
         self.numbers = np.zeros((slots + 1, NUMBERS), np.int32)
         self.values = np.zeros((slots + 1, VALUES), np.float32)
@@ -153,6 +125,17 @@ class RowTable:
         self.stop[slot, : len(request.stop_ids)] = request.stop_ids
         self.values[slot] = values_of(request, vocab_size)
 
+    def update(self, sequence: Sequence, nodes: int) -> None:
+        """Writes what has changed since a sequence's last burst; `nodes`: of its trees, at most."""
+        slot, newest = sequence.slot, sequence.tokens[-CONTEXT:]
+        assert slot is not None
+        row = self.numbers[slot]
+        row[LENGTH], row[REMAINING] = sequence.num_computed_tokens, sequence.remaining
+        row[NODES] = nodes
+        row[AT_CONTEXT:] = -1
+        row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
+        self.pages[slot, : len(sequence.pages)] = sequence.pages
+
     def clear(self, slot: int) -> None:
         """Leaves a slot without a request."""
         self.numbers[slot] = 0
@@ -160,7 +143,7 @@ class RowTable:
         self.values[slot] = (0, 0, np.inf, 0, 1, 0, 0)
         self.stop[slot] = self.pages[slot] = -1
 
-    def rows(self, slots: Sequence[int | None], pages: int) -> Rows:
+    def rows(self, slots: SequenceOf[int | None], pages: int) -> Rows:
         """The rows of some slots, with the first `pages` columns of their tables; None for no
         request."""
         at = [len(self.numbers) - 1 if slot is None else slot for slot in slots]
@@ -192,30 +175,24 @@ def empty_history(slots: int, vocab_size: int, length: int | None = None) -> His
     )
 
 
-def history_of(
-    request: Request, tokens: np.ndarray, prompt: int, vocab_size: int, length: int | None
+def with_history(
+    history: History, slot: int, request: Request, tokens: np.ndarray, prompt: int
 ) -> History:
-    """The history of a request, without the axis of slots.
-
-    Args:
-      request: the request.
-      tokens: int32 [n], of prompt and text.
-      prompt: how many of them are the prompt's.
-      vocab_size: V.
-      length: S; None without logits processors.
-    """
+    """The history, which is donated, with that of a request in a slot, whose prompt and text are
+    `tokens`, int32 [n], the first `prompt` of them the prompt's."""
+    vocab_size = history.seen.shape[1]
     seen, bias = np.zeros(vocab_size, bool), np.zeros(vocab_size, np.float32)
     seen[tokens] = True
     for token, value in request.logit_bias.items():
         bias[token] = value
     counts = np.bincount(tokens[prompt:], minlength=vocab_size).astype(np.int32)
-    padded = None if length is None else np.full(length, -1, np.int32)
-    if padded is not None:
+    padded = None
+    if history.tokens is not None:
+        padded = np.full(history.tokens.shape[1], -1, np.int32)
         padded[: len(tokens)] = tokens
-    return History(seen, counts, bias, padded)  # pyright: ignore[reportArgumentType]
+    return _replaced(history, np.int32(slot), (seen, counts, bias, padded))
 
 
 @partial(jax.jit, donate_argnames=("history",))
-def begin_history(history: History, slot: jax.Array, new: History) -> History:
-    """Sets a slot's history, each without the axis of slots."""
-    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, new)
+def _replaced(history: History, slot: jax.Array, new: tuple[Any, ...]) -> History:
+    return jax.tree.map(lambda old, x: old.at[slot].set(x), history, History(*new))

@@ -31,13 +31,8 @@ class Scheduler:
     """
 
     def __init__(self, slots: int, pools: SequenceOf[PagePool], max_rows: int):
-        """Begins with free slots.
-
-        Args:
-          slots: of each group.
-          pools: the pages of each group.
-          max_rows: rows that one sequence can have in the caches.
-        """
+        """Begins with free slots, as many for each group, for sequences of `max_rows` rows in the
+        caches at most."""
         self.pools = pools
         self.waiting: deque[Sequence] = deque()
         self.reading: list[Sequence] = []

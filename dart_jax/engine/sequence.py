@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -47,13 +48,12 @@ class Sequence:
         max_length: int,
         grammars: Grammars | None = None,
     ):
-        """See the attributes.
-
-        Args:
-          request: the request.
-          max_length: of prompt and new tokens together; above the prompt's.
-          grammars: of the target, if the request has a grammar or `min_new_tokens`.
-        """
+        """Begins with a prompt shorter than `max_length`; needs the target's grammars if the
+        request has one or `min_new_tokens`."""
+        if request.grammar is not None:
+            assert grammars is not None
+            ends = tuple(dict.fromkeys((*request.stop_ids, *grammars.eos)))
+            request = dataclasses.replace(request, stop_ids=ends)
         self.request = request
         self.matcher: Matcher | MinTokens | AfterThoughts | None = None
         if request.min_new_tokens and request.stop_ids:
@@ -164,9 +164,5 @@ class Sequence:
             self.scores = []
         self.num_computed_tokens = self.num_drafter_tokens = 0
         self.slot, self.draft_row, self.copy = None, None, None
-        self.pages, self.num_cached_pages, self.page_hash, self.drafter_reads = (
-            [],
-            0,
-            EMPTY_HASH,
-            False,
-        )
+        self.pages, self.num_cached_pages, self.page_hash = [], 0, EMPTY_HASH
+        self.drafter_reads = False

@@ -4,7 +4,6 @@ widths; and the draft trees that are the default."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -208,14 +207,6 @@ class Shapes:
         """Rows in which those before a chunk are found, see `ChunkShape`."""
         pages = -(-start // self.page)
         return self.page * (self.width(pages) if pages else 0 if self.bounded else self.pages_each)
-
-    @property
-    def reads(self) -> Iterator[tuple[int, int]]:
-        """Chunks and their starts, such that all programs that read one prompt are run once."""
-        starts = (0, *(n * self.page for n in self.widths)) if self.bounded else (0,)
-        for rows in self.chunks:
-            for start in starts:
-                yield rows, start
 
 
 def up_to(most: int, step: int = STEP) -> tuple[int, ...]:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Iterable
 from itertools import zip_longest
-from typing import Any
 
 from dart_jax.engine.request import Output
 
-_REMEMBERED = 32  # ends of requests
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Statistics:
-    """A snapshot. Counts are since the start, the warm-up excluded.
+    """Counts since the start, the warm-up excluded, and what is held now.
 
     Attributes:
       running: requests with a slot.
@@ -33,7 +28,6 @@ class Statistics:
       generation_tokens: tokens emitted.
       drafts: trees verified.
       draft_tokens: their nodes.
-      accepted_tokens: nodes accepted.
       accepted_per_position: nodes accepted by depth, from 1.
       failed: whether the engine had to stop.
       replicas: engines that these are of.
@@ -54,10 +48,28 @@ class Statistics:
     generation_tokens: int = 0
     drafts: int = 0
     draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
+    accepted_per_position: list[int] = dataclasses.field(default_factory=list)
     failed: bool = False
     replicas: int = 1
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Nodes accepted."""
+        return sum(self.accepted_per_position)
+
+    def count(self, output: Output) -> None:
+        """Counts what a burst gave a request."""
+        self.generation_tokens += len(output.ranks)
+        self.drafts += output.verified
+        self.draft_tokens += output.nodes
+        # A step emits the accepted nodes, one of each depth, and then a token of the target's.
+        depth = 0
+        for rank in output.ranks.tolist():  # a few, for which NumPy would take longer
+            depth = depth + 1 if rank else 0
+            if depth > len(self.accepted_per_position):
+                self.accepted_per_position.append(0)
+            if depth:
+                self.accepted_per_position[depth - 1] += 1
 
 
 def add(one: Statistics, other: Statistics) -> Statistics:
@@ -70,57 +82,6 @@ def add(one: Statistics, other: Statistics) -> Statistics:
     pairs = zip_longest(one.accepted_per_position, other.accepted_per_position, fillvalue=0)
     return Statistics(
         **sums,
-        accepted_per_position=tuple(a + b for a, b in pairs),
+        accepted_per_position=[a + b for a, b in pairs],
         failed=one.failed or other.failed,
     )
-
-
-class Counters:
-    """The counts of `Statistics` that are not somebody else's."""
-
-    def __init__(self) -> None:
-        self._prompt_tokens = self._generation_tokens = 0
-        self._drafts = self._draft_tokens = 0
-        self._accepted: list[int] = []
-        self._held: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def begin(self, prompt_tokens: int) -> None:
-        """Counts a request that gets a slot."""
-        self._prompt_tokens += prompt_tokens
-
-    def burst(self, outputs: Iterable[Output]) -> None:
-        """Counts what a burst gave."""
-        for output in outputs:
-            ranks = output.ranks
-            self._generation_tokens += len(ranks)
-            self._drafts += output.verified
-            self._draft_tokens += output.nodes
-            # A step emits the accepted nodes, one of each depth, and then a token of the target's.
-            depth = 0
-            for rank in ranks.tolist():  # a few, for which NumPy would take longer
-                depth = depth + 1 if rank else 0
-                if depth > len(self._accepted):
-                    self._accepted.append(0)
-                if depth:
-                    self._accepted[depth - 1] += 1
-
-    def end(self, seconds: float) -> None:
-        """Counts the end of a request, which had a slot for `seconds`."""
-        self._held.append(seconds)
-
-    @property
-    def seconds_in_slot(self) -> float:
-        """Seconds for which requests had their slots lately, on average; 1 if it is not known."""
-        return sum(self._held) / len(self._held) if self._held else 1.0
-
-    def statistics(self, **others: Any) -> Statistics:
-        """A snapshot, with what others count."""
-        return Statistics(
-            prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
-            drafts=self._drafts,
-            draft_tokens=self._draft_tokens,
-            accepted_tokens=sum(self._accepted),
-            accepted_per_position=tuple(self._accepted),
-            **others,
-        )

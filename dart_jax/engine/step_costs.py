@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
-import threading
 from collections import deque
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -161,22 +159,9 @@ class Known(NamedTuple):
         pairs.append((self.outcomes[:, 0].sum() + 1, other.outcomes[:, 0].sum() + 1))
         return any(old is None or not old / _CHANGED < new < old * _CHANGED for old, new in pairs)
 
-
-@dataclasses.dataclass(frozen=True)
-class CostFiles:
-    """Files of what is known, one for each program.
-
-    Attributes:
-      directory: where they are. What cannot be written there is learned again in every process.
-    """
-
-    directory: Path
-    _written: dict[Path, Known] = dataclasses.field(default_factory=dict, repr=False)
-    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
-
-    def read(self, program: Hashable) -> Known:
-        """Returns what is known of a program."""
-        path, known = self._path(program), Known.nothing()
+    @classmethod
+    def read(cls, path: Path) -> Known:
+        """Returns what another process knew, if the file is there and not damaged."""
         try:
             content = json.loads(path.read_text())
             costs = {int(k): float(v) for k, v in content["costs"].items()}
@@ -184,28 +169,22 @@ class CostFiles:
             numbers = np.array([*costs.values(), *outcomes.flat])
             right = outcomes.shape == (BINS, 2) and np.isfinite(numbers).all()
             if right and (numbers >= 0).all() and all(costs.values()):
-                known = Known(costs, outcomes)
+                return cls(costs, outcomes)
         except (OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError):
             pass
-        with self._lock:
-            self._written[path] = known
-        return known
+        return cls.nothing()
 
-    def keep(self, program: Hashable, known: Known) -> None:
-        """Writes what is known of a program if it is new."""
-        path = self._path(program)
-        with self._lock:
-            before = self._written.get(path, Known.nothing())
-            if not before.differs(known):
-                return
-            self._written[path] = known
-            content = {"costs": known.costs, "outcomes": known.outcomes.round(1).tolist()}
-            try:
-                write_atomically(path, (json.dumps(content) + "\n").encode())
-            except (OSError, UserError) as error:
-                _logger.warning("the costs of draft trees are not kept: %s", error)
+    def write(self, path: Path) -> None:
+        """Writes the knowledge. Where that is not possible every process learns it again."""
+        content = {"costs": self.costs, "outcomes": self.outcomes.round(1).tolist()}
+        try:
+            write_atomically(path, (json.dumps(content) + "\n").encode())
+        except (OSError, UserError) as error:
+            _logger.warning("the costs of draft trees are not kept: %s", error)
 
-    def _path(self, program: Hashable) -> Path:
-        device = jax.devices()[0].device_kind, available_cores(), jax.__version__
-        name = hashlib.sha256(repr((program, device)).encode()).hexdigest()[:32]
-        return self.directory / f"{name}.json"
+
+def path_for(directory: Path, program: Hashable) -> Path:
+    """The file of what is known of a program, whose `repr` is the same in every process."""
+    device = jax.devices()[0].device_kind, available_cores(), jax.__version__
+    name = hashlib.sha256(repr((program, device)).encode()).hexdigest()[:32]
+    return directory / f"{name}.json"

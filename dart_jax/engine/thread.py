@@ -99,55 +99,51 @@ class EngineFailed(UserError):
     """The engine had to stop in the middle of a request, which was not at fault."""
 
 
-class Ticket:
-    """A request that was accepted."""
+class _Ticket:
+    """See `Ticket`."""
 
     def __init__(self, thread: EngineThread, sequence: Sequence):
         self._thread, self._sequence = thread, sequence
 
     @property
     def begun(self) -> float | None:
-        """The time at which it first got a slot, in seconds of `time.monotonic`; None before."""
         return self._sequence.begun
 
     def cancel(self) -> None:
-        """Ends it within a step, without waiting. At most one more output, which is under way,
-        follows. Callable from any thread, and more than once."""
         self._thread._cancel(self._sequence)
 
 
-class AnyTicket(Protocol):
+class Ticket(Protocol):
     """A request that was accepted."""
 
     @property
     def begun(self) -> float | None:
-        """The time at which it got a slot, as `Ticket` has it."""
+        """The time at which it first got a slot, in seconds of `time.monotonic`; None before."""
         ...
 
     def cancel(self) -> None:
-        """Ends it, as `Ticket` does."""
+        """Ends it within a step, without waiting. At most one more output, which is under way,
+        follows. Callable from any thread, and more than once."""
         ...
 
 
 class AnyEngine(Protocol):
-    """What serves requests: an `EngineThread`, or several of them on other machines."""
+    """What serves requests: an `EngineThread`, or several of them on other machines.
+
+    Attributes:
+      config: its options, such as the number of requests it takes.
+      max_length: maximum length of a prompt and its new tokens together.
+    """
+
+    config: EngineConfig
+    max_length: int
 
     @property
     def model(self) -> ServedModel:
         """The model that is served."""
         ...
 
-    @property
-    def config(self) -> EngineConfig:
-        """Its options, such as the number of requests it takes."""
-        ...
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a prompt and its new tokens together."""
-        ...
-
-    def submit(self, request: Request, on_output: OnOutput) -> AnyTicket:
+    def submit(self, request: Request, on_output: OnOutput) -> Ticket:
         """Accepts a request; see `EngineThread.submit`."""
         ...
 
@@ -180,16 +176,14 @@ class EngineThread:
         progress: Callable[[str], None] = lambda _: None,
         defaults: Sampling = Sampling(1.0),
     ):
-        """Compiles the programs, and starts the thread.
+        """Compiles the programs, and starts the thread. Raises UserError if the options do not fit
+        the model.
 
         Args:
           model: the model.
           config: the options.
           progress: is told how far the compilation is.
           defaults: how requests sample that say nothing of it: such a text can be written first.
-
-        Raises:
-          UserError: the options do not fit the model.
         """
         self.model, self.config = model, config
         self._engine = model.engine(config)
@@ -197,16 +191,15 @@ class EngineThread:
         mode = Request(np.zeros(1, np.int32), 1, defaults).mode
         self._warm_up = compile_programs(self._engine, config, mode)
         self._warm = False  # whether everything is compiled that the options name
-        for done in self._warm_up:
-            progress(str(done))
-            if done.enough and not config.compile_first:
+        for message, enough in self._warm_up:
+            progress(message)
+            if enough and not config.compile_first:
                 break
         self._compiled, self._compiled_idle, self._waited = CompileTime(), 0, 0.0
         self._compiles_at = 0.0  # in seconds of `time.monotonic`, unless requests come before
         self._kept_until = 0  # programs compiled for requests when they were last dropped
         self._changed = threading.Condition()
-        self._inbox: deque[Sequence] = deque()
-        self._cancelled: deque[Sequence] = deque()
+        self._news: deque[Sequence] = deque()  # that were accepted or cancelled
         # Requests that neither ended nor were cancelled, whether the thread has seen them or not,
         # the oldest first, and who listens.
         self._accepted: dict[Sequence, OnOutput] = {}
@@ -217,11 +210,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request, on_output: OnOutput) -> Ticket:
-        """Accepts a request. Callable from any thread.
-
-        Args:
-          request: the request.
-          on_output: called on the engine's thread, which it must not hold up, with each output.
+        """Accepts a request, each of whose outputs is passed on. Callable from any thread.
 
         Raises:
           QueueFull: too many requests wait.
@@ -235,11 +224,11 @@ class EngineThread:
             if not self._accepting:
                 raise EngineClosed("the server is shutting down; try again later")
             if len(self._accepted) >= self.config.slots + self.config.queue:
-                raise QueueFull(self.config, self._engine.counters.seconds_in_slot)
+                raise QueueFull(self.config, self._engine.seconds_in_slot)
             self._accepted[sequence] = on_output
-            self._inbox.append(sequence)
+            self._news.append(sequence)
             self._changed.notify_all()
-        return Ticket(self, sequence)
+        return _Ticket(self, sequence)
 
     def statistics(self) -> Statistics:
         """A snapshot, at most a step old. Callable from any thread."""
@@ -269,7 +258,7 @@ class EngineThread:
             # At once: its place is free for the next request.
             if self._accepted.pop(sequence, None) is None:
                 return
-            self._cancelled.append(sequence)
+            self._news.append(sequence)
             self._changed.notify_all()
 
     # What follows runs on the engine's thread.
@@ -300,7 +289,7 @@ class EngineThread:
         if self._warm and self._compiled_idle:
             _logger.info("all programs are compiled")
         with self._changed:
-            came = [sequence.arrived for sequence in self._inbox]
+            came = [each.arrived for each in self._news if each in self._accepted]
         if came:
             self._waited += time.monotonic() - min(came)
 
@@ -328,22 +317,18 @@ class EngineThread:
         engine = self._engine
         while True:
             with self._changed:
-                while not (
-                    self._closed
-                    or self._inbox
-                    or self._cancelled
-                    or engine.busy
-                    or self._compiles_now
-                ):
+                while not (self._closed or self._news or engine.busy or self._compiles_now):
                     rest = self._compiles_at - time.monotonic()
                     self._changed.wait(None if self._warm else rest)
-                new, cancelled = list(self._inbox), list(self._cancelled)
-                self._inbox.clear()
-                self._cancelled.clear()
+                news = [(each, each in self._accepted) for each in self._news]
+                self._news.clear()
                 closed = self._closed
-            for sequence in new:
-                engine.add(sequence)
-            for sequence in (*cancelled, *(engine.sequences if closed else ())):
+            for sequence, accepted in news:
+                if accepted:
+                    engine.add(sequence)
+                else:
+                    engine.cancel(sequence)
+            for sequence in engine.sequences if closed else ():
                 engine.cancel(sequence)
             if closed:
                 return False
@@ -373,7 +358,7 @@ class EngineThread:
             self._give(sequence, output)
         with self._changed:
             self._failed = True
-            self._inbox.clear()
+            self._news.clear()
             lost = list(self._accepted)
         failure = EngineFailed(f"the engine failed: {type(error).__name__}")
         failure.__cause__ = error
@@ -383,7 +368,7 @@ class EngineThread:
 
     def _snapshot(self) -> Statistics:
         return self._engine.statistics(
-            accepted=len(self._inbox),
+            accepted=len(self._news),
             compilations=self._compiled_for_requests,
             compilation_seconds=self._waited,
             failed=self._failed,

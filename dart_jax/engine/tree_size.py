@@ -10,9 +10,9 @@ texts: a trial costs little, and a long pause bounds what trials cost together.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.request import SamplingMode
 from dart_jax.engine.shapes import Shapes, default_tree
-from dart_jax.engine.step_costs import ENOUGH, PLAIN, CostFiles, Known, StepCosts
+from dart_jax.engine.step_costs import ENOUGH, PLAIN, Known, StepCosts, path_for
 from dart_jax.files import user_cache
 from dart_jax.models.sharding.mesh import several_processes
 
@@ -77,9 +77,10 @@ class _Kind:
     """Knowledge and decisions of steps with the same rows and sampling."""
 
     def __init__(
-        self, sizes: Sequence[int], first: int, slope: float, known: Known, *, stepwise: bool
+        self, sizes: Sequence[int], first: int, slope: float, path: Path | None, *, stepwise: bool
     ):
-        self.sizes, self.stepwise = sizes, stepwise
+        self.sizes, self.stepwise, self.path = sizes, stepwise, path
+        self.written = known = Known.nothing() if path is None else Known.read(path)
         self.costs = StepCosts(slope, known.costs)
         self.outcomes = known.outcomes
         self.places = 0.8 / np.arange(1, sizes[-1] + 1)  # probabilities by place
@@ -93,9 +94,12 @@ class _Kind:
         self.seconds, self.timed = 0.0, 0
         self.state = self.burst()
 
-    @property
-    def known(self) -> Known:
-        return Known(self.costs.known, self.outcomes)
+    def keep(self) -> None:
+        """Writes what is known to the file, if there is one and it is new."""
+        known = Known(self.costs.known, self.outcomes)
+        if self.path is not None and self.written.differs(known):
+            self.written = known
+            known.write(self.path)
 
     def burst(self) -> State:
         """The burst that was decided."""
@@ -229,7 +233,7 @@ class TreeSizes:
         fixed: bool = False,
         stepwise: bool = False,
         first: int | None = None,
-        files: CostFiles | None = None,
+        directory: Path | None = None,
         program: Hashable = None,
     ):
         """Begins with what is known from before.
@@ -239,27 +243,31 @@ class TreeSizes:
           fixed: always take the largest, and verify all of its nodes.
           stepwise: steps of one row take time only for the nodes that they verify.
           first: nodes of all rows to begin with; None for the largest size.
-          files: keep knowledge between processes.
-          program: what costs depend on besides rows and sampling; its `repr` is the same in every
-            process.
+          directory: keeps knowledge between processes; None for nowhere.
+          program: what costs depend on besides rows and sampling, see `path_for`.
         """
         self.sizes = sizes
         self._fixed, self._stepwise, self._first = fixed, stepwise, first
-        self._files, self._program = files, program
+        self._directory, self._program = directory, program
         self._kinds: dict[tuple[int, SamplingMode], _Kind] = {}
-        self._to_tour: int | None = None  # rows
-        self._tour: list[int] = []
         self._lock = threading.Lock()
 
     @property
     def touring(self) -> bool:
         """True while sizes are still to be visited."""
-        return self._to_tour is not None or bool(self._tour)
+        return any(kind.tour for kind in self._kinds.values())
 
-    def tour(self, rows: int) -> None:
+    def tour(self, rows: int, mode: SamplingMode) -> None:
         """Visits all sizes before anything else, so that programs are compiled and costs known."""
-        if not self._is_fixed(rows):
-            self._to_tour = rows
+        if self._is_fixed(rows):
+            return
+        with self._lock:
+            kind, every = self._kind(rows, mode), [*self.sizes[rows][1:]]
+            # Of plain decoding, too, whose first one is not timed: it compiles.
+            visits = max(3, -(-(ENOUGH + 1) // len(every)))
+            every = (visits - 1) * every + every[::-1]
+            kind.tour = [x for size in every for x in (0, size)]
+            kind.left = 0
 
     def choose(self, rows: int, mode: SamplingMode) -> State:
         """The present burst: of the next steps."""
@@ -267,14 +275,6 @@ class TreeSizes:
             if self._is_fixed(rows):
                 return State(self.sizes[rows][-1], 2**30)
             kind = self._kind(rows, mode)
-            if self._to_tour == rows:
-                every = [*self.sizes[rows][1:]]
-                self._to_tour, self._tour = None, kind.tour
-                # Of plain decoding, too, whose first one is not timed: it compiles.
-                visits = max(3, -(-(ENOUGH + 1) // len(every)))
-                every = (visits - 1) * every + every[::-1]
-                kind.tour[:] = [x for size in every for x in (0, size)]
-                kind.left = 0
             if kind.over:
                 kind.decide()
             return kind.state._replace(left=kind.left)
@@ -313,8 +313,8 @@ class TreeSizes:
             if size != kind.size:
                 return  # another burst has begun, or none of the texts can be drafted
             kind.learn(steps, lessons, seconds, times)
-            if kind.over and self._files is not None:
-                self._files.keep((self._program, rows, mode), kind.known)
+            if kind.over:
+                kind.keep()
 
     def _is_fixed(self, rows: int) -> bool:
         return self._fixed or len(self.sizes[rows]) == 1
@@ -323,54 +323,43 @@ class TreeSizes:
         key = rows, mode
         if key not in self._kinds:
             sizes = self.sizes[rows]
-            known = Known.nothing()
-            if self._files is not None:
-                known = self._files.read((self._program, *key))
+            path = None
+            if self._directory is not None:
+                path = path_for(self._directory, (self._program, *key))
             stepwise = self._stepwise and rows == 1
             first = sizes[1] if stepwise else sizes[-1]
             if self._first is not None and not stepwise:
                 enough = (size for size in sizes[1:] if size * rows >= self._first)
                 first = next(enough, sizes[-1])
             node = _NODE if jax.default_backend() == "cpu" else _NODE_ELSEWHERE
-            self._kinds[key] = _Kind(
-                sizes,
-                first,
-                min(node * rows, 1.0),
-                known,
-                stepwise=stepwise,
-            )
+            slope = min(node * rows, 1.0)
+            self._kinds[key] = _Kind(sizes, first, slope, path, stepwise=stepwise)
         return self._kinds[key]
 
 
-@dataclasses.dataclass(frozen=True)
-class LearnedSizes:
-    """What a model's engines have learned about the sizes of trees. For any thread."""
-
-    _policies: dict[Hashable, TreeSizes] = dataclasses.field(default_factory=dict)
-
-    def of(self, config: DecodeConfig, search: TreeSearch | None, shapes: Shapes) -> TreeSizes:
-        """Returns what chooses the sizes of trees; the same for the same programs.
-
-        Args:
-          config: of the largest trees.
-          search: for these trees; None if the drafting method needs none.
-          shapes: what programs are compiled for.
-        """
-        if shapes.fixed:
-            return TreeSizes(shapes.sizes, fixed=True)
-        length = shapes.max_length if shapes.bounded else None
-        program = config, jax.tree.structure(search), shapes.slots, length, shapes.steps
-        key = program, tuple(shapes.sizes.items())
-        if key not in self._policies:
-            # Several processes must know the same.
-            alone = not several_processes(config.execution.devices.mesh)
-            on_cpu = jax.default_backend() == "cpu"
-            new = TreeSizes(
-                shapes.sizes,
-                stepwise=shapes.stepwise,
-                first=default_tree(config.drafter)[0] if on_cpu else None,
-                files=CostFiles(user_cache() / "tree_costs") if alone else None,
-                program=program,
-            )
-            self._policies.setdefault(key, new)
-        return self._policies[key]
+def learned_sizes(
+    config: DecodeConfig,
+    search: TreeSearch | None,
+    shapes: Shapes,
+    learned: dict[Hashable, TreeSizes],
+) -> TreeSizes:
+    """Returns what chooses the sizes of trees (see `ModelRunner`): what was `learned` with the same
+    programs of a model, to which it is added."""
+    if shapes.fixed:
+        return TreeSizes(shapes.sizes, fixed=True)
+    length = shapes.max_length if shapes.bounded else None
+    program = config, jax.tree.structure(search), shapes.slots, length, shapes.steps
+    key = program, tuple(shapes.sizes.items())
+    if key not in learned:
+        # Several processes must know the same.
+        alone = not several_processes(config.execution.devices.mesh)
+        on_cpu = jax.default_backend() == "cpu"
+        new = TreeSizes(
+            shapes.sizes,
+            stepwise=shapes.stepwise,
+            first=default_tree(config.drafter)[0] if on_cpu else None,
+            directory=user_cache() / "tree_costs" if alone else None,
+            program=program,
+        )
+        learned.setdefault(key, new)
+    return learned[key]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,36 +13,16 @@ from dart_jax.engine.engine import Engine
 from dart_jax.engine.request import SamplingMode
 
 
-class Compiled(NamedTuple):
-    """Progress of a compilation.
-
-    Attributes:
-      done: programs that have been compiled.
-      count: of all.
-      enough: whether a single text can be written without others.
-    """
-
-    done: int
-    count: int
-    enough: bool
-
-    def __str__(self) -> str:
-        return f"compiled {self.done} of {self.count} programs"
-
-
 def compile_programs(
     engine: Engine, config: EngineConfig, mode: SamplingMode
-) -> Iterator[Compiled]:
+) -> Iterator[tuple[str, bool]]:
     """Runs the programs that requests may run, one at a time, the most important ones first. No
     request may run during a part; between two they may.
 
-    Args:
-      engine: has the programs.
-      config: the options.
-      mode: how requests sample that say nothing of it.
+    `mode`: how requests sample that say nothing of it.
 
     Yields:
-      After every part, what has been done.
+      After every part, how much has been done, and whether a single text can be written.
     """
     runner, shapes = engine.runner, engine.runner.shapes
     if not config.modes:
@@ -69,10 +48,12 @@ def compile_programs(
     works += [partial(runner.compile_beginning, mode)]
     works += [partial(runner.copy, 0, 0)] * config.prefix_cache
     enough = len(works)
-    works += [partial(read, *read_, drafts) for read_ in shapes.reads]
+    starts = (0, *(n * shapes.page for n in shapes.widths)) if shapes.bounded else (0,)
+    reads = [*product(shapes.chunks, starts)]
+    works += [partial(read, *read_, drafts) for read_ in reads]
     works += [partial(burst, each, one, narrow, size, masked=True) for each in first]
     works += [partial(runner.compile_beginning, each) for each in config.modes]
-    works += [partial(read, *read_, False) for read_ in shapes.reads if drafts]
+    works += [partial(read, *read_, False) for read_ in reads if drafts]
     # Those under a grammar last: fewer texts are.
     for masked, each, rows in product((False, True), config.modes, shapes.rows):
         for width in shapes.widths:
@@ -80,8 +61,8 @@ def compile_programs(
             works += [partial(every, nodes) for nodes in shapes.sizes[rows]]
             if drafts and not shapes.fixed:
                 works.append(partial(every, 0, follows=True))
-    for drafted, read_ in product({drafts, False}, shapes.reads):
+    for drafted, read_ in product({drafts, False}, reads):
         works.append(partial(read, *read_, drafted, scored=True))
     for done, work in enumerate(works, 1):
         work()
-        yield Compiled(done, len(works), done >= enough)
+        yield f"compiled {done} of {len(works)} programs", done >= enough

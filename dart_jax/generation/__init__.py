@@ -6,14 +6,11 @@ May import `dart_jax.engine` and what it imports. Start with `config.py` (the op
 
 from __future__ import annotations
 
-from dart_jax.decoding.tree import MAX_NODES
-from dart_jax.engine.shapes import default_tree, length_bucket, tree_sizes
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
 from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
 from dart_jax.generation.text_generation import TextGeneration
 
 __all__ = [
-    "MAX_NODES",
     "Completion",
     "GeneratedText",
     "GenerationConfig",
@@ -21,7 +18,4 @@ __all__ = [
     "Piece",
     "Step",
     "TextGeneration",
-    "default_tree",
-    "length_bucket",
-    "tree_sizes",
 ]

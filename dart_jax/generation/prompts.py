@@ -66,19 +66,8 @@ def encode_prompts(
     eos: tuple[int, ...],
     vocab_size: int,
 ) -> EncodedPrompts:
-    """Encodes prompts and the options that depend on the vocabulary.
-
-    Args:
-      tokenizer: the target's.
-      prompts: one or several.
-      config: the options.
-      sequences: texts to be written for each prompt.
-      eos: the target's ids that end a text.
-      vocab_size: the target's.
-
-    Raises:
-      UserError: a prompt, stop, id or number cannot be used.
-    """
+    """Encodes prompts, each for a number of sequences, and the options that depend on the target's
+    vocabulary and the ids that end its texts. Raises UserError if something cannot be used."""
     if isinstance(sequences, bool) or not isinstance(sequences, numbers.Integral):
         raise UserError(f"num_return_sequences must be an integer, got {sequences!r}")
     if sequences < 1:
@@ -117,18 +106,8 @@ def encode_prompt(
     vocab_size: int,
     add_special_tokens: bool = True,
 ) -> np.ndarray:
-    """Returns a prompt's tokens, int64 [n].
-
-    Args:
-      tokenizer: the target's.
-      prompt: text, token ids or a chat.
-      template_kwargs: arguments of the chat template.
-      vocab_size: the target's, which may be smaller than the tokenizer's.
-      add_special_tokens: whether the tokenizer adds its own around a text.
-
-    Raises:
-      UserError: it is not a valid prompt, or has a token that the target does not have.
-    """
+    """Returns a prompt's tokens, int64 [n]; special tokens are added around a text alone. Raises
+    UserError if it is not a valid prompt, or has a token beyond the target's vocabulary."""
     if isinstance(prompt, str):
         tokens = np.array(tokenizer.encode(prompt, add_special_tokens), np.int64)
     else:
@@ -164,11 +143,7 @@ def _tokens(tokenizer: Tokenizer, prompt: Any, template_kwargs: Mapping[str, Any
 def split_stops(
     tokenizer: Tokenizer, stops: Sequence[str | int], vocab_size: int
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Splits stops into stop strings and stop ids.
-
-    Raises:
-      UserError: an id is outside the vocabulary.
-    """
+    """Splits stops into stop strings and stop ids; raises UserError if the target lacks one."""
     ids = tuple(stop for stop in stops if not isinstance(stop, str))
     check_ids("stop", ids, vocab_size, tokenizer)
     return [stop for stop in stops if isinstance(stop, str)], ids

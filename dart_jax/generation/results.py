@@ -149,15 +149,8 @@ class GeneratedText:
         row: int = 0,
         **decoding: Any,
     ):
-        """Starts an empty text.
-
-        Args:
-          tokenizer: the target's.
-          stop: strings that end it.
-          stop_ids: ids that end it.
-          row: its place in its batch.
-          decoding: further options of `TextStream`.
-        """
+        """Starts an empty text, which strings and ids may end, of a row of a batch; `decoding`:
+        further options of `TextStream`."""
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
         self.pieces: list[Piece] = []

@@ -32,34 +32,19 @@ class TextGeneration:
         tokenizer: Tokenizer,
         prompts: EncodedPrompts,
         requests: Sequence[Request],
-        max_length: int,
     ):
-        """Checks the requests; nothing is decoded yet.
-
-        Args:
-          engine: decodes nothing else.
-          tokenizer: the target's.
-          prompts: the prompts.
-          requests: one for each of them.
-          max_length: maximum length of a prompt and its new tokens together.
-
-        Raises:
-          UserError: a request does not fit the engine.
-        """
+        """Checks the requests, one for each prompt, for an engine that decodes nothing else; raises
+        UserError if one does not fit. Nothing is decoded yet."""
         self._engine = engine
-        self._sequences = [engine.sequence_of(request, max_length) for request in requests]
+        self._sequences = [engine.sequence_of(request) for request in requests]
         stops = prompts.stop_strings
-        # A text is what its structure demands, up to the first space.
-        self._texts = [
-            GeneratedText(
-                tokenizer,
-                stops,
-                request.stop_ids,
-                row=n,
-                continues=continues or request.grammar is not None,
-            )
-            for n, (request, continues) in enumerate(zip(requests, prompts.continues, strict=True))
-        ]
+        self._texts = []
+        for row, each in enumerate(self._sequences):
+            # A text is what its structure demands, up to the first space.
+            goes_on = prompts.continues[row] or each.request.grammar is not None
+            ids = each.request.stop_ids
+            text = GeneratedText(tokenizer, stops, ids, row=row, continues=goes_on)
+            self._texts.append(text)
         # Stop strings are found only on the host.
         self._steps_at_once = CHECKED_STEPS if stops else None
         self._pieces = self._generate()
@@ -124,14 +109,9 @@ class TextGeneration:
             yield from step.pieces
 
     def steps(self, with_drafts: bool = False) -> Generator[Step, None, None]:
-        """Generates step by step; an alternative to iterating over the pieces.
-
-        Args:
-          with_drafts: also report what each step verified, in `Step.draft`.
-
-        Raises:
-          UserError: these texts are already being generated.
-        """
+        """Generates step by step; an alternative to iterating over the pieces. With drafts, each
+        `Step.draft` reports what was verified. Raises UserError if these texts are already being
+        generated."""
         if self._started:
             raise UserError("these texts were already generated; start another generation")
         for sequence in self._sequences:

@@ -103,14 +103,9 @@ NAMES = frozenset((*_SAME, "top_k", "stop_strings", *_NEUTRAL, *_IGNORED))
 
 
 def convert(config: transformers.GenerationConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `dart_jax.generation.GenerationConfig` with the same meaning.
-
-    Args:
-      config: a generation config, or the contents of a `generation_config.json`.
-
-    Raises:
-      UserError: a field that would change the text is not supported; it is named.
-    """
+    """Returns the fields of `dart_jax.generation.GenerationConfig` with the same meaning as those
+    of a config, or of a `generation_config.json`. Raises UserError, which names the field, if one
+    that would change the text is not supported."""
     fields = _fields(config)
     given = {name: value for name, value in fields.items() if value is not None}
     for name, value in given.items():
@@ -137,23 +132,15 @@ def unused_by_default(config: Mapping[str, Any]) -> str | None:
 
     Nothing here uses them unless asked to, which is what `convert` is for.
     """
-    fields = {
-        name: value
-        for name, value in config.items()
-        if name not in _OF_SAMPLING and not name.startswith("output_") and value is not None
-    }
-    ours = {"repetition_penalty": (1,), "stop_strings": ([],)}
-    told = [
-        f"{name}={fields[name]!r} is used only with --use-generation-config or "
-        "model.generation_config"
-        for name in ours
-        if fields.get(name, ours[name][0]) not in ours[name]
-    ]
-    told += [
-        f"{name}={fields[name]!r} is not supported, and not used"
-        for name, neutral in _NEUTRAL.items()
-        if name in fields and fields[name] not in neutral
-    ]
+    ours, told = {"repetition_penalty": (1,), "stop_strings": ([],)}, []
+    for name, neutral in {**ours, **_NEUTRAL}.items():
+        value = config.get(name)
+        if value is None or value in neutral or name in _OF_SAMPLING or name.startswith("output_"):
+            continue
+        how = "is not supported, and not used"
+        if name in ours:
+            how = "is used only with --use-generation-config or model.generation_config"
+        told.append(f"{name}={value!r} {how}")
     return "; ".join(told) or None
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dart_jax.engine.request import Finish, Logprobs, Output, Request
-from dart_jax.engine.thread import AnyEngine, AnyTicket
+from dart_jax.engine.thread import AnyEngine, Ticket
 from dart_jax.generation import GeneratedText
 from dart_jax.grammar.matching import GrammarError
 from dart_jax.serve.body.errors import ApiError, bad, internal
@@ -193,7 +193,7 @@ class Texts:
         self._interval, self._next = interval, 0.0  # when `more` may return again
         self._pausing = False  # whether only an end is news
         self._inbox: deque[tuple[int, Output, float]] = deque()
-        self._tickets: dict[int, AnyTicket] = {}
+        self._tickets: dict[int, Ticket] = {}
         try:
             for index, request in enumerate(requests):
                 self._tickets[index] = engine.submit(request, partial(self._put, index))

@@ -75,18 +75,14 @@ class Decoder:
     ) -> Generation:
         """Continues token prompts, each int [n]."""
         engine = self.engine(len(prompts))
-        requests = [
-            Request(
-                prompt.astype(np.int32),
-                max_new_tokens,
-                self.sampling,
-                seed=seed,
-                choice=row,
-                stop_ids=self.model.eos if self.stop is None else self.stop,
-                grammar=self.grammar,
-            )
-            for row, prompt in enumerate(prompts)
-        ]
+        requests = Request.several(
+            prompts,
+            max_new_tokens,
+            self.sampling,
+            seed=seed,
+            stop_ids=self.model.eos if self.stop is None else self.stop,
+            grammar=self.grammar,
+        )
         return Generation(engine.run(requests), engine.seconds)
 
     def prepare(self, prompts: Sequence[np.ndarray], max_new_tokens: int, seed: int = 0) -> None:
@@ -94,7 +90,8 @@ class Decoder:
         with all sizes until that is known. Without it, calls do both as they go."""
         engine = self.engine(len(prompts))
         shapes, sizes = engine.runner.shapes, engine.tree_sizes
-        sizes.tour(shapes.rows_for(-(-len(prompts) // shapes.groups)))
+        mode = Request(prompts[0].astype(np.int32), 1, self.sampling).mode
+        sizes.tour(shapes.rows_for(-(-len(prompts) // shapes.groups)), mode)
         while sizes.touring:
             self(prompts, max_new_tokens, seed)
 

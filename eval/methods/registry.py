@@ -215,7 +215,6 @@ def decoder(
     stop, grammar = None if acceptance is None else (), None
     if structured_outputs is not None:
         grammar = model.grammars.check(structured_outputs)
-        stop = tuple(dict.fromkeys((*(stop or ()), *model.eos)))
     return Decoder(
         model,
         max_length,

@@ -14,13 +14,13 @@ from rich.table import Table
 
 from dart_jax.data.stdlib import HELD_OUT, stdlib
 from dart_jax.decoding.sampling import Sampling
+from dart_jax.engine.shapes import length_bucket
 from dart_jax.errors import UserError
-from dart_jax.generation import length_bucket
 from dart_jax.model import DartModel
 from dart_jax.models.networks.pure import dtype_of
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import environment, write_report
-from dart_jax.progress import progress_bar, stage
+from dart_jax.progress import progress_bars, stage
 from eval.benchmarks.prompts import (
     PROMPT_TOKENS,
     demo_prompts,
@@ -159,7 +159,7 @@ class Speedup:
             for name, model in self.models.items()
         }
         title = f"T = {sampling.temperature:g}, batch {batch_size}: {workload.title}"
-        with progress_bar(self.console) as bar:
+        with progress_bars(self.console) as bar:
             task = bar.add_task(title, total=len(batches) * (config.repeats + 1))
             runs = measure(
                 {name: self.decoder(name, trees[name], workload, sampling) for name in trees},

@@ -18,8 +18,8 @@ from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.shapes import default_tree
 from dart_jax.errors import UserError
-from dart_jax.generation import default_tree
 from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.drafter_files import check_fit

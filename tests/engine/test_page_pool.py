@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_jax.engine.pages import _MOST_COMPARED, EMPTY_HASH, SHARED_ROWS, PagePool, hash_page
+from dart_jax.engine.pages import EMPTY_HASH, SHARED_ROWS, PagePool, hash_page
 
 PAGE = 4
 
@@ -49,8 +49,7 @@ def test_what_nobody_holds_is_kept_until_it_is_needed():
 def test_the_lowest_pages_are_taken_first_and_again():
     """Others need no memory."""
     pool = PagePool(9, PAGE, reuse=False)
-    taken = pool.take(6)
-    assert taken == [0, 1, 2, 3, 4, 5]
+    assert pool.take(6) == [*range(6)]
     pool.release([4, 1, 2])
     assert pool.take(4) == [1, 2, 4, 6]
 
@@ -63,12 +62,6 @@ def test_texts_without_drafts_find_all_pages_and_others_those_of_the_drafter():
     assert not set(plain) & set(drafted)
     for wanted in (True, False):
         assert pool.find(tokens, drafted=wanted)[0] == drafted[:2]
-    # A text that goes on without the drafter: its own pages serve only others like it.
-    longer = text(*range(13))
-    pages = written(pool, longer, drafted=False)
-    assert pages[:2] == drafted[:2]
-    assert pool.find(longer, drafted=False)[0] == pages[:3]
-    assert pool.find(longer, drafted=True)[0] == drafted[:2]
 
 
 def test_the_page_that_shares_the_longest_beginning_is_the_source():
@@ -94,28 +87,17 @@ def test_the_page_that_shares_the_longest_beginning_is_the_source():
         assert source == (first[0] if rows else None)
 
 
-def test_a_source_is_kept_as_long_as_there_are_others():
-    pool = PagePool(2, 16)
-    pages = written(pool, text(*range(12)))
-    pool.release(pages)
-    source = pool.find(text(*range(10), 50), drafted=True).source
-    assert source == pages[0]
-    assert pool.take(1) != [source]
-    assert pool.take(1) == [source]
-    assert pool.find(text(*range(10)), drafted=True).source is None
-
-
-def test_few_pages_are_compared_and_forgotten_ones_are_empty():
+def test_few_pages_are_compared():
+    """The latest ones; others are forgotten."""
     pool = PagePool(100, 16)
     for n in range(80):
         pool.release(written(pool, text(*range(n, n + 12))))
     found = [pool.find(text(*range(n, n + 12)), drafted=True).source for n in range(80)]
-    assert sum(source is not None for source in found) == _MOST_COMPARED
+    assert 8 < sum(source is not None for source in found) < 80
     assert found[-1] is not None
-    assert len(pool._empty) == 100 - _MOST_COMPARED
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_history(data):
     """Whatever is taken and released: a page has the tokens it is found by, is not given to two

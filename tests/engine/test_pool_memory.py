@@ -8,29 +8,21 @@ from needs import native
 
 POOL, LONGEST = 2 * 10**9, 2048
 
-# Prints the resident memory before the engine, with it, and after a request of LONGEST tokens.
+# Prints the resident memory before the pools, with them, and after a request of LONGEST tokens.
 PROGRAM = f"""
-import queue, sys
+import sys
 import numpy as np
 from dart_jax import DartModel
+from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
 from dart_jax.memory import resident_memory
-from dart_jax.engine.config import EngineConfig
-from dart_jax.engine.thread import EngineThread
 
-model = DartModel.from_pretrained(sys.argv[1])
+engine = DartModel.from_pretrained(sys.argv[1]).engine(EngineConfig(kv_memory="{POOL}", slots=1))
 print(resident_memory())
-config = EngineConfig(kv_memory="{POOL}", warmup="none", slots=1)
-engine = EngineThread(model, config)
-assert engine.statistics().kv_bytes > 0.99 * {POOL}
+assert engine.runner.kv_bytes > 0.99 * {POOL}
 print(resident_memory())
-outputs = queue.Queue()
-request = Request(np.ones({LONGEST} - 8, np.int32), 8)
-engine.submit(request, outputs.put)
-while outputs.get().finish is None:
-    pass
+engine.run([Request(np.ones({LONGEST} - 8, np.int32), 8)])
 print(resident_memory())
-engine.close()
 """
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_requests import ask
+from engine_requests import ask, lists
 
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
@@ -49,7 +49,7 @@ def test_every_kernel_serves_the_same_texts(tiny, name, monkeypatch):
         requests.append(Request(tokens.astype(np.int32), 9, sampling, seed=n))
     answers = ask(engine, *requests)
     engine.close()
-    assert [answer.tokens for answer in answers] == expected
+    assert lists(answers) == expected
 
 
 def traced(runner, mode):

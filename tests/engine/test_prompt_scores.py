@@ -4,12 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from engine_requests import ask, tokens_of
+from engine_requests import tokens_of
 from needs import judge
 
 from dart_jax.engine.config import EngineConfig
-from dart_jax.engine.request import MOST_LOGPROBS, Request
-from dart_jax.engine.thread import EngineThread
+from dart_jax.engine.request import Request
 from dart_jax.errors import UserError
 from dart_jax.model import DEMO
 
@@ -54,47 +53,38 @@ def check(prompt, scores, expected, most=5):
             assert top[rank - 1] == logprob
 
 
-@pytest.mark.parametrize("chunk", [16, 128])
-@pytest.mark.parametrize("drafted", [True, False])
+@pytest.mark.parametrize(("chunk", "drafted"), [(16, True), (128, False)])
 def test_scores_are_those_of_transformers(demo, prompts, expected, chunk, drafted):
     """In one chunk and in several, alone and beside others, with a text and without, with kept
     pages, which scored prompts do not use but which others find."""
     model = demo if drafted else demo.with_drafter(None)
     options = SMALL | {"chunk": chunk, "tree_nodes": 2 if drafted else None}
-    engine = EngineThread(model, EngineConfig(**options))
-    try:
-        plain = ask(engine, Request(prompts[0], 8, logprobs=3))[0]
-        for _ in range(2):
-            answers = ask(engine, *map(scored, prompts), scored(prompts[0], 8, 0, logprobs=3))
-            for n, answer in enumerate(answers[:-1]):
-                [output] = answer.outputs
-                assert (len(output.tokens), output.finish) == (0, "length")
-                check(prompts[n], output.prompt_logprobs, expected[n])
-            text = answers[-1]
-            assert text.tokens == plain.tokens
-            check(prompts[0], text.outputs[0].prompt_logprobs, expected[0], 0)
-            assert {output.prompt_logprobs for output in text.outputs[1:]} <= {None}
-        scheduler = engine._engine.scheduler
-        assert scheduler.hits == 0
-        assert ask(engine, Request(prompts[0], 8))[0].tokens == plain.tokens
-        assert scheduler.hits >= 128
-    finally:
-        engine.close()
+    engine = model.engine(EngineConfig(**options))
+    [plain] = engine.run([Request(prompts[0], 8, logprobs=3)])
+    for _ in range(2):
+        *outputs, text = engine.run([*map(scored, prompts), scored(prompts[0], 8, 0, logprobs=3)])
+        for n, output in enumerate(outputs):
+            assert (len(output.tokens), output.finish) == (0, "length")
+            check(prompts[n], output.prompt_logprobs, expected[n])
+        assert text.tokens.tolist() == plain.tokens.tolist()
+        check(prompts[0], text.prompt_logprobs, expected[0], 0)
+    assert engine.scheduler.hits == 0
+    [again] = engine.run([Request(prompts[0], 8)])
+    assert again.tokens.tolist() == plain.tokens.tolist()
+    assert engine.scheduler.hits >= 128
 
 
-def test_several_prompts_of_a_chunk(demo, prompts, expected, monkeypatch):
+def test_several_prompts_of_a_chunk(demo, prompts, expected):
     """As on accelerators, beside prompts that are not scored."""
-    engine = EngineThread(demo, EngineConfig(**SMALL | {"chunk": 128}))
-    shapes = engine._engine.runner.shapes
-    engine._engine.runner.shapes = dataclasses.replace(
-        shapes, only_used=False, together=True, chunks=(32, 128)
-    )
+    engine = demo.engine(EngineConfig(**SMALL | {"chunk": 128}))
+    shapes = engine.runner.shapes
+    chunks = {"only_used": False, "together": True, "chunks": (32, 128)}
+    engine.runner.shapes = dataclasses.replace(shapes, **chunks)
     others = [Request(prompt, 4) for prompt in prompts[:2]]
-    first, *answers = ask(engine, others[0], *map(scored, prompts), others[1])
-    engine.close()
-    for n, answer in enumerate(answers[:-1]):
-        check(prompts[n], answer.outputs[0].prompt_logprobs, expected[n])
-    assert len(first.tokens) == len(answers[-1].tokens) == 4
+    first, *outputs, last = engine.run([others[0], *map(scored, prompts), others[1]])
+    for n, output in enumerate(outputs):
+        check(prompts[n], output.prompt_logprobs, expected[n])
+    assert len(first.tokens) == len(last.tokens) == 4
 
 
 @pytest.mark.parametrize("reads", [1, 4, 50])
@@ -123,22 +113,16 @@ def test_numbers_that_are_none(demo, prompts):
     target = demo.params["target"]
     norm = {"scale": target["norm"]["scale"] * np.nan}
     params = {**demo.params, "target": {**target, "norm": norm}}
-    engine = EngineThread(dataclasses.replace(demo, params=params), EngineConfig(**SMALL))
+    engine = dataclasses.replace(demo, params=params).engine(EngineConfig(**SMALL))
     for new in (0, 5):
         with pytest.raises(UserError, match="logits are NaN in a prompt"):
-            ask(engine, scored(prompts[1], new))
-    engine.close()
+            engine.run([scored(prompts[1], new)])
 
 
-def test_what_cannot_be_scored(demo, prompts):
-    engine = EngineThread(demo, EngineConfig(**SMALL))
+def test_the_longest_and_the_shortest(demo, prompts):
     tokens = np.resize(prompts[0], 320)
-    for prompt, new, most in ((tokens, 1, 1), (tokens[:9], 1, MOST_LOGPROBS + 1)):
-        with pytest.raises(UserError, match=r"leaves no room|prompt_logprobs must be in 0\.\.20"):
-            engine.submit(scored(prompt, new, most), print)
-    with pytest.raises(UserError, match=r"max_new_tokens must be in 1\.\."):
-        Request(tokens, 0)
-    whole, least = ask(engine, scored(tokens), scored(tokens[:1], most=0))
-    engine.close()
-    assert len(whole.outputs[0].prompt_logprobs.own) == 319
-    assert least.outputs[0].prompt_logprobs.top.shape == (0, 0)
+    whole, least = demo.engine(EngineConfig(**SMALL)).run(
+        [scored(tokens), scored(tokens[:1], most=0)]
+    )
+    assert len(whole.prompt_logprobs.own) == 319
+    assert least.prompt_logprobs.top.shape == (0, 0)

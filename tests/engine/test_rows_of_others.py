@@ -11,8 +11,6 @@ from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
 
 PROMPT = np.arange(100, 200, dtype=np.int32)
-
-
 REQUEST = Request(PROMPT, 40, logprobs=0)
 
 

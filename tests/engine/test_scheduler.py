@@ -41,27 +41,10 @@ def test_the_youngest_gives_way_and_is_the_next():
     scheduler.make_room(9)
     assert scheduler.running == [old]
     assert list(scheduler.waiting) == [young, waits]
-    assert (young.slot, young.num_computed_tokens, young.pages, young.num_tokens) == (
-        None,
-        0,
-        [],
-        24,
-    )
+    assert (young.slot, young.pages, young.num_tokens) == (None, [], 24)
     assert scheduler.preemptions == 1
     scheduler.end(old)
     assert read_next(scheduler) is young
-
-
-def test_one_that_waits_or_is_read_can_end():
-    scheduler = new_scheduler()
-    first, second = sequence(9, 4), sequence(9, 4)
-    scheduler.waiting.extend([first, second])
-    scheduler.end(second)
-    assert scheduler.begin_next() is first
-    scheduler.end(first)
-    assert scheduler.active == []
-    assert not scheduler.waiting
-    assert scheduler.pools[0].used == 0
 
 
 def test_what_texts_share_is_read_once_and_holds_up_no_others():
@@ -101,7 +84,7 @@ def test_the_last_page_is_used_in_place():
     assert scheduler.hits == 9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 25), st.integers(0, 2)), max_size=12),
     st.integers(10, 30),
@@ -132,11 +115,14 @@ def test_all_end(requests, pages, slots, random):
                 scheduler.end(one)
             else:
                 scheduler.publish_pages(one)
+        if scheduler.waiting and random.random() < 0.02:  # one that waits, too
+            sequences.remove(scheduler.waiting[-1])
+            scheduler.end(scheduler.waiting[-1])
         held = {page for one in scheduler.running for page in one.pages}
         assert scheduler.pools[0].used == len(held)
     assert not scheduler.waiting
     assert scheduler.active == []
-    assert order == sequences
+    assert [one for one in order if one in sequences] == sequences
     assert scheduler.pools[0].used == 0
 
 

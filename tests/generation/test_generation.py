@@ -1,7 +1,6 @@
 """generate and stream: inputs, outputs, and that drafting does not change the text."""
 
 import copy
-import dataclasses
 import gc
 import io
 import pickle
@@ -52,19 +51,15 @@ def same(ours, theirs):
 
 
 def test_caches_are_freed_with_the_generation(model, sampled):
-    """At once: the collector of cycles may come late."""
+    """At once: the collector of cycles, which is off, may come late."""
 
     def held():
         return sum(array.nbytes for array in jax.live_arrays())
 
     gc.collect()
-    gc.disable()
-    try:
-        before = held()
-        model.generate(TEXT, SAMPLED)
-        assert held() == before
-    finally:
-        gc.enable()
+    before = held()
+    model.generate(TEXT, SAMPLED)
+    assert held() == before
 
 
 def test_a_completion(model, sampled):
@@ -75,18 +70,17 @@ def test_a_completion(model, sampled):
     assert sampled.tau == 39 / sampled.steps
     # The prefill and every verification emit one token of the target's own, unless cut short.
     assert 0 < sampled.drafted.sum() - (40 - 1 - sampled.steps) + 1 <= 2
-    assert set(sampled.seconds) == {"prefill", "device", "search", "compile"}
     spent = sum(sampled.seconds.values()) - sampled.seconds["compile"]
     assert sampled.tokens_per_second == pytest.approx(40 / spent)
 
 
-def test_steps_end_where_the_text_does(model):
+def test_steps_end_where_the_text_does(model, sampled):
     """Those that a stop string makes useless do not count, whatever the burst went on to do."""
-    text = model.generate(TEXT, max_new_tokens=40).text
     for nodes in (0, 8):
-        stopped = model.generate(TEXT, max_new_tokens=40, stop=text[20:24], tree_nodes=nodes)
+        options = {"tree_nodes": nodes}
+        stopped = model.generate(TEXT, SAMPLED, stop=sampled.text[20:24], **options)
         assert stopped.finish == "stop"
-        cut = model.generate(TEXT, max_new_tokens=len(stopped.tokens), tree_nodes=nodes)
+        cut = model.generate(TEXT, SAMPLED, max_new_tokens=len(stopped.tokens), **options)
         assert (stopped.steps, stopped.tau) == (cut.steps, cut.tau)
         assert nodes or stopped.tau == 1
 
@@ -96,11 +90,9 @@ def test_keys_and_values_in_bfloat16(directory):
     """Drafts repeat plain decoding with the same rounded keys and values."""
     model = DartModel.from_pretrained(directory, DEMO / "drafter", kv_dtype="bfloat16")
     assert "dtype: float32; keys and values bfloat16" in repr(model)
-    for options in (GenerationConfig(max_new_tokens=40, tree_nodes=8), SAMPLED):
-        plain = model.generate(TEXT, dataclasses.replace(options, tree_nodes=0))
-        drafted = model.generate(TEXT, options)
-        assert drafted.tokens.tolist() == plain.tokens.tolist()
-        assert drafted.steps < plain.steps
+    plain, drafted = (model.generate(TEXT, SAMPLED, tree_nodes=nodes) for nodes in (0, 8))
+    assert drafted.tokens.tolist() == plain.tokens.tolist()
+    assert drafted.steps < plain.steps
 
 
 def test_without_the_ngram_model_the_text_is_the_same(model, sampled):
@@ -117,26 +109,14 @@ def test_prompt_formats(model, sampled):
 
 def test_streamed_pieces_join_to_the_text(model, sampled):
     stream = model.stream(TEXT, SAMPLED)
-    assert stream.completion.text == ""
-    assert stream.completion.finish is None
+    assert (stream.completion.text, stream.completion.finish) == ("", None)
     pieces = []
     for piece in stream:
         pieces.append(piece)
         assert stream.completion.text.startswith("".join(pieces))
-    assert "".join(pieces) == sampled.text
     assert {piece.drafted for piece in pieces} == {True, False}
     same(stream.completion, sampled)
     assert stream.completion.drafted.tolist() == sampled.drafted.tolist()
-    assert stream.completion.steps == sampled.steps
-
-
-def test_a_stream_can_be_closed(model, sampled):
-    stream = model.stream(TEXT, SAMPLED)
-    first = next(stream)
-    stream.close()
-    assert list(stream) == []
-    assert sampled.text.startswith(first)
-    assert stream.completion.finish is None
 
 
 def test_stop_strings(model, sampled):
@@ -151,9 +131,7 @@ def test_stop_strings(model, sampled):
     assert tokens == sampled.tokens[: len(tokens)].tolist()
     assert stop[0] in model.tokenizer.decode(tokens)
     assert stop[0] not in model.tokenizer.decode(tokens[:-1])
-    stream = model.stream(TEXT, SAMPLED, stop=stop)
-    assert "".join(stream) == done.text
-    same(stream.completion, done)
+    assert "".join(model.stream(TEXT, SAMPLED, stop=stop)) == done.text
 
 
 def test_the_name_of_a_special_token_as_a_stop(model):
@@ -171,25 +149,23 @@ def test_the_name_of_a_special_token_as_a_stop(model):
     assert done.text == model.tokenizer.decode(written[:2])
 
 
-def test_stop_ids(model, sampled):
+def test_ids_that_end_a_text(model, directory, sampled, tmp_path):
+    """Those of a call, and all of the target's generation config."""
     tokens = sampled.tokens.tolist()
     at = next(i for i in range(10, 40) if tokens.index(tokens[i]) == i)
-    for stop in (tokens[at], (tokens[at], 4095), np.int64(tokens[at])):
-        done = model.generate(TEXT, SAMPLED, stop=stop)
-        assert done.tokens.tolist() == tokens[: at + 1]
-        assert done.finish == "stop"
-        assert done.text == model.tokenizer.decode(tokens[:at])
-    stream = model.stream(TEXT, SAMPLED, stop=tokens[at])
-    assert "".join(stream) == done.text
-
-
-def test_every_eos_id_of_the_generation_config(model, directory, sampled, tmp_path):
-    tokens = sampled.tokens.tolist()
     target = shutil.copytree(directory, tmp_path / "target")
-    (target / "generation_config.json").write_text(f'{{"eos_token_id": [4095, {tokens[6]}]}}')
-    done = DartModel.from_pretrained(target).generate(TEXT, SAMPLED)
-    assert done.tokens.tolist() == tokens[: tokens.index(tokens[6]) + 1]
-    assert done.finish == "stop"
+    (target / "generation_config.json").write_text(f'{{"eos_token_id": [4095, {tokens[at]}]}}')
+    other, id = DartModel.from_pretrained(target), np.int64(tokens[at])
+    for of, options in (
+        (model, {"stop": tokens[at]}),
+        (model, {"stop": (id, 4095)}),
+        (model, {"eos_token_id": id}),
+        (other, {}),
+    ):
+        done = of.generate(TEXT, SAMPLED, **options)
+        assert (done.tokens.tolist(), done.finish) == (tokens[: at + 1], "stop")
+        assert done.text == model.tokenizer.decode(tokens[:at])
+    same(other.generate(TEXT, SAMPLED, eos_token_id=()), sampled)
 
 
 @pytest.mark.long
@@ -210,11 +186,9 @@ def test_the_targets_positions_end_a_text(model):
         ("x", {"max_new_tokens": 0}, "max_new_tokens must be in 1..2147483647, got 0"),
         ("x", {"top_p": 2.0}, "top_p must be"),
         ("x", {"seed": -1}, "the seed must be in"),
-        ("x", {"stop": ""}, "stop string"),
         ("x", {"tree_nodes": -1}, "a tree cannot have -1 nodes; choose 0 to 512"),
         ("x", {"num_beams": 4}, "num_beams is not supported; the options are max_new_tokens"),
         ("x", {"top_k": 2**31}, "top_k must be at most 2147483647"),
-        ("x", {"max_new_tokens": 10**12}, "max_new_tokens must be at most 2147483647"),
         ("x", {"stop": 10**12}, "stop has the token id 1000000000000; ids are in 0..4095"),
         ("x", {"eos_token_id": [0, 4096]}, "eos_token_id has the token id 4096"),
         ("x", {"eos_token_id": "0"}, "eos_token_id must be a token id or several, got '0'"),
@@ -224,19 +198,14 @@ def test_the_targets_positions_end_a_text(model):
         ("x", {"do_sample": 1}, "do_sample must be True or False, got 1"),
         ("x", {"do_sample": True, "temperature": 0}, "do_sample=True needs a temperature above 0"),
         ("x", {"num_return_sequences": 2}, "greedy decoding gives the same text every time"),
-        ("x", {"num_return_sequences": 2.0}, "num_return_sequences must be an integer, got 2.0"),
         ([1, [2]], {}, "a prompt is a text, a list of token ids"),
-        ([2**80], {}, "a prompt is a text, a list of token ids"),
         ("x", {"logits_processor": lambda t, x, n: x[:3]}, r"shape \(3,\); it must be \(4096,\)"),
-        ("x", {"num_return_sequences": 0}, "num_return_sequences must be at least 1, got 0"),
         ("x", {"max_length": 0}, "max_length must be at least 1"),
         ([1] * 20, {"max_length": 20}, "a prompt of 20 tokens leaves no room in 20 positions"),
         ("x", {"top_k": 2.5}, "top_k must be an integer, got 2.5"),
         ("x", {"stop": (1.5,)}, "stop must be strings and token ids"),
-        (["x", 3], {}, "a prompt is a text, a list of token ids"),
         ([[0.5]], {}, "a prompt is a text, a list of token ids"),
         ([4096], {}, r"prompt tokens must be in 0\.\.4095"),
-        ([-1], {}, r"prompt tokens must be in 0\.\.4095"),
         ([2**32 + 1], {}, r"prompt tokens must be in 0\.\.4095"),
         ([1] * 2048, {}, "2048 tokens leaves no room"),
         ({"role": "user", "content": "x"}, {}, "not a dict"),

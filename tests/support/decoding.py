@@ -17,6 +17,7 @@ from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.engine import Engine
+from dart_jax.engine.model_runner import ModelRunner
 from dart_jax.engine.request import Output, Request
 from dart_jax.engine.shapes import shapes_of
 
@@ -115,7 +116,8 @@ def begin(
     if sizes is not None:
         shapes = dataclasses.replace(shapes, sizes=dict.fromkeys(shapes.rows, sizes), fixed=False)
     chosen = None if policy is None else policy(shapes.sizes)
-    engine = Engine(config, params, search, engine_options, shapes, tree_sizes=chosen)
+    runner = ModelRunner(config, params, search, engine_options, shapes)
+    engine = Engine(runner, engine_options, tree_sizes=chosen)
     requests = [
         Request(
             tokens[:length],
@@ -169,19 +171,15 @@ def begin_model(
     options = EngineConfig(
         slots=len(prompts), max_length=max_length, burst=burst, tree_nodes=nodes, offline=True
     )
-    requests = [
-        Request(
-            np.asarray(prompt, np.int32),
-            new,
-            sampling,
-            seed=seed,
-            choice=row,
-            stop_ids=model.eos if stop is None else stop,
-            grammar=grammar,
-            drafts=drafts,
-        )
-        for row, prompt in enumerate(prompts)
-    ]
+    requests = Request.several(
+        map(np.asarray, prompts),
+        new,
+        sampling,
+        seed=seed,
+        stop_ids=model.eos if stop is None else stop,
+        grammar=grammar,
+        drafts=drafts,
+    )
     return Decoding(model.engine(options, **parts), requests)
 
 

@@ -1,52 +1,35 @@
 """Requests to an engine, and the texts that come of them."""
 
-import queue
 import threading
 
 import numpy as np
 
-from dart_jax.engine.request import Request
+from dart_jax.engine.request import Output, Request
 from dart_jax.engine.thread import EngineThread
-
-PATIENCE = 120  # seconds
 
 
 class Answer:
     """Collects the outputs of one request."""
 
     def __init__(self) -> None:
-        self.outputs: list = []
-        self.error: BaseException | None = None
+        self.outputs: list[Output] = []
         self.started, self.ended = threading.Event(), threading.Event()
 
     def __call__(self, output) -> None:
-        self.error = output.error
-        if self.error is None:
-            self.outputs.append(output)
-            self.started.set()
+        self.outputs.append(output)
+        self.started.set()
         if output.last:
             self.ended.set()
 
-    def wait(self) -> "Answer":
-        assert self.ended.wait(PATIENCE), "no answer"
-        if self.error is not None:
-            raise self.error
-        return self
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for output in self.outputs for token in output.tokens.tolist()]
-
-    @property
-    def drafted(self) -> list[bool]:
-        return [drafted for output in self.outputs for drafted in output.drafted.tolist()]
-
-    @property
-    def finish(self) -> str:
-        return self.outputs[-1].finish
+    def wait(self) -> Output:
+        """All that came until the end; raises the error that ended it."""
+        assert self.ended.wait(120), "no answer"
+        if error := self.outputs[-1].error:
+            raise error
+        return Output.joined(self.outputs)
 
 
-def ask(engine: EngineThread, *requests: Request) -> list[Answer]:
+def ask(engine: EngineThread, *requests: Request) -> list[Output]:
     """Submits requests together and waits for their ends."""
     answers = [Answer() for _ in requests]
     for request, answer in zip(requests, answers, strict=True):
@@ -54,27 +37,9 @@ def ask(engine: EngineThread, *requests: Request) -> list[Answer]:
     return [answer.wait() for answer in answers]
 
 
-def closed_loop(engine: EngineThread, requests: list[Request], clients: int) -> list[Answer]:
-    """Each client sends its next request when its last one has ended."""
-    answers, left = [Answer() for _ in requests], queue.SimpleQueue()
-    for pair in zip(requests, answers, strict=True):
-        left.put(pair)
-
-    def client() -> None:
-        while True:
-            try:
-                request, answer = left.get_nowait()
-            except queue.Empty:
-                return
-            engine.submit(request, answer)
-            answer.ended.wait(PATIENCE)
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [answer.wait() for answer in answers]
+def lists(outputs: list[Output]) -> list[list[int]]:
+    """The new tokens of every request."""
+    return [output.tokens.tolist() for output in outputs]
 
 
 def tokens_of(model, text: str) -> np.ndarray:

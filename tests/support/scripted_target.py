@@ -1,10 +1,6 @@
 """A target that writes what a test says."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +14,12 @@ from dart_jax.weights.checkpoint import save_target
 END = "<|im_end|>"
 
 
-def write_scripted_target(
-    directory: Path, pieces: Sequence[str], template: str, special: Collection[str] = ()
-) -> Path:
+def write_scripted_target(directory, pieces, template, special=()):
     """Writes a target that continues every prompt with some pieces, each of which is a token, and
     then ends the text; returns its path.
 
-    Args:
-      directory: is created.
-      pieces: no two are equal, and no prompt ends with one, unless it is the first that follows.
-      template: of its chats.
-      special: those of the pieces that are special tokens.
+    No two pieces are equal, and no prompt ends with one, unless it is the first that follows. Those
+    in `special` are special tokens; `template` is of its chats.
     """
     assert len({*pieces}) == len(pieces)
     tokenizer = byte_level()
@@ -50,18 +41,13 @@ def write_scripted_target(
         max_position_embeddings=1024,
     )
     # Layers that add nothing, and a head that knows what follows each token.
-    zeros = jax.tree.map(jnp.zeros_like, init_params(config, 0))
+    params = jax.tree.map(jnp.zeros_like, init_params(config, 0))
     follows = dict(itertools.pairwise(ids))
-    head = jnp.zeros((size, width))
-    for id in range(size):
-        head = head.at[follows.get(id, ids[0]), id].set(4.0)
-    params = {
-        **zeros,
-        "embed_tokens": jnp.eye(size, width),
-        "lm_head": {"kernel": head.T},
-        "norm": {"scale": jnp.ones(width)},
-    }
-    assert jax.tree.structure(params) == jax.tree.structure(zeros)
+    following = jnp.array([follows.get(id, ids[0]) for id in range(size)], jnp.int32)
+    kernel = params["lm_head"]["kernel"]
+    params["lm_head"]["kernel"] = kernel.at[jnp.arange(size), following].set(4.0)
+    params["embed_tokens"] = jnp.eye(size, width)
+    params["norm"]["scale"] = jnp.ones(width)
     save_target(directory, config, params, eos=(ids[-1],))
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(template)

@@ -145,7 +145,7 @@ def served(model: DartModel) -> list[list[int]]:
     ]
     answers = ask(engine, *requests)
     engine.close()
-    return [answer.tokens for answer in answers]
+    return [answer.tokens.tolist() for answer in answers]
 
 
 def scores(model: DartModel) -> list[Logprobs]:
@@ -154,7 +154,7 @@ def scores(model: DartModel) -> list[Logprobs]:
     engine = EngineThread(model, options)
     answers = ask(engine, *(Request(prompt, 0, prompt_logprobs=5) for prompt in PROMPTS))
     engine.close()
-    return [answer.outputs[0].prompt_logprobs for answer in answers]
+    return [answer.prompt_logprobs for answer in answers]
 
 
 def scores_apart(one: DartModel, many: DartModel) -> float:

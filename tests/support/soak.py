@@ -2,16 +2,13 @@
 
 They stream, take answers whole, or hang up. Each request asked alone has the right answer."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from eval.serving.client import Answer, Body, Choice, Client
+from eval.serving.client import Answer, Choice
 
 # How a client behaves, and how often. A twin comes beside the same request, which is cancelled.
 _KINDS = {"streamed": 0.4, "whole": 0.3, "cancelled": 0.2, "twin": 0.1}
@@ -28,37 +25,26 @@ class Visit(NamedTuple):
     answer: Answer
 
     @property
-    def refused(self) -> bool:
-        """True if the server had no room in its queue."""
+    def refused(self):
+        """Whether the server had no room in its queue."""
         return self.answer.status == 429
 
 
-async def visit(
-    client: Client, pool: Sequence[Body], clients: int, seconds: float, count: int | None, seed: int
-) -> list[Visit]:
-    """Lets clients ask at random.
+async def visit(client, pool, clients, seconds, count, seed):
+    """Lets clients ask at random for requests of a pool, each for some seconds and a number of
+    times at most; returns the visits."""
+    visits, end = [], time.perf_counter() + seconds
 
-    Args:
-      client: asks the server.
-      pool: different requests.
-      clients: how many ask at once.
-      seconds: after which they ask no more.
-      count: requests after which each of them asks no more; None for no limit.
-      seed: of their choices.
-    """
-    visits: list[Visit] = []
-    end = time.perf_counter() + seconds
-
-    async def one(rng: np.random.Generator, kind: str, case: int) -> Visit:
+    async def one(rng, kind, case):
         stream = kind == "streamed" or (kind != "whole" and rng.random() < 0.5)
         # From 1 ms to 3 s: also while the request waits, or its prompt is read.
         patience = 10 ** rng.uniform(-3, 0.5) if kind == "cancelled" else None
         stream &= "prompt_logprobs" not in pool[case]  # which are not streamed
         return Visit(kind, case, await client.ask(pool[case], stream=stream, patience=patience))
 
-    async def run_client(number: int) -> None:
+    async def run_client(number):
         rng, asked = np.random.default_rng([seed, number]), 0
-        while time.perf_counter() < end and (count is None or asked < count):
+        while time.perf_counter() < end and asked < count:
             kind, case = rng.choice([*_KINDS], p=[*_KINDS.values()]), int(rng.integers(len(pool)))
             kinds = [kind, "cancelled"] if kind == "twin" else [kind]
             visits.extend(await asyncio.gather(*(one(rng, each, case) for each in kinds)))
@@ -69,25 +55,22 @@ async def visit(
     return visits
 
 
-async def ask_alone(
-    client: Client, pool: Sequence[Body], visits: Sequence[Visit]
-) -> dict[int, Answer]:
-    """Returns the answers to all requests that were asked, one after the other, by number."""
-    cases = sorted({each.case for each in visits})
-    return {case: await client.ask(pool[case]) for case in cases}
+async def ask_alone(client, pool, visits):
+    """The answers to all requests that were asked, one after the other, by number."""
+    return {case: await client.ask(pool[case]) for case in sorted({each.case for each in visits})}
 
 
-def fault(visit: Visit, alone: Mapping[int, Answer]) -> list[str]:
-    """Returns what is wrong with an answer, if anything.
+def fault(visit, alone):
+    """What is wrong with an answer, if anything.
 
     A request is answered in time, unless the queue is full, as the same request `alone`, by its
     number: with the same texts, calls, ends, log-probabilities and numbers of tokens; a client that
     hung up, with their beginnings.
     """
     kind, case, answer = visit
+    other = alone.get(case, Answer(error="never answered alone"))
     if visit.refused:
         return []
-    other = alone.get(case, Answer(error="never answered alone"))
     if error := answer.error or other.error:
         return [f"request {case}, {kind}: {error}"]
     if not answer.cancelled and answer.usage != other.usage:
@@ -103,8 +86,8 @@ def fault(visit: Visit, alone: Mapping[int, Answer]) -> list[str]:
     return []
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Tells whether two parts of answers are equal, numbers but for rounding."""
+def _same(one, other):
+    """Whether two parts of answers are equal, numbers but for rounding."""
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= _ROUNDING
     if isinstance(one, dict) and isinstance(other, dict):

@@ -1,7 +1,5 @@
 """An engine that gives what a test says, for what a real one does not do on demand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,12 +24,8 @@ class Ticket:
 
 
 class StubEngine:
-    """Keeps the requests; the test gives the outputs.
-
-    Attributes:
-      accepted: (request, on_output, ticket) of each.
-      refuse: raised by the next `submit`, if it is not None.
-    """
+    """Keeps the requests in `accepted`, with who listens, and their tickets; the test gives the
+    outputs. `submit` raises `refuse`, if it is not None."""
 
     def __init__(self):
         tokenizer = Tokenizer(byte_level())

@@ -28,17 +28,15 @@ class Shapes:
     """Shapes like the demo's, but smaller."""
 
     vocab_size: int = 300
-    hidden_size: int = 64
 
     @property
     def target(self) -> TargetConfig:
-        """A target of heads that share one key/value head."""
         return TargetConfig(
             vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
+            hidden_size=64,
             intermediate_size=96,
             num_hidden_layers=7,
-            num_attention_heads=self.hidden_size // 64,
+            num_attention_heads=1,
             num_key_value_heads=1,
             head_dim=64,
             rope=Rope(1e4),
@@ -48,7 +46,7 @@ class Shapes:
 
     @property
     def drafter(self) -> DartConfig:
-        """A drafter of four positions."""
+        """Of four positions."""
         config = DrafterShape(positions=4).config(self.target)
         assert isinstance(config, DartConfig)
         return config

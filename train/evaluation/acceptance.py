@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding
 
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
+from dart_jax.engine.shapes import default_tree, length_bucket
 from dart_jax.errors import UserError
-from dart_jax.generation import default_tree, length_bucket
 from dart_jax.model import DartModel
 from dart_jax.models.networks.pure import Params
 from dart_jax.models.sharding.devices import Devices

@@ -87,8 +87,7 @@ class Cluster:
 
     def submit(self, request: Request, on_output: OnOutput) -> Ticket:
         """See `EngineThread.submit`; `on_output` is called on this object's thread."""
-        request.check_limits()
-        request.check_fits(self.max_length, self.model.target.vocab_size)
+        request.check(self.max_length, self.model.target.vocab_size)
         if not self._accepting:
             raise EngineClosed("the server is shutting down; try again later")
         if len(self._running) >= self.config.slots + self.config.queue:
