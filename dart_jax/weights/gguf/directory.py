@@ -28,11 +28,10 @@ from dart_jax.weights.gguf.tokenizer import (
 )
 from dart_jax.weights.tensor_files import read_json
 
-_FORMAT = 4  # of these directories; another number makes them anew
+_FORMAT = 5  # of these directories; another number makes them anew
 # Fields of general.sampling -> their names in `transformers`.
 _SAMPLING = {name: name for name in ("top_k", "top_p", "min_p")}
 _SAMPLING |= {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-_NOT_SUPPORTED = ("mirostat", "xtc_probability")  # unless 0
 
 
 def target_directory(path: Path) -> Path:
@@ -68,13 +67,10 @@ def _content(path: Path) -> dict[str, str]:
     config = hf_config(files, rope_factors(files))
     tensors = sources(files, TargetConfig.from_json(config))
     texts, told = _tokenizer(path, files.metadata)
-    told = [*config.get(NOTES, ()), *told]
-    for field in (f"general.sampling.{name}" for name in _NOT_SUPPORTED):
-        if value := files.metadata.get(field):
-            told.append(f"the GGUF file recommends {field} = {value:g}, which is not supported")
+    config[NOTES] = [*config.get(NOTES, ()), *told]
     index = {"files": [str(one.resolve()) for one in files.paths], "tensors": to_json(tensors)}
     return texts | {
-        "config.json": json.dumps(config | {NOTES: told}),
+        "config.json": json.dumps(config),
         "generation_config.json": json.dumps(_generation_config(files.metadata)),
         INDEX: json.dumps(index),
     }
