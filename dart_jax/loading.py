@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from dart_jax.decoding.drafting import AnyDrafter, drafter_title
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError, warn
+from dart_jax.files import read_json
 from dart_jax.generation.transformers_options import unused_by_default
 from dart_jax.memory import give_back, return_large
 from dart_jax.models.config import TargetConfig
@@ -32,7 +33,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_any_drafter_config
 from dart_jax.weights.drafter_files import check_draft_model, check_fit
-from dart_jax.weights.tensor_files import open_tensors, read_json
+from dart_jax.weights.tensor_files import open_tensors
 
 PathLike = str | os.PathLike[str]
 _Config = TypeVar("_Config", bound=AnyDrafterConfig | TargetConfig | None)

@@ -28,7 +28,6 @@ MUTUAL = {
     "dart_jax.decoding.drafting",
     *(f"dart_jax.models.{x}" for x in ("attention", "drafters", "experts", "kernels", "platform")),
     "dart_jax.models.sharding",
-    "dart_jax.weights.gguf",
 }
 
 

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from dart_jax.errors import UserError
-from dart_jax.files import write_atomically
+from dart_jax.files import read_json, write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.models.draft_layer_config import REFERENCE
@@ -36,16 +36,15 @@ from dart_jax.weights.drafter_files import (
     embedding_shape,
     with_stored_parts,
 )
+from dart_jax.weights.formats.layouts import AnyConfig
+from dart_jax.weights.formats.safetensors_file import Tensor
 from dart_jax.weights.generation_file import load_eos as load_eos
-from dart_jax.weights.layouts import AnyConfig
 from dart_jax.weights.parameters import load_params, stored_tensors
-from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.target_files import open_target
 from dart_jax.weights.target_files import read_target_config as read_target_config
 from dart_jax.weights.tensor_files import (
     open_pair_scores,
     open_tensors,
-    read_json,
     write_pair_scores,
     write_tensors,
 )

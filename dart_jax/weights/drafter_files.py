@@ -16,10 +16,10 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.draft_layer_config import REFERENCE, DraftLayerConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.weights.layouts import EMBEDDING as EMBEDDING_OF_TARGET
-from dart_jax.weights.layouts import HEAD, text_tensor
+from dart_jax.weights.formats.layouts import EMBEDDING as EMBEDDING_OF_TARGET
+from dart_jax.weights.formats.layouts import HEAD, text_tensor
+from dart_jax.weights.formats.safetensors_file import Tensor
 from dart_jax.weights.parameters import STORED_DTYPES
-from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.target_files import BUFFERS
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -89,34 +88,24 @@ def _downloaded(
         raise _missing(name, "directory")
     import huggingface_hub
 
-    options = {"revision": revision, "token": token}
-
-    def download(patterns: Sequence[str]) -> Path:
-        wanted = {"allow_patterns": list(patterns), "ignore_patterns": _DUPLICATES}
+    def download(patterns: Sequence[str], ignored: list[str] | None) -> Path:
+        wanted = {"allow_patterns": list(patterns), "ignore_patterns": ignored}
+        options = {"revision": revision, "token": token}
         return Path(huggingface_hub.snapshot_download(repository, **wanted, **options))
 
     with _one_line(f"directory {name}", repository):
         if file:
-            get = functools.partial(huggingface_hub.hf_hub_download, repository, **options)
-            paths = [Path(get(part)) for part in gguf.parts(file)]
-            # Of the same commit, in which the cache knows what there is not.
-            folder, commit = file[: file.rfind("/") + 1], paths[0].parents[file.count("/")].name
-            for beside in (folder + name for name in gguf.BESIDE):
-                if huggingface_hub.try_to_load_from_cache(repository, beside, revision=commit):
-                    continue
-                try:
-                    get(beside, revision=commit)
-                except huggingface_hub.errors.LocalEntryNotFoundError:
-                    if not huggingface_hub.is_offline_mode():
-                        raise  # or what the file itself holds would be taken, as if it were alone
-                except huggingface_hub.errors.EntryNotFoundError:
-                    pass
-            return paths[0]
+            folder = file[: file.rfind("/") + 1]
+            beside = [folder + name for name in gguf.BESIDE]
+            path = download([*gguf.parts(file), *beside], None) / file
+            if not path.is_file():
+                raise FileNotFoundError(f"it has no {file}")
+            return path
         first = [pattern for pattern in patterns if ".bin" not in pattern]
-        directory = download(first)
+        directory = download(first, _DUPLICATES)
         weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
         if len(first) < len(patterns) and not weights:
-            directory = download(patterns)
+            directory = download(patterns, _DUPLICATES)
     configs = ("config.json", ADAPTER)
     if _WEIGHTS[0] in patterns and not any((directory / name).is_file() for name in configs):
         raise UserError(

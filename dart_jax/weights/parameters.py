@@ -22,8 +22,17 @@ from dart_jax.models.kernels.int8 import Kernel, round_one
 from dart_jax.models.kernels.tiles import BLOCK_TYPES, Tiles, pack_blocks
 from dart_jax.models.pure import Params, abstract_params
 from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
-from dart_jax.weights.layouts import HEAD, AnyConfig, Entry, ParamPath, Piece, layout, leaves, part
-from dart_jax.weights.safetensors_file import Region, Tensor
+from dart_jax.weights.formats.layouts import (
+    HEAD,
+    AnyConfig,
+    Entry,
+    ParamPath,
+    Piece,
+    layout,
+    leaves,
+    part,
+)
+from dart_jax.weights.formats.safetensors_file import Region, Tensor
 from dart_jax.weights.tensor_files import TensorFiles
 
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")

@@ -6,17 +6,17 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from dart_jax.errors import UserError
-from dart_jax.files import atomic_path, write_atomically
+from dart_jax.files import atomic_path, contents, read_json, write_atomically
+from dart_jax.weights.formats.safetensors_file import Tensor, open_safetensors
+from dart_jax.weights.formats.torch_file import open_torch
 from dart_jax.weights.gguf.tensors import INDEX as GGUF_INDEX
 from dart_jax.weights.gguf.tensors import open_gguf
-from dart_jax.weights.safetensors_file import Tensor, open_safetensors
-from dart_jax.weights.torch_file import open_torch
 
 WEIGHTS = "model.safetensors"
 # A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
@@ -51,7 +51,7 @@ def open_tensors(directory: Path) -> TensorFiles:
         if index.is_file():
             return _open_shards(index, open_file)
     raise UserError(
-        f"no weights in {directory}, which holds {_contents(directory)}; it needs {WEIGHTS}, or "
+        f"no weights in {directory}, which holds {contents(directory)}; it needs {WEIGHTS}, or "
         f"shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
     )
 
@@ -106,29 +106,6 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
         return
     for file in old - {path}:
         file.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; raises UserError if it is missing, damaged or something else."""
-    if not path.parent.is_dir():
-        raise UserError(
-            f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
-        )
-    if not path.is_file():
-        raise UserError(f"no file {path}; the directory holds {_contents(path.parent)}")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"cannot read {path}: it holds no JSON object")
-    return content
-
-
-def _contents(directory: Path) -> str:
-    """Some of the names in a directory, for those who pass one of another format."""
-    names = sorted(path.name for path in directory.iterdir())
-    return ", ".join([*names[:6], *[".."][: len(names) > 6]]) or "nothing"
 
 
 def _index(weights: Path) -> Path:

@@ -1,8 +1,11 @@
 """Keys and values take memory as they are written, in a real process."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import process_memory
 import pytest
 from needs import native
 
@@ -14,22 +17,22 @@ import queue, sys
 import numpy as np
 from dart_jax import DartModel
 from dart_jax.engine.request import Request
-from dart_jax.memory import resident_memory
+from process_memory import memory
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.thread import EngineThread
 
 model = DartModel.from_pretrained(sys.argv[1])
-print(resident_memory())
+print(memory())
 config = EngineConfig(kv_memory="{POOL}", warmup="none", slots=1)
 engine = EngineThread(model, config)
 assert engine.statistics().kv_bytes > 0.99 * {POOL}
-print(resident_memory())
+print(memory())
 outputs = queue.Queue()
 request = Request(np.ones({LONGEST} - 8, np.int32), 8)
 engine.submit(request, outputs.put)
 while outputs.get().finish is None:
     pass
-print(resident_memory())
+print(memory())
 engine.close()
 """
 
@@ -38,7 +41,8 @@ engine.close()
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell it")
 def test_memory_is_taken_as_it_is_used(tiny):
     command = [sys.executable, "-c", PROGRAM, str(tiny.target)]
-    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    env = os.environ | {"PYTHONPATH": str(Path(process_memory.__file__).parent)}
+    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
     before, started, used = map(int, text.split())
     assert started - before < POOL / 10
     assert used - started < POOL / 20

@@ -16,7 +16,7 @@ from test_checkpoint import TARGETS, assert_same_bits, random_params
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.placement import Part, Placement
 from dart_jax.weights.checkpoint import load_target, save_target
-from dart_jax.weights.safetensors_file import open_safetensors
+from dart_jax.weights.formats.safetensors_file import open_safetensors
 
 
 class InParts(Placement):

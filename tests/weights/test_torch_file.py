@@ -13,7 +13,7 @@ import refusals
 from needs import judge
 
 from dart_jax.errors import UserError
-from dart_jax.weights.torch_file import open_torch
+from dart_jax.weights.formats.torch_file import open_torch
 
 torch = judge("torch")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.files import make_once, user_cache
+from dart_jax.files import make_once, read_json, user_cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.weights.gguf import file
 from dart_jax.weights.gguf.config import NOTES, hf_config
@@ -26,7 +26,6 @@ from dart_jax.weights.gguf.tokenizer import (
     stop_ids,
     tokenizer_config,
 )
-from dart_jax.weights.tensor_files import read_json
 
 _FORMAT = 5  # of these directories; another number makes them anew
 # Fields of general.sampling -> their names in `transformers`.

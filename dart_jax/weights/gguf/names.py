@@ -6,10 +6,10 @@ import re
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
+from dart_jax.weights.formats.layouts import layout
 from dart_jax.weights.gguf.config import ROPE_FACTORS
 from dart_jax.weights.gguf.file import GgufFiles
 from dart_jax.weights.gguf.tensors import Source, open_source, size_of
-from dart_jax.weights.layouts import layout
 
 # Architectures whose files have the two halves of a head's queries and keys interleaved.
 _INTERLEAVED = ("granite", "llama", "smollm3")

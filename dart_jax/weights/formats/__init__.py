@@ -1,0 +1,4 @@
+"""Formats of weights: the names of tensors, and tensors that are read from files part by part.
+
+May import `dart_jax.models`. Start with `safetensors_file.py`.
+"""
