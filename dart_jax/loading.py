@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -68,8 +67,7 @@ def load_target_here(
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
     return_large()
-    load = partial(load_target, keep_bfloat16=weights.tiles, keep_blocks=weights.blocks)
-    config, params = load(directory, dtype, mesh=mesh, int8=weights.int8)
+    config, params = load_target(directory, dtype, form=weights, mesh=mesh)
     params = weights.prepare(params, config, mesh)
     if jax.default_backend() == "cpu" or mesh is not None or weights.int8:
         config, params = untie(config, params, weights, mesh)
@@ -114,9 +112,8 @@ def load_drafter_here(
             target["embed_tokens"],
             target=target_directory,
             config=config,
-            keep_bfloat16=weights.tiles,
+            form=weights,
             mesh=mesh,
-            int8=weights.int8,
         )
         params["drafter"] = weights.prepare(drafter, config, mesh)
         params["draft_ids"] = jnp.asarray(ids)

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, contents, read_json, write_atomically
+from dart_jax.weights.formats.layouts import PAIR_SCORES as PREFIX
 from dart_jax.weights.formats.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.formats.torch_file import open_torch
 from dart_jax.weights.gguf.tensors import INDEX as GGUF_INDEX
@@ -56,25 +57,29 @@ def open_tensors(directory: Path) -> TensorFiles:
     )
 
 
-def open_pair_scores(directory: Path) -> TensorFiles:
-    """Reads the header of the file of pair scores; raises UserError if it is missing or damaged."""
+def open_pair_scores(directory: Path) -> dict[str, Tensor]:
+    """Reads the header of the file of pair scores, whose tensors have the names of `layouts` then;
+    raises UserError if it is missing or damaged."""
     path = directory / PAIR_SCORES
     if not path.is_file():
         raise UserError(
             f"no file {path}, although config.json has a pair_rank; add the file, or remove "
             "pair_rank to draft without pair scores"
         )
-    return TensorFiles(path, open_safetensors(path))
+    return {PREFIX + name: tensor for name, tensor in open_safetensors(path).items()}
 
 
-def write_pair_scores(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replaces the file of pair scores, atomically; removes it if there are no tensors."""
+def write_pair_scores(directory: Path, tensors: dict[str, Tensor]) -> None:
+    """Takes the pair scores out of a drafter's tensors, and replaces their file, atomically, or
+    removes it if there are none."""
+    names = [name for name in tensors if name.startswith(PREFIX)]
+    pairs = {name.removeprefix(PREFIX): tensors.pop(name) for name in names}
     path = directory / PAIR_SCORES
-    if not tensors:
+    if not pairs:
         path.unlink(missing_ok=True)
         return
     with atomic_path(path) as part:
-        _write(part, tensors)
+        _write(part, pairs)
 
 
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:

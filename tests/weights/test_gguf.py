@@ -19,6 +19,7 @@ from tokenizers_made import TEXTS, byte_fallback, byte_level
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.kernels.tiles import Tiles
+from dart_jax.models.platform.weights import WeightsForm
 from dart_jax.models.pure import abstract_params
 from dart_jax.models.rope import Rope
 from dart_jax.text.tokenizer import Tokenizer
@@ -238,7 +239,7 @@ def test_blocks_stay_as_they_are(kind, tmp_path):
         kinds = {"attn_|ffn_|token_embd": gguf.GGMLQuantizationType[kind]}
         path = write(tmp_path / "m.gguf", tmp_path / "hf", kinds=kinds)
         _, floats = load_target(resolved(path))
-        _, blocks = load_target(resolved(path), keep_blocks=True)
+        _, blocks = load_target(resolved(path), form=WeightsForm(tiles=True))
         kept = []
 
         def check(path, stored, floats, kept=kept):
@@ -262,13 +263,13 @@ def test_blocks_that_are_not_finite(tmp_path):
     at = tensor.data_offset + 20 + 2  # the minimum of the second block
     content[at : at + 2] = np.float16(np.inf).tobytes()
     path.write_bytes(content)
-    for keep in (False, True):
+    for tiles in (False, True):
         with pytest.raises(
             UserError,
             match=r"infinite in float32, in model.layers.1.mlp.up_proj"
             r".weight \(32 of them\)",
         ):
-            load_target(resolved(path), keep_blocks=keep)
+            load_target(resolved(path), form=WeightsForm(tiles=tiles))
 
 
 # As in Qwen2's tokenizer.json.
