@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ from conftest import GOLDEN
 from refusals import report
 from safetensors.numpy import load_file, save_file
 
-from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DartConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.weights import WeightsForm
@@ -21,7 +21,6 @@ from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import (
     load_drafter,
     load_target,
-    read_drafter_config,
     resolve_dtype,
     save_drafter,
     save_target,
@@ -169,9 +168,7 @@ def test_unusable_pair_scores_are_reported(tmp_path):
     written, stored = path.read_bytes(), load_file(path)
 
     def refused(message):
-        with pytest.raises(UserError, match=message) as error:
-            load_drafter(tmp_path)
-        assert "\n" not in str(error.value)
+        assert re.search(message, report(load_drafter, tmp_path))
 
     path.unlink()
     refused("no file .*pair_scores.safetensors, although config.json has a pair_rank; add the file")
@@ -227,11 +224,10 @@ def test_golden_files_are_written_again_bit_for_bit(tmp_path, name, kind, load, 
 
 def test_a_drafter_without_a_draft_vocabulary(tmp_path, drafter):
     config = dataclasses.replace(DRAFTER, draft_vocab_size=30)
-    directory = tmp_path / "whole"
-    save_drafter(directory, config, random_params(config), np.arange(30, dtype=np.int32))
-    for place in (directory, drafter):
+    save_drafter(tmp_path / "whole", config, random_params(config), np.arange(30, dtype=np.int32))
+    for place in (tmp_path / "whole", drafter):
         change_tensors(place, lambda t: {k: v for k, v in t.items() if k not in ("d2t", "t2d")})
-    assert load_drafter(directory)[2].tolist() == list(range(30))
+    assert load_drafter(tmp_path / "whole")[2].tolist() == list(range(30))
     assert "missing d2t" in report(load_drafter, drafter)  # of a smaller vocabulary
 
 
@@ -256,35 +252,26 @@ def test_the_embedding_of_an_eagle3_file(tmp_path, stored):
 @pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
 def test_eagles_reader_finds_the_embedding_of_an_exported_drafter(tmp_path, drafter):
     """It reads the target's unless the config names `target_hidden_size`, and then the file's."""
-    own = np.random.default_rng(2).normal(size=(30, 16)).astype(np.float32)
+    own = jnp.asarray(np.random.default_rng(2).normal(size=(30, 16)), jnp.float32)
     for width, table in ((8, None), (16, own)):
         config = dataclasses.replace(drafter, hidden_size=width)
-        embedding = None if table is None else jnp.asarray(table)
-        save_drafter(tmp_path, config, random_params(config), IDS, embedding=embedding)
+        save_drafter(tmp_path, config, random_params(config), IDS, embedding=table)
         fields = json.loads((tmp_path / "config.json").read_text())
         tensors = load_file(tmp_path / "model.safetensors")
         assert ("target_hidden_size" in fields) == ("embed_tokens.weight" in tensors)
         assert tensors["fc.weight"].shape == (width, 3 * fields.get("target_hidden_size", width))
-        assert read_drafter_config(tmp_path) == config
-        if table is not None:
-            np.testing.assert_array_equal(tensors["embed_tokens.weight"], table)
-
-
-def test_an_embedding_that_does_not_fit_its_drafter(tmp_path):
-    wide = dataclasses.replace(EAGLE3, hidden_size=16)
-    params = random_params(wide)
-    with pytest.raises(UserError, match="rows have 16 numbers and the target's 8"):
-        save_drafter(tmp_path, wide, params, IDS)
-    with pytest.raises(UserError, match=r"embedding has shape \(30, 8\)"):
-        save_drafter(tmp_path, wide, params, IDS, embedding=jnp.zeros((30, 8)))
-    assert not list(tmp_path.iterdir())
+    np.testing.assert_array_equal(tensors["embed_tokens.weight"], own)
+    arguments = (tmp_path / "other", config, random_params(config), IDS)
+    assert "rows have 16 numbers and the target's 8" in report(save_drafter, *arguments)
+    message = report(save_drafter, *arguments, embedding=jnp.zeros((30, 8)))
+    assert "embedding has shape (30, 8)" in message
+    assert not (tmp_path / "other").exists()
 
 
 def test_dtypes(target, monkeypatch):
     for dtype in ("float3", np.int32, "float16", None):
         for load in (load_target, load_drafter):
-            message = report(load, target, dtype)
-            assert "weights can be float32 or bfloat16" in message
+            assert "weights can be float32 or bfloat16" in report(load, target, dtype)
     for backend, dtype in (("cpu", "float32"), ("gpu", "bfloat16")):
         monkeypatch.setattr("jax.default_backend", lambda backend=backend: backend)
         assert resolve_dtype("auto") == jnp.dtype(dtype)
@@ -342,6 +329,7 @@ def test_all_mismatches_are_in_one_message(target):
             "model.layers.0.self_attn.q_proj.weight": np.zeros((12, 9), np.float32),
             "model.layers.1.self_attn.q_proj.bias": np.ones(12, np.float32),
             "model.layers.6.mlp.upper_proj.weight": np.zeros((12, 8), np.float32),
+            "model.norm.weight": np.ones(8, np.int8),
         }
 
     change_tensors(target, damage)
@@ -355,15 +343,11 @@ def test_all_mismatches_are_in_one_message(target):
         # Shapes as they are in the file, [out, in].
         "model.embed_tokens.weight has shape (29, 8), the config requires (30, 8)",
         "model.layers.0.self_attn.q_proj.weight has shape (12, 9), the config requires (12, 8)",
+        "model.norm.weight has dtype int8",
     ):
         assert problem in message
-
-
-def test_a_config_of_another_size_is_reported(target):
     change_config(target, intermediate_size=13)
-    message = report(load_target, target)
-    assert message.count("_proj.weight has shape ") == 8
-    assert message.endswith("; and 13 more")
+    assert report(load_target, target).endswith("; and 19 more")
     change_config(target, model_type="gpt2")
     assert "model_type is 'gpt2'" in report(load_target, target)
 
@@ -373,7 +357,6 @@ def test_a_config_of_another_size_is_reported(target):
     [
         (np.zeros(19, np.int64), r"d2t has shape (19,)"),
         (np.full(20, 11), "distinct ids below 30"),
-        (np.full(20, -1), "distinct ids below 30"),
         (-np.arange(20), "distinct ids below 30"),
     ],
 )
@@ -386,9 +369,7 @@ def test_a_drafter_is_no_target_nor_a_target_a_drafter(target, tmp_path_factory)
     assert "neither a draft_length (DART) nor" in report(load_drafter, target)
     directory = tmp_path_factory.mktemp("drafter")
     save_drafter(directory, DRAFTER, random_params(DRAFTER), IDS)
-    assert report(load_target, directory) == (
-        f"{directory} is a drafter; pass it as the drafter of its target"
-    )
+    assert "is a drafter; pass it as the drafter of its" in report(load_target, directory)
 
 
 @pytest.mark.long(keep=2)
@@ -427,48 +408,21 @@ def test_the_largest_finite_weights_are_loaded_and_larger_ones_named(target):
     assert "infinite in bfloat16, in model.norm.weight (2 of them)" in message
 
 
-def test_non_float_weights_are_named(target):
-    change_tensors(
-        target,
-        lambda t: (
-            t | {"model.norm.weight": np.ones(8, np.int8), "lm_head.weight": np.ones((30, 8), bool)}
-        ),
-    )
-    message = report(load_target, target)
-    assert "model.norm.weight has dtype int8" in message
-    assert "lm_head.weight has dtype bool" in message
-
-
-@pytest.fixture
-def shards(tmp_path):
-    """A target in shards, to be damaged; and its index."""
+def test_damaged_shards(tmp_path):
     save_target(tmp_path, TARGET, random_params(TARGET), max_shard_size=2000)
-    return tmp_path, tmp_path / "model.safetensors.index.json"
-
-
-def test_missing_shards_are_named_all_at_once(shards):
-    directory, index = shards
-    files = sorted(directory.glob("model-*"))
-    for file in (files[0], files[2]):
-        file.unlink()
-    message = report(load_target, directory)
-    assert message == (f"{index} lists files that are missing: {files[0].name}, {files[2].name}")
-
-
-def test_a_tensor_that_the_index_does_not_list_is_named(shards):
-    directory, _ = shards
-    first, *_ = sorted(directory.glob("model-*"))
+    index = tmp_path / "model.safetensors.index.json"
+    first, _, third, *_ = sorted(tmp_path.glob("model-*"))
     name = "model.layers.0.mlp.upper_proj.weight"
     save_file(load_file(first) | {name: np.ones(1)}, first)
-    assert f"unexpected {name}" in report(load_target, directory)
-
-
-def test_a_damaged_index_is_reported(shards):
-    directory, index = shards
+    assert f"unexpected {name}" in report(load_target, tmp_path)
+    for file in (first, third):
+        file.unlink()
+    message = f"{index} lists files that are missing: {first.name}, {third.name}"
+    assert report(load_target, tmp_path) == message
     maps = ({}, {"a": "../model"}, {"a": "/model"}, {"a": 3})
     for content in ("{}", "[]", "{", *(json.dumps({"weight_map": each}) for each in maps)):
         index.write_text(content)
-        assert str(index) in report(load_target, directory)
+        assert str(index) in report(load_target, tmp_path)
 
 
 def test_the_index_appears_last(tmp_path, monkeypatch):
