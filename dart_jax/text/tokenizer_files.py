@@ -180,13 +180,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _transformers() -> Any:
     """Imports transformers, without its advice to install PyTorch, which nothing here needs."""
-    logger = logging.getLogger("transformers")
+    logging.getLogger("transformers").addFilter(_is_no_advice)
+    return importlib.import_module("transformers")
 
-    def other(record: logging.LogRecord) -> bool:
-        return "PyTorch was not found" not in str(record.msg)
 
-    logger.addFilter(other)
-    try:
-        return importlib.import_module("transformers")
-    finally:
-        logger.removeFilter(other)
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in str(record.msg)

@@ -43,20 +43,9 @@ from dart_jax.weights.generation_file import load_eos as load_eos
 from dart_jax.weights.parameters import load_params, stored_tensors
 from dart_jax.weights.target_files import open_target
 from dart_jax.weights.target_files import read_target_config as read_target_config
-from dart_jax.weights.tensor_files import (
-    open_pair_scores,
-    open_tensors,
-    write_pair_scores,
-    write_tensors,
-)
+from dart_jax.weights.tensor_files import open_pair_scores, open_tensors, write_tensors
 
 MAX_SHARD_SIZE = 5_000_000_000
-
-
-def read_drafter_config(directory: Path) -> AnyDrafterConfig:
-    """Reads the config of a drafter's directory; raises UserError if it is missing or not
-    supported."""
-    return drafter_config(read_json(directory / "config.json"))
 
 
 def read_any_drafter_config(directory: Path) -> AnyDrafterConfig | TargetConfig:
@@ -169,7 +158,7 @@ def load_drafter(
     """
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
-    config = read_drafter_config(directory) if config is None else config
+    config = config or drafter_config(read_json(directory / "config.json"))
     files = authors_names(open_tensors(directory), config)
     config = with_stored_parts(files, config, embedding, target)
     size = None if embedding is None else embedding_shape(embedding)[0]
@@ -263,6 +252,5 @@ def _save(
     fields = fields | {"torch_dtype": jax.tree.leaves(params)[0].dtype.name}
     text = json.dumps(config.to_json() | fields, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
-    write_pair_scores(directory, tensors)
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)

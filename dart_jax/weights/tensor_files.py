@@ -24,6 +24,7 @@ WEIGHTS = "model.safetensors"
 # as it is without them.
 PAIR_SCORES = "pair_scores.safetensors"
 ADAPTER = "adapter_config.json"  # of a LoRA adapter, which is refused
+_INDEX = ".index.json"  # of shards
 _TORCH_WEIGHTS = "pytorch_model.bin"
 _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
@@ -46,14 +47,13 @@ def open_tensors(directory: Path) -> TensorFiles:
     if (directory / GGUF_INDEX).is_file():
         return TensorFiles(*open_gguf(directory))
     for weights, open_file in _OPEN.items():
-        path, index = directory / weights, _index(directory / weights)
-        if path.is_file():
+        if (path := directory / weights).is_file():
             return TensorFiles(path, open_file(path))
-        if index.is_file():
+        if (index := directory / f"{weights}{_INDEX}").is_file():
             return _open_shards(index, open_file)
     raise UserError(
         f"no weights in {directory}, which holds {contents(directory)}; it needs {WEIGHTS}, or "
-        f"shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
+        f"shards and {WEIGHTS}{_INDEX}, or {_TORCH_WEIGHTS}"
     )
 
 
@@ -69,22 +69,9 @@ def open_pair_scores(directory: Path) -> dict[str, Tensor]:
     return {PREFIX + name: tensor for name, tensor in open_safetensors(path).items()}
 
 
-def write_pair_scores(directory: Path, tensors: dict[str, Tensor]) -> None:
-    """Takes the pair scores out of a drafter's tensors, and replaces their file, atomically, or
-    removes it if there are none."""
-    names = [name for name in tensors if name.startswith(PREFIX)]
-    pairs = {name.removeprefix(PREFIX): tensors.pop(name) for name in names}
-    path = directory / PAIR_SCORES
-    if not pairs:
-        path.unlink(missing_ok=True)
-        return
-    with atomic_path(path) as part:
-        _write(part, pairs)
-
-
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:
     """Replaces a directory's weights with one file, or with shards of at most `max_shard_size`
-    bytes and an index; a single tensor may be larger.
+    bytes and an index; a single tensor may be larger. Pair scores have their own file.
 
     Each file is written atomically; the one that readers open first is written last. Existing
     weights in another layout are removed. The tensors of one file are in memory together.
@@ -92,29 +79,33 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
     from huggingface_hub import split_state_dict_into_shards_factory
 
     split = split_state_dict_into_shards_factory(
-        dict(tensors),
+        {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)},
         get_storage_size=lambda tensor: math.prod(tensor.shape) * tensor.dtype.itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_size,
     )
-    path, index = directory / WEIGHTS, _index(directory / WEIGHTS)
-    old = {path, index, *_written_before(directory)}
+    files = {
+        file: {n: tensors[n] for n in names} for file, names in split.filename_to_tensors.items()
+    }
+    if pairs := {n.removeprefix(PREFIX): t for n, t in tensors.items() if n.startswith(PREFIX)}:
+        files = {PAIR_SCORES: pairs, **files}
+    index = directory / f"{WEIGHTS}{_INDEX}"
+    old = {directory / name for name in (WEIGHTS, PAIR_SCORES)} | {index}
+    old.update(directory.glob("model-*-of-*.safetensors"))
     if split.is_sharded:  # first: new shards may have the names of old ones
         for file in old:
             file.unlink(missing_ok=True)
-    for file, names in split.filename_to_tensors.items():
+    for file, content in files.items():
         with atomic_path(directory / file) as part:
-            _write(part, {name: tensors[name] for name in names})
+            # The library would write wrong values for arrays that are not contiguous.
+            arrays = {name: np.ascontiguousarray(each.read()) for name, each in content.items()}
+            save_file(arrays, part, metadata={"format": "pt"})  # which PyTorch programs want
     if split.is_sharded:
         content = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_atomically(index, (json.dumps(content, indent=2) + "\n").encode())
         return
-    for file in old - {path}:
+    for file in old - {directory / name for name in files}:
         file.unlink(missing_ok=True)
-
-
-def _index(weights: Path) -> Path:
-    return weights.with_name(f"{weights.name}.index.json")
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -139,20 +130,3 @@ def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) ->
             if name not in tensors or names.get(name) == file:  # in two files: the index decides
                 tensors[name] = tensor
     return TensorFiles(index, tensors)
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a file that PyTorch programs can read."""
-    # The library would write wrong values for arrays that are not contiguous.
-    arrays = {name: np.ascontiguousarray(tensor.read()) for name, tensor in tensors.items()}
-    save_file(arrays, path, metadata={"format": "pt"})
-
-
-def _written_before(directory: Path) -> set[Path]:
-    """Returns the shards of the existing index, if it can be read."""
-    index = _index(directory / WEIGHTS)
-    try:
-        files = _weight_map(index).values()
-    except UserError:
-        return set()
-    return {directory / file for file in files if file.endswith(".safetensors")}
