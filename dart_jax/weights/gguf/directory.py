@@ -92,28 +92,22 @@ def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[dict[str, str],
     the place of what it holds: a tokenizer with its config, and a chat template by itself."""
     beside = {name: path.with_name(name) for name in file.BESIDE}
     beside = {name: one for name, one in beside.items() if one.is_file()}
-    config = tokenizer_config(metadata)
+    config, told = tokenizer_config(metadata), list[str]()
     config["gguf_directory"] = str(path.parent)  # where a user would put a chat template
-    others = read_json(beside[file.TOKENIZER_CONFIG]) if file.TOKENIZER_CONFIG in beside else {}
-    texts, told = {}, list[str]()
     if file.TOKENIZER in beside:
         check_vocabulary(path, beside[file.TOKENIZER], metadata)
-        config |= others
+        if file.TOKENIZER_CONFIG in beside:
+            config |= read_json(beside[file.TOKENIZER_CONFIG])
         texts = {name: _text(one) for name, one in beside.items()}
     else:
-        texts[file.TOKENIZER] = backend(path, metadata).to_str()
         told = notes(path, metadata)
-        if others.get("chat_template"):
-            config["chat_template"] = others["chat_template"]
-        if file.TEMPLATE in beside:
-            texts[file.TEMPLATE] = _text(beside[file.TEMPLATE])
+        texts = {name: _text(one) for name, one in beside.items() if name == file.TEMPLATE}
+        texts[file.TOKENIZER] = backend(path, metadata).to_str()
     return texts | {file.TOKENIZER_CONFIG: json.dumps(config)}, told
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text (byte {error.start + 1}); convert it first"
-        ) from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; convert it first") from None
