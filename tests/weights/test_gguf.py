@@ -214,7 +214,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, 
 def test_blocks_stay_as_they_are(kind, tmp_path):
     """Matrices of each type, whatever the order of their rows in the file, and one that several
     share; their weights are those of the floats."""
-    for changes in ({}, {"model_type": "phi3"}, {"tie_word_embeddings": True}):
+    for changes in ({}, {"model_type": "phi3", "tie_word_embeddings": True}):
         config = dataclasses.replace(LLAMA, **WIDE, **changes)
         save(tmp_path / "hf", config)
         kinds = {"attn_|ffn_|token_embd": gguf.GGMLQuantizationType[kind]}
@@ -622,7 +622,7 @@ def torch():
     return torch
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", THEIRS)
 @pytest.mark.filterwarnings("ignore")
 def test_logits_are_those_of_transformers(name, tmp_path, torch):
