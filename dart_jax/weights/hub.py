@@ -115,11 +115,9 @@ def _downloaded(
     return directory
 
 
-def resolve_file(
-    name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
-) -> Path:
+def resolve_file(name: str | os.PathLike[str], *, token: str | bool | None = None) -> Path:
     """Returns the path of an n-gram file, local or `owner/name/path/in/repository`, downloaded if
-    needed; takes `revision` and `token`, and raises, as `resolve`."""
+    needed; takes `token`, and raises, as `resolve`."""
     path = _path(name)
     if path.is_file():
         return path
@@ -131,17 +129,13 @@ def resolve_file(
     import huggingface_hub
 
     with _one_line(f"file {name}", repository):
-        path = huggingface_hub.hf_hub_download(repository, file, revision=revision, token=token)
-    return Path(path)
+        return Path(huggingface_hub.hf_hub_download(repository, file, token=token))
 
 
 def resolve_data(name: str) -> list[Path]:
     """Returns the sorted files of a data set on the hub, downloaded if needed: of `owner/name`, or
-    of `owner/name/path`, a file, a directory or a glob in it.
-
-    Raises:
-      UserError: there is no such data set, or it cannot be downloaded; the message says why.
-    """
+    of `owner/name/path`, a file, a directory or a glob in it. Raises UserError if there is no such
+    data set, or it cannot be downloaded; the message says why."""
     repository, inside = _repository(name, "data set")
     import huggingface_hub
 
@@ -150,9 +144,10 @@ def resolve_data(name: str) -> list[Path]:
         folder = huggingface_hub.snapshot_download(
             repository, repo_type="dataset", allow_patterns=patterns
         )
-    names = {path.relative_to(folder).as_posix(): path for path in sorted(Path(folder).rglob("*"))}
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
     wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
-    return [path for name, path in names.items() if name in wanted and path.is_file()]
+    return [path for name, path in names.items() if name in wanted]
 
 
 def _path(name: str | os.PathLike[str]) -> Path:

@@ -125,12 +125,15 @@ def test_tensors_that_are_missing_misshapen_or_not_known(copied, golden, name):
 
     def damage(tensors):
         tensor = tensors.pop(name)
-        return tensors | {"other.weight": tensor, "fc.weight": tensors["fc.weight"][:-1]}
+        return tensors | {
+            "hidden_dim_adapter.proj.weight": tensor,
+            "fc.weight": tensors["fc.weight"][:-1],
+        }
 
     change_tensors(drafter, damage)
     message = report(load_drafter, drafter, embedding=embedding, target=target)
     assert f"missing {name}" in message
-    assert "unexpected other.weight" in message
+    assert "unexpected hidden_dim_adapter.proj.weight" in message
     assert "fc.weight has shape" in message
 
 
