@@ -212,20 +212,6 @@ _MISTRAL_TURNS = """{%- elif message.tool_calls is defined and message.tool_call
 {%- endif -%}
 {%- endfor -%}"""
 
-# The system message is a part of the last turn.
-MISTRAL3 = (
-    _FIRST_SYSTEM
-    + _MISTRAL_CHECK
-    + """{{ bos_token }}{%- for message in chat -%}
-{%- if message.role == 'user' -%}
-{%- if tools and message == (chat | selectattr('role', 'equalto', 'user') | list)[-1] -%}
-{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}
-{%- endif -%}
-{{ '[INST] ' + (system + '\n\n' if loop.last and system is defined else '') + message.content }}
-{{- '[/INST]' -}}"""
-    + _MISTRAL_TURNS
-)
-
 MISTRAL7 = (
     _FIRST_SYSTEM
     + _MISTRAL_CHECK
@@ -274,32 +260,8 @@ PHI4_MINI = (
 )
 
 
-# All system messages are one, the last of them; arguments are texts.
-DEEPSEEK_R1 = """{%- set ns = namespace(tool=false, system='') -%}
-{%- for message in messages if message.role == 'system' -%}
-{%- set ns.system = message.content -%}
-{%- endfor -%}
-{{ bos_token + ns.system }}
-{%- for message in messages -%}
-{%- if message.role == 'user' -%}
-{%- set ns.tool = false -%}{{ '<|User|>' + message.content }}
-{%- elif message.role == 'assistant' -%}
-{{ ('<|outputs_end|>' if ns.tool else '<|Assistant|>') }}
-{%- for call in message.tool_calls or [] -%}
-{{ '<|call|>' + call.type + call.function.name + '\n```json\n' }}
-{{- call.function.arguments + '\n```' -}}
-{%- endfor -%}
-{%- if message.content is not none -%}
-{{ message.content.split('</think>')[-1] + eos_token }}
-{%- endif -%}
-{%- set ns.tool = false -%}
-{%- elif message.role == 'tool' -%}
-{%- set ns.tool = true -%}{{ '<|output|>' + message.content + '<|output_end|>' }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt and not ns.tool %}{{ '<|Assistant|><think>\n' }}{% endif -%}"""
-
-# All system messages are at the beginning; the first call of a chat has marks of its own.
+# All system messages are at the beginning; the first call of a chat has marks of its own;
+# arguments are texts.
 DEEPSEEK_V3 = """{%- set ns = namespace(begun=false, tool=false) -%}
 {{ bos_token + messages | selectattr('role', 'equalto', 'system') | map(attribute='content')
    | join('\n\n') }}
@@ -388,13 +350,11 @@ FAMILIES = {
     "Qwen3-Coder": QWEN3_CODER,
     "Llama 3.1": LLAMA31,
     "Llama 3.2": LLAMA32,
-    "Mistral v3": MISTRAL3,
     "Mistral v7": MISTRAL7,
     "Gemma 2": GEMMA2,
     "Phi-3": PHI3,
     "Phi-4-mini": PHI4_MINI,
     "GLM-4.5": GLM45,
-    "DeepSeek-R1": DEEPSEEK_R1,
     "DeepSeek-V3": DEEPSEEK_V3,
     "LFM2.5": LFM25,
     "gpt-oss": GPT_OSS,
