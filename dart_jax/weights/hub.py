@@ -88,9 +88,10 @@ def _downloaded(
         raise _missing(name, "directory")
     import huggingface_hub
 
+    options = {"revision": revision, "token": token}
+
     def download(patterns: Sequence[str], ignored: list[str] | None) -> Path:
         wanted = {"allow_patterns": list(patterns), "ignore_patterns": ignored}
-        options = {"revision": revision, "token": token}
         return Path(huggingface_hub.snapshot_download(repository, **wanted, **options))
 
     with _one_line(f"directory {name}", repository):
@@ -98,8 +99,8 @@ def _downloaded(
             folder = file[: file.rfind("/") + 1]
             beside = [folder + name for name in gguf.BESIDE]
             path = download([*gguf.parts(file), *beside], None) / file
-            if not path.is_file():
-                raise FileNotFoundError(f"it has no {file}")
+            if not path.is_file():  # says why
+                huggingface_hub.hf_hub_download(repository, file, **options)
             return path
         first = [pattern for pattern in patterns if ".bin" not in pattern]
         directory = download(first, _DUPLICATES)

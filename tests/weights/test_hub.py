@@ -150,7 +150,7 @@ def test_a_gguf_file_is_downloaded_alone(server, tmp_path):
     server.repositories["some/model-GGUF"] = files | other
     message = "some/model-GGUF has no config.json; pass a checkpoint in the Hugging Face layout, or"
     assert message in resolve_report("some/model-GGUF")
-    assert "it has no none.gguf" in resolve_report("some/model-GGUF/none.gguf")
+    assert "Not Found" in resolve_report("some/model-GGUF/none.gguf")
     directory = hub.resolve(f"some/model-GGUF/{tiny.name}", patterns=hub.TARGET)
     assert "config.json" in os.listdir(directory)
     assert len(files) > 1

@@ -20,7 +20,7 @@ from dart_jax.models.pure import abstract_params
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # What the names of DART's pair scores, which are in a file of their own, begin with here.
-PAIR_SCORES = "pair_scores."
+PAIRS = "pair_scores."
 
 AnyConfig = TargetConfig | AnyDrafterConfig
 ParamPath = tuple[str | int, ...]
@@ -191,7 +191,7 @@ def _authors_names(config: AnyConfig, stored: Collection[str]) -> Names:
 
     def name_of(path: ParamPath) -> str:
         if path[0] == "pairs":
-            return PAIR_SCORES + _name(path[1:])
+            return PAIRS + _name(path[1:])
         name = re.sub(r"(^|\.)([qkvo]_(?:proj|norm)\.)", r"\1self_attn.\2", _name(path))
         return name if path[0] in _OUTSIDE else f"midlayer.{name}"
 
