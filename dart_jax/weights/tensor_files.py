@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from dart_jax.errors import UserError
 from dart_jax.files import atomic_path, contents, read_json, write_atomically
-from dart_jax.weights.formats.layouts import PAIRS
+from dart_jax.weights import formats
 from dart_jax.weights.formats.safetensors_file import Tensor, open_safetensors
 from dart_jax.weights.formats.torch_file import open_torch
 from dart_jax.weights.gguf.tensors import INDEX as GGUF_INDEX
@@ -22,7 +22,7 @@ from dart_jax.weights.gguf.tensors import open_gguf
 WEIGHTS = "model.safetensors"
 # A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
 # as it is without them.
-PAIR_SCORES = "pair_scores.safetensors"
+PAIR_SCORES, _PAIRS = f"{formats.PAIR_SCORES}.safetensors", f"{formats.PAIR_SCORES}."
 ADAPTER = "adapter_config.json"  # of a LoRA adapter, which is refused
 _INDEX = ".index.json"  # of shards
 _TORCH_WEIGHTS = "pytorch_model.bin"
@@ -66,7 +66,7 @@ def open_pair_scores(directory: Path) -> dict[str, Tensor]:
             f"no file {path}, although config.json has a pair_rank; add the file, or remove "
             "pair_rank to draft without pair scores"
         )
-    return {PAIRS + name: tensor for name, tensor in open_safetensors(path).items()}
+    return {_PAIRS + name: tensor for name, tensor in open_safetensors(path).items()}
 
 
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:
@@ -79,7 +79,7 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
     from huggingface_hub import split_state_dict_into_shards_factory
 
     split = split_state_dict_into_shards_factory(
-        {name: tensor for name, tensor in tensors.items() if not name.startswith(PAIRS)},
+        {name: tensor for name, tensor in tensors.items() if not name.startswith(_PAIRS)},
         get_storage_size=lambda tensor: math.prod(tensor.shape) * tensor.dtype.itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_size,
@@ -87,7 +87,7 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
     files = {
         file: {n: tensors[n] for n in names} for file, names in split.filename_to_tensors.items()
     }
-    if pairs := {n.removeprefix(PAIRS): t for n, t in tensors.items() if n.startswith(PAIRS)}:
+    if pairs := {n.removeprefix(_PAIRS): t for n, t in tensors.items() if n.startswith(_PAIRS)}:
         files = {PAIR_SCORES: pairs, **files}
     index = directory / f"{WEIGHTS}{_INDEX}"
     old = {directory / name for name in (WEIGHTS, PAIR_SCORES)} | {index}

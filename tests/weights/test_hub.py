@@ -214,12 +214,8 @@ def test_ngram_files(server, monkeypatch):
 def test_errors_are_one_line_in_the_words_of_the_hub(server, monkeypatch, case, message):
     if case != "misspelt":
         server.repositories["some/thing"] = TARGET
-    errors = {
-        "forbidden": (403, {}),
-        "down": (503, {}),
-    }
-    if case in errors:
-        server.errors["some/thing"] = errors[case]
+    if case in ("forbidden", "down"):
+        server.errors["some/thing"] = ({"forbidden": 403, "down": 503}[case], {})
     options = {"revision": {"revision": "v9"}, "token": {"token": "hf_other"}}.get(case, {})
     if case in ("offline", "unreachable"):
         connect(monkeypatch, "http://127.0.0.1:9", offline=case == "offline")

@@ -111,68 +111,44 @@ BUFFERS = {
     "model.layers.1.self_attn.q_proj.bias": np.zeros(16, np.float32),
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-# What writes a checkpoint into a directory, and the warning to expect.
+# What writes a checkpoint into a directory.
 SITUATIONS = {
-    "a head beside a tied embedding": (
-        of(lambda t: t | {HEAD: noise(61, 16)}, TIED),
-        "holds a head .* that is not the embedding; both are used",
+    "a head beside a tied embedding": of(lambda t: t | {HEAD: noise(61, 16)}, TIED),
+    "a head equal to a tied embedding": of(lambda t: t | {HEAD: t[EMBEDDING]}, TIED),
+    "tied under the name of the head": of(lambda t: {HEAD: t.pop(EMBEDDING), **t}, TIED),
+    "saved without a head": of(
+        lambda t: {n.removeprefix("model."): a for n, a in t.items()},
+        TIED,
+        architectures=["LlamaModel"],
     ),
-    "a head equal to a tied embedding": (of(lambda t: t | {HEAD: t[EMBEDDING]}, TIED), None),
-    "tied under the name of the head": (
-        of(lambda t: {HEAD: t.pop(EMBEDDING), **t}, TIED),
-        None,
-    ),
-    "saved without a head": (
-        of(
-            lambda t: {n.removeprefix("model."): a for n, a in t.items()},
-            TIED,
-            architectures=["LlamaModel"],
-        ),
-        None,
-    ),
-    "another tensor in an earlier shard": (another_tensor_in_an_earlier_shard, None),
-    "shards in a folder": (shards_in_a_folder, None),
-    "saved inside a wrapper": (of(lambda t: {f"model.{n}": a for n, a in t.items()}), None),
-    "layers beyond the config": (
-        of(num_hidden_layers=2),
-        r"not used, nor by transformers: model\.layers\.2\.\* \(9\)",
-    ),
-    "heads for other ends": (
-        of(lambda t: t | OTHER_ENDS),
-        r"(?=.*score\.\* \(1\))(?=.*v_head\.\* \(1\)).*optimizer\.\* \(2\)",
-    ),
-    "buffers and zero biases": (of(lambda t: t | BUFFERS), None),
-    "unknown rope parameters": (
-        of(rope_scaling=YARN | {"attn_factor": 0.5, "finetuned": True}),
-        "'yarn' has no parameters attn_factor, finetuned",
-    ),
-    "a magnitude of nothing": (
-        of(rope_scaling=YARN | {"mscale": 1, "mscale_all_dim": 0.0}),
-        None,
-    ),
-    "fields of nobody": (
-        of(scale_emb=12, unused_switch=False, pretraining_tp=2, max_length=7),
-        None,
-    ),
-    "another class": (
-        of(architectures=["LlamaForTokenClassification"]),
-        "names the architecture .*; read as model_type 'llama' says",
-    ),
-    "an old spelling": (
-        of(architectures=["LLaMAForCausalLM"], hidden_act="swish", rope_theta=None),
-        None,
-    ),
+    "another tensor in an earlier shard": another_tensor_in_an_earlier_shard,
+    "shards in a folder": shards_in_a_folder,
+    "saved inside a wrapper": of(lambda t: {f"model.{n}": a for n, a in t.items()}),
+    "layers beyond the config": of(num_hidden_layers=2),
+    "heads for other ends": of(lambda t: t | OTHER_ENDS),
+    "buffers and zero biases": of(lambda t: t | BUFFERS),
+    "unknown rope parameters": of(rope_scaling=YARN | {"attn_factor": 0.5, "finetuned": True}),
+    "a magnitude of nothing": of(rope_scaling=YARN | {"mscale": 1, "mscale_all_dim": 0.0}),
+    "fields of nobody": of(scale_emb=12, unused_switch=False, pretraining_tp=2, max_length=7),
+    "another class": of(architectures=["LlamaForTokenClassification"]),
+    "an old spelling": of(architectures=["LLaMAForCausalLM"], hidden_act="swish", rope_theta=None),
+}
+WARNINGS = {
+    "a head beside a tied embedding": "holds a head .* that is not the embedding; both are used",
+    "layers beyond the config": r"nor by transformers: model\.layers\.2\.\* \(9\)",
+    "heads for other ends": r"(?=.*score\.\* \(1\))(?=.*v_head\.\* \(1\)).*optimizer\.\* \(2\)",
+    "unknown rope parameters": "'yarn' has no parameters attn_factor, finetuned",
+    "another class": "names the architecture .*; read as model_type 'llama' says",
 }
 
 
 def test_a_missing_head_may_be_the_embedding(tmp_path):
     target(tmp_path, TIED)
-    expected = our_logits(tmp_path)
     change_config(tmp_path, tie_word_embeddings=False)
-    with pytest.raises(UserError, match=r"missing lm_head\.weight \(if the embedding is the head"):
-        load_target(tmp_path)
-    change_config(tmp_path, tie_word_embeddings=True)  # as the message says
-    np.testing.assert_array_equal(our_logits(tmp_path), expected)
+    message = (
+        "missing lm_head.weight (if the embedding is the head, set tie_word_embeddings to true"
+    )
+    assert message in report(load_target, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +223,8 @@ def their_logits():
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_what_people_have_gives_the_logits_of_transformers(tmp_path, their_logits, situation):
-    write, message = SITUATIONS[situation]
-    write(tmp_path)
+    SITUATIONS[situation](tmp_path)
+    message = WARNINGS.get(situation)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", InputWarning)
         ours = our_logits(tmp_path)

@@ -2,3 +2,6 @@
 
 May import `dart_jax.models`. Start with `safetensors_file.py`.
 """
+
+# The file of DART's pair scores, and what their names begin with beside those of other tensors.
+PAIR_SCORES = "pair_scores"

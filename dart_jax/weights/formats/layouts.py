@@ -17,10 +17,9 @@ import jax
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig
 from dart_jax.models.pure import abstract_params
+from dart_jax.weights.formats import PAIR_SCORES
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# What the names of DART's pair scores, which are in a file of their own, begin with here.
-PAIRS = "pair_scores."
 
 AnyConfig = TargetConfig | AnyDrafterConfig
 ParamPath = tuple[str | int, ...]
@@ -191,7 +190,7 @@ def _authors_names(config: AnyConfig, stored: Collection[str]) -> Names:
 
     def name_of(path: ParamPath) -> str:
         if path[0] == "pairs":
-            return PAIRS + _name(path[1:])
+            return f"{PAIR_SCORES}.{_name(path[1:])}"
         name = re.sub(r"(^|\.)([qkvo]_(?:proj|norm)\.)", r"\1self_attn.\2", _name(path))
         return name if path[0] in _OUTSIDE else f"midlayer.{name}"
 
