@@ -1,14 +1,16 @@
-"""Output files: a try before the work, atomic writes, one-line errors; and the user's cache."""
+"""Files: JSON objects, the user's cache, and outputs: a try before the work, atomic writes."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -19,6 +21,27 @@ def user_cache() -> Path:
     """Returns the directory of what is kept between runs: `~/.cache/dart_jax` on Linux, or below
     XDG_CACHE_HOME if set."""
     return platformdirs.user_cache_path("dart_jax", appauthor=False)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; raises UserError if it is missing, damaged or something else."""
+    if not path.parent.is_dir():
+        raise UserError(f"no directory {path.parent}; pass one that holds {path.name}")
+    if not path.is_file():
+        raise UserError(f"no file {path}; the directory holds {contents(path.parent)}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"cannot read {path}: it holds no JSON object")
+    return content
+
+
+def contents(directory: Path) -> str:
+    """Returns some of the names in a directory, for who passed one of another format."""
+    names = sorted(path.name for path in directory.iterdir())
+    return ", ".join([*names[:6], *[".."][: len(names) > 6]]) or "nothing"
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> Path:

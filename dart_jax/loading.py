@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,6 +15,7 @@ from jax.sharding import Mesh
 from dart_jax.decoding.drafting import AnyDrafter, drafter_title
 from dart_jax.decoding.state import DecodeParams
 from dart_jax.errors import UserError, warn
+from dart_jax.files import read_json
 from dart_jax.generation.transformers_options import unused_by_default
 from dart_jax.memory import give_back, return_large
 from dart_jax.models.config import TargetConfig
@@ -32,7 +32,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_drafter, load_target, read_any_drafter_config
 from dart_jax.weights.drafter_files import check_draft_model, check_fit
-from dart_jax.weights.tensor_files import open_tensors, read_json
+from dart_jax.weights.tensor_files import open_tensors
 
 PathLike = str | os.PathLike[str]
 _Config = TypeVar("_Config", bound=AnyDrafterConfig | TargetConfig | None)
@@ -67,8 +67,7 @@ def load_target_here(
 ) -> tuple[TargetConfig, Params]:
     """Loads a target, or a smaller model that drafts, as it is computed here."""
     return_large()
-    load = partial(load_target, keep_bfloat16=weights.tiles, keep_blocks=weights.blocks)
-    config, params = load(directory, dtype, mesh=mesh, int8=weights.int8)
+    config, params = load_target(directory, dtype, form=weights, mesh=mesh)
     params = weights.prepare(params, config, mesh)
     if jax.default_backend() == "cpu" or mesh is not None or weights.int8:
         config, params = untie(config, params, weights, mesh)
@@ -113,9 +112,8 @@ def load_drafter_here(
             target["embed_tokens"],
             target=target_directory,
             config=config,
-            keep_bfloat16=weights.tiles,
+            form=weights,
             mesh=mesh,
-            int8=weights.int8,
         )
         params["drafter"] = weights.prepare(drafter, config, mesh)
         params["draft_ids"] = jnp.asarray(ids)

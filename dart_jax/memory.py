@@ -1,4 +1,4 @@
-"""Parses memory sizes, measures the process's memory, and gets and returns it."""
+"""Memory: parses sizes, gets huge pages, and returns what was freed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import ctypes
 import math
 import mmap
 import re
-import resource
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -29,20 +27,6 @@ def parse_memory(text: str) -> int:
         raise UserError(f"memory must be written like 4GB or 800MB, got {text!r}")
     number, prefix, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
-
-
-def peak_memory() -> int:
-    """Peak resident memory of this process, in bytes."""
-    on_linux = _status("VmHWM")
-    if on_linux is not None:  # there getrusage starts from the parent process's peak
-        return on_linux
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def resident_memory() -> int | None:
-    """Resident memory of this process, in bytes; None where the system does not tell it."""
-    return _status("VmRSS")
 
 
 def return_large() -> None:
@@ -103,10 +87,3 @@ def _huge(size: int) -> np.ndarray:
 def _glibc(name: str) -> Callable[..., int] | None:
     """A function of the C library; None on systems where that lacks it."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
-
-
-def _status(field: str) -> int | None:
-    """A size in Linux's file about this process, in bytes; None on other systems."""
-    status = Path("/proc/self/status")
-    found = status.is_file() and re.search(rf"^{field}:\s*(\d+)", status.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None

@@ -24,7 +24,7 @@ PATHS = {
 MODULES = {*PATHS.values(), "dart_jax._core"}
 PACKAGES = {module for path, module in PATHS.items() if path.name == "__init__.py"}
 # Packages that still import their parent and are imported by it. None may be added.
-MUTUAL = {"dart_jax.decoding.drafting", "dart_jax.weights.gguf"}
+MUTUAL = {"dart_jax.decoding.drafting"}
 
 
 # Modules and packages in the picture -> their box.

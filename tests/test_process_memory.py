@@ -1,5 +1,6 @@
 """Memory that is freed goes back to the system, and weights lie in huge pages."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,14 +8,16 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import process_memory
 import pytest
 
-from dart_jax.memory import HugePages, resident_memory
+from dart_jax.memory import HugePages
 
 LEFT = """
 import numpy as np
-from dart_jax.memory import give_back, resident_memory, return_large
-before = resident_memory()
+from process_memory import memory
+from dart_jax.memory import give_back, return_large
+before = memory()
 {first}
 for size in 20_000_000, {size}:
     # What lies between freed arrays keeps them from the end of the heap.
@@ -22,18 +25,20 @@ for size in 20_000_000, {size}:
     kept = [between for _, between in pairs]
     del pairs
 {then}
-print(resident_memory() - before)
+print(memory() - before)
 """
 
 
 def left(size, first="", then=""):
     """Bytes that a new process keeps after it freed 60 MB in arrays of a size."""
     code = LEFT.format(size=size, first=first, then=then)
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    env = os.environ | {"PYTHONPATH": str(Path(process_memory.__file__).parent)}
+    command = [sys.executable, "-c", code]
+    child = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     return int(child.stdout)
 
 
-@pytest.mark.skipif(resident_memory() is None, reason="the system does not tell")
+@pytest.mark.skipif(not process_memory.STATUS.is_file(), reason="the system does not tell")
 @pytest.mark.parametrize(
     "remedy",
     [{"size": 2_000_000, "first": "return_large()"}, {"size": 200_000, "then": "give_back()"}],

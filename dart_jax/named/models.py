@@ -53,11 +53,10 @@ class NamedModel:
         return path
 
 
-_ALL = (
-    NamedModel("smollm2", "SmolLM2", _PACKAGE / "smollm2"),
-    NamedModel("demo", "the demo model", _PACKAGE / "demo"),
-)
-MODELS: dict[str, NamedModel] = {model.name: model for model in _ALL}
+MODELS: dict[str, NamedModel] = {
+    "smollm2": NamedModel("smollm2", "SmolLM2", _PACKAGE / "smollm2"),
+    "demo": NamedModel("demo", "the demo model", _PACKAGE / "demo"),
+}
 
 
 def find(name: str | os.PathLike[str]) -> NamedModel | None:

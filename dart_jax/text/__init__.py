@@ -1,4 +1,4 @@
 """Text and token ids: tokenizers, their fingerprints, and incremental decoding to text.
 
-Imports only `dart_jax.errors`. Start with `tokenizer.py`.
+May import `dart_jax.errors` and `dart_jax.files`. Start with `tokenizer.py`.
 """

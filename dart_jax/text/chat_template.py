@@ -62,8 +62,7 @@ class ChatTemplate:
         are part of the user's next turn. Where it reads contents only as lists of parts, as
         templates of some vision-language models, texts are such lists.
         """
-        chat = self._with_known_roles(list(map(_saying, messages)), options)
-        return self._with_parts(chat)
+        return self._with_parts(self._with_known_roles(list(map(_saying, messages)), options))
 
     def without_thoughts(self, message: Mapping[str, Any]) -> Message:
         """A message of the history, as models that think take it.
@@ -224,31 +223,24 @@ def _first_together(messages: list[Message]) -> list[Message]:
 
 
 def _moved(messages: list[Message]) -> list[Message]:
-    """The messages with instructions as parts of the user's next turns."""
+    """The messages with instructions as parts of the user's next turns; where the next turn is not
+    the user's, of the last one, or as a turn."""
     result: list[Message] = []
     waiting = None  # instructions for the next turn
-    for message in messages:
-        content = message.get("content")
-        if _instructs(message):
-            waiting = _joined(waiting, content)
+    for message in (*messages, None):
+        if message is not None and _instructs(message):
+            waiting = _joined(waiting, message.get("content"))
             continue
-        if waiting and message["role"] == "user":
-            message = message | {"content": _joined(waiting, content)}
+        if waiting and message is not None and message["role"] == "user":
+            message = message | {"content": _joined(waiting, message.get("content"))}
         elif waiting:
-            _add_to_user(result, waiting)
+            follows = bool(result) and result[-1]["role"] == "user"
+            turn = result.pop() if follows else {"role": "user"}
+            result.append(turn | {"content": _joined(turn.get("content"), waiting)})
         waiting = None
-        result.append(message)
-    if waiting:
-        _add_to_user(result, waiting)
+        if message is not None:
+            result.append(message)
     return result
-
-
-def _add_to_user(messages: list[Message], content: Any) -> None:
-    """Adds to the user's last turn, or makes one."""
-    if messages and messages[-1]["role"] == "user":
-        messages[-1] = messages[-1] | {"content": _joined(messages[-1].get("content"), content)}
-    else:
-        messages.append({"role": "user", "content": content})
 
 
 def _joined(first: Any, second: Any) -> Any:

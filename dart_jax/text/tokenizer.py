@@ -138,9 +138,9 @@ class Tokenizer:
         """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
         _check_messages(messages)
         if not self.chat_template:
-            where = (
-                tokenizer_files.place(self.directory) if self.directory else f"a {FILE} by itself"
-            )
+            where = f"a {FILE} by itself"
+            if self.directory is not None:
+                where = tokenizer_files.place(self.directory)
             raise UserError(
                 f"no chat template in {where}; pass plain text, or put a chat_template.jinja there"
             )
@@ -210,10 +210,11 @@ def _check_messages(messages: Any) -> None:
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise UserError(f"{shape}; message {number} is {_kind(message)}")
-        if not isinstance(message.get("role"), str):
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str):
             raise UserError(f"{shape}; message {number} has no role")
-        content, silent = message.get("content"), message["role"] in ("assistant", "tool")
-        if not (isinstance(content, str | list) or (content is None and silent)):
+        silent = content is None and role in ("assistant", "tool")
+        if not silent and not isinstance(content, str | list):
             raise UserError(f"{shape}; message {number} has no text as its content")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from dart_jax.errors import UserError, warn
+from dart_jax.files import read_json
 
 FILE = "tokenizer.json"
 
@@ -175,27 +175,14 @@ def _unbuilt(directory: Path, reason: str) -> UserError:
 
 def _read(path: Path) -> dict[str, Any]:
     """The contents of a JSON file next to the tokenizer; empty if there is none."""
-    if not path.is_file():
-        return {}
-    begin = f"cannot read the files next to {path.parent / FILE}: {path.name}"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{begin}: {line(error)}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{begin} holds no JSON object")
-    return content
+    return read_json(path) if path.is_file() else {}
 
 
 def _transformers() -> Any:
     """Imports transformers, without its advice to install PyTorch, which nothing here needs."""
-    logger = logging.getLogger("transformers")
+    logging.getLogger("transformers").addFilter(_is_no_advice)
+    return importlib.import_module("transformers")
 
-    def other(record: logging.LogRecord) -> bool:
-        return "PyTorch was not found" not in str(record.msg)
 
-    logger.addFilter(other)
-    try:
-        return importlib.import_module("transformers")
-    finally:
-        logger.removeFilter(other)
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in str(record.msg)

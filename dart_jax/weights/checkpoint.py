@@ -21,14 +21,15 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from dart_jax.errors import UserError
-from dart_jax.files import write_atomically
+from dart_jax.files import read_json, write_atomically
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
 from dart_jax.models.draft_layer_config import REFERENCE
 from dart_jax.models.drafter_config import AnyDrafterConfig, drafter_config
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.networks.pure import Params
-from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement, replicate
+from dart_jax.models.platform.weights import WeightsForm
+from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement
 from dart_jax.models.sharding.rules import with_kv_heads
 from dart_jax.weights.drafter_files import (
     authors_names,
@@ -36,27 +37,15 @@ from dart_jax.weights.drafter_files import (
     embedding_shape,
     with_stored_parts,
 )
+from dart_jax.weights.formats.layouts import AnyConfig
+from dart_jax.weights.formats.safetensors_file import Tensor
 from dart_jax.weights.generation_file import load_eos as load_eos
-from dart_jax.weights.layouts import AnyConfig
 from dart_jax.weights.parameters import load_params, stored_tensors
-from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.target_files import open_target
 from dart_jax.weights.target_files import read_target_config as read_target_config
-from dart_jax.weights.tensor_files import (
-    open_pair_scores,
-    open_tensors,
-    read_json,
-    write_pair_scores,
-    write_tensors,
-)
+from dart_jax.weights.tensor_files import open_pair_scores, open_tensors, write_tensors
 
 MAX_SHARD_SIZE = 5_000_000_000
-
-
-def read_drafter_config(directory: Path) -> AnyDrafterConfig:
-    """Reads the config of a drafter's directory; raises UserError if it is missing or not
-    supported."""
-    return drafter_config(read_json(directory / "config.json"))
 
 
 def read_any_drafter_config(directory: Path) -> AnyDrafterConfig | TargetConfig:
@@ -77,25 +66,22 @@ def load_target(
     directory: str | os.PathLike[str],
     dtype: DTypeLike = jnp.float32,
     *,
-    keep_bfloat16: bool = False,
-    keep_blocks: bool = False,
+    form: WeightsForm = WeightsForm(),
     mesh: Mesh | None = None,
     place: Callable[[TargetConfig], Placement] | None = None,
-    int8: bool = False,
 ) -> tuple[TargetConfig, Params]:
     """Reads the config and weights of a Hugging Face directory.
 
     Args:
       directory: the checkpoint.
       dtype: float32 or bfloat16; weights are converted to it.
-      keep_bfloat16: whether kernels and embeddings that are stored in bfloat16 stay so: the same
-        values in half of the memory, for those who pack them (see `kernels.tiles`).
-      keep_blocks: whether those that a GGUF file has in blocks become tiles of these.
+      form: what is prepared while loading: before tiles, kernels and embeddings that are stored in
+        bfloat16 stay so, and those that a GGUF file has in blocks become tiles of these; matrices
+        are rounded to 8 bits.
       mesh: devices that share the target (see `models.sharding`). A process reads no more than its
         devices get. If they are more than heads of keys and values, the config has one for each.
       place: makes, of the config, what puts parameters onto devices, where no mesh says where they
         belong.
-      int8: whether matrices are rounded to 8 bits as they are loaded (`models.kernels.int8`).
 
     Raises:
       UserError: the directory, its config or its weights are missing or damaged, or do not match.
@@ -109,8 +95,7 @@ def load_target(
     config, files = open_target(directory)
     placement = DEFAULT if place is None else place(config)
     placement = placement if mesh is None else ModelPlacement(config, mesh)
-    keep = {"keep_bfloat16": keep_bfloat16, "keep_blocks": keep_blocks, "int8": int8}
-    params = load_params(files, config, dtype, **keep, place=placement)
+    params = load_params(files, config, dtype, form, place=placement)
     return config if mesh is None else with_kv_heads(config, mesh), params
 
 
@@ -148,9 +133,8 @@ def load_drafter(
     *,
     target: Path | None = None,
     config: AnyDrafterConfig | None = None,
-    keep_bfloat16: bool = False,
+    form: WeightsForm = WeightsForm(),
     mesh: Mesh | None = None,
-    int8: bool = False,
 ) -> tuple[AnyDrafterConfig, Params, np.ndarray]:
     """Reads a drafter in the layout of its authors, of SpecForge, ModelOpt, vLLM or speculators.
 
@@ -162,9 +146,8 @@ def load_drafter(
         on are left out.
       target: the target's directory, whose head takes the place of a missing one.
       config: the drafter's; None for that of the directory.
-      keep_bfloat16: as for `load_target`.
+      form: as for `load_target`.
       mesh: devices that share the drafter, as for `load_target`; None if each has all of it.
-      int8: as for `load_target`.
 
     Returns:
       The config, completed by what the files hold, the parameters and the draft vocabulary:
@@ -175,17 +158,15 @@ def load_drafter(
     """
     directory = Path(directory)
     dtype = resolve_dtype(dtype)
-    config = read_drafter_config(directory) if config is None else config
+    config = config or drafter_config(read_json(directory / "config.json"))
     files = authors_names(open_tensors(directory), config)
     config = with_stored_parts(files, config, embedding, target)
     size = None if embedding is None else embedding_shape(embedding)[0]
     config, ids = draft_vocabulary(files, config, size)
-    place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
-    params = load_params(files, config, dtype, keep_bfloat16=keep_bfloat16, int8=int8, place=place)
     if config.pairs_apart:
-        files = open_pair_scores(directory)
-        pairs = load_params(files, config, dtype, keep_bfloat16=keep_bfloat16, pairs=True)
-        params["pairs"] = pairs if mesh is None else replicate(mesh, pairs)
+        files.tensors.update(open_pair_scores(directory))
+    place = DEFAULT if mesh is None else ModelPlacement(config, mesh)
+    params = load_params(files, config, dtype, form, place=place)
     return config if mesh is None else with_kv_heads(config, mesh), params, ids
 
 
@@ -231,25 +212,15 @@ def save_drafter(
     if config.layout == REFERENCE or len(ids) < config.vocab_size:
         extra["d2t"] = ids.astype(np.int64) - np.arange(len(ids))
         extra["t2d"] = np.isin(np.arange(config.vocab_size), ids)
-    extra |= _copy_of_head(config, head)
     if config.layout == "deepspec" and embedding is None and not config.own_embedding:
         raise UserError("DeepSpec's layout has a copy of the target's embedding; pass it")
+    if not config.own_head and (head is not None or config.layout == "deepspec"):
+        if head is None or head.shape != (config.hidden_size, config.vocab_size):
+            raise UserError("DeepSpec's layout has a copy of the target's head; pass it")
+        extra["lm_head.weight"] = np.asarray(head).T
     if embedding is not None:
         extra["embed_tokens.weight"] = np.asarray(embedding)
     _save(Path(directory), config, {}, params, extra, max_shard_size)
-
-
-def _copy_of_head(config: AnyDrafterConfig, head: jax.Array | None) -> dict[str, np.ndarray]:
-    """The target's head as a block drafter's file has it, unless the drafter has its own.
-
-    Raises:
-      UserError: it is missing, or has another shape.
-    """
-    if config.own_head or (head is None and config.layout != "deepspec"):
-        return {}
-    if head is None or head.shape != (config.hidden_size, config.vocab_size):
-        raise UserError("DeepSpec's layout has a copy of the target's head; pass it")
-    return {"lm_head.weight": np.asarray(head).T}
 
 
 def resolve_dtype(dtype: DTypeLike) -> np.dtype:
@@ -281,9 +252,5 @@ def _save(
     fields = fields | {"torch_dtype": jax.tree.leaves(params)[0].dtype.name}
     text = json.dumps(config.to_json() | fields, indent=2) + "\n"
     write_atomically(directory / "config.json", text.encode())
-    pairs = {}
-    if config.pairs_apart:
-        pairs = stored_tensors(config, params, pairs=True)
-    write_pair_scores(directory, pairs)
     # Last, so that a directory with weights is complete.
     write_tensors(directory, tensors, max_shard_size)

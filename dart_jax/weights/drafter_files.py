@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -16,10 +16,10 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.draft_layer_config import REFERENCE, DraftLayerConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.tiles import Tiles
-from dart_jax.weights.layouts import EMBEDDING as EMBEDDING_OF_TARGET
-from dart_jax.weights.layouts import HEAD, text_tensor
+from dart_jax.weights.formats.layouts import EMBEDDING as EMBEDDING_OF_TARGET
+from dart_jax.weights.formats.layouts import HEAD, text_tensor
+from dart_jax.weights.formats.safetensors_file import Tensor
 from dart_jax.weights.parameters import STORED_DTYPES
-from dart_jax.weights.safetensors_file import Tensor
 from dart_jax.weights.target_files import BUFFERS
 from dart_jax.weights.tensor_files import TensorFiles, open_tensors
 
@@ -98,7 +98,7 @@ def with_stored_parts(
         )
     config = dataclasses.replace(config, own_embedding=stored is not None)
     own_head = _with_head(files, config, target)
-    if config.own_head != own_head:
+    if config.own_head != own_head:  # no field where it is always true
         config = dataclasses.replace(config, own_head=own_head)
     return config.completed(files.tensors, files.path)
 
@@ -223,14 +223,6 @@ def embedding_shape(embedding: jax.Array | Tiles | Tensor) -> tuple[int, int]:
     return (columns, rows) if isinstance(embedding, Tiles) else (rows, columns)
 
 
-def _rows_of(embedding: jax.Array | Tiles | Tensor) -> Callable[[int, int], np.ndarray]:
-    """Returns a function that reads rows of an embedding, from the first to before the last."""
-    if isinstance(embedding, Tiles):
-        return lambda first, last: np.asarray(embedding.rows(jnp.arange(first, last)))
-    table = embedding.read() if isinstance(embedding, Tensor) else np.asarray(embedding)
-    return lambda first, last: table[first:last]
-
-
 def _same_rows(stored: Tensor, embedding: jax.Array | Tiles | Tensor) -> bool:
     """Returns whether an embedding, or a head, is the target's, as far as both go: one may be
     padded."""
@@ -240,29 +232,33 @@ def _same_rows(stored: Tensor, embedding: jax.Array | Tiles | Tensor) -> bool:
     if abs(stored.shape[0] - size) > _PADDING:
         return False
     whole = stored.read()
+    table = embedding.read() if isinstance(embedding, Tensor) else embedding
+    table = table if isinstance(table, Tiles) else np.asarray(table)
     count, part = min(len(whole), size), 1 << 12
-    rows = _rows_of(embedding)
     # Each side may have been rounded to its own dtype: compare after rounding to both.
     with np.errstate(all="ignore"):
         for first in range(0, count, part):
-            theirs = whole[first : min(first + part, count)]
-            ours = rows(first, first + len(theirs))
+            last = min(first + part, count)
+            theirs = whole[first:last]
+            ours = table[first:last] if isinstance(table, np.ndarray) else _rows(table, first, last)
             rounded = ours.astype(theirs.dtype).astype(ours.dtype)
             if not np.array_equal(rounded, theirs.astype(ours.dtype)):
                 return False
     return True
 
 
+def _rows(table: Tiles, first: int, last: int) -> np.ndarray:
+    return np.asarray(table.rows(jnp.arange(first, last)))
+
+
 def check_fit(target: TargetConfig, drafter: AnyDrafterConfig | TargetConfig) -> None:
     """Raises UserError unless the drafter was trained for a target of these shapes, or is a
     language model with the target's vocabulary. Either vocabulary may be padded further."""
     if abs(drafter.vocab_size - target.vocab_size) > _PADDING:
-        kind, cure = "draft model", "with the same tokenizer"
-        if drafter.traits.features:
-            kind, cure = "drafter", "trained for this target"
+        kind = "drafter" if drafter.traits.features else "draft model"
         raise UserError(
             f"the {kind} has {drafter.vocab_size} tokens and the target {target.vocab_size}; pass "
-            f"one {cure}"
+            "one with the same tokenizer, trained for this target if it is a drafter"
         )
     drafter.check_fit(target)
 

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError, warn
-from dart_jax.weights.tensor_files import read_json
+from dart_jax.files import read_json
 
 FILE = "generation_config.json"
 
 
 def read_options(directory: Path | None) -> Mapping[str, Any] | None:
-    """Reads a target's `generation_config.json`; None if it has none.
-
-    Raises:
-      UserError: the file is damaged.
-    """
+    """Reads a target's `generation_config.json`; None if it has none. Raises UserError if the file
+    is damaged."""
     path = None if directory is None else directory / FILE
     return read_json(path) if path is not None and path.is_file() else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -91,32 +90,23 @@ def _downloaded(
 
     options = {"revision": revision, "token": token}
 
-    def download(patterns: Sequence[str]) -> Path:
-        wanted = {"allow_patterns": list(patterns), "ignore_patterns": _DUPLICATES}
+    def download(patterns: Sequence[str], ignored: list[str] | None) -> Path:
+        wanted = {"allow_patterns": list(patterns), "ignore_patterns": ignored}
         return Path(huggingface_hub.snapshot_download(repository, **wanted, **options))
 
     with _one_line(f"directory {name}", repository):
         if file:
-            get = functools.partial(huggingface_hub.hf_hub_download, repository, **options)
-            paths = [Path(get(part)) for part in gguf.parts(file)]
-            # Of the same commit, in which the cache knows what there is not.
-            folder, commit = file[: file.rfind("/") + 1], paths[0].parents[file.count("/")].name
-            for beside in (folder + name for name in gguf.BESIDE):
-                if huggingface_hub.try_to_load_from_cache(repository, beside, revision=commit):
-                    continue
-                try:
-                    get(beside, revision=commit)
-                except huggingface_hub.errors.LocalEntryNotFoundError:
-                    if not huggingface_hub.is_offline_mode():
-                        raise  # or what the file itself holds would be taken, as if it were alone
-                except huggingface_hub.errors.EntryNotFoundError:
-                    pass
-            return paths[0]
+            folder = file[: file.rfind("/") + 1]
+            beside = [folder + name for name in gguf.BESIDE]
+            path = download([*gguf.parts(file), *beside], None) / file
+            if not path.is_file():  # says why
+                huggingface_hub.hf_hub_download(repository, file, **options)
+            return path
         first = [pattern for pattern in patterns if ".bin" not in pattern]
-        directory = download(first)
+        directory = download(first, _DUPLICATES)
         weights = {path.name for path in directory.glob("*.safetensors")} - {PAIR_SCORES}
         if len(first) < len(patterns) and not weights:
-            directory = download(patterns)
+            directory = download(patterns, _DUPLICATES)
     configs = ("config.json", ADAPTER)
     if _WEIGHTS[0] in patterns and not any((directory / name).is_file() for name in configs):
         raise UserError(
@@ -126,11 +116,9 @@ def _downloaded(
     return directory
 
 
-def resolve_file(
-    name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
-) -> Path:
+def resolve_file(name: str | os.PathLike[str], *, token: str | bool | None = None) -> Path:
     """Returns the path of an n-gram file, local or `owner/name/path/in/repository`, downloaded if
-    needed; takes `revision` and `token`, and raises, as `resolve`."""
+    needed; takes `token`, and raises, as `resolve`."""
     path = _path(name)
     if path.is_file():
         return path
@@ -142,17 +130,13 @@ def resolve_file(
     import huggingface_hub
 
     with _one_line(f"file {name}", repository):
-        path = huggingface_hub.hf_hub_download(repository, file, revision=revision, token=token)
-    return Path(path)
+        return Path(huggingface_hub.hf_hub_download(repository, file, token=token))
 
 
 def resolve_data(name: str) -> list[Path]:
     """Returns the sorted files of a data set on the hub, downloaded if needed: of `owner/name`, or
-    of `owner/name/path`, a file, a directory or a glob in it.
-
-    Raises:
-      UserError: there is no such data set, or it cannot be downloaded; the message says why.
-    """
+    of `owner/name/path`, a file, a directory or a glob in it. Raises UserError if there is no such
+    data set, or it cannot be downloaded; the message says why."""
     repository, inside = _repository(name, "data set")
     import huggingface_hub
 
@@ -161,9 +145,10 @@ def resolve_data(name: str) -> list[Path]:
         folder = huggingface_hub.snapshot_download(
             repository, repo_type="dataset", allow_patterns=patterns
         )
-    names = {path.relative_to(folder).as_posix(): path for path in sorted(Path(folder).rglob("*"))}
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
     wanted = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
-    return [path for name, path in names.items() if name in wanted and path.is_file()]
+    return [path for name, path in names.items() if name in wanted]
 
 
 def _path(name: str | os.PathLike[str]) -> Path:

@@ -21,9 +21,18 @@ from dart_jax.memory import aligned
 from dart_jax.models.kernels.int8 import Kernel, round_one
 from dart_jax.models.kernels.tiles import BLOCK_TYPES, Tiles, pack_blocks
 from dart_jax.models.networks.pure import Params, abstract_params
+from dart_jax.models.platform.weights import WeightsForm
 from dart_jax.models.sharding.placement import DEFAULT, Part, Placement
-from dart_jax.weights.layouts import HEAD, AnyConfig, Entry, ParamPath, Piece, layout, leaves, part
-from dart_jax.weights.safetensors_file import Region, Tensor
+from dart_jax.weights.formats.layouts import (
+    HEAD,
+    AnyConfig,
+    Entry,
+    ParamPath,
+    Piece,
+    layout,
+    leaves,
+)
+from dart_jax.weights.formats.safetensors_file import Region, Tensor
 from dart_jax.weights.tensor_files import TensorFiles
 
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -36,12 +45,9 @@ def load_params(
     files: TensorFiles,
     config: AnyConfig,
     dtype: np.dtype,
+    form: WeightsForm = WeightsForm(),
     *,
-    keep_bfloat16: bool = False,
-    keep_blocks: bool = False,
-    int8: bool = False,
     place: Placement = DEFAULT,
-    pairs: bool = False,
 ) -> Params:
     """Loads the files' tensors onto the device.
 
@@ -49,27 +55,25 @@ def load_params(
       files: the tensors; each must belong to the model.
       config: the model's config.
       dtype: of the parameters, float32 or bfloat16.
-      keep_bfloat16: as for `checkpoint.load_target`, and so are `keep_blocks` and `int8`.
+      form: as for `checkpoint.load_target`.
       place: puts each parameter onto the devices, by parts; in every process alike.
-      pairs: whether the files hold the pair scores of a drafter, and nothing else.
 
     Raises:
       UserError: tensors are missing, unexpected or misshapen, or hold NaN or infinite weights; one
         message names them.
     """
-    entries = layout(config, files.tensors, pairs=pairs)
-    abstract = part(config, abstract_params(config), pairs=pairs)
+    entries, abstract = layout(config, files.tensors), abstract_params(config)
     _check(files, entries)
     shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
     dtypes = dict.fromkeys(shapes, dtype)
-    if keep_bfloat16:
+    if form.tiles:
         dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
     buffers: dict[ParamPath, list[tuple[Part, np.ndarray]]] = {}
     loaded: dict[ParamPath, Kernel | Tiles] = {}
     damaged = dict.fromkeys(entries, 0)
     for name, tensor in files.tensors.items():
-        if keep_blocks and _stays_in_blocks(tensor, entries[name]):
+        if form.blocks and _stays_in_blocks(tensor, entries[name]):
             assert tensor.blocks is not None
             for piece, region in entries[name].regions():
                 rows = tensor.blocks.read(region[0].start, region[0].stop)
@@ -95,7 +99,7 @@ def load_params(
                 # Block: pending copies would accumulate in host memory.
                 values = [buffer for _, buffer in buffers.pop(path)]
                 value = place.put(path, shapes[path], values)
-                loaded[path] = jax.block_until_ready(round_one(path, value) if int8 else value)
+                loaded[path] = jax.block_until_ready(round_one(path, value) if form.int8 else value)
                 del values, value
     counts = place.over_processes(np.array(list(damaged.values()), np.int32)).tolist()
     numbers = zip(damaged, counts, strict=True)
@@ -107,12 +111,10 @@ def load_params(
     return jax.tree.unflatten(jax.tree.structure(abstract), [loaded[path] for path in shapes])
 
 
-def stored_tensors(config: AnyConfig, params: Params, *, pairs: bool = False) -> dict[str, Tensor]:
-    """Returns the tensors to write for these parameters, by name; those of a drafter's pair scores
-    belong into a file of their own."""
-    by_path = dict(leaves(part(config, params, pairs=pairs)))
-    entries = layout(config, pairs=pairs).items()
-    return {name: _stored(by_path, entry) for name, entry in entries}
+def stored_tensors(config: AnyConfig, params: Params) -> dict[str, Tensor]:
+    """Returns the tensors to write for these parameters, by name."""
+    by_path = dict(leaves(params))
+    return {name: _stored(by_path, entry) for name, entry in layout(config).items()}
 
 
 def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) -> set[ParamPath]:

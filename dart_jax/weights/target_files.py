@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from dart_jax.errors import UserError, warn
+from dart_jax.files import read_json
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_formats import is_drafter
+from dart_jax.weights.formats.layouts import EMBEDDING, HEAD, layout, text_tensor
 from dart_jax.weights.gguf.config import NOTES
-from dart_jax.weights.layouts import EMBEDDING, HEAD, layout, text_tensor
-from dart_jax.weights.tensor_files import ADAPTER, TensorFiles, open_tensors, read_json
+from dart_jax.weights.tensor_files import ADAPTER, TensorFiles, open_tensors
 
 # Fields that say how weights are quantised; the second in old files, the last in those of MLX.
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")

@@ -6,23 +6,25 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from dart_jax.errors import UserError
-from dart_jax.files import atomic_path, write_atomically
+from dart_jax.files import atomic_path, contents, read_json, write_atomically
+from dart_jax.weights import formats
+from dart_jax.weights.formats.safetensors_file import Tensor, open_safetensors
+from dart_jax.weights.formats.torch_file import open_torch
 from dart_jax.weights.gguf.tensors import INDEX as GGUF_INDEX
 from dart_jax.weights.gguf.tensors import open_gguf
-from dart_jax.weights.safetensors_file import Tensor, open_safetensors
-from dart_jax.weights.torch_file import open_torch
 
 WEIGHTS = "model.safetensors"
 # A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
 # as it is without them.
-PAIR_SCORES = "pair_scores.safetensors"
+PAIR_SCORES, _PAIRS = f"{formats.PAIR_SCORES}.safetensors", f"{formats.PAIR_SCORES}."
 ADAPTER = "adapter_config.json"  # of a LoRA adapter, which is refused
+_INDEX = ".index.json"  # of shards
 _TORCH_WEIGHTS = "pytorch_model.bin"
 _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
@@ -45,41 +47,31 @@ def open_tensors(directory: Path) -> TensorFiles:
     if (directory / GGUF_INDEX).is_file():
         return TensorFiles(*open_gguf(directory))
     for weights, open_file in _OPEN.items():
-        path, index = directory / weights, _index(directory / weights)
-        if path.is_file():
+        if (path := directory / weights).is_file():
             return TensorFiles(path, open_file(path))
-        if index.is_file():
+        if (index := directory / f"{weights}{_INDEX}").is_file():
             return _open_shards(index, open_file)
     raise UserError(
-        f"no weights in {directory}, which holds {_contents(directory)}; it needs {WEIGHTS}, or "
-        f"shards and {WEIGHTS}.index.json, or {_TORCH_WEIGHTS}"
+        f"no weights in {directory}, which holds {contents(directory)}; it needs {WEIGHTS}, or "
+        f"shards and {WEIGHTS}{_INDEX}, or {_TORCH_WEIGHTS}"
     )
 
 
-def open_pair_scores(directory: Path) -> TensorFiles:
-    """Reads the header of the file of pair scores; raises UserError if it is missing or damaged."""
+def open_pair_scores(directory: Path) -> dict[str, Tensor]:
+    """Reads the header of the file of pair scores, whose tensors have the names of `layouts` then;
+    raises UserError if it is missing or damaged."""
     path = directory / PAIR_SCORES
     if not path.is_file():
         raise UserError(
             f"no file {path}, although config.json has a pair_rank; add the file, or remove "
             "pair_rank to draft without pair scores"
         )
-    return TensorFiles(path, open_safetensors(path))
-
-
-def write_pair_scores(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replaces the file of pair scores, atomically; removes it if there are no tensors."""
-    path = directory / PAIR_SCORES
-    if not tensors:
-        path.unlink(missing_ok=True)
-        return
-    with atomic_path(path) as part:
-        _write(part, tensors)
+    return {_PAIRS + name: tensor for name, tensor in open_safetensors(path).items()}
 
 
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size: int) -> None:
     """Replaces a directory's weights with one file, or with shards of at most `max_shard_size`
-    bytes and an index; a single tensor may be larger.
+    bytes and an index; a single tensor may be larger. Pair scores have their own file.
 
     Each file is written atomically; the one that readers open first is written last. Existing
     weights in another layout are removed. The tensors of one file are in memory together.
@@ -87,52 +79,33 @@ def write_tensors(directory: Path, tensors: Mapping[str, Tensor], max_shard_size
     from huggingface_hub import split_state_dict_into_shards_factory
 
     split = split_state_dict_into_shards_factory(
-        dict(tensors),
+        {name: tensor for name, tensor in tensors.items() if not name.startswith(_PAIRS)},
         get_storage_size=lambda tensor: math.prod(tensor.shape) * tensor.dtype.itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_size,
     )
-    path, index = directory / WEIGHTS, _index(directory / WEIGHTS)
-    old = {path, index, *_written_before(directory)}
+    files = {
+        file: {n: tensors[n] for n in names} for file, names in split.filename_to_tensors.items()
+    }
+    if pairs := {n.removeprefix(_PAIRS): t for n, t in tensors.items() if n.startswith(_PAIRS)}:
+        files = {PAIR_SCORES: pairs, **files}
+    index = directory / f"{WEIGHTS}{_INDEX}"
+    old = {directory / name for name in (WEIGHTS, PAIR_SCORES)} | {index}
+    old.update(directory.glob("model-*-of-*.safetensors"))
     if split.is_sharded:  # first: new shards may have the names of old ones
         for file in old:
             file.unlink(missing_ok=True)
-    for file, names in split.filename_to_tensors.items():
+    for file, content in files.items():
         with atomic_path(directory / file) as part:
-            _write(part, {name: tensors[name] for name in names})
+            # The library would write wrong values for arrays that are not contiguous.
+            arrays = {name: np.ascontiguousarray(each.read()) for name, each in content.items()}
+            save_file(arrays, part, metadata={"format": "pt"})  # which PyTorch programs want
     if split.is_sharded:
         content = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_atomically(index, (json.dumps(content, indent=2) + "\n").encode())
         return
-    for file in old - {path}:
+    for file in old - {directory / name for name in files}:
         file.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; raises UserError if it is missing, damaged or something else."""
-    if not path.parent.is_dir():
-        raise UserError(
-            f"no directory {path.parent}; pass one that holds config.json and {WEIGHTS}"
-        )
-    if not path.is_file():
-        raise UserError(f"no file {path}; the directory holds {_contents(path.parent)}")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"cannot read {path}: it holds no JSON object")
-    return content
-
-
-def _contents(directory: Path) -> str:
-    """Some of the names in a directory, for those who pass one of another format."""
-    names = sorted(path.name for path in directory.iterdir())
-    return ", ".join([*names[:6], *[".."][: len(names) > 6]]) or "nothing"
-
-
-def _index(weights: Path) -> Path:
-    return weights.with_name(f"{weights.name}.index.json")
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -157,20 +130,3 @@ def _open_shards(index: Path, open_file: Callable[[Path], dict[str, Tensor]]) ->
             if name not in tensors or names.get(name) == file:  # in two files: the index decides
                 tensors[name] = tensor
     return TensorFiles(index, tensors)
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a file that PyTorch programs can read."""
-    # The library would write wrong values for arrays that are not contiguous.
-    arrays = {name: np.ascontiguousarray(tensor.read()) for name, tensor in tensors.items()}
-    save_file(arrays, path, metadata={"format": "pt"})
-
-
-def _written_before(directory: Path) -> set[Path]:
-    """Returns the shards of the existing index, if it can be read."""
-    index = _index(directory / WEIGHTS)
-    try:
-        files = _weight_map(index).values()
-    except UserError:
-        return set()
-    return {directory / file for file in files if file.endswith(".safetensors")}

@@ -83,20 +83,19 @@ def load_ngram(
     tokenizer: Vocabulary,
     vocab_size: int,
     *,
-    revision: str | None = None,
     token: str | bool | None = None,
 ) -> NgramModel:
     """Loads an n-gram model, or a trie of the reference, from a file or from the hub.
 
     Args:
-      name: as for `hub.resolve_file`, and so are `revision` and `token`.
+      name: as for `hub.resolve_file`, and so is `token`.
       tokenizer: the target's.
       vocab_size: the target's vocabulary size, which may exceed the tokenizer's.
 
     Raises:
       UserError: there is no such file, it is damaged, or it was made with another tokenizer.
     """
-    path = hub.resolve_file(name, revision=revision, token=token)
+    path = hub.resolve_file(name, token=token)
     if not is_ngram_file(path):
         path = converted_trie(path, tokenizer)
     ngram = NgramModel.load(path)

@@ -91,7 +91,7 @@ def test_matrices_are_rounded_and_the_rest_stays():
 def test_rounded_as_they_are_loaded(tmp_path, dtype):
     config = dataclasses.replace(TARGET, tie_word_embeddings=False)
     save_target(tmp_path, config, random_params(config, 0))
-    loaded, found = load_target(tmp_path, dtype, int8=True)
+    loaded, found = load_target(tmp_path, dtype, form=WeightsForm("int8"))
     expected = round_params(load_target(tmp_path, dtype)[1])
     assert loaded == config
     assert isinstance(found["lm_head"]["kernel"], Int8)

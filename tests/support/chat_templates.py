@@ -146,28 +146,6 @@ SMOLLM3 = (
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n\n</think>\n' }}{% endif -%}"""
 )
 
-HERMES = """{%- if tools -%}{{ '<|im_start|>system\nTools: ' + tools | tojson }}
-{{- ' Write <tool_call>.<|im_end|>\n' }}{% endif -%}
-{%- for message in messages -%}
-{%- if message.role in ('user', 'system') or (message.role == 'assistant'
-   and message.tool_calls is not defined) -%}
-{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
-{%- elif message.role == 'assistant' -%}
-{{ '<|im_start|>assistant\n' }}
-{%- for call in message.tool_calls -%}
-{{ '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
-{{- call.function.arguments | tojson + '}\n</tool_call>' -}}
-{%- endfor -%}
-{{ '<|im_end|>\n' }}
-{%- elif message.role == 'tool' -%}
-{%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>tool\n' }}{% endif -%}
-{{ '<tool_response>\n' + message.content + '\n</tool_response>' }}
-{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>' }}{% endif -%}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""
-
-
 LLAMA31 = (
     """{%- set begin = '<|start_header_id|>' -%}{%- set end = '<|end_header_id|>\n\n' -%}"""
     + _FIRST_SYSTEM
@@ -234,20 +212,6 @@ _MISTRAL_TURNS = """{%- elif message.tool_calls is defined and message.tool_call
 {%- endif -%}
 {%- endfor -%}"""
 
-# The system message is a part of the last turn.
-MISTRAL3 = (
-    _FIRST_SYSTEM
-    + _MISTRAL_CHECK
-    + """{{ bos_token }}{%- for message in chat -%}
-{%- if message.role == 'user' -%}
-{%- if tools and message == (chat | selectattr('role', 'equalto', 'user') | list)[-1] -%}
-{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}
-{%- endif -%}
-{{ '[INST] ' + (system + '\n\n' if loop.last and system is defined else '') + message.content }}
-{{- '[/INST]' -}}"""
-    + _MISTRAL_TURNS
-)
-
 MISTRAL7 = (
     _FIRST_SYSTEM
     + _MISTRAL_CHECK
@@ -266,25 +230,6 @@ GEMMA2 = (
     + """{%- for message in chat -%}
 {{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) }}
 {{- '\n' + message.content | trim + '<end_of_turn>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif -%}"""
-)
-
-GEMMA3 = (
-    "{{ bos_token }}"
-    + _FIRST_SYSTEM
-    + _ALTERNATE
-    + """{%- for message in chat -%}
-{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
-{{- system + '\n\n' if loop.first and system else '' }}
-{%- if message.content is string -%}
-{{ message.content | trim }}
-{%- elif message.content is iterable -%}
-{%- for part in message.content if part.type == 'text' %}{{ part.text | trim }}{% endfor -%}
-{%- else -%}
-{{ raise_exception('this is no content') }}
-{%- endif -%}
-{{ '<end_of_turn>\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif -%}"""
 )
@@ -315,32 +260,8 @@ PHI4_MINI = (
 )
 
 
-# All system messages are one, the last of them; arguments are texts.
-DEEPSEEK_R1 = """{%- set ns = namespace(tool=false, system='') -%}
-{%- for message in messages if message.role == 'system' -%}
-{%- set ns.system = message.content -%}
-{%- endfor -%}
-{{ bos_token + ns.system }}
-{%- for message in messages -%}
-{%- if message.role == 'user' -%}
-{%- set ns.tool = false -%}{{ '<|User|>' + message.content }}
-{%- elif message.role == 'assistant' -%}
-{{ ('<|outputs_end|>' if ns.tool else '<|Assistant|>') }}
-{%- for call in message.tool_calls or [] -%}
-{{ '<|call|>' + call.type + call.function.name + '\n```json\n' }}
-{{- call.function.arguments + '\n```' -}}
-{%- endfor -%}
-{%- if message.content is not none -%}
-{{ message.content.split('</think>')[-1] + eos_token }}
-{%- endif -%}
-{%- set ns.tool = false -%}
-{%- elif message.role == 'tool' -%}
-{%- set ns.tool = true -%}{{ '<|output|>' + message.content + '<|output_end|>' }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt and not ns.tool %}{{ '<|Assistant|><think>\n' }}{% endif -%}"""
-
-# All system messages are at the beginning; the first call of a chat has marks of its own.
+# All system messages are at the beginning; the first call of a chat has marks of its own;
+# arguments are texts.
 DEEPSEEK_V3 = """{%- set ns = namespace(begun=false, tool=false) -%}
 {{ bos_token + messages | selectattr('role', 'equalto', 'system') | map(attribute='content')
    | join('\n\n') }}
@@ -427,17 +348,13 @@ FAMILIES = {
     "Qwen2.5": QWEN25,
     "Qwen3": QWEN3,
     "Qwen3-Coder": QWEN3_CODER,
-    "Hermes": HERMES,
     "Llama 3.1": LLAMA31,
     "Llama 3.2": LLAMA32,
-    "Mistral v3": MISTRAL3,
     "Mistral v7": MISTRAL7,
     "Gemma 2": GEMMA2,
-    "Gemma 3": GEMMA3,
     "Phi-3": PHI3,
     "Phi-4-mini": PHI4_MINI,
     "GLM-4.5": GLM45,
-    "DeepSeek-R1": DEEPSEEK_R1,
     "DeepSeek-V3": DEEPSEEK_V3,
     "LFM2.5": LFM25,
     "gpt-oss": GPT_OSS,

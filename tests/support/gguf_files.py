@@ -50,6 +50,15 @@ FIELDS = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "sliding_window": "attention.sliding_window",
 }
+# Parameters of RoPE's scaling -> fields.
+SCALING = {
+    "attention_factor": "attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "factor": "factor",
+    "original_max_position_embeddings": "original_context_length",
+    "rope_type": "type",
+}
 _EXPERT = re.compile(r"(model\.layers\.(\d+)\.)\w+\.experts\.(\d+)\.(\w+)\.weight$")
 _PARTS = {
     **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
@@ -94,14 +103,27 @@ def write(
     head = config["head_dim"]
     writer.add_value_length(head)
     writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1)))
-    metadata = tokenizer or no_meaning(config["vocab_size"])
+    metadata = {**(tokenizer or no_meaning(config["vocab_size"]))}
+    scaling = dict(config.get("rope_scaling") or {})
+    factors = {
+        f"rope_factors_{name}.weight": np.array(scaling[f"{name}_factor"], np.float32)
+        for name in ("short", "long")
+        if f"{name}_factor" in scaling
+    }
+    if factors:
+        del scaling["rope_type"], scaling["factor"]
+    for name in SCALING.keys() & scaling.keys():
+        metadata[f"{arch}.rope.scaling.{SCALING[name]}"] = scaling[name]
+    if arch == "olmo2" and "layer_types" in config:
+        windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+        metadata[f"{arch}.attention.sliding_window_pattern"] = windowed
     for name, value in {**metadata, **(extra or {})}.items():
         if value is None:
-            writer.kv_data[0].pop(name.format(arch=arch), None)
+            writer.kv_data[0].pop(name, None)
         else:
-            _add(writer, name.format(arch=arch), value)
+            _add(writer, name, value)
     stored = _converted(load_file(directory / "model.safetensors"), config, arch)
-    for name, tensor in {**stored, **(tensors or {})}.items():
+    for name, tensor in {**stored, **factors, **(tensors or {})}.items():
         pattern = next((p for p in kinds or () if tensor.ndim > 1 and re.search(p, name)), None)
         if pattern is None:
             writer.add_tensor(name, tensor)

@@ -6,9 +6,9 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import report
 from tokenizers_made import KINDS, TEXTS, byte_tokens
 
-from dart_jax.errors import UserError
 from dart_jax.text.stream import TextStream
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -128,8 +128,12 @@ def test_names_of_special_tokens_as_stops(kind):
     stream = TextStream(coder, ["<s>", "never"])
     assert "".join(map(stream.push, [*word, start, *word])) == coder.decode(word)
     assert stream.stopped
-    with pytest.raises(UserError, match="'<s>user' holds the special token '<s>', which no text"):
-        TextStream(coder, "<s>user")
+    for stop, message in (
+        ("<s>user", "'<s>user' holds the special token '<s>', which no text"),
+        ("", "must not be empty"),
+        ("\ud83d", "half of a surrogate pair, which no text does"),
+    ):
+        assert message in report(TextStream, coder, ["a", stop])
 
 
 @each_kind
@@ -160,13 +164,6 @@ def test_the_beginning_of_a_stop_string_waits():
     assert "".join(pieces(one, [single[n] for n in b"ba!"])) == "ba!"
 
 
-def test_empty_stop_strings_are_refused():
-    with pytest.raises(UserError, match="must not be empty"):
-        TextStream(tokenizer("byte level"), ["a", ""])
-    with pytest.raises(UserError, match="half of a surrogate pair, which no text does"):
-        TextStream(tokenizer("byte level"), "\ud83d")
-
-
 @pytest.mark.parametrize("text", ["plain words ", "\x80"])
 def test_the_cost_of_a_token_does_not_grow(text):
     coder = tokenizer("byte fallback")
@@ -183,4 +180,4 @@ def test_the_cost_of_a_token_does_not_grow(text):
         stream.finish()
         return sum(counts)
 
-    assert decoded(2000) < 2.2 * decoded(1000)
+    assert decoded(400) < 2.2 * decoded(200)

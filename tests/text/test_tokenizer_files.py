@@ -1,7 +1,6 @@
 """Tokenizers as people have them: the same ids and chats as AutoTokenizer makes of the files."""
 
 import json
-import re
 import warnings
 
 import pytest
@@ -9,20 +8,22 @@ import transformers
 from refusals import report
 from tokenizers_made import KINDS, TEXTS, byte_fallback, byte_level
 
-from dart_jax.errors import InputWarning, UserError
+from dart_jax.errors import InputWarning
 from dart_jax.models.architectures import ARCHITECTURES
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.text.tokenizer_files import _OWN_CLASS
 
 TEXTS = [*TEXTS, "a<|new|>b </s>c", "<|im_start|>user\nhow are you?<|im_end|>"]
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
+DECODER = {"content": "<|new|>", "lstrip": True, "special": True, "normalized": False}
 NEW = {"content": "<|new|>", "lstrip": True, "rstrip": False, "single_word": False}
 
 
-def write(directory, backend, config=None, model_type="llama", **files):
-    """Writes a tokenizer with the files around it; names are given without `.json`."""
+def write(directory, backend, config=None, model_type="llama", target=None, **files):
+    """Writes a tokenizer with the files around it; names are given without `.json`; `target` is the
+    class that the target's config names."""
     backend.save(str(directory / "tokenizer.json"))
-    files |= {"config": {"model_type": model_type}}
+    files |= {"config": {"model_type": model_type, "tokenizer_class": target}}
     if config is not None:
         files["tokenizer_config"] = config
     for name, content in files.items():
@@ -45,28 +46,17 @@ def unlisted():
         ("byte level", GENERIC | {"eos_token": "<|new|>"}, {}),
         ("byte level", GENERIC | {"additional_special_tokens": ["<|new|>", "</s>"]}, {}),
         ("byte level", GENERIC | {"extra_special_tokens": {"image_token": "<|new|>"}}, {}),
-        ("byte level", GENERIC | {"image_token": "<|new|>"}, {}),
-        (
-            "byte level",
-            GENERIC
-            | {"added_tokens_decoder": {"340": NEW | {"normalized": False, "special": True}}},
-            {},
-        ),
+        ("byte level", GENERIC | {"added_tokens_decoder": {"340": DECODER}}, {}),
         ("byte level", GENERIC, {"added_tokens": {"<|new|>": 340}}),
         ("byte level", GENERIC, {"special_tokens_map": {"pad_token": NEW | {"normalized": True}}}),
-        ("byte level", {"eos_token": "<|new|>"}, {}),
         ("byte level", GENERIC | {"split_special_tokens": True}, {}),
         ("byte level", {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}, {}),
         ("byte level", GENERIC | {"eos_token": "<|im_end|>"}, {"model_type": "qwen2"}),
-        ("byte level", {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>"}, {}),
+        ("byte level", {"eos_token": "<|im_end|>"}, {"target": "Qwen2Tokenizer"}),
         ("unlisted", GENERIC | {"eos_token": "</s>"}, {}),
         ("byte fallback", GENERIC | {"bos_token": "<s>", "add_bos_token": False}, {}),
-        ("byte fallback", GENERIC | {"eos_token": "</s>", "add_eos_token": True}, {}),
         ("byte fallback", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, {}),
         ("byte fallback", {"tokenizer_class": "LlamaTokenizerFast", "legacy": False}, {}),
-        ("byte fallback", {"tokenizer_class": "LlamaTokenizer", "legacy": True}, {}),
-        ("byte fallback", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}, {}),
-        ("byte fallback", {"tokenizer_class": "LlamaTokenizer"}, {"model_type": "mistral"}),
         ("byte fallback", {"tokenizer_class": "LlamaTokenizer"}, {"model_type": "phi3"}),
         ("byte fallback", {"tokenizer_class": "GemmaTokenizer"}, {"model_type": "gemma2"}),
         ("metaspace", {"tokenizer_class": "NobodysTokenizer", "bos_token": "<s>"}, {}),
@@ -84,16 +74,6 @@ def test_ids_are_those_of_transformers(tmp_path, kind, config, files):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
 
 
-def test_a_class_that_the_targets_config_names(tmp_path):
-    """It counts where `tokenizer_config.json` names none."""
-    write(tmp_path, byte_level(), {"eos_token": "<|im_end|>"})
-    config = {"model_type": "llama", "tokenizer_class": "Qwen2Tokenizer"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in TEXTS:
-        assert Tokenizer.load(tmp_path).encode(text) == theirs(text)["input_ids"]
-
-
 def test_whose_class_transformers_prefers():
     """A new version's preferences would otherwise give other ids without anybody having looked."""
     from transformers.models.auto import tokenization_auto as auto
@@ -106,20 +86,15 @@ def test_whose_class_transformers_prefers():
     assert theirs <= set(_OWN_CLASS)
 
 
-def test_code_of_a_tokenizer_is_not_run(tmp_path):
-    """It is told, as the code may do anything."""
+def test_what_only_others_need_is_not_read(tmp_path):
+    """A tokenizer's code, which may do anything: that is told; and the target's config."""
     auto = {"auto_map": {"AutoTokenizer": ["mine.Slow", "mine.Fast"]}}
     write(tmp_path, byte_level(), {"tokenizer_class": "Mine", **auto})
+    config = {"model_type": "llama", "rope_scaling": {"rope_type": "invented", "factor": "x"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.warns(InputWarning, match="read without the tokenizer's own code"):
         coder = Tokenizer.load(tmp_path)
     assert coder.encode("how?") == byte_level().encode("how?").ids
-
-
-def test_configs_that_only_the_target_needs_are_not_read(tmp_path):
-    config = {"model_type": "llama", "rope_scaling": {"rope_type": "invented", "factor": "x"}}
-    write(tmp_path, byte_fallback(), {"tokenizer_class": "LlamaTokenizer"})
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert Tokenizer.load(tmp_path).encode("how?")[0] == 1
 
 
 CHAT = [{"role": "user", "content": "how?"}]
@@ -131,42 +106,32 @@ PARTS = (
 )
 
 
-@pytest.mark.parametrize("place", ["jinja", "config", "list", "processor", "chat_template.json"])
-def test_a_chat_template_is_found(tmp_path, place):
-    config = dict(GENERIC)
-    write(tmp_path, byte_level())
-    match place:
-        case "jinja":
-            (tmp_path / "chat_template.jinja").write_text(PLAIN)
-            config["chat_template"] = "not this one"
-        case "config":
-            config["chat_template"] = PLAIN
-        case "list":
-            config["chat_template"] = [
-                {"name": "tool_use", "template": TOOLS},
-                {"name": "default", "template": PLAIN},
-            ]
-        case "processor":
-            content = json.dumps({"chat_template": PLAIN})
-            (tmp_path / "processor_config.json").write_text(content)
-            (tmp_path / "chat_template.json").write_text('{"chat_template": "not this one"}')
-        case _:
-            (tmp_path / place).write_text(json.dumps({"chat_template": PLAIN}))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    coder = Tokenizer.load(tmp_path)
-    assert coder.render_chat(CHAT) == "<s>how?"
-    if place == "list":
-        assert coder.render_chat(CHAT, tools=[{"name": "look"}]) == "1 tools<s>how?"
-
-
-def test_the_tokenizers_template_comes_before_the_processors(tmp_path):
-    write(tmp_path, byte_level(), GENERIC | {"chat_template": PLAIN})
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "another"}')
-    with pytest.warns(InputWarning, match="another chat template for images"):
-        assert Tokenizer.load(tmp_path).render_chat(CHAT) == "<s>how?"
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": PLAIN}))
+@pytest.mark.parametrize(
+    ("config", "files"),
+    [
+        ({"chat_template": "not this one"}, {"chat_template.jinja": PLAIN}),
+        ({"chat_template": PLAIN}, {"chat_template.json": json.dumps({"chat_template": PLAIN})}),
+        ({"chat_template": [{"name": "default", "template": PLAIN}]}, {}),
+        (
+            {},
+            {
+                "processor_config.json": json.dumps({"chat_template": PLAIN}),
+                "chat_template.json": '{"chat_template": "not this one"}',
+            },
+        ),
+        ({}, {"chat_template.json": json.dumps({"chat_template": PLAIN})}),
+    ],
+)
+def test_a_chat_template_is_found(tmp_path, config, files):
+    write(tmp_path, byte_level(), GENERIC | config)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
     with warnings.catch_warnings(action="error"):
         assert Tokenizer.load(tmp_path).render_chat(CHAT) == "<s>how?"
+    if config.get("chat_template") == PLAIN:
+        (tmp_path / "chat_template.json").write_text('{"chat_template": "another"}')
+        with pytest.warns(InputWarning, match="another chat template for images"):
+            assert Tokenizer.load(tmp_path).render_chat(CHAT) == "<s>how?"
 
 
 def test_several_templates(tmp_path):
@@ -177,16 +142,15 @@ def test_several_templates(tmp_path):
     (folder / "tool_use.jinja").write_text(TOOLS)
     (folder / "rag.jinja").write_text("rag {{ messages[0].content }}")
     coder = Tokenizer.load(tmp_path)
-    with pytest.raises(UserError, match=r"no default .* names are \['rag', 'tool_use'\]"):
-        coder.render_chat(CHAT)
+    assert "no default" in report(coder.render_chat, CHAT)
     assert coder.render_chat(CHAT, chat_template="rag") == "rag how?"
     (tmp_path / "chat_template.jinja").write_text(PLAIN)
     coder, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     for options in ({}, {"tools": [{"name": "look"}]}, {"tools": []}, {"chat_template": "rag"}):
         expected = theirs.apply_chat_template(CHAT, add_generation_prompt=True, **options)
         assert coder.encode_chat(CHAT, **options) == expected["input_ids"]
-    with pytest.raises(UserError, match="no chat template 'tools'; there is default, rag"):
-        coder.render_chat(CHAT, chat_template="tools")
+    message = report(coder.render_chat, CHAT, chat_template="tools")
+    assert "no chat template 'tools'; there is default, rag" in message
 
 
 def test_a_template_that_reads_parts(tmp_path):
@@ -213,20 +177,13 @@ def test_special_tokens_around_a_processors_chat(tmp_path, begin):
     assert coder.encode_chat(CHAT) == theirs.apply_chat_template(CHAT)["input_ids"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("chat_template.json", "{", r"chat_template\.json: Expecting"),
-        ("chat_template.json", "[]", r"chat_template\.json holds no JSON object"),
-        ("tokenizer_config.json", "{", r"tokenizer_config\.json: Expecting"),
-        ("added_tokens.json", "3", r"added_tokens\.json holds no JSON object"),
-    ],
-)
-def test_damaged_files(tmp_path, name, content, message):
+@pytest.mark.parametrize("name", ["chat_template", "tokenizer_config", "added_tokens"])
+def test_damaged_files(tmp_path, name):
     write(tmp_path, byte_level(), GENERIC)
-    (tmp_path / name).write_text(content)
-    said = report(lambda: Tokenizer.load(tmp_path).chat_template)
-    assert re.search(r"cannot read the files next to .*" + message, said)
+    for content in ("{", "[]", "3"):
+        (tmp_path / f"{name}.json").write_text(content)
+        said = report(lambda: Tokenizer.load(tmp_path).chat_template)
+        assert f"{name}.json: " in said
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "qwen.tiktoken"])

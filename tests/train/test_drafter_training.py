@@ -22,7 +22,12 @@ from dart_jax.models.config import MoEConfig
 from dart_jax.models.drafter_config import DartConfig, Eagle3Config
 from dart_jax.models.networks.pure import bind, init_params
 from dart_jax.models.rope import Rope
-from dart_jax.weights.checkpoint import load_drafter, load_target, read_drafter_config, save_target
+from dart_jax.weights.checkpoint import (
+    load_drafter,
+    load_target,
+    read_any_drafter_config,
+    save_target,
+)
 from train.data.packed_dataset import PackedBatches, PackedDataset
 from train.drafter import DrafterTraining, train
 from train.objective.predictions import Frozen, PackedForward
@@ -107,7 +112,7 @@ def trained(recipe, tiny, tmp_path_factory):
 
 def test_a_run_leaves_a_drafter_that_decodes(trained, tiny):
     _, drafter = trained
-    found = read_drafter_config(drafter)
+    found = read_any_drafter_config(drafter)
     assert isinstance(found, DartConfig)
     assert (found.num_positions, found.draft_vocab_size) == (4, 200)
     assert "shifted" not in json.loads((drafter / "config.json").read_text())

@@ -12,15 +12,14 @@ from conftest import GOLDEN
 from refusals import report
 from safetensors.numpy import load_file, save_file
 
-from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.drafter_config import DartConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.networks.pure import abstract_params
+from dart_jax.models.platform.weights import WeightsForm
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import (
     load_drafter,
     load_target,
-    read_drafter_config,
     resolve_dtype,
     save_drafter,
     save_target,
@@ -88,17 +87,22 @@ def assert_same_bits(ours, theirs):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard", [10**9, 700, 1])
-@pytest.mark.parametrize("config", TARGETS.values(), ids=list(TARGETS))
-def test_target_round_trip(tmp_path, dtype, config, shard):
+@pytest.mark.parametrize("name", [*TARGETS, *DRAFTERS])
+def test_round_trip(tmp_path, dtype, name, shard):
+    if name in TARGETS:
+        config, save, load, ids = TARGETS[name], save_target, load_target, ()
+    else:
+        config, save, load, ids = DRAFTERS[name], save_drafter, load_drafter, (IDS,)
     params = random_params(config, dtype=dtype)
-    save_target(tmp_path, config, params, max_shard_size=shard)
-    loaded_config, loaded = load_target(tmp_path, dtype)
+    save(tmp_path, config, params, *ids, max_shard_size=shard)
+    loaded_config, loaded, *loaded_ids = load(tmp_path, dtype)
     assert loaded_config == config
     assert_same_bits(loaded, params)
-    names = {path.name for path in tmp_path.iterdir()}
+    assert_same_bits(loaded_ids, list(ids))
+    names = {path.name for path in tmp_path.iterdir()} - {"pair_scores.safetensors"}
     assert ("model.safetensors" in names) == (shard == 10**9) == (len(names) == 2)
 
 
@@ -108,29 +112,15 @@ def test_matrices_stay_in_bfloat16(tmp_path, stored):
     save_drafter(tmp_path / "drafter", SCORED, random_params(SCORED, dtype=stored), IDS)
     for load, name in ((load_target, "target"), (load_drafter, "drafter")):
         wide = load(tmp_path / name)[1]
-        loaded = load(tmp_path / name, keep_bfloat16=True)[1]
+        loaded = load(tmp_path / name, form=WeightsForm(tiles=True))[1]
         assert_same_bits(jax.tree.map(lambda x: x.astype("float32"), loaded), wide)
         for path, leaf in jax.tree_util.tree_leaves_with_path(loaded):
             kept = path[-1].key in ("kernel", "embed_tokens") and stored == jnp.bfloat16
             assert (leaf.dtype == jnp.bfloat16) == kept
     # In bfloat16 there is nothing to keep.
     target = tmp_path / "target"
-    both = (load_target(target, jnp.bfloat16, keep_bfloat16=x)[1] for x in (False, True))
+    both = (load_target(target, jnp.bfloat16, form=WeightsForm(tiles=x))[1] for x in (False, True))
     assert_same_bits(*both)
-
-
-@pytest.mark.long(keep=2)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("shard", [10**9, 700])
-@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
-def test_drafter_round_trip(tmp_path, dtype, drafter, shard):
-    params = random_params(drafter, dtype=dtype)
-    save_drafter(tmp_path, drafter, params, IDS, max_shard_size=shard)
-    config, loaded, ids = load_drafter(tmp_path, dtype)
-    assert config == drafter
-    assert ids.dtype == np.int32
-    assert ids.tolist() == IDS.tolist()
-    assert_same_bits(loaded, params)
 
 
 def test_pair_scores_have_a_file_of_their_own(tmp_path):
@@ -149,11 +139,7 @@ def test_pair_scores_have_a_file_of_their_own(tmp_path):
     del ours["pair_scores.safetensors"]
     assert ours == theirs
     stored = load_file(tmp_path / "with" / "pair_scores.safetensors")
-    pairs = params["pairs"]
     assert stored.keys() == {"prev.weight", "next.weight", "gate.weight"}
-    np.testing.assert_array_equal(stored["prev.weight"], pairs["prev"])
-    np.testing.assert_array_equal(stored["next.weight"], pairs["next"])
-    np.testing.assert_array_equal(stored["gate.weight"], pairs["gate"]["kernel"].T)
     # A drafter that replaces this one has none, and without pair_rank the file is not read.
     (tmp_path / "with" / "config.json").write_bytes((tmp_path / "without/config.json").read_bytes())
     assert_same_bits(load_drafter(tmp_path / "with")[1], without)
@@ -166,22 +152,13 @@ def test_unusable_pair_scores_are_reported(tmp_path):
     save_drafter(tmp_path, SCORED, random_params(SCORED), IDS)
     path = tmp_path / "pair_scores.safetensors"
     written, stored = path.read_bytes(), load_file(path)
-
-    def refused(message):
-        with pytest.raises(UserError, match=message) as error:
-            load_drafter(tmp_path)
-        assert "\n" not in str(error.value)
-
-    path.unlink()
-    refused("no file .*pair_scores.safetensors, although config.json has a pair_rank; add the file")
     path.write_bytes(written[:-5])
-    refused("cannot read .*pair_scores.safetensors: .*; the file is damaged or incomplete")
+    assert f"cannot read {path}: " in report(load_drafter, tmp_path)
     save_file({**stored, "prev.weight": stored["prev.weight"][:, :2]}, path)
-    refused(r"pair_scores.* does not fit its config: prev.weight has shape \(20, 2\), .*\(20, 3\)")
-    save_file({"prev.weight": stored["prev.weight"], "other": stored["next.weight"]}, path)
-    refused("pair_scores.*: missing gate.weight; missing next.weight; unexpected other")
-    save_file({**stored, "gate.weight": np.full_like(stored["gate.weight"], np.nan)}, path)
-    refused(r"pair_scores.safetensors has weights that are NaN .*gate.weight \(24 of them\)")
+    message = "does not fit its config: pair_scores.prev.weight has shape (20, 2)"
+    assert message in report(load_drafter, tmp_path)
+    path.unlink()
+    assert f"no file {path}, although config.json has" in report(load_drafter, tmp_path)
 
 
 def test_saving_replaces_what_was_there(tmp_path):
@@ -214,23 +191,21 @@ def test_golden_files_are_written_again_bit_for_bit(tmp_path, name, kind, load, 
     for tensor, expected in theirs.items():
         assert ours[tensor].shape == expected.shape
         assert_same_bits(ours[tensor], expected)
-    written = json.loads((tmp_path / "config.json").read_text())
-    golden = json.loads((GOLDEN / name / kind / "config.json").read_text())
+    written, golden = (
+        json.loads((directory / "config.json").read_text())
+        for directory in (tmp_path, GOLDEN / name / kind)
+    )
     special = {"eos_token_id", "bos_token_id", "pad_token_id"}  # not given to save_target
-    compared = written.keys() & golden.keys() - special
-    assert {field: written[field] for field in compared} == {
-        field: golden[field] for field in compared
-    }
-    assert written["architectures"] == golden["architectures"]
+    for field in written.keys() & golden.keys() - special:
+        assert written[field] == golden[field]
 
 
 def test_a_drafter_without_a_draft_vocabulary(tmp_path, drafter):
     config = dataclasses.replace(DRAFTER, draft_vocab_size=30)
-    directory = tmp_path / "whole"
-    save_drafter(directory, config, random_params(config), np.arange(30, dtype=np.int32))
-    for place in (directory, drafter):
+    save_drafter(tmp_path / "whole", config, random_params(config), np.arange(30, dtype=np.int32))
+    for place in (tmp_path / "whole", drafter):
         change_tensors(place, lambda t: {k: v for k, v in t.items() if k not in ("d2t", "t2d")})
-    assert load_drafter(directory)[2].tolist() == list(range(30))
+    assert load_drafter(tmp_path / "whole")[2].tolist() == list(range(30))
     assert "missing d2t" in report(load_drafter, drafter)  # of a smaller vocabulary
 
 
@@ -255,35 +230,26 @@ def test_the_embedding_of_an_eagle3_file(tmp_path, stored):
 @pytest.mark.parametrize("drafter", [DRAFTER, EAGLE3], ids=["dart", "eagle3"])
 def test_eagles_reader_finds_the_embedding_of_an_exported_drafter(tmp_path, drafter):
     """It reads the target's unless the config names `target_hidden_size`, and then the file's."""
-    own = np.random.default_rng(2).normal(size=(30, 16)).astype(np.float32)
+    own = jnp.asarray(np.random.default_rng(2).normal(size=(30, 16)), jnp.float32)
     for width, table in ((8, None), (16, own)):
         config = dataclasses.replace(drafter, hidden_size=width)
-        embedding = None if table is None else jnp.asarray(table)
-        save_drafter(tmp_path, config, random_params(config), IDS, embedding=embedding)
+        save_drafter(tmp_path, config, random_params(config), IDS, embedding=table)
         fields = json.loads((tmp_path / "config.json").read_text())
         tensors = load_file(tmp_path / "model.safetensors")
         assert ("target_hidden_size" in fields) == ("embed_tokens.weight" in tensors)
         assert tensors["fc.weight"].shape == (width, 3 * fields.get("target_hidden_size", width))
-        assert read_drafter_config(tmp_path) == config
-        if table is not None:
-            np.testing.assert_array_equal(tensors["embed_tokens.weight"], table)
-
-
-def test_an_embedding_that_does_not_fit_its_drafter(tmp_path):
-    wide = dataclasses.replace(EAGLE3, hidden_size=16)
-    params = random_params(wide)
-    with pytest.raises(UserError, match="rows have 16 numbers and the target's 8"):
-        save_drafter(tmp_path, wide, params, IDS)
-    with pytest.raises(UserError, match=r"embedding has shape \(30, 8\)"):
-        save_drafter(tmp_path, wide, params, IDS, embedding=jnp.zeros((30, 8)))
-    assert not list(tmp_path.iterdir())
+    np.testing.assert_array_equal(tensors["embed_tokens.weight"], own)
+    arguments = (tmp_path / "other", config, random_params(config), IDS)
+    assert "rows have 16 numbers and the target's 8" in report(save_drafter, *arguments)
+    message = report(save_drafter, *arguments, embedding=jnp.zeros((30, 8)))
+    assert "embedding has shape (30, 8)" in message
+    assert not (tmp_path / "other").exists()
 
 
 def test_dtypes(target, monkeypatch):
     for dtype in ("float3", np.int32, "float16", None):
         for load in (load_target, load_drafter):
-            message = report(load, target, dtype)
-            assert "weights can be float32 or bfloat16" in message
+            assert "weights can be float32 or bfloat16" in report(load, target, dtype)
     for backend, dtype in (("cpu", "float32"), ("gpu", "bfloat16")):
         monkeypatch.setattr("jax.default_backend", lambda backend=backend: backend)
         assert resolve_dtype("auto") == jnp.dtype(dtype)
@@ -341,6 +307,7 @@ def test_all_mismatches_are_in_one_message(target):
             "model.layers.0.self_attn.q_proj.weight": np.zeros((12, 9), np.float32),
             "model.layers.1.self_attn.q_proj.bias": np.ones(12, np.float32),
             "model.layers.6.mlp.upper_proj.weight": np.zeros((12, 8), np.float32),
+            "model.norm.weight": np.ones(8, np.int8),
         }
 
     change_tensors(target, damage)
@@ -354,15 +321,11 @@ def test_all_mismatches_are_in_one_message(target):
         # Shapes as they are in the file, [out, in].
         "model.embed_tokens.weight has shape (29, 8), the config requires (30, 8)",
         "model.layers.0.self_attn.q_proj.weight has shape (12, 9), the config requires (12, 8)",
+        "model.norm.weight has dtype int8",
     ):
         assert problem in message
-
-
-def test_a_config_of_another_size_is_reported(target):
     change_config(target, intermediate_size=13)
-    message = report(load_target, target)
-    assert message.count("_proj.weight has shape ") == 8
-    assert message.endswith("; and 13 more")
+    assert report(load_target, target).endswith("; and 19 more")
     change_config(target, model_type="gpt2")
     assert "model_type is 'gpt2'" in report(load_target, target)
 
@@ -372,7 +335,6 @@ def test_a_config_of_another_size_is_reported(target):
     [
         (np.zeros(19, np.int64), r"d2t has shape (19,)"),
         (np.full(20, 11), "distinct ids below 30"),
-        (np.full(20, -1), "distinct ids below 30"),
         (-np.arange(20), "distinct ids below 30"),
     ],
 )
@@ -385,33 +347,27 @@ def test_a_drafter_is_no_target_nor_a_target_a_drafter(target, tmp_path_factory)
     assert "neither a draft_length (DART) nor" in report(load_drafter, target)
     directory = tmp_path_factory.mktemp("drafter")
     save_drafter(directory, DRAFTER, random_params(DRAFTER), IDS)
-    assert report(load_target, directory) == (
-        f"{directory} is a drafter; pass it as the drafter of its target"
-    )
+    assert "is a drafter; pass it as the drafter of its" in report(load_target, directory)
 
 
-@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("stored", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
-def test_weights_that_are_not_finite_are_named(target, value, stored, dtype):
-    counts = {
-        "model.layers.3.mlp.up_proj.weight": 2,  # transposed
-        "model.embed_tokens.weight": 1,
-        "model.norm.weight": 8,
-    }
+@pytest.mark.parametrize("stored", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_weights_that_are_not_finite_are_named(target, stored, dtype):
+    """A transposed kernel, a table, and one that has nothing else."""
+    counts = {"layers.3.mlp.up_proj": 2, "embed_tokens": 1, "norm": 8}
+    values = {"layers.3.mlp.up_proj": (-np.nan, np.inf), "embed_tokens": np.nan, "norm": -np.inf}
 
     def damage(tensors):
         tensors = {name: tensor.astype(stored) for name, tensor in tensors.items()}
         for name, count in counts.items():
-            tensors[name].reshape(-1)[-count:] = value
+            tensors[f"model.{name}.weight"].reshape(-1)[-count:] = values[name]
         return tensors
 
     change_tensors(target, damage)
     message = report(load_target, target, dtype)
     assert message.startswith(f"{target / 'model.safetensors'} has weights that are NaN or")
     for name, count in counts.items():
-        assert f"{name} ({count} of them)" in message
+        assert f"model.{name}.weight ({count} of them)" in message
     assert message.count(" of them)") == len(counts)
 
 
@@ -426,58 +382,26 @@ def test_the_largest_finite_weights_are_loaded_and_larger_ones_named(target):
     assert "infinite in bfloat16, in model.norm.weight (2 of them)" in message
 
 
-def test_non_float_weights_are_named(target):
-    change_tensors(
-        target,
-        lambda t: (
-            t | {"model.norm.weight": np.ones(8, np.int8), "lm_head.weight": np.ones((30, 8), bool)}
-        ),
-    )
-    message = report(load_target, target)
-    assert "model.norm.weight has dtype int8" in message
-    assert "lm_head.weight has dtype bool" in message
-
-
-@pytest.fixture
-def shards(tmp_path):
-    """A target in shards, to be damaged; and its index."""
+def test_damaged_shards(tmp_path):
     save_target(tmp_path, TARGET, random_params(TARGET), max_shard_size=2000)
-    return tmp_path, tmp_path / "model.safetensors.index.json"
-
-
-def test_missing_shards_are_named_all_at_once(shards):
-    directory, index = shards
-    files = sorted(directory.glob("model-*"))
-    for file in (files[0], files[2]):
-        file.unlink()
-    message = report(load_target, directory)
-    assert message == (f"{index} lists files that are missing: {files[0].name}, {files[2].name}")
-
-
-def test_a_tensor_that_the_index_does_not_list_is_named(shards):
-    directory, _ = shards
-    first, *_ = sorted(directory.glob("model-*"))
+    index = tmp_path / "model.safetensors.index.json"
+    first, _, third, *_ = sorted(tmp_path.glob("model-*"))
     name = "model.layers.0.mlp.upper_proj.weight"
     save_file(load_file(first) | {name: np.ones(1)}, first)
-    assert f"unexpected {name}" in report(load_target, directory)
-
-
-def test_a_damaged_index_is_reported(shards):
-    directory, index = shards
+    assert f"unexpected {name}" in report(load_target, tmp_path)
+    for file in (first, third):
+        file.unlink()
+    message = f"{index} lists files that are missing: {first.name}, {third.name}"
+    assert report(load_target, tmp_path) == message
     maps = ({}, {"a": "../model"}, {"a": "/model"}, {"a": 3})
     for content in ("{}", "[]", "{", *(json.dumps({"weight_map": each}) for each in maps)):
         index.write_text(content)
-        assert str(index) in report(load_target, directory)
+        assert str(index) in report(load_target, tmp_path)
 
 
 def test_the_index_appears_last(tmp_path, monkeypatch):
-    written = []
-    replace = type(tmp_path).replace
-
-    def watch(self, other):
-        written.append(other.name)
-        return replace(self, other)
-
+    written, replace = [], type(tmp_path).replace
+    watch = lambda self, other: written.append(other.name) or replace(self, other)  # noqa: E731
     monkeypatch.setattr(type(tmp_path), "replace", watch)
     save_target(tmp_path, TARGET, random_params(TARGET), eos=(1,), max_shard_size=4000)
     assert written[-1] == "model.safetensors.index.json"

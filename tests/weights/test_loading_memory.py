@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
+from process_memory import memory
 
-from dart_jax.memory import peak_memory
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.sharding.mesh import MeshShape
@@ -42,14 +42,14 @@ class Loading(NamedTuple):
 
 
 def load(directory, processes):
-    before = peak_memory()
+    before = memory("VmHWM")
     initialize(processes)
     mesh = MeshShape(model=jax.device_count()).make() if processes.several else None
     _, params = load_target(directory, "bfloat16", mesh=mesh)
     parts = [part for leaf in jax.tree.leaves(params) for part in leaf.addressable_shards]
     tensors = open_tensors(directory).tensors.values()
     largest = max(math.prod(each.shape) * each.dtype.itemsize for each in tensors)
-    return Loading(sum(part.data.nbytes for part in parts), largest, before, peak_memory())
+    return Loading(sum(part.data.nbytes for part in parts), largest, before, memory("VmHWM"))
 
 
 @pytest.mark.long

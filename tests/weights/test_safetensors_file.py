@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from test_checkpoint import TARGETS, assert_same_bits, random_params
 from dart_jax.errors import UserError
 from dart_jax.models.sharding.placement import Part, Placement
 from dart_jax.weights.checkpoint import load_target, save_target
-from dart_jax.weights.safetensors_file import open_safetensors
+from dart_jax.weights.formats.safetensors_file import open_safetensors
 
 
 class InParts(Placement):
@@ -111,11 +112,6 @@ def test_every_dtype_and_shape(path):
             assert part.tobytes() == array[region].tobytes()
 
 
-def test_names_come_in_the_order_of_the_file(path):
-    save_file({"a": np.ones(3, np.int8), "b": np.ones(3), "c": np.ones(3, np.float32)}, path)
-    assert list(open_safetensors(path)) == ["b", "c", "a"]
-
-
 def report(path):
     message = refusals.report(open_safetensors, path)
     assert str(path) in message
@@ -132,18 +128,16 @@ def test_truncated_and_grown_files(path):
     report(path)
 
 
-@pytest.mark.parametrize("dtype", ["F8_E4M3", "F31"])
-def test_dtypes_that_are_not_read(path, dtype):
-    header = json.dumps({"a": {"dtype": dtype, "shape": [8], "data_offsets": [0, 8]}}).encode()
+def test_a_dtype_that_is_not_read(path):
+    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    assert dtype in report(path)
+    assert "F8_E4M3" in report(path)
 
 
 def test_a_file_that_shrinks_after_it_was_opened(path):
     save_file({"a": np.ones(100, ml_dtypes.bfloat16)}, path)
     tensor = open_safetensors(path)["a"]
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 10)
+    os.truncate(path, path.stat().st_size - 10)
     for read in (tensor.read, lambda: tensor.read_part((slice(None),))):
         with pytest.raises(UserError, match="the file is damaged or incomplete"):
             read()

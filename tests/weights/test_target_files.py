@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from needs import judge
+from refusals import report
 from safetensors.numpy import load_file, save_file
 from test_checkpoint import change_config, change_tensors
 from tiny_configs import prompt_logits
@@ -63,129 +64,91 @@ def our_logits(directory):
     return np.asarray(prompt_logits(config, params, TOKENS))
 
 
-# Situations: each writes a checkpoint into a directory, and returns the warning to expect.
-
-
-def head_beside_a_tied_embedding(directory):
-    target(directory, TIED)
-    change_tensors(directory, lambda t: t | {HEAD: noise(61, 16)})
-    return "holds a head .* that is not the embedding; both are used"
-
-
-def head_equal_to_a_tied_embedding(directory):
-    target(directory, TIED)
-    change_tensors(directory, lambda t: t | {HEAD: t[EMBEDDING]})
-
-
-def tied_under_the_name_of_the_head(directory):
-    target(directory, TIED)
-    change_tensors(directory, lambda t: {HEAD: t.pop(EMBEDDING), **t})
-
-
-def saved_without_a_head(directory):
-    target(directory, TIED)
-    change_config(directory, architectures=["LlamaModel"])
-    change_tensors(directory, lambda t: {n.removeprefix("model."): a for n, a in t.items()})
+def sharded(directory):
+    """Writes the model in shards; returns their index, and the file of each tensor."""
+    save_target(directory, LLAMA, random_params(LLAMA), max_shard_size=4000)
+    path = directory / f"{WEIGHTS}.index.json"
+    return path, json.loads(path.read_text())["weight_map"]
 
 
 def another_tensor_in_an_earlier_shard(directory):
-    save_target(directory, LLAMA, random_params(LLAMA), max_shard_size=4000)
-    index = json.loads((directory / f"{WEIGHTS}.index.json").read_text())["weight_map"]
+    _, index = sharded(directory)
     other = directory / next(file for file in index.values() if file < index["model.norm.weight"])
-    wrong = {"model.norm.weight": noise(16)}
-    save_file(load_file(other) | wrong, other, {"format": "pt"})
+    save_file(load_file(other) | {"model.norm.weight": noise(16)}, other, {"format": "pt"})
 
 
 def shards_in_a_folder(directory):
-    save_target(directory, LLAMA, random_params(LLAMA), max_shard_size=4000)
-    path = directory / f"{WEIGHTS}.index.json"
-    index = json.loads(path.read_text())
+    path, index = sharded(directory)
     (directory / "parts").mkdir()
-    for file in {*index["weight_map"].values()}:
+    for file in {*index.values()}:
         (directory / file).rename(directory / "parts" / file)
-    index["weight_map"] = {n: f"./parts/{file}" for n, file in index["weight_map"].items()}
-    path.write_text(json.dumps(index))
+    index = {name: f"./parts/{file}" for name, file in index.items()}
+    path.write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
-def saved_inside_a_wrapper(directory):
-    target(directory)
-    change_tensors(directory, lambda t: {f"model.{n}": a for n, a in t.items()})
+def of(changes=None, config=LLAMA, **fields):
+    """Writes a model with other tensors and other fields of its config; None takes one out."""
+
+    def write(directory):
+        target(directory, config)
+        change_tensors(directory, changes or (lambda tensors: tensors))
+        path = directory / "config.json"
+        json_config = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({n: x for n, x in json_config.items() if x is not None}))
+
+    return write
 
 
-def layers_beyond_the_config(directory):
-    target(directory)
-    change_config(directory, num_hidden_layers=2)
-    return r"not used, nor by transformers: model\.layers\.2\.\* \(9\)"
-
-
-def heads_for_other_ends(directory):
-    target(directory)
-    others = {"score.weight": noise(3, 16), "v_head.summary.weight": noise(1, 16)}
-    states = {"optimizer.state.0.exp_avg": noise(3), "optimizer.state.0.step": np.array(3)}
-    change_tensors(directory, lambda t: t | others | states)
-    return r"(?=.*score\.\* \(1\))(?=.*v_head\.\* \(1\)).*optimizer\.\* \(2\)"
-
-
-def buffers_and_zero_biases(directory):
-    target(directory)
-    others = {
-        "model.layers.0.self_attn.rotary_emb.inv_freq": noise(2),
-        "model.layers.0.self_attn.rotary_emb.cos_cached": noise(8, 4),
-        "model.layers.1.self_attn.q_proj.bias": np.zeros(16, np.float32),
-    }
-    change_tensors(directory, lambda t: t | others)
-
-
-def unknown_rope_parameters(directory):
-    target(directory)
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-    change_config(directory, rope_scaling=scaling | {"attn_factor": 0.5, "finetuned": True})
-    return "'yarn' has no parameters attn_factor, finetuned"
-
-
-def a_magnitude_of_nothing(directory):
-    target(directory)
-    scaling = {"type": "yarn", "factor": 4, "mscale": 1, "mscale_all_dim": 0.0}
-    change_config(directory, rope_scaling=scaling | {"original_max_position_embeddings": 16})
-
-
-def fields_of_nobody(directory):
-    target(directory)
-    change_config(directory, scale_emb=12, unused_switch=False, pretraining_tp=2, max_length=7)
-
-
-def another_class(directory):
-    target(directory)
-    change_config(directory, architectures=["LlamaForTokenClassification"])
-    return "names the architecture .*; read as model_type 'llama' says"
-
-
-def an_old_spelling(directory):
-    target(directory)
-    change_config(directory, architectures=["LLaMAForCausalLM"], hidden_act="swish")
-    change_config(directory, rope_theta=None, rope_scaling=None)
-    text = json.loads((directory / "config.json").read_text())
-    del text["rope_theta"]
-    (directory / "config.json").write_text(json.dumps(text))
-
-
-SITUATIONS = (
-    *(head_beside_a_tied_embedding, head_equal_to_a_tied_embedding, saved_without_a_head),
-    *(tied_under_the_name_of_the_head, another_tensor_in_an_earlier_shard, shards_in_a_folder),
-    *(saved_inside_a_wrapper, layers_beyond_the_config, heads_for_other_ends),
-    *(buffers_and_zero_biases, unknown_rope_parameters, a_magnitude_of_nothing),
-    *(fields_of_nobody, another_class, an_old_spelling),
-)
+OTHER_ENDS = {
+    "score.weight": noise(3, 16),
+    "v_head.summary.weight": noise(1, 16),
+    "optimizer.state.0.exp_avg": noise(3),
+    "optimizer.state.0.step": np.array(3),
+}
+BUFFERS = {
+    "model.layers.0.self_attn.rotary_emb.inv_freq": noise(2),
+    "model.layers.0.self_attn.rotary_emb.cos_cached": noise(8, 4),
+    "model.layers.1.self_attn.q_proj.bias": np.zeros(16, np.float32),
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+# What writes a checkpoint into a directory.
+SITUATIONS = {
+    "a head beside a tied embedding": of(lambda t: t | {HEAD: noise(61, 16)}, TIED),
+    "a head equal to a tied embedding": of(lambda t: t | {HEAD: t[EMBEDDING]}, TIED),
+    "tied under the name of the head": of(lambda t: {HEAD: t.pop(EMBEDDING), **t}, TIED),
+    "saved without a head": of(
+        lambda t: {n.removeprefix("model."): a for n, a in t.items()},
+        TIED,
+        architectures=["LlamaModel"],
+    ),
+    "another tensor in an earlier shard": another_tensor_in_an_earlier_shard,
+    "shards in a folder": shards_in_a_folder,
+    "saved inside a wrapper": of(lambda t: {f"model.{n}": a for n, a in t.items()}),
+    "layers beyond the config": of(num_hidden_layers=2),
+    "heads for other ends": of(lambda t: t | OTHER_ENDS),
+    "buffers and zero biases": of(lambda t: t | BUFFERS),
+    "unknown rope parameters": of(rope_scaling=YARN | {"attn_factor": 0.5, "finetuned": True}),
+    "a magnitude of nothing": of(rope_scaling=YARN | {"mscale": 1, "mscale_all_dim": 0.0}),
+    "fields of nobody": of(scale_emb=12, unused_switch=False, pretraining_tp=2, max_length=7),
+    "another class": of(architectures=["LlamaForTokenClassification"]),
+    "an old spelling": of(architectures=["LLaMAForCausalLM"], hidden_act="swish", rope_theta=None),
+}
+WARNINGS = {
+    "a head beside a tied embedding": "holds a head .* that is not the embedding; both are used",
+    "layers beyond the config": r"nor by transformers: model\.layers\.2\.\* \(9\)",
+    "heads for other ends": r"(?=.*score\.\* \(1\))(?=.*v_head\.\* \(1\)).*optimizer\.\* \(2\)",
+    "unknown rope parameters": "'yarn' has no parameters attn_factor, finetuned",
+    "another class": "names the architecture .*; read as model_type 'llama' says",
+}
 
 
 def test_a_missing_head_may_be_the_embedding(tmp_path):
     target(tmp_path, TIED)
-    expected = our_logits(tmp_path)
     change_config(tmp_path, tie_word_embeddings=False)
-    with pytest.raises(UserError, match=r"missing lm_head\.weight \(if the embedding is the head"):
-        load_target(tmp_path)
-    change_config(tmp_path, tie_word_embeddings=True)  # as the message says
-    np.testing.assert_array_equal(our_logits(tmp_path), expected)
+    message = (
+        "missing lm_head.weight (if the embedding is the head, set tie_word_embeddings to true"
+    )
+    assert message in report(load_target, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +176,8 @@ def test_fields_that_change_the_result_are_refused(tmp_path, fields, message):
     change_config(tmp_path, **fields)
     with pytest.raises(UserError, match=message):
         load_target(tmp_path)
-
-
-def test_adapters_are_refused(tmp_path):
-    target(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds an adapter .* not read: merge it into its base"):
-        load_target(tmp_path)
+    assert "not read: merge it into its base" in report(load_target, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -240,12 +198,12 @@ def test_ids_that_end_a_text(tmp_path, generation, config, eos):
 
 
 def test_ids_that_end_a_text_but_cannot_be_written(tmp_path):
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 10, -1]}')
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"eos_token_id": [3, 10, -1]}')
     with pytest.warns(InputWarning, match="the target cannot write eos_token_id 10, -1"):
         assert load_eos(tmp_path, 10) == (3,)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [true]}')
-    with pytest.raises(UserError, match="eos_token_id must be an integer or a list of them"):
-        load_eos(tmp_path)
+    path.write_text('{"eos_token_id": [true]}')
+    assert "eos_token_id must be an integer or a list of them" in report(load_eos, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +221,10 @@ def their_logits():
     return logits
 
 
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("situation", SITUATIONS)
 def test_what_people_have_gives_the_logits_of_transformers(tmp_path, their_logits, situation):
-    message = situation(tmp_path)
+    SITUATIONS[situation](tmp_path)
+    message = WARNINGS.get(situation)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", InputWarning)
         ours = our_logits(tmp_path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
@@ -23,8 +24,11 @@ _FACTORS = (
     *("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale"),
     *("expert_group_count", "expert_group_used_count", "expert_weights_scale"),
     *("interleave_moe_layer_step", "moe_every_n_layers", "rope.scaling.alpha"),
+    "rope.scale_linear",  # the older name of rope.scaling.factor
     "expert_gating_func",  # softmax
 )
+# Tensors with divisors of RoPE's frequencies, which are part of the config: Llama 3's, and others'.
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The one field that is a text.
 _TEXT = "rope.scaling.type"
 # Fields that have a value per layer where that matters.
@@ -40,22 +44,16 @@ class Fields:
         self.asked: set[str] = set()
 
     def __call__(self, name: str, default: Any = None) -> Any:
-        """The value of a field, no text; of a list with the same value for all layers, that."""
-        value = self.stored(name, default)
-        if isinstance(value, str) and name != _TEXT:
-            raise self.misfit(name, "no number")
-        return value
-
-    def stored(self, name: str, default: Any = None) -> Any:
-        """The same, of any type."""
+        """The value of a field, no text but one; of a list with the same value for all layers,
+        that."""
         self.asked.add(name)
         value = self.files.metadata.get(f"{self.architecture}.{name}", default)
         if isinstance(value, list) and name not in _PATTERNS:
             if len(set(value)) > 1:
-                raise UserError(
-                    f"{self.path}: {name} differs from layer to layer, which is not supported"
-                )
+                raise self.refusal(name, "differs from layer to layer and is not supported")
             value = value[0] if value else default
+        if isinstance(value, str) and name != _TEXT:
+            raise self.refusal(name, "is no number")
         return value
 
     def need(self, name: str, default: float | None = None) -> Any:
@@ -64,7 +62,7 @@ class Fields:
         if value is None:
             raise UserError(f"{self.path} lacks {self.architecture}.{name}")
         if not isinstance(value, int | float) or not value > 0:
-            raise self.misfit(name, "no positive number")
+            raise self.refusal(name, "is no positive number")
         return value
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
@@ -74,22 +72,16 @@ class Fields:
 
     def fixed(self, name: str, *values: Any) -> None:
         """Refuses a field that has none of the values with which it changes nothing."""
-        value = self.stored(name)
+        value = self(name)
         if value is not None and not any(_same(value, one) for one in values):
             raise self.refusal(name)
-
-    def misfit(self, name: str, what: str) -> UserError:
-        """Makes the error that a field has no value of its kind."""
-        key = f"{self.architecture}.{name}"
-        value = self.files.metadata.get(key)
-        return UserError(f"{self.path} has {key} = {value!r:.60}, {what}")
 
     def refusal(self, name: str, why: str = "is not supported and changes the text") -> UserError:
         """Makes the error that a field cannot be used."""
         key, path = f"{self.architecture}.{name}", self.path
         return UserError(
-            f"{path} has {key} = {self.files.metadata[key]!r:.60}, which {why}; pass the model's "
-            "unquantised checkpoint or, if the field is a mistake, a copy without it: "
+            f"{path} has {key} = {self.files.metadata.get(key)!r:.60}, which {why}; pass the "
+            "model's unquantised checkpoint or, if the field is a mistake, a copy without it: "
             f"gguf-new-metadata --force --remove-metadata {key} {shlex.quote(str(path))} NEW.gguf"
         )
 
@@ -99,14 +91,13 @@ class Fields:
         Raises:
           UserError: the specification has one, and its value is not one that changes nothing.
         """
-        prefix, known = f"{self.architecture}.", {*_specified()}
-        own = [name for name in self.files.metadata if name.startswith(prefix)]
-        unknown = []
-        for name in (name.removeprefix(prefix) for name in own):
-            if name in self.asked or name in _UNUSED:
+        prefix, unknown = f"{self.architecture}.", list[str]()
+        for name in self.files.metadata:
+            name = name.removeprefix(prefix) if name.startswith(prefix) else None
+            if name is None or name in self.asked or name in _UNUSED:
                 continue
-            if name in known or name.startswith("rope."):
-                self.fixed(name, 0, "", *[1][: name in _FACTORS])
+            if name in specified() or name.startswith("rope."):
+                self.fixed(name, 0, *[1][: name in _FACTORS])
             else:
                 unknown.append(name)
         return unknown
@@ -119,17 +110,19 @@ def _same(value: Any, other: Any) -> bool:
     return value == other
 
 
-def _specified() -> Iterator[str]:
-    """The fields of architectures that the installed package knows."""
+@functools.cache
+def specified() -> frozenset[str]:
+    """Returns the fields of architectures that the installed package knows."""
     import gguf
 
-    groups: list[Any] = [gguf.Keys]
+    names, groups = set[str](), list[Any]([gguf.Keys])
     while groups:
-        for name, value in vars(groups.pop()).items():
-            if isinstance(value, type) and not name.startswith("_"):
+        for value in vars(groups.pop()).values():
+            if isinstance(value, str) and value.startswith("{arch}."):
+                names.add(value.removeprefix("{arch}."))
+            elif isinstance(value, type):
                 groups.append(value)
-            elif isinstance(value, str) and value.startswith("{arch}."):
-                yield value.removeprefix("{arch}.")
+    return frozenset(names)
 
 
 def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str, Any]:
@@ -172,7 +165,7 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
         "tie_word_embeddings": of.shape("output.weight") is None,
         "rope_theta": of("rope.freq_base", of("rope.global.freq_base", base)),
     }
-    config |= _rope_scaling(of, config, factors) | _ARCHITECTURES[of.architecture](of)
+    config |= _rope_scaling(of, length, factors) | _ARCHITECTURES[of.architecture](of)
     rotated = of("rope.dimension_count", head)
     if rotated != head:
         config["partial_rotary_factor"] = rotated / head
@@ -189,9 +182,8 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
         if (of("attention.sliding_window") or length) < length:
             raise of.refusal("attention.sliding_window")
     if names := of.rest():
-        note = f"{of.path} has fields that are not used: {', '.join(names)}"
-        config[NOTES] = [*(config.get(NOTES) or ()), note]
-    return {name: value for name, value in config.items() if value is not None}
+        config[NOTES] = [f"{of.path} has fields that are not used: {', '.join(names)}"]
+    return _stated(**config)
 
 
 def _head(of: Fields) -> int:
@@ -204,66 +196,47 @@ def _head(of: Fields) -> int:
     return head
 
 
-def _rope_scaling(
-    of: Fields, config: Mapping[str, Any], factors: Mapping[str, list[float]]
-) -> dict[str, Any]:
+def _rope_scaling(of: Fields, length: int, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     """The scaling of RoPE's frequencies: by divisors that are stored, or by a formula."""
-    length = config["max_position_embeddings"]
-    original = of("rope.scaling.original_context_length")
-    attention = of("rope.scaling.attn_factor")
-    factor = _factor(of)
+    names = ("original_context_length", "attn_factor", "factor")
+    original, attention, factor = (of(f"rope.scaling.{name}") for name in names)
     kind = str(of("rope.scaling.type", "none" if factor is None else "linear")).lower()
-    long, short = (factors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
     if kind == "linear" and factor in (None, 0, 1):
         kind = "none"
     of.fixed("rope.scaling.yarn_ext_factor", *((1, -1) if kind == "yarn" else (0, 1, -1)))
     of.fixed("rope.scaling.yarn_log_multiplier", 0)
-    yarn = [of(f"rope.scaling.yarn_{name}") for name in ("attn_factor", "beta_fast", "beta_slow")]
+    yarn = {name: of(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    yarn["attention_factor"] = of("rope.scaling.yarn_attn_factor", attention)
+    llama3, long, short = (factors.get(name) for name in ROPE_FACTORS)
     if kind != "yarn" and long is None:
         of.fixed("rope.scaling.attn_factor", 1)
     if factors and kind not in ("none", "longrope"):
-        names = ", ".join(name.removesuffix(".weight") for name in factors)
         raise UserError(
-            f"{of.path} holds divisors of frequencies ({names}) beside RoPE scaling "
+            f"{of.path} holds divisors of frequencies ({', '.join(factors)}) beside RoPE scaling "
             f"{kind!r}, which is not supported"
         )
-    if "rope_freqs.weight" in factors:  # Llama 3's
-        both = dict.fromkeys(("short_factor", "long_factor"), factors["rope_freqs.weight"])
-        scaling = {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **both}
-        return {"rope_scaling": scaling, "original_max_position_embeddings": length}
-    if long and short:
+    if llama3:
+        long, short, attention, original, factor = llama3, llama3, 1.0, length, 1.0
+    elif long and short:
         of.fixed("rope.scaling.factor", 0, 1)
-        scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-        if attention is not None:
-            scaling["attention_factor"] = attention
-        return {"rope_scaling": scaling, "original_max_position_embeddings": original or length}
-    if long or short or kind == "longrope":
-        raise UserError(f"{of.path} lacks rope_factors_long or rope_factors_short")
-    if kind == "none":
-        return {}
-    if kind == "linear":
-        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
-    if kind != "yarn":
+        factor = None
+    elif long or short or kind == "longrope":
+        raise UserError(f"{of.path} lacks {ROPE_FACTORS[1]} or {ROPE_FACTORS[2]}")
+    if long:
+        scaling = {"short_factor": short, "long_factor": long, "attention_factor": attention}
+        top = {"original_max_position_embeddings": original or length}
+        return {"rope_scaling": _stated(rope_type="longrope", factor=factor, **scaling), **top}
+    if kind == "yarn":
+        yarn |= {"factor": factor, "original_max_position_embeddings": original}
+        return {"rope_scaling": _stated(rope_type=kind, **yarn)}
+    if kind not in ("none", "linear"):
         raise UserError(f"{of.path}: RoPE scaling {kind!r} is not supported")
-    scaling = {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": original,
-        "attention_factor": attention if yarn[0] is None else yarn[0],
-        "beta_fast": yarn[1],
-        "beta_slow": yarn[2],
-    }
-    return {"rope_scaling": {name: value for name, value in scaling.items() if value is not None}}
+    return {} if kind == "none" else {"rope_scaling": _stated(rope_type=kind, factor=factor)}
 
 
-def _factor(of: Fields) -> float | None:
-    """The factor of RoPE's scaling, which older files have under the name of a linear one."""
-    factor, old = of("rope.scaling.factor"), of("rope.scale_linear")
-    if old in (None, 0, 1):
-        return factor
-    if factor not in (None, old) or str(of("rope.scaling.type", "linear")).lower() != "linear":
-        raise of.refusal("rope.scale_linear", "contradicts its rope.scaling.type or factor")
-    return old
+def _stated(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _llama(of: Fields) -> dict[str, Any]:
@@ -282,22 +255,12 @@ def _llama(of: Fields) -> dict[str, Any]:
     return {"model_type": "llama", **_biases(of)}
 
 
-def _window(of: Fields) -> dict[str, Any]:
-    """The sliding window of all layers; None if there is none."""
-    return {"sliding_window": of("attention.sliding_window") or None}
-
-
 def _biases(of: Fields) -> dict[str, Any]:
     """Biases of linear layers: those for which there are tensors."""
     return {
         "attention_bias": of.shape("blk.0.attn_q.bias") is not None,
         "mlp_bias": of.shape("blk.0.ffn_up.bias") is not None,
     }
-
-
-def _seed(of: Fields) -> dict[str, Any]:
-    out = of.shape("blk.0.attn_output.bias") is not None
-    return {"model_type": "seed_oss", "attention_out_bias": out, **_biases(of)}
 
 
 def _granite(of: Fields) -> dict[str, Any]:
@@ -318,24 +281,21 @@ def _gemma2(of: Fields) -> dict[str, Any]:
         "attn_logit_softcapping": of("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": of("final_logit_softcapping", 30.0),
         "query_pre_attn_scalar": _query_scalar(of, largest=46),
-        **_pattern(of, of("attention.sliding_window_pattern", 2)),
+        **_pattern(of, 2),
     }
 
 
 def _gemma3(of: Fields) -> dict[str, Any]:
-    pattern = of("attention.sliding_window_pattern", 6)
-    cap, told = of("final_logit_softcapping"), None
-    if cap == 30 and of("block_count") == 26:  # an older converter's, of Ollama
-        key = "gemma3.final_logit_softcapping"
-        cap, told = None, [f"{of.path} has {key} = 30, which Gemma 3 1B does not have"]
+    cap = of("final_logit_softcapping")
+    if cap == 30 and of("block_count") == 26:  # Ollama's, for Gemma 3 1B, which has none
+        cap = None
     return {
-        NOTES: told,
         "model_type": "gemma3_text",
         "sliding_window": of.need("attention.sliding_window"),
         "rope_local_base_freq": of("rope.freq_base_swa", of("rope.local.freq_base", 10000.0)),
         "final_logit_softcapping": cap,
         "query_pre_attn_scalar": _query_scalar(of, largest=62),
-        **_pattern(of, pattern),
+        **_pattern(of, 6),
     }
 
 
@@ -355,12 +315,13 @@ def _olmo(of: Fields) -> dict[str, Any]:
         "model_type": "olmo3",
         "sliding_window": window,
         "rope_local_base_freq": of("rope.freq_base_swa", of("rope.freq_base")),
-        **_pattern(of, of("attention.sliding_window_pattern", 4)),
+        **_pattern(of, 4),
     }
 
 
-def _pattern(of: Fields, pattern: Any) -> dict[str, Any]:
+def _pattern(of: Fields, usual: int) -> dict[str, Any]:
     """Kinds of layers: a sliding window in all but every n-th, or in those marked."""
+    pattern = of("attention.sliding_window_pattern", usual)
     if not pattern or not isinstance(pattern, int | list):
         raise of.refusal("attention.sliding_window_pattern")
     layers = range(int(of.need("block_count")))
@@ -394,12 +355,19 @@ _ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "granite": _granite,
     "llama": _llama,
     "olmo2": _olmo,
-    "phi3": lambda of: {"model_type": "phi3", **_window(of)},
+    "phi3": lambda of: {
+        "model_type": "phi3",
+        "sliding_window": of("attention.sliding_window") or None,
+    },
     "qwen2": lambda _: {"model_type": "qwen2"},
     "qwen2moe": lambda of: _qwen_moe(of, "qwen2_moe", renormalized=False),
     "qwen2vl": lambda _: {"model_type": "qwen2"},  # for text alone, M-RoPE is RoPE
     "qwen3": lambda _: {"model_type": "qwen3"},
     "qwen3moe": lambda of: _qwen_moe(of, "qwen3_moe", renormalized=True),
-    "seed_oss": _seed,
+    "seed_oss": lambda of: {
+        "model_type": "seed_oss",
+        "attention_out_bias": of.shape("blk.0.attn_output.bias") is not None,
+        **_biases(of),
+    },
     "smollm3": lambda of: {"model_type": "smollm3", **_biases(of)},
 }

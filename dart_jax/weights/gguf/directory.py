@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.files import make_once, user_cache
+from dart_jax.files import make_once, read_json, user_cache
 from dart_jax.models.config import TargetConfig
 from dart_jax.weights.gguf import file
 from dart_jax.weights.gguf.config import NOTES, hf_config
@@ -26,13 +26,11 @@ from dart_jax.weights.gguf.tokenizer import (
     stop_ids,
     tokenizer_config,
 )
-from dart_jax.weights.tensor_files import read_json
 
-_FORMAT = 4  # of these directories; another number makes them anew
+_FORMAT = 5  # of these directories; another number makes them anew
 # Fields of general.sampling -> their names in `transformers`.
 _SAMPLING = {name: name for name in ("top_k", "top_p", "min_p")}
 _SAMPLING |= {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-_NOT_SUPPORTED = ("mirostat", "xtc_probability")  # unless 0
 
 
 def target_directory(path: Path) -> Path:
@@ -68,13 +66,10 @@ def _content(path: Path) -> dict[str, str]:
     config = hf_config(files, rope_factors(files))
     tensors = sources(files, TargetConfig.from_json(config))
     texts, told = _tokenizer(path, files.metadata)
-    told = [*config.get(NOTES, ()), *told]
-    for field in (f"general.sampling.{name}" for name in _NOT_SUPPORTED):
-        if value := files.metadata.get(field):
-            told.append(f"the GGUF file recommends {field} = {value:g}, which is not supported")
+    config[NOTES] = [*config.get(NOTES, ()), *told]
     index = {"files": [str(one.resolve()) for one in files.paths], "tensors": to_json(tensors)}
     return texts | {
-        "config.json": json.dumps(config | {NOTES: told}),
+        "config.json": json.dumps(config),
         "generation_config.json": json.dumps(_generation_config(files.metadata)),
         INDEX: json.dumps(index),
     }
@@ -97,28 +92,22 @@ def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[dict[str, str],
     the place of what it holds: a tokenizer with its config, and a chat template by itself."""
     beside = {name: path.with_name(name) for name in file.BESIDE}
     beside = {name: one for name, one in beside.items() if one.is_file()}
-    config = tokenizer_config(metadata)
+    config, told = tokenizer_config(metadata), list[str]()
     config["gguf_directory"] = str(path.parent)  # where a user would put a chat template
-    others = read_json(beside[file.TOKENIZER_CONFIG]) if file.TOKENIZER_CONFIG in beside else {}
-    texts, told = {}, list[str]()
     if file.TOKENIZER in beside:
         check_vocabulary(path, beside[file.TOKENIZER], metadata)
-        config |= others
+        if file.TOKENIZER_CONFIG in beside:
+            config |= read_json(beside[file.TOKENIZER_CONFIG])
         texts = {name: _text(one) for name, one in beside.items()}
     else:
-        texts[file.TOKENIZER] = backend(path, metadata).to_str()
         told = notes(path, metadata)
-        if others.get("chat_template"):
-            config["chat_template"] = others["chat_template"]
-        if file.TEMPLATE in beside:
-            texts[file.TEMPLATE] = _text(beside[file.TEMPLATE])
+        texts = {name: _text(one) for name, one in beside.items() if name == file.TEMPLATE}
+        texts[file.TOKENIZER] = backend(path, metadata).to_str()
     return texts | {file.TOKENIZER_CONFIG: json.dumps(config)}, told
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text (byte {error.start + 1}); convert it first"
-        ) from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; convert it first") from None

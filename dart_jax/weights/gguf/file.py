@@ -75,32 +75,15 @@ def read(path: Path) -> GgufFiles:
     missing = [part.name for part in paths if not part.is_file()]
     if missing:
         raise UserError(f"{path.parent} lacks {', '.join(missing)} of the files of {path.name}")
-    metadata: dict[str, Any] = {}
+    readers = [_open(part) for part in paths]
     tensors: dict[str, Stored] = {}
-    for number, part in enumerate(paths):
-        reader = _open(part)
-        if not metadata:
-            metadata = _metadata(reader.fields)
+    for number, reader in enumerate(readers):
         for tensor in reader.tensors:
             shape = tuple(int(size) for size in reversed(tensor.shape))
             offset, kind = int(tensor.data_offset), tensor.tensor_type.name
             tensors[tensor.name] = Stored(number, offset, kind, shape)
+    metadata = {name: field.contents() for name, field in readers[0].fields.items()}
     return GgufFiles(paths, metadata, tensors)
-
-
-def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of fields; the architecture, in its own name and in theirs, is in small letters,
-    as in the specification."""
-    metadata = {name: field.contents() for name, field in fields.items()}
-    name = metadata.get("general.architecture")
-    if not isinstance(name, str):
-        return metadata
-    metadata["general.architecture"] = name = name.strip().lower()
-    own = len(name) + 1
-    return {
-        key[:own].lower() + key[own:] if key[:own].lower() == f"{name}." else key: value
-        for key, value in metadata.items()
-    }
 
 
 def _open(path: Path) -> Any:

@@ -6,16 +6,15 @@ import re
 
 from dart_jax.errors import UserError
 from dart_jax.models.config import TargetConfig
-from dart_jax.weights.gguf.file import GgufFiles, Stored
+from dart_jax.weights.formats.layouts import layout
+from dart_jax.weights.gguf.config import ROPE_FACTORS
+from dart_jax.weights.gguf.file import GgufFiles
 from dart_jax.weights.gguf.tensors import Source, open_source, size_of
-from dart_jax.weights.layouts import layout
 
 # Architectures whose files have the two halves of a head's queries and keys interleaved.
 _INTERLEAVED = ("granite", "llama", "smollm3")
 # Architectures whose files have the offset of the norms added to their scales.
 _OFFSET_NORMS = ("gemma", "gemma2", "gemma3")
-# Divisors of RoPE's frequencies, which are part of the config.
-ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight$")
 _EXPERT_PARTS = {
     **{"gate_proj": "gate", "up_proj": "up", "down_proj": "down"},
@@ -44,7 +43,9 @@ def sources(files: GgufFiles, config: TargetConfig) -> dict[str, Source]:
             layer, expert, part = match.groups()
             own = f"blk.{layer}.ffn_{_EXPERT_PARTS[part]}_exps.weight"
             if own in left:
-                used[name] = Source(_slice(left[own], int(expert)), left[own].shape[1:])
+                stored, shape = left[own], left[own].shape[1:]
+                start = stored.offset + int(expert) * size_of(stored.kind, shape)
+                used[name] = Source(stored._replace(offset=start, shape=shape), shape)
                 whole.add(own)
             continue
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -77,9 +78,3 @@ def rope_factors(files: GgufFiles) -> dict[str, list[float]]:
         for name, stored in files.tensors.items()
         if name in ROPE_FACTORS
     }
-
-
-def _slice(stored: Stored, expert: int) -> Stored:
-    """One expert's part of a tensor of all of them."""
-    shape = stored.shape[1:]
-    return stored._replace(offset=stored.offset + expert * size_of(stored.kind, shape), shape=shape)

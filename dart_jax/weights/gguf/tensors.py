@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dart_jax.errors import UserError
+from dart_jax.weights.formats.safetensors_file import DTYPES, Blocks, Region, Tensor, damaged
 from dart_jax.weights.gguf.file import Stored
-from dart_jax.weights.safetensors_file import DTYPES, Blocks, Region, Tensor, damaged
 
 INDEX = "gguf.index.json"
 

@@ -6,7 +6,6 @@ are merged. The rules are those of the models' own tokenizers.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from dart_jax.text.tokenizer_files import read_backend
 
 # Values of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # SentencePiece's tokens of bytes
 _SPACE = "\u2581"  # what SentencePiece writes for a space
 # Architectures whose merges are in the order of the tokens, not of their scores, and whose texts
 # get no space in front.
@@ -45,10 +43,10 @@ _ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *("<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>", "<\uff5cend▁of▁sentence\uff5c>"),
 )
-# Control tokens by their looks, in files that do not say which tokens are.
+# Control tokens by their looks, in files that have them as text.
 _CONTROL_LOOKS = re.compile(r"<[|\uff5c].+[|\uff5c]>|</?s>|<(pad|bos|eos)>|<(start|end)_of_\w+>")
-# Named tokens of SentencePiece by their texts, in files that do not name them.
-_USUAL = {"bos": ("<s>", "<bos>"), "eos": ("</s>", "<eos>"), "unknown": ("<unk>",)}
+# Ids of SentencePiece in files that do not say them, as in llama.cpp.
+_USUAL = {"bos": 1, "eos": 2, "unknown": 0}
 # Tokens of Phi-3 that do not take the spaces behind them.
 _KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 # tokenizer.ggml.pre -> the expression; None: that of GPT-2, which byte-level tokenizers have.
@@ -81,6 +79,8 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     tokens = _tokens(metadata)
     if not tokens or kind not in ("gpt2", "llama"):
         raise _refusal(path, f"has a tokenizer of the kind {kind!r}" if tokens else "has none")
+    if not metadata.get("tokenizer.ggml.token_type"):
+        raise _refusal(path, "has one without tokenizer.ggml.token_type")
     for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if metadata.get(f"tokenizer.ggml.{name}"):
             raise _refusal(path, f"has a tokenizer with the option {name}")
@@ -130,20 +130,17 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens = _tokens(metadata)
     config: dict[str, Any] = {"clean_up_tokenization_spaces": False}
     for name, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        id = _named_id(metadata, field)
-        if id is not None:
+        for id in _named_ids(metadata, field)[:1]:
             config[f"{name}_token"] = tokens[id]
     first = "tokenizer.chat_template"
     templates = {
         name[len(first) + 1 :] or "default": text
         for name, text in metadata.items()
-        if (name == first or name.startswith(f"{first}.")) and isinstance(text, str) and text
+        if (name == first or name.startswith(f"{first}.")) and text
     }
-    if len(templates) == 1:
-        [config["chat_template"]] = templates.values()
-    elif templates:
-        several = [{"name": name, "template": text} for name, text in templates.items()]
-        config["chat_template"] = several
+    several = [{"name": name, "template": text} for name, text in templates.items()]
+    if several:
+        config["chat_template"] = several if len(several) > 1 else several[0]["template"]
     return config
 
 
@@ -179,65 +176,31 @@ def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys((*ids, *texts)))
 
 
-def _named_id(metadata: Mapping[str, Any], name: str) -> int | None:
-    """The id of a named token; None if there is none, or no such token."""
-    return next(iter(_named_ids(metadata, name)), None)
-
-
 def _named_ids(metadata: Mapping[str, Any], name: str) -> list[int]:
-    """The ids of the tokens that have a name: mostly one. Files may hold them as numbers of any
-    type, as texts, or as lists."""
-    tokens, ids = _tokens(metadata), []
-    for field in (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{name}_token_ids"):
-        value: Any = metadata.get(field)
-        for one in value if isinstance(value, list) else [value]:
-            with contextlib.suppress(TypeError, ValueError):
-                id = int(one) if not isinstance(one, str) or one.isdecimal() else tokens.index(one)
-                ids += [id] * (0 <= id < len(tokens))
-    if not ids and metadata.get("tokenizer.ggml.model") == "llama":
-        ids = [tokens.index(text) for text in _USUAL.get(name, ()) if text in tokens][:1]
-    return ids
-
-
-def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Reads a yes or no."""
-    value = metadata.get(f"tokenizer.ggml.{name}", default)
-    return value.lower() in ("true", "1") if isinstance(value, str) else bool(value)
+    """The ids of the tokens that have a name: mostly one."""
+    tokens, field = _tokens(metadata), f"tokenizer.ggml.{name}_token_id"
+    usual = _USUAL.get(name) if metadata.get("tokenizer.ggml.model") == "llama" else None
+    ids = metadata.get(f"{field}s") or ()
+    ids = [metadata.get(field, None if ids else usual), *ids]
+    return [id for id in ids if isinstance(id, int) and 0 <= id < len(tokens)]
 
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     """The kinds of tokens. Those that end a turn are control tokens, whatever the file says, as in
-    llama.cpp; so are normal ones that look it and that no merge makes. If the file says of no token
-    that it is anything but normal, others that no merge makes are text that is one token."""
-    types = list(metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
-    silent = set(types) == {_NORMAL} and len(types) == len(tokens)
-    pairs = zip(tokens, types, strict=False)
-    looks = {t for t, type_ in pairs if type_ == _NORMAL and _CONTROL_LOOKS.fullmatch(t)}
-    merged = _merged(metadata, tokens) if silent or looks else set[str]()
+    llama.cpp; so are normal ones that look it and that no merge makes."""
+    types = list(metadata["tokenizer.ggml.token_type"])
+    merges = metadata.get("tokenizer.ggml.merges") or ()
+    looks = {token for token in tokens if merges and _CONTROL_LOOKS.fullmatch(token)}
+    looks -= {merge.replace(" ", "", 1) for merge in merges}
     for id, token in enumerate(tokens[: len(types)]):
-        if token in _ENDS or (token in looks and (silent or token not in merged)):
+        if token in _ENDS or (types[id] == _NORMAL and token in looks):
             types[id] = _CONTROL
-        elif silent and len(token) > 1 and token not in merged and not _BYTE.fullmatch(token):
-            types[id] = _USER_DEFINED
-    if silent:
-        for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
-            for id in _named_ids(metadata, name):
-                types[id] = _UNKNOWN if name == "unknown" else _CONTROL
     return types
 
 
 def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
     """The vocabulary; empty in a file that has none."""
     return metadata.get("tokenizer.ggml.tokens") or []
-
-
-def _merged(metadata: Mapping[str, Any], tokens: Sequence[str]) -> set[str]:
-    """The tokens that others make when they are merged."""
-    if merges := metadata.get("tokenizer.ggml.merges"):
-        return {merge.replace(" ", "", 1) for merge in merges}
-    vocab = {*tokens}
-    cuts = ((token, n) for token in vocab for n in range(1, len(token)))
-    return {token for token, n in cuts if token[:n] in vocab and token[n:] in vocab}
 
 
 def _byte_level(
@@ -282,7 +245,7 @@ def _sentencepiece(
     )
     spaces = normalizers.Replace(" ", _SPACE)
     ends: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if _flag(metadata, "add_space_prefix", not gemma):
+    if metadata.get("tokenizer.ggml.add_space_prefix", not gemma):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
         ends.append(decoders.Strip(" ", 1, 0))
     else:
@@ -309,10 +272,10 @@ def _add_ends(
     begins = kind == "llama" or rule in _WHOLE_WORDS  # if the file does not say
     parts, special = ["$A"], []
     for name, default in (("bos", begins), ("eos", False)):
-        id = _named_id(metadata, name)
-        if id is not None and _flag(metadata, f"add_{name}_token", default):
-            parts = [tokens[id], *parts] if name == "bos" else [*parts, tokens[id]]
-            special.append((tokens[id], id))
+        if metadata.get(f"tokenizer.ggml.add_{name}_token", default):
+            for id in _named_ids(metadata, name)[:1]:
+                parts = [tokens[id], *parts] if name == "bos" else [*parts, tokens[id]]
+                special.append((tokens[id], id))
     if special:
         tokenizer.post_processor = processors.TemplateProcessing(parts, special_tokens=special)
 

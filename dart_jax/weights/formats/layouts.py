@@ -16,7 +16,8 @@ import jax
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig
-from dart_jax.models.networks.pure import Params, abstract_params
+from dart_jax.models.networks.pure import abstract_params
+from dart_jax.weights.formats import PAIR_SCORES
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -123,28 +124,18 @@ class Entry(NamedTuple):
             yield piece, tuple(region)
 
 
-def layout(
-    config: AnyConfig, stored: Collection[str] = (), *, pairs: bool = False
-) -> dict[str, Entry]:
-    """Returns the entries of a file of this model, by tensor name.
+def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
+    """Returns the entries of the files of this model, by tensor name.
 
     Args:
       config: the model's config.
-      stored: names in the file to read, which determine whether its experts are fused.
-      pairs: of the file of a drafter's pair scores, which the reference does not read.
+      stored: names in the files to read, which determine whether its experts are fused.
     """
-    name = _name if pairs else _NAMES.get(type(config), _authors_names)(config, stored)
-    return _entries(name, part(config, abstract_params(config), pairs=pairs))
+    name = _NAMES.get(type(config), _authors_names)(config, stored)
+    return _entries(name, abstract_params(config))
 
 
-def part(config: AnyConfig, params: Params, *, pairs: bool) -> Params:
-    """Returns a model's parameters without pair scores of another file, or these alone."""
-    if not config.pairs_apart:
-        return params
-    return params["pairs"] if pairs else {n: value for n, value in params.items() if n != "pairs"}
-
-
-def _entries(name_of: Callable[[ParamPath], str], params: Params) -> dict[str, Entry]:
+def _entries(name_of: Names, params: Any) -> dict[str, Entry]:
     """The entries of a file that holds these parameters."""
     pieces: dict[str, list[Piece]] = {}
     for path, leaf in leaves(params):
@@ -198,6 +189,8 @@ def _authors_names(config: AnyConfig, stored: Collection[str]) -> Names:
     """DART's and EAGLE-3's; layers after the first exist only in dart_jax."""
 
     def name_of(path: ParamPath) -> str:
+        if path[0] == "pairs":
+            return f"{PAIR_SCORES}.{_name(path[1:])}"
         name = re.sub(r"(^|\.)([qkvo]_(?:proj|norm)\.)", r"\1self_attn.\2", _name(path))
         return name if path[0] in _OUTSIDE else f"midlayer.{name}"
 

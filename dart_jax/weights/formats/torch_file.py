@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dart_jax.errors import UserError
-from dart_jax.weights.safetensors_file import DTYPES, Tensor, damaged
+from dart_jax.weights.formats.safetensors_file import DTYPES, Tensor, damaged
 
 # Its names of storages, in the order of `DTYPES`.
 _NAMES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
@@ -43,10 +43,13 @@ def open_torch(path: Path) -> dict[str, Tensor]:
             folder = pickled.removesuffix("data.pkl")
             if f"{folder}byteorder" in entries and archive.read(f"{folder}byteorder") != b"little":
                 raise ValueError("its numbers are big-endian")
-            content = _Unpickler(archive.read(pickled), path).load()
+            content = _Unpickler(archive.read(pickled), path, folder, entries).load()
         if not isinstance(content, dict):
             raise ValueError("it holds no dictionary of tensors")
-        return {str(name): _stored(path, folder, entries, name, t) for name, t in content.items()}
+        for name, tensor in content.items():
+            if not isinstance(tensor, Tensor):
+                raise ValueError(f"{name!r} is not a tensor")
+        return {str(name): tensor for name, tensor in content.items()}
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
@@ -54,34 +57,29 @@ def open_torch(path: Path) -> dict[str, Tensor]:
 
 
 class _Storage(NamedTuple):
-    """Raw data: the entry `data/{key}` of the archive."""
+    """Raw data: an entry of the archive, and its number of elements."""
 
     dtype: np.dtype
-    key: str
+    entry: zipfile.ZipInfo
     size: int
 
 
-class _View(NamedTuple):
-    """A tensor: its layout in its storage, in elements, not bytes."""
-
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
 class _Unpickler(pickle.Unpickler):
-    """Resolves only the few names that weights need."""
+    """Resolves only the few names that weights need, and checks that tensors lie within their
+    storages and these in the archive."""
 
-    def __init__(self, data: bytes, path: Path):
+    def __init__(
+        self, data: bytes, path: Path, folder: str, entries: Mapping[str, zipfile.ZipInfo]
+    ):
         super().__init__(io.BytesIO(data))
-        self._path = path
+        self._path, self._folder, self._entries = path, folder, entries
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _DTYPES:
             return name  # a string: a pickle can neither call nor change it
         allowed: dict[tuple[str, str], Callable[..., Any]] = {
             ("collections", "OrderedDict"): collections.OrderedDict,
+            # Bound methods, because a pickle could set attributes of functions.
             ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
             ("torch._utils", "_rebuild_parameter"): self._parameter,
         }
@@ -94,44 +92,33 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, storage, key, _, size = pid
-        if kind != "storage":
-            raise ValueError(f"it refers to a {kind!r}")
-        return _Storage(_DTYPES[storage], str(key), int(size))
+        dtype, entry = _DTYPES[storage], self._entries[f"{self._folder}data/{key}"]
+        if kind != "storage" or entry.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{entry.filename} is a compressed {kind!r}")
+        if entry.file_size != size * dtype.itemsize:
+            raise ValueError(f"{entry.filename} has {entry.file_size} bytes")
+        return _Storage(dtype, entry, size)
 
-    # Bound methods, because a pickle could set attributes of functions.
-    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _View:
-        return _View(storage, offset, tuple(shape), tuple(strides))
-
-    def _parameter(self, data: _View, *_: Any) -> _View:
+    def _parameter(self, data: Any, *_: Any) -> Any:
         return data
 
+    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
+        """A view of a storage; offset and strides are in elements, not bytes."""
+        numbers = (offset, *shape, *strides)
+        if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise ValueError(f"a tensor has shape {shape!r} and strides {strides!r}")
+        last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        if not isinstance(storage, _Storage) or (math.prod(shape) and last >= storage.size):
+            raise ValueError("a tensor reaches beyond its storage")
+        path = self._path
 
-def _stored(
-    path: Path, folder: str, entries: Mapping[str, zipfile.ZipInfo], name: object, view: object
-) -> Tensor:
-    """Checks that a tensor lies within its storage and that the storage matches the archive."""
-    if not isinstance(view, _View) or not isinstance(view.storage, _Storage):
-        raise ValueError(f"{name!r} is not a tensor")
-    storage, offset, shape, strides = view
-    numbers = (offset, *shape, *strides)
-    if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError(f"{name!r} has shape {shape!r} and strides {strides!r}")
-    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    if math.prod(shape) and last >= storage.size:
-        raise ValueError(f"{name!r} reaches beyond its storage")
-    entry = entries[f"{folder}data/{storage.key}"]
-    if entry.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"{entry.filename} is compressed")
-    if entry.file_size != storage.size * storage.dtype.itemsize:
-        raise ValueError(f"{entry.filename} has {entry.file_size} bytes")
+        def read() -> np.ndarray:
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    numbers = np.frombuffer(archive.read(storage.entry.filename), storage.dtype)
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                raise damaged(path, error) from None
+            steps = tuple(stride * storage.dtype.itemsize for stride in strides)
+            return np.lib.stride_tricks.as_strided(numbers[offset:], shape, steps, writeable=False)
 
-    def read() -> np.ndarray:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                numbers = np.frombuffer(archive.read(entry.filename), storage.dtype)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise damaged(path, error) from None
-        steps = tuple(stride * storage.dtype.itemsize for stride in strides)
-        return np.lib.stride_tricks.as_strided(numbers[offset:], shape, steps, writeable=False)
-
-    return Tensor(shape, storage.dtype, read)
+        return Tensor(tuple(shape), storage.dtype, read)
