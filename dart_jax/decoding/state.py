@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -129,29 +128,7 @@ class DecodeConfig:
         return -(-(max_length + self.max_depth + 1) // 64) * 64
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "target_cache",
-        "draft_state",
-        "length",
-        "context",
-        "remaining",
-        "stop",
-        "keys",
-        "sampling",
-        "seen",
-        "counts",
-        "bias",
-        "tokens",
-        "scores",
-        "trees",
-        "confidence",
-        "noise",
-        "masks",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
     """Everything that changes from step to step, and the options of a call.

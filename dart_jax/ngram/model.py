@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self, TypedDict, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,26 +15,6 @@ from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.ngram.builder import NgramBuilder, check_lossy, writing
 from dart_jax.ngram.windows import WindowLayout
-
-
-class Header(TypedDict):
-    """Facts about a file (see docs/ngram-format.md); lists are by the length of n-grams.
-
-    `precision` is the number of significant bits of a count, 0 for exact ones; `dropped` is the
-    number of n-grams that were counted less than `min_count`.
-    """
-
-    version: int
-    order: int
-    precision: int
-    vocab_size: int
-    tokens: int
-    ngrams: list[int]
-    dropped: list[int]
-    min_count: list[int]
-    fingerprint: bytes
-    list_bytes: int
-    unigram_bytes: int
 
 
 class Level(NamedTuple):
@@ -63,6 +43,8 @@ class NgramModel:
 
     Attributes:
       core: the C++ model, for the tree search.
+      header: facts about the file, by the names of docs/ngram-format.md; lists are by the length of
+        n-grams.
       file: uint8 [n], the bytes of the file, usually memory-mapped and so shared with all other
         processes that read it.
     """
@@ -75,7 +57,7 @@ class NgramModel:
         """
         self.file = file
         self.core = _core.NgramModel(file, checksums=checksums)
-        self.header = cast(Header, self.core.header())
+        self.header = self.core.header()
 
     @classmethod
     def count(

@@ -58,14 +58,9 @@ class WindowLayout:
         """Encodes windows int [n, order], -1 after the end of a window, as uint64 [n, W]."""
         words = np.zeros((len(windows), self.words), np.uint64)
         for i in range(self.order):
-            words[:, i // self.per_word] |= _code(windows[:, i]) << self._shift(i)
+            code = (windows[:, i].astype(np.int64) + 1).astype(np.uint64)
+            words[:, i // self.per_word] |= code << self._shift(i)
         return words
-
-    def unpack(self, words: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """The inverse of `pack`."""
-        mask = np.uint64((1 << self.token_bits) - 1)
-        codes = [(words[:, i // self.per_word] >> self._shift(i)) & mask for i in range(self.order)]
-        return np.stack(codes, axis=1).astype(np.int32) - 1
 
     def windows(
         self, tokens: NDArray[np.integer], offsets: NDArray[np.integer]
@@ -110,7 +105,3 @@ class WindowLayout:
     def _shift(self, i: int) -> np.uint64:
         """The bit position of token i in its word."""
         return np.uint64((self.per_word - 1 - i % self.per_word) * self.token_bits)
-
-
-def _code(tokens: NDArray[np.integer]) -> NDArray[np.uint64]:
-    return (tokens.astype(np.int64) + 1).astype(np.uint64)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding import Options, Prompts, generate, stream
+from conftest import GOLDEN, NAMES, load_golden
+from decoding import Options, Prompts, generate, start, stream
 from literal_search import paths
 
 from dart_jax.decoding.search.host import HostSearch
@@ -17,6 +18,7 @@ from dart_jax.models.pure import bind
 EOS = (511,)
 NODES = 59
 STEPS = 4
+TREE = ("draft_tokens", "tree_mask", "tree_position_ids")
 OPTIONS = Options(stop=EOS)
 
 
@@ -85,11 +87,21 @@ def paths_of(tokens, mask, depth):
 
 @pytest.mark.parametrize("j", range(STEPS))
 def test_trees_of_every_step(golden, steps, j):
-    names = ("draft_tokens", "tree_mask", "tree_position_ids")
-    reference = zip(*(golden.of_prompts(name, j) for name in names), strict=True)
+    reference = zip(*(golden.of_prompts(name, j) for name in TREE), strict=True)
     for (_, draft), expected in zip(steps[j], reference, strict=True):
         assert len(paths_of(*expected)) == NODES + 1
         assert {*paths(draft.tree)} == paths_of(*expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_trees_of_eagle3(name):
+    golden = load_golden(name)
+    reference = np.load(GOLDEN / name / "eagle3" / "golden.npz")
+    config = DecodeConfig(golden.target, golden.eagle, nodes=59)
+    batch = Prompts.pad(golden.of_prompts("prompt"), 64, 128)
+    state, _ = start(config, golden.eagle_params, batch, OPTIONS)
+    for i, tree in enumerate(np.asarray(state.trees)):
+        assert {*paths(tree)} == paths_of(*(reference[f"{part}_{i}"] for part in TREE))
 
 
 @pytest.mark.parametrize("name", ["ar_out", "dart_out"])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.logits import penalize_repetition
+from dart_jax.decoding.logits import penalize
 from dart_jax.decoding.sampling import (
     Noise,
     SamplingValues,
@@ -314,8 +314,7 @@ def _penalized(
     inputs: DraftInput, logits: jax.Array, draft_ids: jax.Array, vocabulary: Vocabulary
 ) -> jax.Array:
     """Applies the repetition penalty to a drafter's logits [B, T, Vd]."""
-    penalty = inputs.sampling.repetition_penalty
-    if inputs.seen is None or penalty is None:
-        return logits
-    seen = jnp.take(inputs.seen, vocabulary.local_shard(draft_ids), axis=-1)
-    return penalize_repetition(penalty, logits, seen[:, None])
+    seen = inputs.seen
+    if seen is not None:
+        seen = jnp.take(seen, vocabulary.local_shard(draft_ids), axis=-1)[:, None]
+    return penalize(inputs.sampling, logits, seen)

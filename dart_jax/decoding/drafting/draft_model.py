@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
-from dart_jax.decoding.logits import mark_seen, penalize_repetition
+from dart_jax.decoding.logits import mark_seen, penalize
 from dart_jax.decoding.sampling import draw, greedy
 from dart_jax.decoding.tree import chain
 from dart_jax.models.attention.compaction import extend, keep_rows
@@ -70,8 +70,7 @@ class DraftModel(DraftingMethod):
         ) -> tuple[jax.Array, jax.Array]:
             """Returns tokens and their log-probabilities, [B, 1] each."""
             logits = _resized(model.logits(hidden), inputs.target.config.vocab_size)
-            if seen is not None and sampling.repetition_penalty is not None:
-                logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
+            logits = penalize(sampling, logits, None if seen is None else seen[:, None])
             own = None if noise is None else noise.at(level)
             drawn = draw(sampling, logits, own, jnp.zeros_like(place))
             log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), drawn[..., None], axis=2)

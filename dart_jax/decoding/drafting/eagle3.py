@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from dart_jax.decoding.drafting.base import (
     DraftingMethod,
     DraftInput,
     PromptRows,
     Proposal,
-    coupled,
 )
 from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
-from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, order_after
 from dart_jax.models.drafter_config import Eagle3Config
@@ -50,32 +46,7 @@ class Eagle3(DraftingMethod):
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
-        vocabulary, noise = Vocabulary(inputs.options.shards), inputs.noise
-        if noise is not None:
-            noise = noise.made(self.depth, inputs.target.config.vocab_size)
-
-        def couple(log_probs: jax.Array, level: jax.Array) -> jax.Array:
-            if noise is None:
-                return log_probs
-            table, draft_ids = noise.at(level).table, inputs.params["draft_ids"]
-            assert table is not None
-            return vocabulary.log_softmax(coupled(inputs, log_probs, draft_ids, table, vocabulary))
-
         drafter = bind(self.config, inputs.params["drafter"], inputs.options)
-        trees, rows = draft_tree(
-            self.tree,
-            drafter,
-            drafter.embedding(inputs.target.embed),
-            inputs.params["draft_ids"],
-            inputs.features,
-            inputs.next_tokens,
-            inputs.positions,
-            inputs.last,
-            self.nodes,
-            draft_state,
-            inputs.start,
-            couple,
-            best_first=True,
-        )
+        trees, rows = draft_tree(self.tree, drafter, inputs, self.nodes, draft_state)
         start = order_after(trees, inputs.start)
         return extend(draft_state, rows, start, inputs.options.attention), Proposal(trees)

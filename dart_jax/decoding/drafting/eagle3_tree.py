@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dart_jax.decoding.drafting.base import DraftInput, coupled
+from dart_jax.decoding.sampling import Noise
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.errors import UserError
 from dart_jax.models.attention.segments import Prefix, window_start, windowed
@@ -57,15 +57,6 @@ class Eagle3Tree:
         return max(min(self.depth, nodes - 1), 1)
 
 
-# Changes the log-probabilities, float32 [B, T, Vd], of the tokens after rows of a depth; where
-# devices share the drafter, a device's part of them.
-Couple = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-def _as_they_are(log_probs: jax.Array, level: jax.Array) -> jax.Array:
-    return log_probs
-
-
 class _Candidates(NamedTuple):
     """Candidate nodes of the tree, each array [B, candidates].
 
@@ -103,70 +94,51 @@ class _Rows(NamedTuple):
 
 
 def draft_tree(
-    settings: Eagle3Tree,
-    drafter: Eagle3Drafter,
-    embed: Callable[[jax.Array], jax.Array],
-    draft_ids: jax.Array,
-    features: jax.Array,
-    next_tokens: jax.Array,
-    positions: jax.Array,
-    last: jax.Array,
-    nodes: int,
-    cache: Cache | None = None,
-    length: jax.Array | None = None,
-    couple: Couple = _as_they_are,
-    best_first: bool = False,
+    settings: Eagle3Tree, drafter: Eagle3Drafter, inputs: DraftInput, nodes: int, cache: Cache
 ) -> tuple[jax.Array, KVCache]:
-    """Drafts a tree after the last real row.
+    """Drafts a tree of N nodes after the last real row; if fewer are drafted, the rest are unused.
 
-    Ties: of equally likely tokens the smaller draft id wins; of equally likely nodes the one
-    created first. So a node's parent is always in the tree.
+    Of equally likely tokens the smaller draft id wins; of equally likely nodes the one created
+    first. So a node's parent is always in the tree.
 
     Args:
       settings: static.
       drafter: bound to its parameters.
-      embed: the embedding that the drafter reads, int32 [B, T] -> [B, T, D].
-      draft_ids: int32 [Vd], the target's id of every draft id.
-      features: [B, P, 3D], target features of P new real rows.
-      next_tokens: int32 [B, P], the token *after* each row; after the last real row it becomes the
-        root.
-      positions: int32 [B, P].
-      last: int32 [B], index of the last real row; rows after it are padding and never seen.
-      nodes: tree nodes without the root, N; static. If fewer are drafted, the rest stay unused.
-      cache: keys and values of earlier real rows; None for no prefix.
-      length: int32 [B], valid rows of the cache.
-      couple: see `Couple`.
-      best_first: whether to sort the nodes by descending score instead of by depth.
+      inputs: rows to draft from.
+      nodes: N; static.
+      cache: keys and values of the rows before these.
 
     Returns:
-      The packed trees, int32 [B, 4, N + 1] (see `dart_jax.decoding.tree`), and the keys and values
-      of the P real rows, to append to the cache. Those of drafted rows are dropped.
+      The packed trees, int32 [B, 4, N + 1] (see `dart_jax.decoding.tree`), by descending score; and
+      the keys and values of the P real rows, to append to the cache.
     """
+    features, next_tokens, positions = inputs.features, inputs.next_tokens, inputs.positions
+    draft_ids, embed = inputs.params["draft_ids"], drafter.embedding(inputs.target.embed)
     b, p, _ = features.shape
-    chex.assert_shape([next_tokens, positions], (b, p))
-    chex.assert_shape(last, (b,))
-    chex.assert_type([draft_ids, next_tokens, positions, last], jnp.int32)
     # Only a level's best N nodes, and their descendants, can be among the best N overall.
     top_k = min(settings.top_k, draft_ids.shape[0], max(nodes, 1))
     depth = settings.later_passes(nodes)
-    propose = functools.partial(_propose, drafter, draft_ids, top_k, couple)
+    noise = inputs.noise
+    if noise is not None:
+        noise = noise.made(min(settings.levels, nodes), inputs.target.config.vocab_size)
+    propose = functools.partial(_propose, drafter, inputs, top_k, noise)
 
     # Only the last real row proposes tokens; the others only contribute keys and values.
-    at = last[:, None]
+    at = inputs.last[:, None]
     hidden = drafter.project(features)
-    inputs = drafter.join(embed(next_tokens), hidden)
-    k, v = real_rows = drafter.keys_at(inputs, positions)
+    joined = drafter.join(embed(next_tokens), hidden)
+    k, v = real_rows = drafter.keys_at(joined, positions)
     real = jnp.arange(p, dtype=jnp.int32)[None] <= at
 
     def in_window(position: jax.Array) -> tuple[jax.Array | None, Seen, Prefix | None]:
         """What rows at positions int32 [B, R] see: from where on, the new and the cached rows."""
         first = window_start(drafter.config.sliding_window, position)
         newest = k, v, windowed(real[:, None], first, positions)
-        return first, newest, Prefix.of(cache, 0, length, first)
+        return first, newest, Prefix.of(cache, 0, inputs.start, first)
 
     start, root = (jnp.take_along_axis(x, at, axis=1) for x in (positions, next_tokens))
     _, newest, prefix = in_window(start)
-    hidden = drafter(take_rows(hidden, at), take_rows(inputs, at), start, [newest], prefix)
+    hidden = drafter(take_rows(hidden, at), take_rows(joined, at), start, [newest], prefix)
     root_score = jnp.zeros((b, 1), jnp.float32)
     first = propose(jnp.int32(0), hidden, root_score, jnp.zeros_like(at))
 
@@ -175,18 +147,18 @@ def draft_tree(
 
     def grow(rows: _Rows, level: jax.Array) -> tuple[_Rows, _Candidates]:
         """Runs the chosen rows and selects the best of the candidates they propose."""
-        inputs = drafter.join(embed(rows.chosen.tokens), rows.hidden)
+        joined = drafter.join(embed(rows.chosen.tokens), rows.hidden)
         # The rows of a level share a position and do not see each other.
         position = jnp.broadcast_to(start + level, (b, top_k))
         first, newest, prefix = in_window(position)
         own = (level - 1) * top_k + row
         k, v = (
             jax.lax.dynamic_update_slice_in_dim(old, new, own[0], axis=2)
-            for old, new in zip((rows.k, rows.v), drafter.keys_at(inputs, position), strict=True)
+            for old, new in zip((rows.k, rows.v), drafter.keys_at(joined, position), strict=True)
         )
         lineage = rows.lineage | (slot[None] == own[:, None])[None]
         seen = k, v, windowed(lineage, first, start + 1 + slot[None] // top_k)
-        hidden = drafter(rows.hidden, inputs, position, [newest, seen], prefix)
+        hidden = drafter(rows.hidden, joined, position, [newest, seen], prefix)
         proposed = propose(level, hidden, rows.chosen.scores, rows.numbers)
 
         _, best = jax.lax.top_k(proposed.scores, top_k)
@@ -213,15 +185,15 @@ def draft_tree(
 
     pool = jax.tree.map(pooled, first, later)
     levels = np.repeat(np.arange(depth + 1) + 1, [top_k] + depth * [top_k**2])
-    trees = _pack(pool, jnp.asarray(levels, jnp.int32), root, nodes, best_first)
+    trees = _pack(pool, jnp.asarray(levels, jnp.int32), root, nodes)
     return trees, (real_rows,)
 
 
 def _propose(
     drafter: Eagle3Drafter,
-    draft_ids: jax.Array,
+    inputs: DraftInput,
     top_k: int,
-    couple: Couple,
+    noise: Noise | None,
     level: jax.Array,
     hidden: jax.Array,
     scores: jax.Array,
@@ -231,17 +203,22 @@ def _propose(
 
     Args:
       drafter: computes the probabilities.
-      draft_ids: int32 [Vd].
+      inputs: has the draft vocabulary, and how the target samples.
       top_k: tokens per row.
-      couple: see `Couple`.
+      noise: with which they are ranked.
       level: int32 scalar, the rows' depth.
       hidden: [B, T, D], the layer's output.
       scores: float32 [B, T], the rows' scores.
       numbers: int32 [B, T], the rows' numbers.
     """
-    vocabulary = Vocabulary(drafter.options.shards)
+    draft_ids, vocabulary = inputs.params["draft_ids"], Vocabulary(drafter.options.shards)
     log_probs = vocabulary.log_softmax(drafter.logits(hidden))
-    log_probs, ids = vocabulary.top_k(couple(log_probs, level), top_k)
+    if noise is not None:
+        table = noise.at(level).table
+        assert table is not None
+        log_probs = coupled(inputs, log_probs, draft_ids, table, vocabulary)
+        log_probs = vocabulary.log_softmax(log_probs)
+    log_probs, ids = vocabulary.top_k(log_probs, top_k)
     tokens = jnp.take(draft_ids, ids).reshape(ids.shape[0], -1)
     return _Candidates(
         scores=(scores[:, :, None] + log_probs).reshape(tokens.shape),
@@ -250,22 +227,9 @@ def _propose(
     )
 
 
-def _pack(
-    pool: _Candidates, depth: jax.Array, root: jax.Array, nodes: int, best_first: bool
-) -> jax.Array:
-    """Packs the root and the best N candidates.
-
-    Args:
-      pool: candidates of all levels.
-      depth: int32 [candidates], their levels.
-      root: int32 [B, 1].
-      nodes: N.
-      best_first: sort by score, otherwise by creation; parents precede their children in both.
-    """
+def _pack(pool: _Candidates, depth: jax.Array, root: jax.Array, nodes: int) -> jax.Array:
+    """Packs the root, int32 [B, 1], and the best N candidates of all levels, int32 [candidates]."""
     scores, best = jax.lax.top_k(pool.scores, min(nodes, depth.size))
-    if not best_first:
-        best = jnp.sort(best, axis=1)
-        scores = jnp.take_along_axis(pool.scores, best, axis=1)
     tokens, parents = (jnp.take_along_axis(x, best, axis=1) for x in (pool.tokens, pool.parents))
     # The candidate of index i has the number i + 1. No place has the root's, 0.
     place = jnp.arange(1, best.shape[1] + 1, dtype=jnp.int32)
