@@ -248,20 +248,6 @@ def test_option_values_do_not_recompile(models, prompts):
     assert counts[0] == counts[1]
 
 
-def test_rows_can_be_ended(models, prompts, plain, truth):
-    """A row that is ended emits nothing more; the others are unaffected."""
-    batch = begin(*oracle(models, truth, 3), prompts, Options(seed=SEED), steps=1)
-    for _ in range(2):
-        batch.burst()
-    batch.end(0)
-    batch.end(3)
-    for _ in batch:
-        pass
-    expected = lists(plain(GREEDY).tokens)
-    tokens = lists(batch.generation().tokens)
-    assert tokens == [expected[0][:5], expected[1], expected[2], expected[3][:5]]
-
-
 def test_stop_ids(models, prompts, plain, truth):
     """Row 0 ends inside an accepted path and row 1 in its prefill, as in plain decoding."""
     rows = lists(plain(GREEDY).tokens)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import GOLDEN, NAMES, load_golden
-from decoding import Options, Prompts, generate, start, stream
+from decoding import Options, Prompts, generate, stream
 from literal_search import paths
 
 from dart_jax.decoding.search.host import HostSearch
@@ -99,9 +99,11 @@ def test_first_trees_of_eagle3(name):
     reference = np.load(GOLDEN / name / "eagle3" / "golden.npz")
     config = DecodeConfig(golden.target, golden.eagle, nodes=59)
     batch = Prompts.pad(golden.of_prompts("prompt"), 64, 128)
-    state, _ = start(config, golden.eagle_params, batch, OPTIONS)
-    for i, tree in enumerate(np.asarray(state.trees)):
-        assert {*paths(tree)} == paths_of(*(reference[f"{part}_{i}"] for part in TREE))
+    bursts = stream(config, golden.eagle_params, None, batch, OPTIONS, drafts=True)
+    _, second = itertools.islice(bursts, 2)
+    for i, output in second.items():
+        expected = paths_of(*(reference[f"{part}_{i}"] for part in TREE))
+        assert {*paths(output.draft.tree)} == expected
 
 
 @pytest.mark.parametrize("name", ["ar_out", "dart_out"])
