@@ -24,7 +24,7 @@ GREEDY, SAMPLED, NUCLEUS = Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, to
 PENALIZED = Sampling(0.7, min_p=0.05, repetition_penalty=1.3)
 SAMPLINGS = {"greedy": GREEDY, "1.0": SAMPLED, "filtered": NUCLEUS, "penalized": PENALIZED}
 BURSTS = [generate_stepwise, generate]
-SIZES = (0, 2, 4, 8)
+SIZES = (0, 3, 8)
 # Methods, the nodes of their trees, and the acceptance length that each reaches at least: where
 # the truth is proposed among other nodes, where n-grams are those of the text, and where the
 # target drafts for itself.

@@ -135,20 +135,16 @@ def test_frequencies_are_the_probabilities(over):
     sampling = Sampling(1.3, 6, 0.9)
     n, logits = 4096, np.random.default_rng(1).normal(size=8).astype(np.float32)
     index, zero = jnp.arange(n, dtype=jnp.int32), jnp.zeros((1, 1), jnp.int32)
-    one = jnp.asarray(logits)[None, None]
     if over == "positions":
-        nodes = jnp.broadcast_to(logits, (1, n, 8))
-        draws = draw(sampling, nodes, jnp.uint32(0), index[None], index[None])
-    elif over == "seeds":
-        by_seed = functools.partial(draw_at, sampling.values(), one)
-        draws = jax.vmap(lambda seed: by_seed(seed, zero, zero))(index.astype(jnp.uint32))
+        noise = noise_of(0, index[None], 8)[0]
+    elif over == "rows":
+        noise = noise_of(0, jnp.zeros((n, 1), jnp.int32), 8)[:, 0]
     else:
-        zeros = jnp.zeros((n, 1), jnp.int32)
-        nodes = jnp.broadcast_to(logits, (n, 1, 8))
-        draws = draw(sampling, nodes, jnp.uint32(0), zeros, zeros)
-    probability = softmax(literal_filter(sampling, logits / np.float32(sampling.temperature)))
+        noise = jax.vmap(lambda seed: noise_of(seed, zero, 8))(index.astype(jnp.uint32))[:, 0, 0]
+    scaled = filter_logits(sampling, jnp.asarray(logits / np.float32(1.3))[None, None])[0]
+    probability = softmax(literal_filter(sampling, logits / np.float32(1.3)))
     kept = probability > 0
-    counts = np.bincount(np.ravel(draws), minlength=8)
+    counts = np.bincount(np.argmax(scaled + noise, axis=-1), minlength=8)
     assert not counts[~kept].any()
     assert chisquare(counts[kept], n * probability[kept]).pvalue > 1e-3
 

@@ -7,12 +7,13 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
+import sharded_decoding
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
+from sharded_decoding import Models
 from tiny_configs import BLOCK, DART, EAGLE3, TARGET
 
 from dart_jax.errors import UserError
@@ -22,7 +23,7 @@ from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.rules import check_divides, model_specs
 from dart_jax.programs.processes import free_address
 
-SUPPORT = Path(__file__).parents[1] / "support"
+PROGRAM = [sys.executable, sharded_decoding.__file__]
 
 
 def devices(count):
@@ -32,8 +33,8 @@ def devices(count):
 
 
 def report_of_eight(directory, targets, cases):
-    command = [sys.executable, str(SUPPORT / "sharded_decoding.py"), str(directory)]
-    subprocess.run([*command, *targets.split()], env=devices(8), check=True)
+    command = [*PROGRAM, str(directory), *targets.split()]
+    subprocess.run(command, env=devices(8), check=True)
     report = json.loads((directory / "report.json").read_text())
     assert len(report["same"]) == cases
     assert not [case for case, same in report["same"].items() if not same]
@@ -85,30 +86,24 @@ def test_eight_devices_draft_blocks_as_one(tmp_path):
         assert not exchanged
 
 
-PROGRAM = [sys.executable, str(SUPPORT / "several_processes.py")]
-EIGHT = ([0, 1, 2, 3], [4, 5, 6, 7])
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Models, and what one device decodes with them."""
     directory = tmp_path_factory.mktemp("models")
-    subprocess.run([*PROGRAM, str(directory)], check=True)
+    Models(directory, "qwen3").write()
     return directory
 
 
 @pytest.mark.long
 def test_two_processes_decode_as_one_device(models):
     """They are connected by loopback; each has four devices, and reads the weights of these."""
-    program = [*PROGRAM, str(models), free_address()]
-    both = [subprocess.Popen([*program, number], env=devices(4)) for number in "01"]
+    command = [*PROGRAM, str(models), free_address()]
+    both = [subprocess.Popen([*command, number], env=devices(4)) for number in "01"]
     assert [process.wait(timeout=500) for process in both] == [0, 0]
-    for number in range(2):
+    for number, own in enumerate(([0, 1, 2, 3], [4, 5, 6, 7])):
         report = json.loads((models / f"report{number}.json").read_text())
-        assert len(report["same"]) == 9
-        assert not [case for case, same in report["same"].items() if not same]
+        assert all(report["same"].values()), report["same"]
         # A group of four devices is one process; of eight, both.
-        assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": EIGHT[number]}
+        assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": own}
 
 
 def generate(models, *words) -> subprocess.Popen:

@@ -1,7 +1,10 @@
 """Decoding on eight virtual devices; a program, since JAX fixes their number at startup.
 
-Writes a JSON report: for each way of decoding, whether the texts are those of one device, and what
-the devices exchange in a step.
+    sharded_decoding.py DIRECTORY TARGET..                  in one process
+    sharded_decoding.py DIRECTORY COORDINATOR PROCESS       in one of two processes
+
+Writes a JSON report: for each way of decoding, whether the texts are those of one device, what the
+devices exchange in a step, and which parts of a matrix they hold.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from dart_jax.engine.request import Request
 from dart_jax.engine.thread import EngineThread
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.kernels.choices import WeightsDtype
+from dart_jax.programs.processes import DistributedConfig, initialize
 from dart_jax.weights.checkpoint import save_drafter
 from train.objective.drafter_shape import DrafterShape
 
@@ -86,6 +90,20 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join(self)
+
+
+# What two processes decode: a group of devices is in one, or in both.
+TOGETHER = [
+    Case("qwen3", "data=2,model=4", "dart", "greedy"),
+    Case("qwen3", "data=2,model=4", "ngram, changing sizes", "greedy"),
+    Case("qwen3", "data=2,model=4", "dart, device", "greedy"),
+    Case("qwen3", "model=8", "plain", "sampled"),
+    Case("qwen3", "model=8", "prompt lookup", "greedy"),
+    Case("qwen3", "model=8", "dart", "sampled"),
+    Case("qwen3", "model=8", "eagle3", "sampled"),
+    Case("qwen3", "model=8", "draft model", "greedy"),
+    Case("qwen3", "model=8", "ngram", "sampled"),
+]
 
 
 def cases(target: str) -> list[Case]:
@@ -263,6 +281,28 @@ def main(directory: Path, targets: list[str]) -> None:
     (directory / "report.json").write_text(json.dumps(report))
 
 
+def together(directory: Path) -> None:
+    """Compares the texts of all processes' devices with those of one."""
+    models, report = Models(directory, "qwen3"), {"same": {}, "parts": {}}
+    for case in TOGETHER:
+        sampling = SAMPLINGS[case.sampling]
+        several = models.load(case.method, case.mesh)
+        same = texts(several, case.method, sampling) == texts(
+            models.load(case.method), case.method, sampling
+        )
+        report["same"][str(case)] = same
+        print(case, same, file=sys.stderr, flush=True)
+        leaf = several.params["target"]["layers"][0]["mlp"]["down_proj"]["kernel"]
+        size = leaf.shape[0] // int(case.mesh[-1])
+        parts = sorted(shard.index[0].start // size for shard in leaf.addressable_shards)
+        report["parts"][case.mesh] = parts
+    (directory / f"report{jax.process_index()}.json").write_text(json.dumps(report))
+
+
 if __name__ == "__main__":
-    assert len(jax.devices()) == 8
-    main(Path(sys.argv[1]), sys.argv[2:] or list(TARGETS))
+    directory, *words = sys.argv[1:]
+    if words[-1].isdecimal():
+        initialize(DistributedConfig(False, words[0], 2, int(words[1])))
+        together(Path(directory))
+    else:
+        main(Path(directory), words)

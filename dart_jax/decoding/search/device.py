@@ -54,11 +54,13 @@ class DeviceSearch:
 
     def in_program(self, packed: jax.Array) -> jax.Array:
         """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 4, N + 1]."""
-        *drafts, pairs = self.host_buffer.unpack(packed)
+        context, ids, logits, pairs = self.host_buffer.unpack(packed)
         with jax.named_scope("search"):
             return beam_search(
                 self.table,
-                *drafts,
+                context,
+                ids,
+                logits,
                 pairs if self.host_buffer.pairs else None,
                 nodes=self.nodes,
                 eos=self.eos,
