@@ -49,9 +49,7 @@ from dart_jax.models.sharding.collectives import joined
 
 
 class Acceptance(NamedTuple):
-    """The longest path that agrees with the target, as indices into the tree.
-
-    `step.AcceptedPath` holds the rows at these indices.
+    """The longest path that agrees with the target; an `AcceptedPath` has its rows.
 
     Attributes:
       path: int32 [B, P], node indices from the root down; entries past the path's end are 0.
@@ -163,14 +161,8 @@ class Step(NamedTuple):
 def decode_step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Step:
-    """Verifies one tree per row, then drafts.
-
-    Args:
-      config: static.
-      params: see `DecodeParams`.
-      state: before the step.
-      trees: packed, int32 [B, 4, N + 1]; None for plain decoding.
-    """
+    """Verifies one packed tree per row, int32 [B, 4, N + 1], None for plain decoding; then
+    drafts."""
     verified = verify(config, params, state, trees)
     state, path = accept_and_compact(config, state, trees, verified)
     state, candidates = draft(config, state, draft_input(config, params, state, path))
@@ -247,11 +239,7 @@ def accept_and_compact(
 
 def as_needed(config: DecodeConfig, logits: jax.Array) -> tuple[Vocabulary, jax.Array]:
     """Joins the target's logits [B, T, ...], of which devices may each have a part, if the whole
-    vocabulary is needed, as by processors. Drawing does not need it.
-
-    Returns:
-      The vocabulary as it is divided now, and the logits.
-    """
+    vocabulary is needed, as by processors; returns how it is divided, and the logits."""
     shards = config.execution.devices.shards
     if shards > 1 and config.logits.whole:
         return WHOLE, joined(logits)
@@ -343,8 +331,7 @@ def emit(
       at: int32 [B], position of the first one.
 
     Returns:
-      The state with new `context`, `seen`, `counts`, `tokens` and `remaining`, and the number of
-      tokens that each row emits.
+      The new state, and the number of tokens that each row emits.
     """
     count = jnp.minimum(count, state.remaining)
     place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]

@@ -94,6 +94,16 @@ class WindowLayout:
                 words[short, word] &= mask
         return words
 
+    @staticmethod
+    def distinct(words: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Returns each of the windows uint64 [n, W] once, ascending, and how often it is there."""
+        single = words.shape[1] == 1  # is sorted much faster
+        words = np.sort(words, axis=0) if single else words[np.lexsort(words.T[::-1])]
+        new = np.ones(len(words), bool)
+        new[1:] = (words[1:] != words[:-1]).any(axis=1)
+        begin = np.flatnonzero(new)
+        return words[begin], np.diff(begin, append=len(words))
+
     def _first(self, n: int) -> list[np.uint64]:
         """Returns masks, one per word, of a window's first n tokens."""
         ones = (1 << self.token_bits) - 1

@@ -54,15 +54,8 @@ AnyDrafter = AnyDrafterConfig | TargetConfig | MethodConfig
 def drafting_method(
     drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree
 ) -> DraftingMethod:
-    """Returns the drafting method for a config.
-
-    Args:
-      drafter: selects the method.
-      nodes: tree nodes without the root, N.
-      candidates: top-k tokens per drafted position that a DART or block drafter passes to the
-        search.
-      eagle: depth and width of an EAGLE-3 drafter's trees.
-    """
+    """Returns the drafting method for a config, with trees of N nodes; `candidates` and `eagle` are
+    those of a `DecodeConfig`."""
     match drafter:
         case DartConfig():
             return Dart(drafter, nodes, candidates)

@@ -27,13 +27,8 @@ from dart_jax.models.pure import bind
 @dataclasses.dataclass(frozen=True)
 class DraftModel(DraftingMethod):
     """Drafts with a small model (see the base class); `draft_state` is its KV cache of all tokens
-    of the sequence, including the root.
-
-    Attributes:
-      config: the small model's shapes. Its vocabulary is the target's, though it may be padded
-        to another size.
-      nodes: tokens drafted, N.
-    """
+    of the sequence, including the root. Its vocabulary is the target's, though it may be padded to
+    another size."""
 
     config: TargetConfig
     nodes: int

@@ -22,8 +22,6 @@ class Eagle3(DraftingMethod):
     """Drafts with an EAGLE-3 drafter (see the base class); `draft_state` is its KV cache.
 
     Attributes:
-      config: the drafter's shapes.
-      nodes: tree nodes without the root, N.
       tree: depth and width of the trees.
     """
 
