@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from dart_jax.decoding.drafting import AnyDrafter, DraftingMethod, drafting_method
-from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
+from dart_jax.decoding.drafting.eagle3 import Eagle3Tree
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import Noise, SamplingValues

@@ -13,7 +13,7 @@ from needs import native
 from tiny_configs import EAGLE3, TARGET, random_params
 
 from dart_jax.decoding.drafting.base import DraftInput
-from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree, draft_tree
+from dart_jax.decoding.drafting.eagle3 import Eagle3Tree, draft_tree
 from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.errors import UserError
 from dart_jax.models.attention.compaction import append

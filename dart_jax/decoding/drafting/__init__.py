@@ -20,8 +20,7 @@ from dart_jax.decoding.drafting.base import (
 from dart_jax.decoding.drafting.block import Block
 from dart_jax.decoding.drafting.dart import Dart
 from dart_jax.decoding.drafting.draft_model import DraftModel
-from dart_jax.decoding.drafting.eagle3 import Eagle3
-from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
+from dart_jax.decoding.drafting.eagle3 import Eagle3, Eagle3Tree
 from dart_jax.decoding.drafting.ngram import NgramConfig
 from dart_jax.decoding.drafting.prompt_lookup import PromptLookupConfig
 from dart_jax.models.config import TargetConfig
