@@ -106,11 +106,6 @@ def per_row(value: jax.Array, dims: int) -> jax.Array:
     return value.reshape(value.shape + (1,) * (dims - value.ndim))
 
 
-def greedy(sampling: SamplingValues) -> SamplingValues:
-    """The same without temperature and filters."""
-    return SamplingValues(repetition_penalty=sampling.repetition_penalty)
-
-
 class Noise(NamedTuple):
     """The noise of draws at consecutive positions, one a level.
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
 from dart_jax.decoding.logits import mark_seen, penalize
-from dart_jax.decoding.sampling import draw, greedy
+from dart_jax.decoding.sampling import SamplingValues, draw
 from dart_jax.decoding.tree import chain
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, first_rows, order_after
@@ -57,8 +57,9 @@ class DraftModel(DraftingMethod):
         causal = jnp.tril(jnp.ones((1, 2, 2), bool))
         out = model(tokens, positions, causal, draft_state, place[:, 0])
 
-        noise = inputs.noise
-        sampling = inputs.sampling if noise is not None else greedy(inputs.sampling)
+        noise, sampling = inputs.noise, inputs.sampling
+        if noise is None:  # the likeliest tokens
+            sampling = SamplingValues(repetition_penalty=sampling.repetition_penalty)
 
         def next_token(
             hidden: jax.Array, level: jax.Array, seen: jax.Array | None
