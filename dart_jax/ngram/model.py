@@ -88,13 +88,8 @@ class NgramModel:
         if tokens.min(initial=0) < 0:
             raise ValueError("tokens must not be negative")
         layout = WindowLayout(order, vocab_size or int(tokens.max(initial=0)) + 1)
-        windows = layout.windows(tokens, offsets)
-        windows = windows[np.lexsort(windows.T[::-1])]
-        first = np.ones(len(windows), bool)
-        first[1:] = (windows[1:] != windows[:-1]).any(axis=1)
-        begin = np.flatnonzero(first)
         builder = NgramBuilder(layout)
-        builder.add(windows[begin], np.diff(np.append(begin, len(windows))))
+        builder.add(*layout.distinct(layout.windows(tokens, offsets)))
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "ngram"
             builder.write(path, fingerprint=fingerprint)
@@ -164,14 +159,14 @@ class NgramModel:
         return tuple(Level(*level) for level in self.core.levels())
 
     def check(self) -> None:
-        """Reads every list, to detect invalid files whose checksums match.
+        """Reads every list, as `levels` does, to detect invalid files whose checksums match.
 
         Searching such a file is safe, but the results are meaningless.
 
         Raises:
           ValueError: the file is inconsistent.
         """
-        self.core.check()
+        self.core.levels()
 
     def probabilities(self, context: ArrayLike, candidates: ArrayLike) -> NDArray[np.float32]:
         """Returns each candidate's count after the context, divided by the context's own count.
@@ -217,14 +212,7 @@ class NgramModel:
                 "the n-gram model has lost counts already; make the smaller one from the exact one"
             )
         with writing(path) as part:
-            _core.write_levels(
-                self.levels,
-                str(part),
-                vocab_size=self.vocab_size,
-                fingerprint=self.fingerprint,
-                min_counts=list(min_counts),
-                precision=precision or 0,
-            )
+            self.core.write(str(part), min_counts=list(min_counts), precision=precision or 0)
 
 
 def is_ngram_file(path: Path) -> bool:
