@@ -73,9 +73,6 @@ def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32]:
     native/include/dart/perfect_hash.h), made without holding the GIL: the size of the table, the
     buckets' seeds, and the keys' places [n]."""
 
-def xxh64(data: bytes) -> int:
-    """XXH64 with seed 0, the checksum of n-gram files."""
-
 class NgramModel:
     """Reads the bytes of an n-gram file in place and keeps them alive; they must not change."""
 
@@ -132,10 +129,6 @@ class ReferenceTrieParser:
 
     @property
     def order(self) -> int: ...
-    @property
-    def nodes(self) -> int:
-        """The number of nodes in the file, the root included."""
-
     def feed(self, bytes: _UInt8) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """Parse the next bytes [n], without holding the GIL; returns the nodes they complete.
 

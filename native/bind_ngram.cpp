@@ -11,7 +11,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,7 +22,6 @@
 #include "dart/ngram_model.h"
 #include "dart/perfect_hash.h"
 #include "dart/reference_trie.h"
-#include "dart/xxh64.h"
 #include "numpy_arrays.h"
 
 namespace {
@@ -208,9 +206,6 @@ void bind_ngram(py::module_& m) {
   m.attr("MAGIC") = py::bytes(dart::format::kMagic, sizeof dart::format::kMagic);
   m.attr("MAX_VOCABULARY") = dart::format::kMaxVocabulary;
   m.def("perfect_hash", &perfect_hash, py::arg("first"), py::arg("second"));
-  m.def(
-      "xxh64", [](std::string_view data) { return dart::xxh64(data.data(), data.size()); },
-      py::arg("data"));
 
   py::class_<PyNgramModel>(m, "NgramModel")
       .def(py::init<py::array, bool>(), py::arg("file"), py::arg("checksums") = true)
@@ -232,7 +227,6 @@ void bind_ngram(py::module_& m) {
       .def(py::init(&make_reference_trie_parser), py::arg("header"), py::arg("file_size"),
            py::arg("vocab_size"))
       .def_property_readonly("order", &dart::ReferenceTrieParser::order)
-      .def_property_readonly("nodes", &dart::ReferenceTrieParser::nodes)
       .def("feed", &feed, py::arg("bytes"))
       .def("finish", &dart::ReferenceTrieParser::finish);
 }
