@@ -68,24 +68,10 @@ def pack_q8_0(weights: _Float32, tiles: _UInt8, threads: int) -> None:
     """Rounds weights [out, in] to Q8_0, in tiles [ceil(out / 32), tile_bytes]. Without holding the
     GIL."""
 
-def write_levels(
-    levels: Sequence[_Level],
-    path: str,
-    *,
-    vocab_size: int,
-    fingerprint: bytes,
-    min_counts: Sequence[int],
-    precision: int,
-) -> None:
-    """Write an n-gram file (see `NgramBuilder.write`), without holding the GIL."""
-
 def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32]:
     """A perfect hash of pairs of integers [n], all different (see
     native/include/dart/perfect_hash.h), made without holding the GIL: the size of the table, the
     buckets' seeds, and the keys' places [n]."""
-
-def xxh64(data: bytes) -> int:
-    """XXH64 with seed 0, the checksum of n-gram files."""
 
 class NgramModel:
     """Reads the bytes of an n-gram file in place and keeps them alive; they must not change."""
@@ -98,11 +84,11 @@ class NgramModel:
         fingerprint; per n-gram length, the lists ngrams, dropped and min_count; and the section
         sizes list_bytes and unigram_bytes."""
 
-    def check(self) -> None:
-        """Read every list and raise if one is invalid, without holding the GIL."""
-
     def levels(self) -> list[_Level]:
-        """Decode all n-grams, without holding the GIL."""
+        """Decode all n-grams, and raise if a list is invalid, without holding the GIL."""
+
+    def write(self, path: str, *, min_counts: Sequence[int], precision: int) -> None:
+        """Write the n-grams to another file, as `NgramBuilder.write`."""
 
     def continuations(self, context: _Int32) -> list[tuple[int, _Int32, _Int64]]:
         """For each suffix of the context [n] that was seen, shortest first: its count, the tokens
@@ -143,10 +129,6 @@ class ReferenceTrieParser:
 
     @property
     def order(self) -> int: ...
-    @property
-    def nodes(self) -> int:
-        """The number of nodes in the file, the root included."""
-
     def feed(self, bytes: _UInt8) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """Parse the next bytes [n], without holding the GIL; returns the nodes they complete.
 

@@ -11,7 +11,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,32 +22,12 @@
 #include "dart/ngram_model.h"
 #include "dart/perfect_hash.h"
 #include "dart/reference_trie.h"
-#include "dart/xxh64.h"
 #include "numpy_arrays.h"
 
 namespace {
 
 // A level's numpy arrays: token, count, child_begin.
 using LevelArrays = std::tuple<py::array, py::array, py::array>;
-
-std::vector<LevelArrays> level_arrays(std::vector<dart::OwnedLevel>&& levels) {
-  std::vector<LevelArrays> arrays;
-  for (dart::OwnedLevel& level : levels) {
-    arrays.emplace_back(to_numpy(std::move(level.token)), to_numpy(std::move(level.count)),
-                        to_numpy(std::move(level.child_begin)));
-  }
-  return arrays;
-}
-
-std::vector<dart::NgramLevel> level_spans(const std::vector<LevelArrays>& levels) {
-  std::vector<dart::NgramLevel> spans;
-  for (const auto& [token, count, child_begin] : levels) {
-    spans.push_back({vector_span<std::int32_t>(token, "token"),
-                     vector_span<std::int64_t>(count, "count"),
-                     vector_span<std::int64_t>(child_begin, "child_begin")});
-  }
-  return spans;
-}
 
 dart::NgramModel open_model(const py::array& file, bool checksums) {
   const auto span = vector_span<std::uint8_t>(file, "file");
@@ -107,13 +86,18 @@ std::vector<std::tuple<std::uint64_t, py::array, py::array>> continuations(
   return all;
 }
 
+std::vector<dart::OwnedLevel> owned_levels(const PyNgramModel& self) {
+  py::gil_scoped_release release;
+  return self.model.levels();
+}
+
 std::vector<LevelArrays> levels(const PyNgramModel& self) {
-  std::vector<dart::OwnedLevel> owned;
-  {
-    py::gil_scoped_release release;
-    owned = self.model.levels();
+  std::vector<LevelArrays> arrays;
+  for (dart::OwnedLevel& level : owned_levels(self)) {
+    arrays.emplace_back(to_numpy(std::move(level.token)), to_numpy(std::move(level.count)),
+                        to_numpy(std::move(level.child_begin)));
   }
-  return level_arrays(std::move(owned));
+  return arrays;
 }
 
 struct CloseFile {
@@ -143,15 +127,15 @@ void write_file(const std::vector<dart::NgramLevel>& levels, const std::string& 
   dart::write_ngram_file(levels, options, file.get(), release_pages);
 }
 
-void write_levels(const std::vector<LevelArrays>& arrays, const std::string& path,
-                  std::uint64_t vocab_size, const py::bytes& fingerprint,
-                  const std::vector<std::uint64_t>& min_counts, std::uint32_t precision) {
-  const auto spans = level_spans(arrays);
-  {
-    py::gil_scoped_release release;
-    dart::check_levels(spans, vocab_size);
-  }
-  write_file(spans, path, vocab_size, fingerprint, min_counts, precision, [] {});
+void write_model(const PyNgramModel& self, const std::string& path,
+                 const std::vector<std::uint64_t>& min_counts, std::uint32_t precision) {
+  const std::vector<dart::OwnedLevel> levels = owned_levels(self);
+  std::vector<dart::NgramLevel> spans;
+  for (const auto& level : levels) spans.push_back({level.token, level.count, level.child_begin});
+  const dart::format::Header& header = self.model.header();
+  const std::string fingerprint(reinterpret_cast<const char*>(header.fingerprint),
+                                sizeof header.fingerprint);
+  write_file(spans, path, header.vocab_size, fingerprint, min_counts, precision, [] {});
 }
 
 void add_windows(dart::NgramBuilder& self, const py::array& windows, const py::array& counts) {
@@ -221,21 +205,14 @@ void bind_ngram(py::module_& m) {
   m.attr("MAX_ORDER") = dart::kMaxOrder;
   m.attr("MAGIC") = py::bytes(dart::format::kMagic, sizeof dart::format::kMagic);
   m.attr("MAX_VOCABULARY") = dart::format::kMaxVocabulary;
-  m.def("write_levels", &write_levels, py::arg("levels"), py::arg("path"), py::kw_only(),
-        py::arg("vocab_size"), py::arg("fingerprint"), py::arg("min_counts"),
-        py::arg("precision"));
   m.def("perfect_hash", &perfect_hash, py::arg("first"), py::arg("second"));
-  m.def(
-      "xxh64", [](std::string_view data) { return dart::xxh64(data.data(), data.size()); },
-      py::arg("data"));
 
   py::class_<PyNgramModel>(m, "NgramModel")
       .def(py::init<py::array, bool>(), py::arg("file"), py::arg("checksums") = true)
       .def("header", &header)
-      .def(
-          "check", [](const PyNgramModel& self) { self.model.check(); },
-          py::call_guard<py::gil_scoped_release>())
       .def("levels", &levels)
+      .def("write", &write_model, py::arg("path"), py::kw_only(), py::arg("min_counts"),
+           py::arg("precision"))
       .def("continuations", &continuations, py::arg("context"))
       .def("probabilities", &probabilities, py::arg("context"), py::arg("candidates"));
 
@@ -250,7 +227,6 @@ void bind_ngram(py::module_& m) {
       .def(py::init(&make_reference_trie_parser), py::arg("header"), py::arg("file_size"),
            py::arg("vocab_size"))
       .def_property_readonly("order", &dart::ReferenceTrieParser::order)
-      .def_property_readonly("nodes", &dart::ReferenceTrieParser::nodes)
       .def("feed", &feed, py::arg("bytes"))
       .def("finish", &dart::ReferenceTrieParser::finish);
 }

@@ -290,7 +290,7 @@ class Oracle(HostSearch):
                 self.continuations[*padded[i : i + 4].tolist(),] = tokens[i + 1 :]
 
     def __call__(self, packed: np.ndarray) -> np.ndarray:
-        contexts, _, _ = self.host_buffer.candidates_of(np.asarray(packed))
+        contexts, *_ = self.host_buffer.unpack(np.asarray(packed))
         return np.stack([self._tree(*context) for context in contexts.tolist()])
 
     def _tree(self, *context: int) -> np.ndarray:

@@ -16,7 +16,6 @@ from dart_jax.memory import give_back
 # from the persistent cache.
 _EVENTS = "/jax/core/compile/"
 _PROGRAM = _EVENTS + "backend_compile_duration"
-_READ = "/jax/compilation_cache/cache_hits"
 _LONG = 0.05  # seconds; a compilation that takes longer leaves memory to be given back
 
 _local = threading.local()
@@ -27,12 +26,11 @@ class CompileTime:
 
     Attributes:
       programs: programs that were compiled, or read from the persistent cache.
-      read: those that were read.
       seconds: time so far.
     """
 
     def __init__(self) -> None:
-        self.programs = self.read = 0
+        self.programs = 0
         self.seconds = 0.0
         self._spans: list[tuple[float, float]] = []
 
@@ -57,16 +55,14 @@ def measure_compilation() -> Iterator[CompileTime]:
         _local.measured = outer
         if outer is not None:
             outer.programs += measured.programs
-            outer.read += measured.read
             for span in measured._spans:
                 outer._add(*span)
 
 
 @functools.cache
 def _listen() -> None:
-    """Registers the listeners, once per process: JAX cannot remove a single one."""
+    """Registers the listener, once per process: JAX cannot remove a single one."""
     jax.monitoring.register_event_duration_secs_listener(_compiled)
-    jax.monitoring.register_event_listener(_happened)
 
 
 def _compiled(event: str, duration_secs: float, **_: str | int) -> None:
@@ -77,9 +73,3 @@ def _compiled(event: str, duration_secs: float, **_: str | int) -> None:
         measured.programs += event == _PROGRAM
         if event == _PROGRAM and duration_secs > _LONG:
             give_back()
-
-
-def _happened(event: str, **_: str | int) -> None:
-    measured = getattr(_local, "measured", None)
-    if measured is not None:
-        measured.read += event == _READ

@@ -42,14 +42,9 @@ class HostBuffer:
     @property
     def width(self) -> int:
         """Number of columns."""
-        return self._bounds[-1] + (DRAWS if self.draws else 0)
-
-    @property
-    def _bounds(self) -> tuple[int, int, int, int]:
-        """The columns where ids, logits and pair scores begin, and where these end."""
         size = self.positions * self.candidates
-        pairs = CONTEXT + 2 * size
-        return CONTEXT, CONTEXT + size, pairs, pairs + math.prod(self.pairs_shape)
+        draws = DRAWS if self.draws else 0
+        return CONTEXT + 2 * size + math.prod(self.pairs_shape) + draws
 
     @property
     def pairs_shape(self) -> tuple[int, int, int]:
@@ -61,8 +56,8 @@ class HostBuffer:
         self,
         context: jax.Array,
         active: jax.Array,
-        ids: jax.Array,
-        logits: jax.Array,
+        ids: jax.Array | None = None,
+        logits: jax.Array | None = None,
         pairs: jax.Array | None = None,
         draws: jax.Array | None = None,
     ) -> jax.Array:
@@ -71,60 +66,32 @@ class HostBuffer:
         Args:
           context: int32 [B, 4].
           active: bool [B].
-          ids: int32 [B, d, k].
+          ids: int32 [B, d, k]; like all that follows, if the buffer has these columns.
           logits: float32 [B, d, k].
-          pairs: float32 [B, d - 1, k, k], if the buffer has these columns.
-          draws: int32 [B, 4], if the buffer has these columns.
+          pairs: float32 [B, d - 1, k, k].
+          draws: int32 [B, 4].
 
         Returns:
           int32 [B, width].
         """
-        b = context.shape[0]
-        root = jnp.where(active, context[:, -1], -1)
-
-        def bits(x: jax.Array) -> jax.Array:
-            return jax.lax.bitcast_convert_type(x, jnp.int32).reshape(b, -1)
-
+        root = jnp.where(active, context[:, -1], -1)[:, None]
         parts = [
-            context[:, :-1],
-            root[:, None],
-            ids.reshape(b, -1),
-            bits(logits),
+            x.view(jnp.int32).reshape(len(context), -1)
+            for x in (ids, logits, pairs, draws)
+            if x is not None
         ]
-        if self.pairs:
-            assert pairs is not None
-            parts.append(bits(pairs))
-        if self.draws:
-            assert draws is not None
-            parts.append(draws)
-        return jnp.concatenate(parts, axis=1)
+        return jnp.concatenate([context[:, :-1], root, *parts], axis=1)
 
-    def candidates_of(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Views of the context int32 [B, 4], ids int32 [B, d, k] and logits float32 [B, d, k]."""
+    def unpack(self, packed: Array) -> tuple[Array, Array, Array, Array]:
+        """The context int32 [B, 4], ids int32 [B, d, k], logits float32 [B, d, k], and pair scores
+        float32 [B, d - 1, k, k], or [B, 0, k, k] without any. Of numpy's array, views."""
+        size = self.positions * self.candidates
         shape = (len(packed), self.positions, self.candidates)
-        first, middle, end, _ = self._bounds
-        ids = packed[:, first:middle].reshape(shape)
-        logits = packed[:, middle:end].view(np.float32).reshape(shape)
-        return packed[:, :CONTEXT], ids, logits
-
-    def pairs_of(self, packed: np.ndarray) -> np.ndarray:
-        """A view of the pair scores, float32 [B, d - 1, k, k]; [B, 0, k, k] without any."""
-        shape = self.pairs_shape
-        *_, start, end = self._bounds
-        return packed[:, start:end].view(np.float32).reshape(len(packed), *shape)
-
-    def unpack(self, packed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-        """On the device: the context int32 [B, 4], ids int32 [B, d, k], logits float32 [B, d, k],
-        and pair scores float32 [B, d - 1, k, k], None without these columns."""
-        batch, shape = packed.shape[0], (self.positions, self.candidates)
-        ids, logits, pairs = (packed[:, a:b] for a, b in itertools.pairwise(self._bounds))
-
-        def floats(bits: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-            return jax.lax.bitcast_convert_type(bits, jnp.float32).reshape(batch, *shape)
-
+        columns = itertools.accumulate([CONTEXT, size, size, math.prod(self.pairs_shape)])
+        ids, logits, pairs = (packed[:, a:b] for a, b in itertools.pairwise(columns))
         return (
             packed[:, :CONTEXT],
-            ids.reshape(batch, *shape),
-            floats(logits, shape),
-            floats(pairs, self.pairs_shape) if self.pairs else None,
+            ids.reshape(shape),
+            logits.view(np.float32).reshape(shape),
+            pairs.view(np.float32).reshape(len(packed), *self.pairs_shape),
         )

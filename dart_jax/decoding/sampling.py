@@ -106,11 +106,6 @@ def per_row(value: jax.Array, dims: int) -> jax.Array:
     return value.reshape(value.shape + (1,) * (dims - value.ndim))
 
 
-def greedy(sampling: SamplingValues) -> SamplingValues:
-    """The same without temperature and filters."""
-    return SamplingValues(repetition_penalty=sampling.repetition_penalty)
-
-
 class Noise(NamedTuple):
     """The noise of draws at consecutive positions, one a level.
 
@@ -170,19 +165,13 @@ def draw(
     logits = _scale(sampling, logits, vocabulary)
     rows = jnp.take_along_axis(table, levels[:, :, None], axis=1)
     noisy = logits + jnp.where(is_greedy(sampling, 3), 0, rows)
-    if not filters(sampling):
-        return vocabulary.argmax(noisy)
-    if sampling.top_k is not None:
-        kept = _top_k_mask(logits, sampling.top_k, vocabulary)
-        logits, noisy = (jnp.where(kept, x, -jnp.inf) for x in (logits, noisy))
-    probability = vocabulary.softmax(logits)
-    if sampling.min_p is not None:
-        # What top-p leaves has the same ratios.
-        kept = ~(probability < _least(probability, sampling.min_p, vocabulary))  # keeps NaN
-        noisy = jnp.where(kept, noisy, -jnp.inf)
+    logits = filter_logits(SamplingValues(top_k=sampling.top_k), logits, vocabulary)
+    # Min-p before top-p: what this leaves has the same ratios.
+    kept = filter_logits(SamplingValues(min_p=sampling.min_p), logits, vocabulary)
+    noisy = jnp.where(kept == -jnp.inf, kept, noisy)
     if sampling.top_p is None:
         return vocabulary.argmax(noisy)
-    return _draw_from_nucleus(probability, noisy, sampling.top_p, vocabulary)
+    return _draw_from_nucleus(vocabulary.softmax(logits), noisy, sampling.top_p, vocabulary)
 
 
 def scale_and_filter(
@@ -206,14 +195,9 @@ def filter_logits(
         logits = jnp.where(probability < threshold, -jnp.inf, logits)  # keeps NaN
     if sampling.min_p is not None:
         probability = vocabulary.softmax(logits)
-        least = _least(probability, sampling.min_p, vocabulary)
+        least = per_row(sampling.min_p, probability.ndim) * vocabulary.largest(probability)
         logits = jnp.where(probability < least, -jnp.inf, logits)
     return logits
-
-
-def _least(probability: jax.Array, min_p: jax.Array, vocabulary: Vocabulary = WHOLE) -> jax.Array:
-    """The least probability that min-p keeps, [..., 1]."""
-    return per_row(min_p, probability.ndim) * vocabulary.largest(probability)
 
 
 def is_greedy(sampling: SamplingValues, dims: int) -> jax.Array:
@@ -347,11 +331,6 @@ def _nucleus_threshold(
 
     low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
     return jax.lax.bitcast_convert_type(low, jnp.float32)
-
-
-def filters(sampling: SamplingValues) -> bool:
-    """True if top-k, top-p or min-p leave tokens out."""
-    return any(x is not None for x in (sampling.top_k, sampling.top_p, sampling.min_p))
 
 
 def most_noisy(

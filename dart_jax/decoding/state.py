@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 
 from dart_jax.decoding.drafting import AnyDrafter, DraftingMethod, drafting_method
-from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
+from dart_jax.decoding.drafting.eagle3 import Eagle3Tree
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import Noise, SamplingValues
@@ -129,29 +128,7 @@ class DecodeConfig:
         return -(-(max_length + self.max_depth + 1) // 64) * 64
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "target_cache",
-        "draft_state",
-        "length",
-        "context",
-        "remaining",
-        "stop",
-        "keys",
-        "sampling",
-        "seen",
-        "counts",
-        "bias",
-        "tokens",
-        "scores",
-        "trees",
-        "confidence",
-        "noise",
-        "masks",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
     """Everything that changes from step to step, and the options of a call.

@@ -49,9 +49,7 @@ from dart_jax.models.sharding.collectives import joined
 
 
 class Acceptance(NamedTuple):
-    """The longest path that agrees with the target, as indices into the tree.
-
-    `step.AcceptedPath` holds the rows at these indices.
+    """The longest path that agrees with the target; an `AcceptedPath` has its rows.
 
     Attributes:
       path: int32 [B, P], node indices from the root down; entries past the path's end are 0.
@@ -163,14 +161,8 @@ class Step(NamedTuple):
 def decode_step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Step:
-    """Verifies one tree per row, then drafts.
-
-    Args:
-      config: static.
-      params: see `DecodeParams`.
-      state: before the step.
-      trees: packed, int32 [B, 4, N + 1]; None for plain decoding.
-    """
+    """Verifies one packed tree per row, int32 [B, 4, N + 1], None for plain decoding; then
+    drafts."""
     verified = verify(config, params, state, trees)
     state, path = accept_and_compact(config, state, trees, verified)
     state, candidates = draft(config, state, draft_input(config, params, state, path))
@@ -247,11 +239,7 @@ def accept_and_compact(
 
 def as_needed(config: DecodeConfig, logits: jax.Array) -> tuple[Vocabulary, jax.Array]:
     """Joins the target's logits [B, T, ...], of which devices may each have a part, if the whole
-    vocabulary is needed, as by processors. Drawing does not need it.
-
-    Returns:
-      The vocabulary as it is divided now, and the logits.
-    """
+    vocabulary is needed, as by processors; returns how it is divided, and the logits."""
     shards = config.execution.devices.shards
     if shards > 1 and config.logits.whole:
         return WHOLE, joined(logits)
@@ -291,12 +279,13 @@ def _noise_after(config: DecodeConfig, state: DecodeState) -> Noise | None:
         return noise_at(state.sampling, state.keys, state.length + 1, levels, vocab, core)
 
 
-def pack(buffer: HostBuffer, state: DecodeState, candidates: Candidates) -> jax.Array:
+def pack(buffer: HostBuffer, state: DecodeState, candidates: Candidates | None) -> jax.Array:
     """Packs the host buffer, int32 [B, width]."""
-    return buffer.pack(state.context, state.active, *candidates, draws_of(state))
+    draws = _draws_of(state) if buffer.draws else None
+    return buffer.pack(state.context, state.active, *(candidates or ()), draws=draws)
 
 
-def draws_of(state: DecodeState) -> jax.Array:
+def _draws_of(state: DecodeState) -> jax.Array:
     """Parameters of the target's draws after the root, int32 [B, 4]; see `HostBuffer`."""
     temperature = state.sampling.temperature
     scale = jnp.float32(0)
@@ -342,8 +331,7 @@ def emit(
       at: int32 [B], position of the first one.
 
     Returns:
-      The state with new `context`, `seen`, `counts`, `tokens` and `remaining`, and the number of
-      tokens that each row emits.
+      The new state, and the number of tokens that each row emits.
     """
     count = jnp.minimum(count, state.remaining)
     place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
@@ -372,37 +360,24 @@ def emit(
 
 def draft(
     config: DecodeConfig, state: DecodeState, inputs: DraftInput
-) -> tuple[DecodeState, Candidates]:
-    """Drafts after the newest rows.
-
-    Returns:
-      The state with the new `draft_state`, and `trees` if they are built on the device; and the
-      candidates for the search.
-    """
-    candidates = no_candidates(config, inputs.last.shape[0])
-    if config.drafting is not None:
-        with jax.named_scope("draft"):
-            draft_state, proposal = config.drafting(state.draft_state, inputs)
-        trees, noise = proposal.trees, inputs.noise
-        if trees is not None and trees.shape[1] < TREE_ROWS:
-            trees = with_scores(trees, jnp.zeros_like(trees[:, 0], jnp.float32))
-        state = dataclasses.replace(
-            state,
-            draft_state=draft_state,
-            trees=trees,
-            confidence=proposal.confidence,
-            noise=noise,
-        )
-        candidates = proposal.candidates or candidates
-    return state, candidates
-
-
-def no_candidates(config: DecodeConfig, batch: int) -> Candidates:
-    """Zeros, where nothing was drafted for the search."""
-    buffer = config.host_buffer
-    shape = (batch, buffer.positions, buffer.candidates)
-    pairs = jnp.zeros((batch, *buffer.pairs_shape), jnp.float32) if buffer.pairs else None
-    return Candidates(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), pairs)
+) -> tuple[DecodeState, Candidates | None]:
+    """Drafts after the newest rows: the state with the new `draft_state`, and `trees` if they are
+    built on the device; and the candidates for a search."""
+    if config.drafting is None:
+        return state, None
+    with jax.named_scope("draft"):
+        draft_state, proposal = config.drafting(state.draft_state, inputs)
+    trees = proposal.trees
+    if trees is not None and trees.shape[1] < TREE_ROWS:
+        trees = with_scores(trees, jnp.zeros_like(trees[:, 0], jnp.float32))
+    state = dataclasses.replace(
+        state,
+        draft_state=draft_state,
+        trees=trees,
+        confidence=proposal.confidence,
+        noise=inputs.noise,
+    )
+    return state, proposal.candidates
 
 
 def penalize_at_nodes(

@@ -67,7 +67,7 @@ class Fitter:
             host_buffer, packed = candidates
             if search := self._proposals(host_buffer, nodes):
                 packed = packed.copy()
-                _, ids, logits = host_buffer.candidates_of(packed)
+                _, ids, logits, _ = host_buffer.unpack(packed)
                 if ids.size:
                     allowed = matcher.allows(ids[0, 0])
                     logits[0, 0, ~allowed] = np.finfo(np.float32).min / 2

@@ -395,7 +395,7 @@ class ModelRunner:
             if trees is None or not trees[i, 2].any():
                 continue
             packed = last.packed[sequence.draft_row : sequence.draft_row + 1]
-            parts = *last.host_buffer.candidates_of(packed), last.host_buffer.pairs_of(packed)
+            parts = last.host_buffer.unpack(packed)
             drafts[i] = Draft(
                 trees[i, :3, : nodes[i] + 1].copy(), *(part[0].copy() for part in parts)
             )

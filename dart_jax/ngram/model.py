@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self, TypedDict, cast
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,26 +15,6 @@ from dart_jax import _core
 from dart_jax.errors import UserError
 from dart_jax.ngram.builder import NgramBuilder, check_lossy, writing
 from dart_jax.ngram.windows import WindowLayout
-
-
-class Header(TypedDict):
-    """Facts about a file (see docs/ngram-format.md); lists are by the length of n-grams.
-
-    `precision` is the number of significant bits of a count, 0 for exact ones; `dropped` is the
-    number of n-grams that were counted less than `min_count`.
-    """
-
-    version: int
-    order: int
-    precision: int
-    vocab_size: int
-    tokens: int
-    ngrams: list[int]
-    dropped: list[int]
-    min_count: list[int]
-    fingerprint: bytes
-    list_bytes: int
-    unigram_bytes: int
 
 
 class Level(NamedTuple):
@@ -63,6 +43,8 @@ class NgramModel:
 
     Attributes:
       core: the C++ model, for the tree search.
+      header: facts about the file, by the names of docs/ngram-format.md; lists are by the length of
+        n-grams.
       file: uint8 [n], the bytes of the file, usually memory-mapped and so shared with all other
         processes that read it.
     """
@@ -75,7 +57,7 @@ class NgramModel:
         """
         self.file = file
         self.core = _core.NgramModel(file, checksums=checksums)
-        self.header = cast(Header, self.core.header())
+        self.header = self.core.header()
 
     @classmethod
     def count(
@@ -106,13 +88,8 @@ class NgramModel:
         if tokens.min(initial=0) < 0:
             raise ValueError("tokens must not be negative")
         layout = WindowLayout(order, vocab_size or int(tokens.max(initial=0)) + 1)
-        windows = layout.windows(tokens, offsets)
-        windows = windows[np.lexsort(windows.T[::-1])]
-        first = np.ones(len(windows), bool)
-        first[1:] = (windows[1:] != windows[:-1]).any(axis=1)
-        begin = np.flatnonzero(first)
         builder = NgramBuilder(layout)
-        builder.add(windows[begin], np.diff(np.append(begin, len(windows))))
+        builder.add(*layout.distinct(layout.windows(tokens, offsets)))
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "ngram"
             builder.write(path, fingerprint=fingerprint)
@@ -182,14 +159,14 @@ class NgramModel:
         return tuple(Level(*level) for level in self.core.levels())
 
     def check(self) -> None:
-        """Reads every list, to detect invalid files whose checksums match.
+        """Reads every list, as `levels` does, to detect invalid files whose checksums match.
 
         Searching such a file is safe, but the results are meaningless.
 
         Raises:
           ValueError: the file is inconsistent.
         """
-        self.core.check()
+        self.core.levels()
 
     def probabilities(self, context: ArrayLike, candidates: ArrayLike) -> NDArray[np.float32]:
         """Returns each candidate's count after the context, divided by the context's own count.
@@ -235,14 +212,7 @@ class NgramModel:
                 "the n-gram model has lost counts already; make the smaller one from the exact one"
             )
         with writing(path) as part:
-            _core.write_levels(
-                self.levels,
-                str(part),
-                vocab_size=self.vocab_size,
-                fingerprint=self.fingerprint,
-                min_counts=list(min_counts),
-                precision=precision or 0,
-            )
+            self.core.write(str(part), min_counts=list(min_counts), precision=precision or 0)
 
 
 def is_ngram_file(path: Path) -> bool:

@@ -58,14 +58,9 @@ class WindowLayout:
         """Encodes windows int [n, order], -1 after the end of a window, as uint64 [n, W]."""
         words = np.zeros((len(windows), self.words), np.uint64)
         for i in range(self.order):
-            words[:, i // self.per_word] |= _code(windows[:, i]) << self._shift(i)
+            code = (windows[:, i].astype(np.int64) + 1).astype(np.uint64)
+            words[:, i // self.per_word] |= code << self._shift(i)
         return words
-
-    def unpack(self, words: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """The inverse of `pack`."""
-        mask = np.uint64((1 << self.token_bits) - 1)
-        codes = [(words[:, i // self.per_word] >> self._shift(i)) & mask for i in range(self.order)]
-        return np.stack(codes, axis=1).astype(np.int32) - 1
 
     def windows(
         self, tokens: NDArray[np.integer], offsets: NDArray[np.integer]
@@ -99,6 +94,16 @@ class WindowLayout:
                 words[short, word] &= mask
         return words
 
+    @staticmethod
+    def distinct(words: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Returns each of the windows uint64 [n, W] once, ascending, and how often it is there."""
+        single = words.shape[1] == 1  # is sorted much faster
+        words = np.sort(words, axis=0) if single else words[np.lexsort(words.T[::-1])]
+        new = np.ones(len(words), bool)
+        new[1:] = (words[1:] != words[:-1]).any(axis=1)
+        begin = np.flatnonzero(new)
+        return words[begin], np.diff(begin, append=len(words))
+
     def _first(self, n: int) -> list[np.uint64]:
         """Returns masks, one per word, of a window's first n tokens."""
         ones = (1 << self.token_bits) - 1
@@ -110,7 +115,3 @@ class WindowLayout:
     def _shift(self, i: int) -> np.uint64:
         """The bit position of token i in its word."""
         return np.uint64((self.per_word - 1 - i % self.per_word) * self.token_bits)
-
-
-def _code(tokens: NDArray[np.integer]) -> NDArray[np.uint64]:
-    return (tokens.astype(np.int64) + 1).astype(np.uint64)

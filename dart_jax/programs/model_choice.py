@@ -56,8 +56,7 @@ class ModelChoice:
     """Search of draft trees: host, C++ on the host; or device, JAX, with the n-gram model in the
     device's memory and a DART drafter. auto is the platform's best."""
     ngram_device_memory: str = "2GB"
-    """Memory that the n-gram model may take on the device, such as 500MB; if it takes more,
-    --search device leaves out the least frequent n-grams."""
+    """Memory that the n-gram model may take on the device, such as 500MB, for --search device."""
     mesh: str | None = None
     """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share
     the target's weights (model), each with some of a batch's rows (data). By default one device."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafting_method
-from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
+from dart_jax.decoding.drafting.eagle3 import Eagle3Tree
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.shapes import default_search, default_tree, tree_sizes

@@ -1,4 +1,4 @@
-// The best N of the nodes that a search scores, kept in a heap of integer keys.
+// The best N of the nodes that a search scores, as integer keys.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +26,13 @@ inline Key make_key(float score, std::uint32_t creation) {
   return Key{cost(score)} << 32 | creation;
 }
 
-// The best N keys offered so far.
+// The best N keys offered so far, in a heap.
 class BestKeys {
  public:
-  explicit BestKeys(std::size_t size) : size_(size) { heap_.reserve(size); }
+  explicit BestKeys(std::size_t size) : size_(size) { keys_.reserve(size); }
 
   void clear() {
-    heap_.clear();
+    keys_.clear();
     limit_ = size_ == 0 ? 0 : kWorst;
   }
 
@@ -41,29 +41,20 @@ class BestKeys {
 
   // Precondition: key <= limit().
   void offer(Key key) {
-    if (heap_.size() < size_) {
-      heap_.push_back(key);
-      if (heap_.size() == size_) {
-        std::make_heap(heap_.begin(), heap_.end());
-        limit_ = heap_.front();
-      }
-      return;
+    if (keys_.size() < size_) {
+      keys_.push_back(key);
+    } else {
+      std::pop_heap(keys_.begin(), keys_.end());
+      keys_.back() = key;
     }
-    // Replace the worst key and sift the new one down.
-    std::size_t hole = 0;
-    for (std::size_t child; (child = 2 * hole + 1) < size_; hole = child) {
-      if (child + 1 < size_ && heap_[child + 1] > heap_[child]) ++child;
-      if (heap_[child] <= key) break;
-      heap_[hole] = heap_[child];
-    }
-    heap_[hole] = key;
-    limit_ = heap_.front();
+    std::push_heap(keys_.begin(), keys_.end());
+    if (keys_.size() == size_) limit_ = keys_.front();
   }
 
  private:
   std::size_t size_;
   Key limit_ = kWorst;
-  std::vector<Key> heap_;
+  std::vector<Key> keys_;
 };
 
 }  // namespace dart

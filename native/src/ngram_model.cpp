@@ -136,17 +136,18 @@ std::vector<Continuations> NgramModel::continuations(const NgramState& state) co
 std::vector<bool> NgramModel::unigrams_present() const {
   std::vector<bool> present(header_.vocab_size);
   std::uint64_t found = 0;
+  std::uint64_t end = 0;  // of the previous token's list
   for (std::uint64_t token = 0; token < header_.vocab_size; ++token) {
     const NgramContext context = unigram(static_cast<std::int32_t>(token));
+    require(context.begin == end && context.end >= end, "its lists are not in order");
+    end = context.end;
     present[token] = context.code != 0 || (order() > 1 && context.has_list());
     found += present[token];
   }
+  require(end == header_.list_bits, "bits follow after its last list");
   if (found == header_.ngrams[0]) return present;
-  std::uint64_t end = 0;  // end of the previous list
   for (std::uint64_t token = 0; token < header_.vocab_size; ++token) {
     const NgramContext context = unigram(static_cast<std::int32_t>(token));
-    require(context.begin >= end || !context.has_list(), "lists overlap");
-    end = std::max(context.end, end);
     const NgramList list(lists_, context, header_.vocab_size, order() > 2);
     list.for_each([&](std::uint64_t position, const NgramList::Entry&) {
       if (position < header_.vocab_size) present[position] = true;
@@ -177,9 +178,9 @@ std::vector<OwnedLevel> NgramModel::levels() const {
     const bool inner = n < order();
     std::vector<NgramContext> next_contexts;
     std::vector<std::int64_t> next_suffixes;
-    std::uint64_t end = 0;  // end of the previous list; so the output is bounded by the file size
     for (std::size_t parent = 0; parent < contexts.size(); ++parent) {
       parents.child_begin.push_back(static_cast<std::int64_t>(level.token.size()));
+      const NgramContext& context = contexts[parent];
       std::uint64_t first = 0;  // first index of the universe in the parents' level
       std::uint64_t universe = header_.vocab_size;
       if (n > 2) {
@@ -187,18 +188,19 @@ std::vector<OwnedLevel> NgramModel::levels() const {
         first = static_cast<std::uint64_t>(bound[suffixes[parent]]);
         universe = static_cast<std::uint64_t>(bound[suffixes[parent] + 1]) - first;
       }
-      const NgramList list(lists_, contexts[parent], universe, inner);
-      require(list.size() > 0 || !contexts[parent].has_list(), "a list is damaged");
-      if (contexts[parent].has_list()) {
-        require(contexts[parent].begin >= end, "lists overlap");
-        end = contexts[parent].end;
-      }
+      const NgramList list(lists_, context, universe, inner);
+      // Lists do not overlap, so the output is bounded by the file size.
+      require(!context.has_list() || (list.size() > 0 && list.fills_region()),
+              "a list is damaged");
       require(list.size() <= header_.ngrams[n - 1] - level.token.size(),
               "there are more n-grams than its header says");
       std::uint64_t next = 0;  // the smallest valid next position
+      std::uint64_t left = context.code;
       const bool whole = list.for_each([&](std::uint64_t position, const NgramList::Entry& entry) {
         require(position >= next && position < universe, "a list is out of order");
         next = position + 1;
+        require(entry.code <= left, "an n-gram is counted more often than the one it extends");
+        if (header_.precision == format::kExact) left -= entry.code;
         const std::int64_t suffix =
             n == 2 ? unigram_of[position] : static_cast<std::int64_t>(first + position);
         require(suffix >= 0, "the suffix of an n-gram is missing");
@@ -215,9 +217,9 @@ std::vector<OwnedLevel> NgramModel::levels() const {
     contexts.swap(next_contexts);
     suffixes.swap(next_suffixes);
   }
-  for (int n = 1; n <= order(); ++n) {
-    require(levels[n - 1].token.size() == header_.ngrams[n - 1],
-            "its number of n-grams differs from its header");
+  for (int n = 1; n <= kMaxOrder; ++n) {
+    const std::size_t found = n <= order() ? levels[n - 1].token.size() : 0;
+    require(found == header_.ngrams[n - 1], "its number of n-grams differs from its header");
   }
   return levels;
 }

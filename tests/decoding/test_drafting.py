@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import SEED
 from decoding import Options, generate
+from literal_search import paths
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
 from dart_jax.decoding.drafting.prompt_lookup import PromptLookup
@@ -52,36 +53,18 @@ def test_prompt_lookup_is_the_literal_one(longest, shortest):
     assert 100 < repeats < 300
 
 
-@pytest.mark.parametrize("values", [(0, 0), (2, 3), (1, -1)])
-def test_invalid_lookup_lengths(values):
-    with pytest.raises(UserError, match="1 <= shortest <= longest"):
-        PromptLookupConfig(*values)
-
-
-Path = tuple[int, ...]
-
-
-def shares(ngram: NgramModel, context: list[int], path: Path) -> dict[int, float]:
-    """The continuations of the longest context that has any, with their shares."""
-    tokens_before = np.array([*context, *path][-CONTEXT:], np.int32)
-    lists = [one for one in ngram.core.continuations(tokens_before) if len(one[1])]
-    if not lists:
-        return {}
-    total, tokens, counts = lists[-1]
-    return dict(zip(tokens.tolist(), (counts / total).tolist(), strict=True))
-
-
-def literal_tree(
-    ngram: NgramModel, context: list[int], nodes: int, levels: int, eos: tuple[int, ...]
-) -> list[float]:
-    """The probabilities of the most likely paths, the largest first."""
-    paths: dict[Path, float] = {(): 1.0}
-    for level in range(levels):
-        for path in [path for path in paths if len(path) == level]:
-            if not path or path[-1] not in eos:
-                for token, share in shares(ngram, context, path).items():
-                    paths[*path, token] = paths[path] * share
-    return sorted((p for path, p in paths.items() if path), reverse=True)[:nodes]
+def literal_paths(ngram, context, levels, eos):
+    """Every path of tokens, with the product of their shares among what followed the longest
+    context that anything followed."""
+    likely = {(): 1.0}
+    for path in (open_paths := [()]):
+        if len(path) < levels and not (path and path[-1] in eos):
+            seen = [x for x in ngram.continuations([*context, *path][-CONTEXT:]) if len(x.token)]
+            for one in seen[-1:]:
+                for token, count in zip(one.token.tolist(), one.counts.tolist(), strict=True):
+                    open_paths.append((*path, token))
+                    likely[open_paths[-1]] = likely[path] * count / one.count
+    return likely
 
 
 def test_ngram_trees_are_the_most_likely_paths():
@@ -90,27 +73,19 @@ def test_ngram_trees_are_the_most_likely_paths():
     corpus = [np.minimum(rng.zipf(1.3, 60), 40) for _ in range(40)]
     ngram = NgramModel.count(corpus, order=3, vocab_size=50)
     for nodes, levels, eos in ((5, 3, ()), (12, 2, (2,)), (30, 1, ())):
-        pruner = HostSearch(HostBuffer(levels, 0), nodes, ngram=ngram, eos=eos)
+        search = HostSearch(HostBuffer(levels, 0), nodes, ngram=ngram, eos=eos)
         for _ in range(10):
             document = corpus[rng.integers(len(corpus))]
             at = rng.integers(CONTEXT, len(document))
             context = document[at - CONTEXT : at].astype(np.int32)
-            tokens, parents, depth, scores = pruner(context[None])[0]
-            paths: list[Path] = [()]
-            likely = [1.0]
-            for token, parent, level in zip(tokens[1:], parents[1:], depth[1:], strict=True):
-                if level:
-                    share = shares(ngram, context.tolist(), paths[parent])[int(token)]
-                    likely.append(likely[parent] * share)
-                    paths.append((*paths[parent], int(token)))
-                    assert len(paths[-1]) == level
-            assert len(set(paths)) == len(paths)
-            assert not any(token in eos for path in paths for token in path[:-1])
-            np.testing.assert_allclose(
-                np.exp(scores.view(np.float32))[: len(likely)], likely, rtol=1e-5
-            )
-            expected = literal_tree(ngram, context.tolist(), nodes, levels, eos)
-            np.testing.assert_allclose(sorted(likely[1:], reverse=True), expected, rtol=1e-6)
+            [tree] = search(context[None])
+            found = [path[1:] for path in paths(tree)]
+            likely = literal_paths(ngram, context.tolist(), levels, eos)
+            assert len(set(found)) == len(found)
+            ours = np.exp(tree[3, : len(found)].view(np.float32))
+            np.testing.assert_allclose(ours, [likely[path] for path in found], rtol=1e-5)
+            best = sorted(likely.values(), reverse=True)[: nodes + 1]
+            np.testing.assert_allclose(ours, best, rtol=1e-5)
 
 
 def test_one_target_and_many_drafting_methods(tiny):
@@ -137,21 +112,20 @@ def test_an_ngram_model_without_drafter_drafts(tiny):
     assert (search(packed)[0, 2] > 0).any()
 
 
-@pytest.mark.parametrize(("drafter", "nodes"), [(None, 8), (PromptLookupConfig(), 8)])
-def test_default_trees(models, drafter, nodes):
-    if jax.default_backend() == "cpu":
-        sizes = [default_tree(drafter, batch)[0] for batch in (1, 4, 64)]
-        assert sizes == [nodes, nodes // 4, 1]
-    assert default_tree(models.target)[0] == 4
+def test_default_trees(models, monkeypatch):
+    """On an accelerator those of the paper for one sequence, and smaller ones in batches."""
 
+    def sizes(drafter, *batches):
+        return [default_tree(drafter, batch)[0] for batch in batches]
 
-def test_defaults_of_an_accelerator(models, monkeypatch):
-    """The trees of the paper for one sequence, smaller ones in batches."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    for drafter in (None, PromptLookupConfig()):
+        assert sizes(drafter, 1, 4, 64) == [8, 2, 1]
+    assert sizes(models.target, 1) == [4]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    sizes = [default_tree(models.drafter, batch)[0] for batch in (1, 3, 4, 32, 500)]
-    assert sizes == [60, 60, 60, 11, 1]
-    assert default_tree(models.eagle)[0] == 59
-    assert default_tree(PromptLookupConfig(), 32)[0] == 8
+    assert sizes(models.drafter, 1, 3, 4, 32, 500) == [60, 60, 60, 11, 1]
+    assert sizes(models.eagle, 1) == [59]
+    assert sizes(PromptLookupConfig(), 32) == [8]
 
 
 @pytest.mark.long(keep=1)
@@ -188,6 +162,9 @@ def test_a_draft_model_with_another_tokenizer(tiny, tmp_path):
 
 def test_invalid_drafters(models, tiny):
     model = DartModel.from_pretrained(tiny.target)
+    for values in ((0, 0), (2, 3), (1, -1)):
+        with pytest.raises(UserError, match="1 <= shortest <= longest"):
+            PromptLookupConfig(*values)
     with pytest.raises(UserError, match="needs at least 1 level"):
         NgramConfig(0)
     with pytest.raises(UserError, match="no n-gram model was loaded"):

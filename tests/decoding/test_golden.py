@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import GOLDEN, NAMES, load_golden
 from decoding import Options, Prompts, generate, stream
 from literal_search import paths
 
@@ -17,6 +18,7 @@ from dart_jax.models.networks.pure import bind
 EOS = (511,)
 NODES = 59
 STEPS = 4
+TREE = ("draft_tokens", "tree_mask", "tree_position_ids")
 OPTIONS = Options(stop=EOS)
 
 
@@ -36,13 +38,17 @@ def prompts(golden):
 
 
 @pytest.fixture(scope="module")
-def steps(golden, config, pruner, prompts):
+def bursts(golden, config, pruner, prompts):
+    """What each step gives, by row."""
+    return [*stream(config, golden.params, pruner, prompts, OPTIONS, drafts=True)]
+
+
+@pytest.fixture(scope="module")
+def steps(bursts, prompts):
     """The tokens of the first steps, by row, and the drafts that the steps after them verified."""
-    bursts = stream(config, golden.params, pruner, prompts, OPTIONS, drafts=True)
-    bursts = [*itertools.islice(bursts, STEPS + 1)]
     return [
         [(now[row].tokens, after[row].draft) for row in range(len(prompts.length))]
-        for now, after in itertools.pairwise(bursts)
+        for now, after in itertools.pairwise(bursts[: STEPS + 1])
     ]
 
 
@@ -85,20 +91,34 @@ def paths_of(tokens, mask, depth):
 
 @pytest.mark.parametrize("j", range(STEPS))
 def test_trees_of_every_step(golden, steps, j):
-    names = ("draft_tokens", "tree_mask", "tree_position_ids")
-    reference = zip(*(golden.of_prompts(name, j) for name in names), strict=True)
+    reference = zip(*(golden.of_prompts(name, j) for name in TREE), strict=True)
     for (_, draft), expected in zip(steps[j], reference, strict=True):
         assert len(paths_of(*expected)) == NODES + 1
         assert {*paths(draft.tree)} == paths_of(*expected)
 
 
-@pytest.mark.parametrize("name", ["ar_out", "dart_out"])
-def test_generated_tokens(golden, config, pruner, prompts, name):
-    outputs = zip(golden.of_prompts(name), prompts.length, strict=True)
-    expected = [output[length:].tolist() for output, length in outputs]
-    budget = np.array([len(output) for output in expected], np.int32)
+@pytest.mark.parametrize("name", NAMES)
+def test_first_trees_of_eagle3(name):
+    golden = load_golden(name)
+    reference = np.load(GOLDEN / name / "eagle3" / "golden.npz")
+    config = DecodeConfig(golden.target, golden.eagle, nodes=59)
+    batch = Prompts.pad(golden.of_prompts("prompt"), 64, 128)
+    bursts = stream(config, golden.eagle_params, None, batch, OPTIONS, drafts=True)
+    _, second = itertools.islice(bursts, 2)
+    for i, output in second.items():
+        expected = paths_of(*(reference[f"{part}_{i}"] for part in TREE))
+        assert {*paths(output.draft.tree)} == expected
+
+
+def test_generated_tokens(golden, config, bursts, prompts):
+    outputs = [golden.of_prompts(name) for name in ("dart_out", "ar_out")]
+    drafted, plain = ([row[n:] for row, n in zip(x, prompts.length, strict=True)] for x in outputs)
+    for row, expected in enumerate(drafted):
+        tokens = np.concatenate([new[row].tokens for new in bursts if row in new])
+        np.testing.assert_array_equal(tokens[: len(expected)], expected)
+    budget = np.array([len(output) for output in plain], np.int32)
     prompts = dataclasses.replace(prompts, max_new_tokens=budget)
-    if name == "ar_out":
-        config, pruner = dataclasses.replace(config, drafter=None, nodes=0), None
-    generation = generate(config, golden.params, pruner, prompts, OPTIONS)
-    assert [tokens.tolist() for tokens in generation.tokens] == expected
+    config = dataclasses.replace(config, drafter=None, nodes=0)
+    generation = generate(config, golden.params, None, prompts, OPTIONS)
+    for tokens, expected in zip(generation.tokens, plain, strict=True):
+        np.testing.assert_array_equal(tokens, expected)

@@ -11,7 +11,6 @@ from dart_jax.decoding.paying import (
     first_nodes,
     nodes_that_pay,
     outcomes_of,
-    prior_rates,
     probabilities_of,
 )
 from dart_jax.decoding.tree import scores_of
@@ -40,7 +39,7 @@ def bin_of(tree, node):
 def test_nodes_that_pay_are_the_best_by_brute_force(convex):
     rng = np.random.default_rng(0)
     for _ in range(300):
-        nodes = rng.integers(1, 20)
+        nodes = rng.choice([1, 7, 19])
         probabilities = rng.random(nodes) ** rng.integers(1, 5)
         steps = rng.random(nodes) * 0.4
         costs = 1 + np.concatenate([[0], np.cumsum(np.sort(steps) if convex else steps)])
@@ -99,7 +98,3 @@ def test_the_first_nodes_are_a_tree():
     assert np.count_nonzero(left[0, 2]) == 0
     np.testing.assert_array_equal(left[1, :, :4], trees[1, :, :4])
     np.testing.assert_array_equal(left[2], trees[2])
-
-
-def test_less_is_expected_of_worse_nodes():
-    assert (np.diff(prior_rates().reshape(paying._LEVELS, -1)) < 0).all()

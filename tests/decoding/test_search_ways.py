@@ -1,5 +1,4 @@
-"""Every way of searching gives the same tokens, in the same steps; one on the device leaves nothing
-to the host."""
+"""Every way of searching gives the same tokens, in the same steps."""
 
 import logging
 import subprocess
@@ -24,7 +23,6 @@ from dart_jax.model import DartModel
 from dart_jax.ngram import NgramModel
 
 GREEDY, SAMPLED = Sampling(), Sampling(0.9, top_k=30)
-EOS = (511,)
 
 
 @pytest.fixture(scope="module")
@@ -34,45 +32,30 @@ def ngram(models, prompts, plain):
     return NgramModel.count(texts, order=4, vocab_size=models.target.vocab_size)
 
 
-@pytest.fixture(params=["DART", "DART with pair scores", "n-grams only"])
-def method(request, models, scored):
-    """A drafter and the parameters."""
-    if request.param == "n-grams only":
-        return NgramConfig(), {"target": models.params["target"]}
-    return scored if "pair" in request.param else (models.drafter, models.params)
-
-
-def searches(config, ngram):
-    """As XLA calls the host's, through Python, and on the device."""
-    options = {"ngram": ngram, "eos": EOS, "search": SearchConfig()}
-    for native in (None, False):
-        yield HostSearch(config.host_buffer, config.nodes, native=native, **options)
-    if config.host_buffer.candidates:
-        yield make_search(config.host_buffer, config.nodes, way="device", **options)
-
-
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("sampling", "nodes"), [(GREEDY, 12), (SAMPLED, 5)])
-def test_tokens_and_steps_are_the_same(models, prompts, plain, ngram, method, sampling, nodes):
-    drafter, params = method
+@pytest.mark.parametrize("method", ["DART", "DART with pair scores", "n-grams only"])
+def test_tokens_and_steps_are_the_same(
+    models, scored, prompts, plain, ngram, method, sampling, nodes
+):
+    """As XLA calls the host's, through Python, and on the device."""
+    drafter, params = scored if "pair" in method else (models.drafter, models.params)
+    if method == "n-grams only":
+        drafter, params = NgramConfig(), {"target": models.params["target"]}
     config = DecodeConfig(models.target, drafter, nodes)
-    options = Options(sampling, seed=SEED)
+    options = {"ngram": ngram, "eos": (511,), "search": SearchConfig()}
+    searches = [HostSearch(config.host_buffer, nodes, native=x, **options) for x in (None, False)]
+    if config.host_buffer.candidates:
+        searches.append(make_search(config.host_buffer, nodes, way="device", **options))
     steps = []
-    for search in searches(config, ngram):
-        generation = generate(config, params, search, prompts, options)
+    for search in searches:
+        generation = generate(config, params, search, prompts, Options(sampling, seed=SEED))
         for row, expected in zip(generation.tokens, plain(sampling).tokens, strict=True):
             np.testing.assert_array_equal(row, expected)
         steps.append(generation.steps)
     np.testing.assert_array_equal(steps, np.broadcast_to(steps[0], np.shape(steps)))
     share = 0.8 if drafter == NgramConfig() else 1  # the others' weights are random
     assert steps[0].sum() < share * plain(sampling).steps.sum()
-
-
-@pytest.mark.parametrize(("way", "kind"), [("host", HostSearch), ("device", DeviceSearch)])
-def test_a_model_searches_where_it_is_told(tiny, way, kind):
-    model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram, search=way)
-    engine = model.engine(EngineConfig(max_length=64, tree_nodes=6))
-    assert isinstance(engine.runner.search, kind)
 
 
 CACHED = """
@@ -105,8 +88,15 @@ def test_a_second_process_finds_the_program(tiny, tmp_path, monkeypatch, way):
     assert (hits > 3, misses) == (True, 0)
 
 
+@pytest.mark.parametrize(("way", "kind"), [("host", HostSearch), ("device", DeviceSearch)])
+def test_a_model_searches_where_it_is_told(tiny, way, kind):
+    model = DartModel.from_pretrained(tiny.target, tiny.drafter, tiny.ngram, search=way)
+    engine = model.engine(EngineConfig(max_length=64, tree_nodes=6))
+    assert isinstance(engine.runner.search, kind)
+
+
 def test_what_auto_chooses(ngram, monkeypatch, caplog):
-    """With one line where it falls back."""
+    """With one line, once, where it falls back."""
     caplog.set_level(logging.WARNING)
 
     def way(choice="auto", memory=10**9, alone=False):
@@ -115,19 +105,16 @@ def test_what_auto_chooses(ngram, monkeypatch, caplog):
     assert way() == "host"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     tell.cache_clear()
-    assert way() == "device"
-    assert way("host") == "host"
-    assert not caplog.records
-    assert (way(memory=1000), way(memory=1000)) == ("host", "host")
-    [record] = caplog.records  # told once
-    assert "more than the 0 MB of --ngram-device-memory" in record.getMessage()
-    assert "\n" not in record.getMessage()
-    caplog.clear()
-    assert way(alone=True) == "host"
-    [record] = caplog.records
-    assert "without a drafter is searched on the host" in record.getMessage()
-    with pytest.raises(UserError, match="--search device needs a drafter"):
-        way("device", alone=True)
+    assert (way(), way("host"), caplog.messages) == ("device", "host", [])
+    assert (way(memory=1000), way(memory=1000), way(alone=True)) == 3 * ("host",)
+    for message, reason in zip(
+        caplog.messages, ("more than the 0 MB of", "without a drafter"), strict=True
+    ):
+        assert reason in message
+        assert "\n" not in message
+    for options in ({"memory": 1000}, {"alone": True}):
+        with pytest.raises(UserError, match=r"--search device cannot be: .* n-gram model"):
+            way("device", **options)
 
 
 def test_bad_choices():

@@ -7,12 +7,13 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
+import sharded_decoding
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
+from sharded_decoding import Models
 from tiny_configs import BLOCK, DART, EAGLE3, TARGET
 
 from dart_jax.errors import UserError
@@ -22,7 +23,22 @@ from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.rules import check_divides, model_specs
 from dart_jax.programs.processes import free_address
 
-SUPPORT = Path(__file__).parents[1] / "support"
+PROGRAM = [sys.executable, sharded_decoding.__file__]
+
+
+def devices(count):
+    """The environment of a process with so many devices."""
+    flag = f"--xla_force_host_platform_device_count={count}"
+    return {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}"}
+
+
+def report_of_eight(directory, targets, cases):
+    command = [*PROGRAM, str(directory), *targets.split()]
+    subprocess.run(command, env=devices(8), check=True)
+    report = json.loads((directory / "report.json").read_text())
+    assert len(report["same"]) == cases
+    assert not [case for case, same in report["same"].items() if not same]
+    return report
 
 
 @pytest.mark.long
@@ -31,12 +47,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
     [("qwen3", 15), ("qwen3_moe llama int8", 6), ("qwen2_moe olmo2 gemma2", 6)],
 )
 def test_eight_devices_decode_as_one(tmp_path, targets, cases):
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    command = [sys.executable, str(SUPPORT / "sharded_decoding.py"), str(tmp_path)]
-    subprocess.run([*command, *targets.split()], env={**os.environ, "XLA_FLAGS": flags}, check=True)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert len(report["same"]) == cases
-    assert not [case for case, same in report["same"].items() if not same]
+    report = report_of_eight(tmp_path, targets, cases)
     assert max(report["logits"].values()) < 1e-4
     for name, exchanged in report["exchanged"].items():
         devices = int(name[-1])
@@ -62,12 +73,7 @@ def test_eight_devices_decode_as_one(tmp_path, targets, cases):
 def test_eight_devices_draft_blocks_as_one(tmp_path):
     """And exchange the sums of a drafter's parts, and each device's likeliest tokens, for each
     position if those of one depend on those before; and for a selector the likeliest of all."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    command = [sys.executable, str(SUPPORT / "sharded_decoding.py"), str(tmp_path), "blocks"]
-    subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert len(report["same"]) == 10
-    assert not [case for case, same in report["same"].items() if not same]
+    report = report_of_eight(tmp_path, "blocks", 10)
     gathers = {"dflash": 1, "whole dflash": 1, "jetspec": 1, "dspark": 5, "dflash2": 6}
     for name, exchanged in report["drafting"].items():
         method, _, mesh = name.partition(", ")
@@ -80,32 +86,24 @@ def test_eight_devices_draft_blocks_as_one(tmp_path):
         assert not exchanged
 
 
-PROGRAM = [sys.executable, str(SUPPORT / "several_processes.py")]
-EIGHT = ([0, 1, 2, 3], [4, 5, 6, 7])
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Models, and what one device decodes with them."""
     directory = tmp_path_factory.mktemp("models")
-    subprocess.run([*PROGRAM, str(directory)], check=True)
+    Models(directory, "qwen3").write()
     return directory
 
 
 @pytest.mark.long
 def test_two_processes_decode_as_one_device(models):
     """They are connected by loopback; each has four devices, and reads the weights of these."""
-    program = [*PROGRAM, str(models), free_address()]
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags}
-    both = [subprocess.Popen([*program, number], env=environment) for number in "01"]
+    command = [*PROGRAM, str(models), free_address()]
+    both = [subprocess.Popen([*command, number], env=devices(4)) for number in "01"]
     assert [process.wait(timeout=500) for process in both] == [0, 0]
-    for number in range(2):
+    for number, own in enumerate(([0, 1, 2, 3], [4, 5, 6, 7])):
         report = json.loads((models / f"report{number}.json").read_text())
-        assert len(report["same"]) == 9
-        assert not [case for case, same in report["same"].items() if not same]
+        assert all(report["same"].values()), report["same"]
         # A group of four devices is one process; of eight, both.
-        assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": EIGHT[number]}
+        assert report["parts"] == {"data=2,model=4": [0, 1, 2, 3], "model=8": own}
 
 
 def generate(models, *words) -> subprocess.Popen:
@@ -136,13 +134,10 @@ def test_two_processes_generate_and_the_first_prints(models, mesh):
         assert all(err.startswith("error: ") and why in err for _, err in output)
 
 
-@pytest.mark.parametrize("text", ["model", "model=0", "rows=2", "model=2,model=2", ""])
-def test_a_mesh_that_is_not_one(text):
-    with pytest.raises(UserError, match=r"^a mesh is written like data=1,model=4, not "):
-        MeshShape.parse(text)
-
-
-def test_a_mesh_larger_than_the_devices():
+def test_a_mesh_that_is_not_one():
+    for text in ("model", "model=0", "rows=2", "model=2,model=2", ""):
+        with pytest.raises(UserError, match=r"^a mesh is written like data=1,model=4, not "):
+            MeshShape.parse(text)
     with pytest.raises(UserError, match=r"needs 4096 devices; there are \d+$"):
         MeshShape.parse("model=4096").make()
 

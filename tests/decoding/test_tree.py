@@ -1,4 +1,4 @@
-"""Draft trees: ancestor masks and acceptance against literal walks along their edges."""
+"""Draft trees: acceptance, by their ancestor masks, against literal walks along their edges."""
 
 import functools
 
@@ -11,27 +11,6 @@ from hypothesis import strategies as st
 
 from dart_jax.decoding.step import accept
 from dart_jax.decoding.tree import ancestor_mask, unpack, unused_as_root, with_unused
-
-
-def literal_mask(parents):
-    mask = np.zeros((len(parents), len(parents)), bool)
-    for node in range(len(parents)):
-        mask[node, node] = True
-        ancestor = node
-        while ancestor:
-            ancestor = parents[ancestor]
-            mask[node, ancestor] = True
-    return mask
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 8]))
-def test_mask_is_the_literal_one(seed, max_depth):
-    rng = np.random.default_rng(seed)
-    rows = [grow_tree(rng, 20, max_depth, 3, truth) for truth in ([], [0] * max_depth)]
-    tree = unpack(jnp.asarray(np.stack(rows)))
-    mask = np.asarray(ancestor_mask(tree, max_depth))
-    assert mask.dtype == bool
-    np.testing.assert_array_equal(mask, [literal_mask(parents) for _, parents, *_ in rows])
 
 
 def test_unused_slots_compute_what_the_root_does():

@@ -50,7 +50,7 @@ def test_info_prints_the_header(run, tmp_path):
     model = NgramModel.count(documents, vocab_size=512)
     model.save(tmp_path / "exact.dng")
     text = run("info", tmp_path / "exact.dng", "--check")
-    table, _ = device_table(NgramModel.load(tmp_path / "exact.dng"))
+    table = device_table(NgramModel.load(tmp_path / "exact.dng"))
     [on_device] = re.findall(r"on a device \(--search device\): ([\d.]+) MB", text)
     assert float(on_device) == pytest.approx(table.nbytes / 1e6, abs=0.06)
     assert f"counted from {documents.size:,} tokens of a vocabulary of 512" in text

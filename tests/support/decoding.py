@@ -83,9 +83,6 @@ class Decoding:
         while self.engine.busy:
             yield self.burst()
 
-    def end(self, row):
-        self.engine.cancel(self.sequences[row])
-
     def generation(self) -> Generation:
         return Generation([Output.joined(each) for each in self.parts], self.engine.seconds)
 
@@ -118,22 +115,19 @@ def begin(
     chosen = None if policy is None else policy(shapes.sizes)
     runner = ModelRunner(config, params, search, engine_options, shapes)
     engine = Engine(runner, engine_options, tree_sizes=chosen)
-    requests = [
-        Request(
-            tokens[:length],
-            int(budget),
-            options.sampling,
-            seed=options.seed,
-            choice=row,
-            stop_ids=options.stop,
-            logprobs=config.logits.logprobs,
-            drafts=drafts,
-        )
-        for row, (tokens, length, budget) in enumerate(
-            zip(prompts.tokens, prompts.length, prompts.max_new_tokens, strict=True)
-        )
+    own = [tokens[:length] for tokens, length in zip(prompts.tokens, prompts.length, strict=True)]
+    fields = {"logprobs": config.logits.logprobs, "drafts": drafts, "stop_ids": options.stop}
+    parts = prompts.max_new_tokens, options.sampling, options.seed
+    return Decoding(engine, requests_of(own, *parts, **fields))
+
+
+def requests_of(prompts, budgets, sampling, seed, **fields) -> list[Request]:
+    """A request for each row."""
+    rows = enumerate(zip(prompts, budgets, strict=True))
+    return [
+        Request(np.asarray(prompt, np.int32), int(new), sampling, seed=seed, choice=row, **fields)
+        for row, (prompt, new) in rows
     ]
-    return Decoding(engine, requests)
 
 
 def generate(config, params, search, prompts, options=Options(), **fields) -> Generation:
@@ -171,15 +165,9 @@ def begin_model(
     options = EngineConfig(
         slots=len(prompts), max_length=max_length, burst=burst, tree_nodes=nodes, offline=True
     )
-    requests = Request.several(
-        map(np.asarray, prompts),
-        new,
-        sampling,
-        seed=seed,
-        stop_ids=model.eos if stop is None else stop,
-        grammar=grammar,
-        drafts=drafts,
-    )
+    stop_ids = model.eos if stop is None else stop
+    fields = {"stop_ids": stop_ids, "grammar": grammar, "drafts": drafts}
+    requests = requests_of(prompts, [new] * len(prompts), sampling, seed, **fields)
     return Decoding(model.engine(options, **parts), requests)
 
 

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-f32 = np.float32
+EPS = 1e-10
 
 
 def paths(tree):
@@ -41,11 +41,11 @@ class TooManyTiesError(Exception):
     """Too many trees are right."""
 
 
-def log_softmax(logits, eps):
+def log_softmax(logits):
     """log(p + eps), at most 0."""
     with np.errstate(over="ignore"):
         p = np.exp(logits - logits.max())
-    return np.minimum(np.log(p / p.sum() + eps), 0)
+    return np.minimum(np.log(p / p.sum() + EPS), 0)
 
 
 def all_nodes(
@@ -61,7 +61,6 @@ def all_nodes(
     level_decay=0.7,
     logit_decay=0.9,
     ngram_weight=0.5,
-    eps=1e-10,
 ):
     """All nodes that a search of one row may score (docs/method.md), the root first, in order of
     creation; and how far apart scores are that it may order as it likes."""
@@ -88,10 +87,10 @@ def all_nodes(
             if pairs is not None and level > 0:
                 row = pairs[level - 1, entry.place]
                 every = np.array([with_pair(x, row[place]) for _, x, place in usable], np.float64)
-            increment = log_softmax(every, eps) * logit_weight
+            increment = log_softmax(every) * logit_weight
             if model is not None and level > 0:
                 q = model.probabilities([*context[:-1], *entry.path], followers)
-                increment += np.minimum(np.log(q.astype(np.float64) + eps), 0) * ngram_weight
+                increment += np.minimum(np.log(q.astype(np.float64) + EPS), 0) * ngram_weight
             for (token, _, place), more in zip(usable, increment, strict=True):
                 score = entry.score + level_weight * float(more)
                 children.append(Node(score, (*entry.path, token), place, entry.certain))
@@ -136,11 +135,13 @@ def check_tree(tree, model, context, tokens, logits, pairs=None, **config):
     by_path = {node.path: node for node in pool}
     found = paths(tree)
     assert len(set(found)) == len(found), "a node twice"
+    assert [len(path) - 1 for path in found] == tree[2, : len(found)].tolist(), "another depth"
+    assert not tree[:, len(found) :].any(), "something in unused places"
     assert set(found) <= by_path.keys(), "a node that no beam leads to"
     expected = np.array([by_path[path].score for path in found])
     assert (np.diff(expected) <= 2 * near + 1e-5 * np.abs(expected[1:])).all(), "out of order"
     if len(tree) > 3:
-        scores = tree[3, : len(found)].view(f32)
+        scores = tree[3, : len(found)].view(np.float32)
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=near)
     most = min(config["nodes"] + 1, sum(node.certain for node in pool))
     assert len(found) >= most, "too few nodes"
@@ -154,5 +155,5 @@ def check_tree(tree, model, context, tokens, logits, pairs=None, **config):
 def with_pair(logit, pair):
     """A logit and a pair score; one that is not finite counts as 0."""
     with np.errstate(over="ignore"):
-        largest = np.finfo(f32).max
+        largest = np.finfo(np.float32).max
         return np.clip(logit + pair, -largest, largest) if np.isfinite(pair) else logit

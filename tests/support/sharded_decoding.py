@@ -1,7 +1,10 @@
 """Decoding on eight virtual devices; a program, since JAX fixes their number at startup.
 
-Writes a JSON report: for each way of decoding, whether the texts are those of one device, and what
-the devices exchange in a step.
+    sharded_decoding.py DIRECTORY TARGET..                  in one process
+    sharded_decoding.py DIRECTORY COORDINATOR PROCESS       in one of two processes
+
+Writes a JSON report: for each way of decoding, whether the texts are those of one device, what the
+devices exchange in a step, and which parts of a matrix they hold.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ import jax
 import numpy as np
 import tiny_model
 from decoding import begin_model, decode
-from engine_requests import ask
-from tiny_configs import BLOCK_KINDS, block_drafter
+from engine_requests import Answer, ask
+from tiny_configs import block_drafter
 from tiny_model import SHAPES
 
 from dart_jax import DartModel
@@ -29,10 +32,11 @@ from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.programs import burst
-from dart_jax.engine.request import Logprobs, Request
+from dart_jax.engine.request import Request
 from dart_jax.engine.thread import EngineThread
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.kernels.choices import WeightsDtype
+from dart_jax.programs.processes import DistributedConfig, initialize
 from dart_jax.weights.checkpoint import save_drafter
 from train.objective.drafter_shape import DrafterShape
 
@@ -71,17 +75,7 @@ SAMPLINGS = {
     "sampled": Sampling(temperature=1.0),
     "filtered": Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1),
 }
-METHODS = (
-    "plain",
-    "dart",
-    "dart, changing sizes",
-    "eagle3",
-    "ngram",
-    "draft model",
-    "prompt lookup",
-)
-
-
+METHODS = "plain", "dart", "dart, changing sizes", "eagle3", "ngram", "draft model", "prompt lookup"
 # The last one cannot be split among eight devices, which share the head that it reads.
 BLOCKS = ("dflash", "jetspec", "dspark", "dflash2", "whole dflash")
 
@@ -96,6 +90,20 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join(self)
+
+
+# What two processes decode: a group of devices is in one, or in both.
+TOGETHER = [
+    Case("qwen3", "data=2,model=4", "dart", "greedy"),
+    Case("qwen3", "data=2,model=4", "ngram, changing sizes", "greedy"),
+    Case("qwen3", "data=2,model=4", "dart, device", "greedy"),
+    Case("qwen3", "model=8", "plain", "sampled"),
+    Case("qwen3", "model=8", "prompt lookup", "greedy"),
+    Case("qwen3", "model=8", "dart", "sampled"),
+    Case("qwen3", "model=8", "eagle3", "sampled"),
+    Case("qwen3", "model=8", "draft model", "greedy"),
+    Case("qwen3", "model=8", "ngram", "sampled"),
+]
 
 
 def cases(target: str) -> list[Case]:
@@ -134,58 +142,42 @@ def drafts(model: DartModel) -> list[list[list[list[int]]]]:
     return trees
 
 
-def served(model: DartModel) -> list[list[int]]:
-    """Answers of a server's engine, to requests with different options."""
+def answered(model: DartModel, *requests: Request) -> list[Output]:
+    """Answers of a server's engine, which reads prompts in several chunks."""
     options = EngineConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
     engine = EngineThread(model, options)
-    samplings = [*SAMPLINGS.values(), Sampling()]
-    requests = [
-        Request(prompt, 16, sampling, seed=n)
-        for n, (prompt, sampling) in enumerate(zip(PROMPTS, samplings, strict=True))
-    ]
     answers = ask(engine, *requests)
     engine.close()
-    return [answer.tokens.tolist() for answer in answers]
+    return answers
 
 
-def scores(model: DartModel) -> list[Logprobs]:
-    """Scores of the prompts, which are read in several chunks."""
-    options = EngineConfig(slots=2, max_length=80, chunk=16, page=16, tree_nodes=4, warmup="none")
-    engine = EngineThread(model, options)
-    answers = ask(engine, *(Request(prompt, 0, prompt_logprobs=5) for prompt in PROMPTS))
-    engine.close()
+def served(model: DartModel) -> list[list[int]]:
+    """Answers to requests with different options."""
+    samplings = zip(PROMPTS, [*SAMPLINGS.values(), Sampling()], strict=True)
+    requests = (Request(*each, seed=n) for n, each in enumerate((p, 16, s) for p, s in samplings))
+    return [answer.tokens.tolist() for answer in answered(model, *requests)]
+
+
+def prompt_scores(model: DartModel) -> list[Any]:
+    """Scores of the prompts."""
+    answers = answered(model, *(Request(prompt, 0, prompt_logprobs=5) for prompt in PROMPTS))
     return [answer.prompt_logprobs for answer in answers]
 
 
-def scores_apart(one: DartModel, many: DartModel) -> float:
-    """The largest difference of the scores of prompts; infinite if other tokens are likeliest."""
-    pairs = list(zip(*map(scores, (one, many)), strict=True))
-    if not all(np.array_equal(a.top_ids, b.top_ids) for a, b in pairs):
+def reports(model: DartModel) -> list[Any]:
+    """Logits of the first new tokens of each prompt, and their log-probabilities."""
+    return [
+        decode(model, PROMPTS, 4, max_length=64, logits=LogitsConfig(**what)).scores
+        for what in ({"scores": True}, {"logprobs": 5})
+    ]
+
+
+def apart(ours: list[Any], theirs: list[Any]) -> float:
+    """The largest difference of any numbers; infinite if tokens or ranks are others."""
+    pairs = list(zip(*map(jax.tree.leaves, (ours, theirs)), strict=True))
+    if not all(np.array_equal(a, b) for a, b in pairs if a.dtype == np.int32):
         return float("inf")
-    return max(float(np.abs(a[n] - b[n]).max()) for a, b in pairs for n in (0, 2, 3))
-
-
-def logits(model: DartModel) -> np.ndarray:
-    """Of the first new tokens of each prompt."""
-    scores = decode(model, PROMPTS, 4, max_length=64, logits=LogitsConfig(scores=True)).scores
-    return np.stack([np.asarray(each.scores) for each in scores])
-
-
-def apart(one: DartModel, many: DartModel) -> float:
-    """The largest difference of the logits of first tokens and of reported log-probabilities;
-    infinite if others are reported."""
-    difference = float(np.abs(logits(one) - logits(many)).max())
-    ours, theirs = map(reported, (one, many))
-    for name in ("logprobs", "top_logprobs"):
-        pairs = [(getattr(a, name), getattr(b, name)) for a, b in zip(ours, theirs, strict=True)]
-        difference = max(difference, *(float(np.abs(a - b).max()) for a, b in pairs))
-    same = all(np.array_equal(a.top_ids, b.top_ids) for a, b in zip(ours, theirs, strict=True))
-    return difference if same else float("inf")
-
-
-def reported(model: DartModel) -> list[Any]:
-    """Reports about the first new tokens of each prompt."""
-    return decode(model, PROMPTS, 4, max_length=64, logits=LogitsConfig(logprobs=5)).scores
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
 def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
@@ -228,11 +220,11 @@ class Models:
             config = DrafterShape(method=method, positions=4).config(target)
             config = config.with_window(target.sliding_window)  # Gemma 2's alone
             tiny_model.write_drafter(self.drafters[method], config)
-        uneven = block_drafter(dataclasses.replace(QWEN3, intermediate_size=100), "dflash")
-        parts = {kind: block_drafter(QWEN3, kind) for kind in BLOCK_KINDS}
-        parts["whole dflash"] = uneven
+        uneven = dataclasses.replace(QWEN3, intermediate_size=100)
         for method in BLOCKS:
-            save_drafter(self.drafters[method], *parts[method])
+            target = uneven if "whole" in method else QWEN3
+            parts = block_drafter(target, method.removeprefix("whole "))
+            save_drafter(self.drafters[method], *parts)
 
     def load(self, method: str, mesh: str | None = None) -> DartModel:
         """The model that decodes by a method."""
@@ -251,46 +243,66 @@ class Models:
 def main(directory: Path, targets: list[str]) -> None:
     names = "same", "exchanged", "drafting", "split", "logits"
     report: dict[str, Any] = {name: {} for name in names}
+
+    def add(what: str, name: object, value: Any) -> None:
+        report[what][str(name)] = value
+        if what in ("same", "logits"):
+            print(what, name, value, file=sys.stderr, flush=True)
+
     for target in targets:
         models = Models(directory, target)
         models.write()
         alone: dict[tuple[str, ...], list[list[int]]] = {}  # texts of one device
-        for (mesh, method), some in itertools.groupby(
-            cases(target), key=lambda case: (case.mesh, case.method)
-        ):
+        for (mesh, method), some in itertools.groupby(cases(target), key=lambda case: case[1:3]):
             # A single device has the form of a mesh if it is one, of one device.
             one = models.load(method, "model=1" if target == "int8" else None)
-            several = models.load(method, mesh)
-            name = f"{target}, {mesh}"
+            several, name = models.load(method, mesh), f"{target}, {mesh}"
             if method in BLOCKS:
-                report["drafting"][f"{method}, {mesh}"] = exchanged(several)
+                add("drafting", f"{method}, {mesh}", exchanged(several))
             if method == "dart":
-                report["drafting"][name] = exchanged(several)
+                add("drafting", name, exchanged(several))
                 split, *_ = jax.tree.leaves(several.params["drafter"]["lm_head"]["kernel"])
-                report["split"][name] = split.sharding.shard_shape(split.shape)[1] / split.shape[1]
+                add("split", name, split.sharding.shard_shape(split.shape)[1] / split.shape[1])
             if method == "plain":
-                report["exchanged"][name] = exchanged(several)
-                report["logits"][name] = difference = apart(one, several)
-                print(name, f"logits differ by {difference:.2g}", file=sys.stderr, flush=True)
+                add("exchanged", name, exchanged(several))
+                add("logits", name, apart(reports(one), reports(several)))
             for case in some:
                 how, sampling = case[2:], SAMPLINGS[case.sampling]
                 if how not in alone:
                     alone[how] = texts(one, method, sampling)
                 same = alone[how] == texts(several, method, sampling)
-                if method in BLOCKS:
-                    same = same and drafts(one) == drafts(several)
-                report["same"][str(case)] = same
-                print(case, same, file=sys.stderr, flush=True)
-            if target == "qwen3" and mesh == "model=2" and method == "dart":
-                report["same"]["served"] = served(one) == served(several)
-                print("served", report["same"]["served"], file=sys.stderr, flush=True)
+                add("same", case, same and (method not in BLOCKS or drafts(one) == drafts(several)))
             if target == "qwen3" and method == "dart":
-                report["logits"][f"scores, {mesh}"] = difference = scores_apart(one, several)
-                print("scores", mesh, f"differ by {difference:.2g}", file=sys.stderr, flush=True)
+                difference = apart(prompt_scores(one), prompt_scores(several))
+                add("logits", f"scores, {mesh}", difference)
+                if mesh == "model=2":
+                    add("same", "served", served(one) == served(several))
             jax.clear_caches()  # a process can map only so much code into its memory
     (directory / "report.json").write_text(json.dumps(report))
 
 
+def together(directory: Path) -> None:
+    """Compares the texts of all processes' devices with those of one."""
+    models, report = Models(directory, "qwen3"), {"same": {}, "parts": {}}
+    for case in TOGETHER:
+        sampling = SAMPLINGS[case.sampling]
+        several = models.load(case.method, case.mesh)
+        same = texts(several, case.method, sampling) == texts(
+            models.load(case.method), case.method, sampling
+        )
+        report["same"][str(case)] = same
+        print(case, same, file=sys.stderr, flush=True)
+        leaf = several.params["target"]["layers"][0]["mlp"]["down_proj"]["kernel"]
+        size = leaf.shape[0] // int(case.mesh[-1])
+        parts = sorted(shard.index[0].start // size for shard in leaf.addressable_shards)
+        report["parts"][case.mesh] = parts
+    (directory / f"report{jax.process_index()}.json").write_text(json.dumps(report))
+
+
 if __name__ == "__main__":
-    assert len(jax.devices()) == 8
-    main(Path(sys.argv[1]), sys.argv[2:] or list(TARGETS))
+    directory, *words = sys.argv[1:]
+    if words[-1].isdecimal():
+        initialize(DistributedConfig(False, words[0], 2, int(words[1])))
+        together(Path(directory))
+    else:
+        main(Path(directory), words)

@@ -20,8 +20,7 @@ from dart_jax.decoding.drafting.base import (
 from dart_jax.decoding.drafting.block import Block
 from dart_jax.decoding.drafting.dart import Dart
 from dart_jax.decoding.drafting.draft_model import DraftModel
-from dart_jax.decoding.drafting.eagle3 import Eagle3
-from dart_jax.decoding.drafting.eagle3_tree import Eagle3Tree
+from dart_jax.decoding.drafting.eagle3 import Eagle3, Eagle3Tree
 from dart_jax.decoding.drafting.ngram import NgramConfig
 from dart_jax.decoding.drafting.prompt_lookup import PromptLookupConfig
 from dart_jax.models.config import TargetConfig
@@ -54,15 +53,8 @@ AnyDrafter = AnyDrafterConfig | TargetConfig | MethodConfig
 def drafting_method(
     drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree
 ) -> DraftingMethod:
-    """Returns the drafting method for a config.
-
-    Args:
-      drafter: selects the method.
-      nodes: tree nodes without the root, N.
-      candidates: top-k tokens per drafted position that a DART or block drafter passes to the
-        search.
-      eagle: depth and width of an EAGLE-3 drafter's trees.
-    """
+    """Returns the drafting method for a config, with trees of N nodes; `candidates` and `eagle` are
+    those of a `DecodeConfig`."""
     match drafter:
         case DartConfig():
             return Dart(drafter, nodes, candidates)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from dart_jax.decoding.logits import penalize_repetition
+from dart_jax.decoding.logits import penalize
 from dart_jax.decoding.sampling import (
     Noise,
     SamplingValues,
@@ -27,19 +27,13 @@ from dart_jax.models.traits import DraftingConfig, Traits
 
 
 class PromptRows(NamedTuple):
-    """P rows of the prompts, which the drafter reads without drafting.
+    """P rows of the prompts, which the drafter reads without drafting; other fields are those of a
+    `DraftInput`. Rows after the end of a prompt are padding.
 
     Attributes:
-      target: bound to its parameters.
-      params: see `dart_jax.decoding.state.DecodeParams`.
-      tokens: int32 [B, P], the rows' own tokens. Rows after the end of a prompt are padding.
       next_tokens: int32 [B, P], the token *after* each row; after a prompt's last row it is the
         first new token, or padding if that row will be read again.
-      features: [B, P, 3D], the target's; [B, P, 0] if the target has no feature layers.
-      positions: int32 [B, P].
-      start: int32 [B], number of rows before these.
       filled: rows of a cache in which those before these are found; static.
-      options: of the drafter's layers.
     """
 
     target: Target
@@ -127,7 +121,7 @@ class DraftingMethod(abc.ABC):
 
     Attributes:
       config: selects the method.
-      nodes: tree nodes without the root, N.
+      nodes: of a tree without the root, N.
     """
 
     config: DraftingConfig
@@ -174,27 +168,13 @@ class DraftingMethod(abc.ABC):
 
     @abc.abstractmethod
     def read(self, draft_state: Any, rows: PromptRows) -> Any:
-        """Reads rows of the prompts, all of them or a chunk.
-
-        Args:
-          draft_state: the state after the rows before these.
-          rows: a row may be read again, at the same place with other neighbours.
-
-        Returns:
-          The new state.
-        """
+        """Reads rows of the prompts, all of them or a chunk; returns the new state. A row may be
+        read again, at the same place with other neighbours."""
 
     @abc.abstractmethod
     def __call__(self, draft_state: Any, inputs: DraftInput) -> tuple[Any, Proposal]:
-        """Drafts after the last real row.
-
-        Args:
-          draft_state: the state that the last call returned, such as a KV cache.
-          inputs: rows to draft from.
-
-        Returns:
-          The new state, a pytree of arrays whose shapes never change; and the proposal.
-        """
+        """Drafts after the last real row: the new state, whose shapes never change, and the
+        proposal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,10 +183,7 @@ class Parallel(DraftingMethod):
     builds the tree from their candidates. `draft_state` is the drafter's cache.
 
     Attributes:
-      config: the drafter's shapes.
-      nodes: tree nodes without the root, N.
-      max_candidates: candidates per drafted position; the whole draft vocabulary if that is
-        smaller.
+      max_candidates: per drafted position; the whole draft vocabulary if that is smaller.
     """
 
     config: ParallelConfig
@@ -241,11 +218,7 @@ class MethodConfig(DraftingConfig, abc.ABC):
 
     @abc.abstractmethod
     def method(self, nodes: int) -> DraftingMethod:
-        """Returns the method.
-
-        Args:
-          nodes: tree nodes without the root, N.
-        """
+        """Returns the method, for trees of N nodes."""
 
 
 def coupled(
@@ -314,8 +287,7 @@ def _penalized(
     inputs: DraftInput, logits: jax.Array, draft_ids: jax.Array, vocabulary: Vocabulary
 ) -> jax.Array:
     """Applies the repetition penalty to a drafter's logits [B, T, Vd]."""
-    penalty = inputs.sampling.repetition_penalty
-    if inputs.seen is None or penalty is None:
-        return logits
-    seen = jnp.take(inputs.seen, vocabulary.local_shard(draft_ids), axis=-1)
-    return penalize_repetition(penalty, logits, seen[:, None])
+    seen = inputs.seen
+    if seen is not None:
+        seen = jnp.take(seen, vocabulary.local_shard(draft_ids), axis=-1)[:, None]
+    return penalize(inputs.sampling, logits, seen)

@@ -101,7 +101,7 @@ class Block(Parallel):
 
         Args:
           drafter: bound to its parameters.
-          inputs: see the base class.
+          inputs: of the draft.
           root: int32 [B], the newest token.
           logits: float32 [B, d, Vd], without pair scores; a device's part of the vocabulary.
           normed: [B, d, D], what the head has read.
@@ -126,14 +126,8 @@ class Block(Parallel):
     def _confidence(
         self, drafter: BlockDrafter, root: jax.Array, candidates: Candidates, normed: jax.Array
     ) -> jax.Array:
-        """The probabilities of the head of confidence, float32 [B, d], after the likeliest tokens.
-
-        Args:
-          drafter: bound to its parameters.
-          root: int32 [B, 1], the newest token.
-          candidates: of all positions, the likeliest first.
-          normed: [B, d, D], what the head has read.
-        """
+        """The probabilities of the head of confidence, float32 [B, d], after the likeliest tokens;
+        see `_candidates`."""
         first = None
         if self.config.confidence == "pairs":
             before = jnp.concatenate([root, candidates.ids[:, :-1, 0]], axis=1)

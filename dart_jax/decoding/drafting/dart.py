@@ -18,9 +18,8 @@ from dart_jax.decoding.drafting.base import (
 from dart_jax.decoding.sampling import divided
 from dart_jax.decoding.vocabulary import Vocabulary
 from dart_jax.models.attention.compaction import extend, keep_rows
-from dart_jax.models.cache import Cache, KVCache, first_rows, order_after
+from dart_jax.models.cache import Cache, first_rows, order_after
 from dart_jax.models.drafter_config import DartConfig
-from dart_jax.models.networks.dart import DartDrafter
 from dart_jax.models.networks.pure import bind
 
 
@@ -42,40 +41,22 @@ class Dart(Parallel):
 
     def __call__(self, draft_state: Cache, inputs: DraftInput) -> tuple[Cache, Proposal]:
         """Drafts; see the base class."""
-        logits, normed, rows = self.forward(draft_state, inputs)
-        candidates, index = self.top_candidates(inputs, logits)
-        if self.pairs:
-            pairs = self._drafter(inputs).pairs.tables(normed, index, index)
-            if inputs.noise is not None:  # as `coupled` divides the logits
-                pairs = divided(inputs.sampling, pairs)
-            candidates = candidates._replace(pairs=pairs)
-        start = order_after(candidates.ids, inputs.start)
-        cache = extend(draft_state, rows, start, inputs.options.attention)
-        return cache, Proposal(candidates=candidates)
-
-    def forward(self, cache: Cache, inputs: DraftInput) -> tuple[jax.Array, jax.Array, KVCache]:
-        """Runs the drafter.
-
-        If the tree is too small to use all drafted positions, only the first ones are computed.
-
-        Returns:
-          float32 logits [B, d, Vd] (see `DraftLayer.head`); what the head read, [B, d, D]; and the
-          new rows for the cache.
-        """
-        drafter = self._drafter(inputs)
+        # A tree too small to use all drafted positions needs only the first ones.
+        config = self.config.shortened(self.depth)
+        drafter = bind(config, inputs.params["drafter"], inputs.options)
         embeds = drafter.embedding(inputs.target.embed)(inputs.next_tokens)
         normed, rows = drafter(
-            inputs.features, embeds, inputs.positions, inputs.last, cache, inputs.start
+            inputs.features, embeds, inputs.positions, inputs.last, draft_state, inputs.start
         )
-        return drafter.head(normed), normed, rows
-
-    def top_candidates(self, inputs: DraftInput, logits: jax.Array) -> tuple[Candidates, jax.Array]:
-        """Returns each position's top-k candidates, without pair scores, and their draft ids."""
+        logits = drafter.head(normed)
         draft_ids, vocabulary = inputs.params["draft_ids"], Vocabulary(inputs.options.shards)
         with jax.named_scope("top_k"):
             top, index = most_coupled(inputs, logits, draft_ids, self.candidates, vocabulary)
-            return Candidates(jnp.take(draft_ids, index), top), index
-
-    def _drafter(self, inputs: DraftInput) -> DartDrafter:
-        config = self.config.shortened(self.depth)
-        return bind(config, inputs.params["drafter"], inputs.options)
+            ids = jnp.take(draft_ids, index)
+        pairs = None
+        if self.pairs:
+            pairs = drafter.pairs.tables(normed, index, index)
+            if inputs.noise is not None:  # as `coupled` divides the logits
+                pairs = divided(inputs.sampling, pairs)
+        cache = extend(draft_state, rows, order_after(ids, inputs.start), inputs.options.attention)
+        return cache, Proposal(candidates=Candidates(ids, top, pairs))

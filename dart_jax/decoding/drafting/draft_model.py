@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting.base import DraftingMethod, DraftInput, PromptRows, Proposal
-from dart_jax.decoding.logits import mark_seen, penalize_repetition
-from dart_jax.decoding.sampling import draw, greedy
+from dart_jax.decoding.logits import mark_seen, penalize
+from dart_jax.decoding.sampling import SamplingValues, draw
 from dart_jax.decoding.tree import chain
 from dart_jax.models.attention.compaction import extend, keep_rows
 from dart_jax.models.cache import Cache, first_rows, order_after
@@ -27,13 +27,8 @@ from dart_jax.models.networks.pure import bind
 @dataclasses.dataclass(frozen=True)
 class DraftModel(DraftingMethod):
     """Drafts with a small model (see the base class); `draft_state` is its KV cache of all tokens
-    of the sequence, including the root.
-
-    Attributes:
-      config: the small model's shapes. Its vocabulary is the target's, though it may be padded
-        to another size.
-      nodes: tokens drafted, N.
-    """
+    of the sequence, including the root. Its vocabulary is the target's, though it may be padded to
+    another size."""
 
     config: TargetConfig
     nodes: int
@@ -62,16 +57,16 @@ class DraftModel(DraftingMethod):
         causal = jnp.tril(jnp.ones((1, 2, 2), bool))
         out = model(tokens, positions, causal, draft_state, place[:, 0])
 
-        noise = inputs.noise
-        sampling = inputs.sampling if noise is not None else greedy(inputs.sampling)
+        noise, sampling = inputs.noise, inputs.sampling
+        if noise is None:  # the likeliest tokens
+            sampling = SamplingValues(repetition_penalty=sampling.repetition_penalty)
 
         def next_token(
             hidden: jax.Array, level: jax.Array, seen: jax.Array | None
         ) -> tuple[jax.Array, jax.Array]:
             """Returns tokens and their log-probabilities, [B, 1] each."""
             logits = _resized(model.logits(hidden), inputs.target.config.vocab_size)
-            if seen is not None and sampling.repetition_penalty is not None:
-                logits = penalize_repetition(sampling.repetition_penalty, logits, seen[:, None])
+            logits = penalize(sampling, logits, None if seen is None else seen[:, None])
             own = None if noise is None else noise.at(level)
             drawn = draw(sampling, logits, own, jnp.zeros_like(place))
             log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), drawn[..., None], axis=2)

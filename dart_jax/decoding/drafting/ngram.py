@@ -49,12 +49,7 @@ class NgramConfig(MethodConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Ngram(DraftingMethod):
-    """Drafts with the n-gram model (see the base class); it has no `draft_state`.
-
-    Attributes:
-      config: options.
-      nodes: tree nodes without the root, N.
-    """
+    """Drafts with the n-gram model (see the base class); it has no `draft_state`."""
 
     config: NgramConfig
     nodes: int

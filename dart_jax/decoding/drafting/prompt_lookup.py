@@ -63,12 +63,7 @@ class PromptLookupConfig(MethodConfig):
 @dataclasses.dataclass(frozen=True)
 class PromptLookup(DraftingMethod):
     """Drafts by prompt lookup (see the base class); `draft_state` is all tokens of each sequence,
-    int32 [B, S].
-
-    Attributes:
-      config: length of the suffix to look up.
-      nodes: maximum number of drafted tokens, N.
-    """
+    int32 [B, S]."""
 
     config: PromptLookupConfig
     nodes: int

@@ -29,14 +29,14 @@ class _Level(NamedTuple):
     Attributes:
       token: int32 [B, k], see `UsableCandidates`.
       log_p: float32 [B, k]; with pair scores [B, k, k].
-      ends: bool [B, k], whether they end a sequence; None if nothing does.
+      ends: bool [B, k], whether they end a sequence.
       weight: float32 scalar, w.
       start: int32 scalar, the number of the first child of this level among all nodes.
     """
 
     token: jax.Array
     log_p: jax.Array
-    ends: jax.Array | None
+    ends: jax.Array
     weight: jax.Array
     start: jax.Array
 
@@ -158,14 +158,11 @@ def _levels(
     _, depth, k = candidates.token.shape
     weights = np.array([(n + 1.0) ** -level_decay for n in range(depth)], np.float32)
     starts = np.maximum(k + width * k * np.arange(-1, depth - 1), 0)
-    ends = None
-    if eos:
-        ends = jnp.isin(candidates.token, jnp.array(eos, jnp.int32))
-        ends = jnp.swapaxes(ends, 0, 1)
+    ends = jnp.isin(candidates.token, jnp.array(eos, jnp.int32))
     return _Level(
         jnp.swapaxes(candidates.token, 0, 1),
         jnp.swapaxes(candidates.log_p, 0, 1),
-        ends,
+        jnp.swapaxes(ends, 0, 1),
         jnp.asarray(weights),
         jnp.asarray(starts, jnp.int32),
     )
@@ -210,19 +207,16 @@ def _choose(
         """Counts those before each, as a product: sums over parts of rows are slow elsewhere."""
         return jnp.dot(among.astype(jnp.float32), before).astype(jnp.int32)
 
-    if level.ends is None:
-        place = jnp.where(new, rank(new), width)
-    else:
-        ending = jnp.sum(usable & level.ends, axis=-1, dtype=jnp.int32) * beam.count
-        places = jnp.minimum(every - ending, most)
-        ends = jnp.take_along_axis(level.ends, (best.number - level.start) % k, axis=1)
-        others, last = new & ~ends, new & ends
-        taken = jnp.minimum(jnp.sum(others, axis=-1, dtype=jnp.int32), places)
-        at_last = rank(last)
-        fits = last & (at_last < jnp.minimum(most - places, ending)[:, None])
-        place = jnp.where(fits, taken[:, None] + at_last, width)
-        at_first = rank(others)
-        place = jnp.where(others & (at_first < places[:, None]), at_first, place)
+    ending = jnp.sum(usable & level.ends, axis=-1, dtype=jnp.int32) * beam.count
+    places = jnp.minimum(every - ending, most)
+    ends = jnp.take_along_axis(level.ends, (best.number - level.start) % k, axis=1)
+    others, last = new & ~ends, new & ends
+    taken = jnp.minimum(jnp.sum(others, axis=-1, dtype=jnp.int32), places)
+    at_last = rank(last)
+    fits = last & (at_last < jnp.minimum(most - places, ending)[:, None])
+    place = jnp.where(fits, taken[:, None] + at_last, width)
+    at_first = rank(others)
+    place = jnp.where(others & (at_first < places[:, None]), at_first, place)
     wanted = jax.lax.broadcasted_iota(jnp.int32, (1, width, 1), 1)
     number = jax.lax.broadcasted_iota(jnp.int32, (1, 1, nodes), 2)
     chosen = jnp.min(jnp.where(place[:, None] == wanted, number, nodes), axis=-1)

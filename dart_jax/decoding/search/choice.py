@@ -25,8 +25,6 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_MEMORY = 2_000_000_000
 
-_ALONE = "an n-gram model without a drafter is searched on the host"
-
 
 def make_search(
     host_buffer: HostBuffer,
@@ -53,7 +51,7 @@ def make_search(
       UserError: as `way_here`.
     """
     if way_here(way, ngram, alone=host_buffer.candidates == 0, memory=memory) == "device":
-        table = None if ngram is None else table_on_device(ngram, memory)
+        table = None if ngram is None else _table_on_device(ngram)
         return DeviceSearch(host_buffer, nodes, table=table, eos=eos, search=search)
     return HostSearch(host_buffer, nodes, ngram=ngram, eos=eos, search=search)
 
@@ -74,15 +72,21 @@ def way_here(
       UserError: there is no such way, or the device cannot search.
     """
     check_way(way, memory)
-    if way == "device":
-        if alone:
-            raise UserError(f"--search device needs a drafter: {_ALONE}; choose auto")
+    if way == "host" or (way == "auto" and jax.default_backend() == "cpu"):
+        return "host"
+    needed = 0 if ngram is None else table_bytes(sum(ngram.sizes[1:]))
+    if not alone and needed <= memory:
         return "device"
-    if way == "auto" and jax.default_backend() != "cpu":
-        on_host = _why_not_on_device(ngram, alone, memory)
-        if on_host is None:
-            return "device"
-        tell(f"trees are searched by the host, which waits for the device at every step: {on_host}")
+    why_not = "an n-gram model without a drafter is searched on the host"
+    if not alone:
+        why_not = (
+            f"the n-gram model takes {needed / 1e6:,.0f} MB on the device, more than the "
+            f"{memory / 1e6:,.0f} MB of --ngram-device-memory; `dart-jax ngram convert` makes a "
+            "smaller one"
+        )
+    if way == "device":
+        raise UserError(f"--search device cannot be: {why_not}")
+    tell(f"trees are searched by the host, which waits for the device at every step: {why_not}")
     return "host"
 
 
@@ -94,39 +98,14 @@ def check_way(way: SearchWay, memory: int) -> None:
         raise UserError(f"ngram_device_memory must be at least 0, got {memory}")
 
 
-def table_on_device(model: NgramModel, memory: int) -> DeviceTable:
-    """An n-gram model on the device, as much of it as fits; made once for all users of a model."""
-    tables = _tables.setdefault(model, {})
-    if memory not in tables:
-        table, size = device_table(model, memory)
-        if size.ngrams < size.total:
-            _logger.warning(
-                "%s of the n-gram model's %s n-grams are on the device, those seen %s times or "
-                "more: the others do not fit in %s MB (--ngram-device-memory)",
-                f"{size.ngrams:,}",
-                f"{size.total:,}",
-                f"{size.least:,}",
-                f"{memory / 1e6:,.0f}",
-            )
-        tables[memory] = jax.tree.map(jnp.asarray, table)
-    return tables[memory]
+_tables: weakref.WeakKeyDictionary[NgramModel, DeviceTable] = weakref.WeakKeyDictionary()
 
 
-_tables: weakref.WeakKeyDictionary[NgramModel, dict[int, DeviceTable]] = weakref.WeakKeyDictionary()
-
-
-def _why_not_on_device(ngram: NgramModel | None, alone: bool, memory: int) -> str | None:
-    """Says why the device cannot search with the whole n-gram model; None if it can."""
-    if alone:
-        return _ALONE
-    needed = 0 if ngram is None else table_bytes(sum(ngram.sizes[1:]))
-    if needed <= memory:
-        return None
-    return (
-        f"the n-gram model takes {needed / 1e6:,.0f} MB on the device, more than the "
-        f"{memory / 1e6:,.0f} MB of --ngram-device-memory; --search device leaves out the least "
-        "frequent n-grams"
-    )
+def _table_on_device(model: NgramModel) -> DeviceTable:
+    """An n-gram model on the device, made once for all users of a model."""
+    if model not in _tables:
+        _tables[model] = jax.tree.map(jnp.asarray, device_table(model))
+    return _tables[model]
 
 
 @cache

@@ -54,10 +54,18 @@ class DeviceSearch:
 
     def in_program(self, packed: jax.Array) -> jax.Array:
         """Searches trees inside a jitted program: int32 [B, width] -> int32 [B, 4, N + 1]."""
-        buffer = self.host_buffer.unpack(packed)
-        search = partial(beam_search, nodes=self.nodes, eos=self.eos, search=self.search)
+        context, ids, logits, pairs = self.host_buffer.unpack(packed)
         with jax.named_scope("search"):
-            return search(self.table, *buffer)
+            return beam_search(
+                self.table,
+                context,
+                ids,
+                logits,
+                pairs if self.host_buffer.pairs else None,
+                nodes=self.nodes,
+                eos=self.eos,
+                search=self.search,
+            )
 
     def __call__(self, packed: np.ndarray) -> jax.Array:
         """Searches the trees of one step, in a program of its own."""

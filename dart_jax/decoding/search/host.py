@@ -61,13 +61,15 @@ class HostSearch:
           search: parameters.
           threads: rows of a batch searched in parallel; None uses all cores that this
             process may use.
-          native: see the attribute; None where XLA can.
+          native: see the attribute; None where XLA can, on CPUs.
 
         Raises:
           ValueError: a parameter is out of range.
         """
         self.host_buffer, self.nodes = host_buffer, nodes
-        self.native = xla_can_search() if native is None else native
+        # With a core built for this jaxlib.
+        here = jax.default_backend() == "cpu" and available()
+        self.native = here if native is None else native
         self._options = {"ngram": ngram, "eos": eos, "search": search, "threads": threads}
         self._search = _core.TreeSearch(
             ngram.core if ngram else None,
@@ -158,8 +160,3 @@ def _call(handle: np.ndarray, *parts: np.ndarray) -> np.ndarray:
 
 # Bytes of the largest array that JAX passes to a callback without using another thread.
 _COPIED_AT_ONCE = 100 * 1024
-
-
-def xla_can_search() -> bool:
-    """Whether XLA can call the C++ search itself: on CPUs, with a core built for this jaxlib."""
-    return jax.default_backend() == "cpu" and available()

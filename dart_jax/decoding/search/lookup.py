@@ -27,11 +27,6 @@ class Lookups(NamedTuple):
     places: list[jax.Array]
 
 
-def longest_context(table: DeviceTable) -> int:
-    """Tokens in the longest context."""
-    return table.sections.shape[0]
-
-
 def find(
     table: DeviceTable, length: int, context: jax.Array, token: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -77,15 +72,10 @@ def look_up(table: DeviceTable, known: jax.Array, token: jax.Array) -> Lookups:
     return Lookups(log_q, places[:-1])
 
 
-def first_context(table: DeviceTable, token: jax.Array) -> jax.Array:
-    """Identifier of the context of one token, int32; -1 for one outside the vocabulary."""
-    return jnp.where((token >= 0) & (token < table.vocab_size), token, -1)
-
-
 def read_context(table: DeviceTable, context: jax.Array) -> jax.Array:
     """Identifiers of the contexts of the last 1, 2, .. tokens of int32 [B, C]: int32
     [B, order - 1], -1 for those that were never seen."""
-    longest = longest_context(table)
+    longest = table.sections.shape[0]
     known = jnp.full((context.shape[0], longest), -1, jnp.int32)
     for column in range(max(context.shape[1] - longest, 0), context.shape[1]):
         known = advance(table, known, context[:, column])
@@ -112,7 +102,8 @@ def advance_found(table: DeviceTable, token: jax.Array, places: list[jax.Array])
       token: int32 [...].
       places: int32 [...] each, of the n-grams of 2, 3, .. tokens that end in it.
     """
-    known = [first_context(table, token), *places][: longest_context(table)]
+    first = jnp.where((token >= 0) & (token < table.vocab_size), token, -1)
+    known = [first, *places][: table.sections.shape[0]]
     return jnp.stack(known, axis=-1) if known else jnp.empty((*token.shape, 0), jnp.int32)
 
 

@@ -1,6 +1,6 @@
 """The EAGLE-3 drafter (docs/method.md, section 7): one decoder layer that reads its own output.
 
-`dart_jax.decoding.drafting.eagle3_tree` grows draft trees with it, `train.objective` trains it.
+`dart_jax.decoding.drafting.eagle3` grows draft trees with it, `train.objective` trains it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ struct NgramFileOptions {
 // bytes. Memory holds the n-grams that begin with one token at a time, and `release` is called now
 // and then so that the caller can release pages of the levels that were read.
 //
-// Preconditions: check_levels holds.
+// Preconditions: 1 to 5 levels form a trie (see NgramLevel), with tokens in 0 .. vocab_size - 1,
+// counts >= 0, and no n-gram counted less often than one that extends it.
 // Throws std::invalid_argument for options out of range, and if an n-gram's shorter suffixes are
 // missing; std::runtime_error if writing fails.
 void write_ngram_file(const std::vector<NgramLevel>& levels, const NgramFileOptions& options,

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "dart/span.h"
 
@@ -16,9 +15,5 @@ struct NgramLevel {
   Span<std::int64_t> count;        // times each n-gram occurs
   Span<std::int64_t> child_begin;  // size + 1 bounds into the next level; empty at the last level
 };
-
-// Throws std::invalid_argument unless the 1 to 5 levels form a trie as described, with tokens in
-// 0 .. vocab_size - 1, counts >= 0, and no n-gram counted less often than its children together.
-void check_levels(const std::vector<NgramLevel>& levels, std::uint64_t vocab_size);
 
 }  // namespace dart

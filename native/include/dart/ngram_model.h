@@ -99,12 +99,9 @@ class NgramModel {
   // Throws std::invalid_argument if a list is damaged.
   std::vector<Continuations> continuations(const NgramState& state) const;
 
-  // Reads every list. Throws std::invalid_argument if one is damaged, that is, if it does not fill
-  // its region, or its entries do not ascend, do not follow the shorter contexts too, or are
-  // counted more often than the context; or if the number of n-grams differs from the header.
-  void check() const;
-
-  // All n-grams as sorted arrays. Throws std::invalid_argument if a list is damaged.
+  // All n-grams as sorted arrays. Throws std::invalid_argument if a list is damaged, that is, if it
+  // does not fill its region, or its entries do not ascend, do not follow the shorter contexts too,
+  // or are counted more often than the context; or if the number of n-grams differs from the header.
   std::vector<OwnedLevel> levels() const;
 
  private:

@@ -35,7 +35,6 @@ class ReferenceTrieParser {
   ReferenceTrieParser(Span<std::uint8_t> header, std::uint64_t file_size, std::int32_t vocab_size);
 
   int order() const { return order_; }
-  std::uint64_t nodes() const { return nodes_; }
 
   // Parses the next bytes and appends the nodes that they complete, except for the root.
   void feed(Span<std::uint8_t> bytes, ReferenceNodes* leaves, ReferenceNodes* inner);
