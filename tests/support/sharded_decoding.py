@@ -22,7 +22,7 @@ import jax
 import numpy as np
 import tiny_model
 from decoding import begin_model, decode
-from engine_requests import Answer, ask
+from engine_requests import ask
 from tiny_configs import block_drafter
 from tiny_model import SHAPES
 
@@ -32,7 +32,7 @@ from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.programs import burst
-from dart_jax.engine.request import Request
+from dart_jax.engine.request import Output, Request
 from dart_jax.engine.thread import EngineThread
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.kernels.choices import WeightsDtype
