@@ -9,16 +9,13 @@ model, which continues Python code. Only this machine can ask, unless --host say
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import logging
-import logging.handlers
 import os
-import queue
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
@@ -36,10 +33,6 @@ from dart_jax.serve.cluster.options import ClusterOptions
 
 if TYPE_CHECKING:
     from dart_jax.serve.process import Server
-
-
-# Lines of the log that wait to be written; further ones are lost.
-_MOST_LINES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +122,11 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
     for package in ("prometheus_client", "pydantic", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"the server needs {package}: pip install 'dart-jax[serve]'")
-    from dart_jax.serve.connections import starting
     from dart_jax.serve.process import Server, address_of, open_socket
     from dart_jax.serve.service import Limits, Service
 
-    listening = open_socket(config.host, config.port)
-    with starting(listening), console.status("loading the model") as status:
+    opened = open_socket(config.host, config.port)
+    with console.status("loading the model") as status:
 
         def progress(message: str) -> None:
             status.update(message)
@@ -164,9 +156,9 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
     service = Service(engine, config.names, config.title, limits, config.metrics_names, defaults)
 
     def ready() -> None:
-        print(f"dart_jax serves {config.names[0]} at {address_of(listening)}", flush=True)
+        print(f"dart_jax serves {config.names[0]} at {address_of(opened)}", flush=True)
 
-    return Server(service, config.drain, ready), listening
+    return Server(service, config.drain, ready), opened
 
 
 def _engine(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
@@ -198,25 +190,12 @@ def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
     return Cluster(choice, config.serving, config.cluster, config.drain)
 
 
-@contextlib.contextmanager
-def log_to_stderr(requests: bool) -> Iterator[None]:
-    """Writes warnings, and lines about requests if they are wanted, on a thread: a terminal that is
-    stopped holds up no answer."""
-    writer = logging.StreamHandler()
-    writer.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    handler = logging.handlers.QueueHandler(lines)
-    handler.addFilter(lambda _: lines.qsize() < _MOST_LINES)
-    listener = logging.handlers.QueueListener(lines, writer)
-    logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
+def log_to_stderr(requests: bool) -> None:
+    """Writes warnings, and lines about requests if they are wanted."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    for name in ("dart_jax.serve.log", "dart_jax.engine") if requests else ():
+    for name in ("uvicorn.access", "dart_jax.serve.log", "dart_jax.engine") if requests else ():
         logging.getLogger(name).setLevel(logging.INFO)
-    listener.start()
-    try:
-        yield
-    finally:
-        listener.stop()
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -225,12 +204,12 @@ def main(args: Sequence[str] | None = None) -> None:
         config = parse(ServeConfig, args, __doc__)
         # Ends at once while the model is loaded, even as the first process of a container.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-        with log_to_stderr(config.log_requests):
-            server, listening = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
-            try:
-                server.run([listening])
-            finally:
-                server.service.close()
+        log_to_stderr(config.log_requests)
+        server, opened = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
+        try:
+            server.run([opened])
+        finally:
+            server.service.close()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dart_jax.serve.body.errors import ApiError, internal, json_response, to_json
+from dart_jax.serve.body.errors import ApiError, internal, json_response, to_json, unavailable
 from dart_jax.serve.body.fields import ChatFields, GenerationFields
 from dart_jax.serve.logprobs import chat_scores, completion_scores, id_of, prompt_scores
 from dart_jax.serve.service import Service
@@ -26,6 +26,9 @@ from dart_jax.text.thoughts import Thinking
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
+# The logger of answers and reports.
+LOGGER = "dart_jax.serve.log"
+
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -33,10 +36,7 @@ _EVENTS = [
 ]
 _DONE = b"data: [DONE]\n\n"
 
-# Key of a request's scope: what is logged of its answer.
-ANSWER = "dart_jax.answer"
-
-# Seconds in which a client that reads too slowly may still take the error.
+# Seconds in which a client that reads too slowly may still take an error.
 _LAST_CHANCE = 1.0
 
 
@@ -53,19 +53,9 @@ class Answer(Response):
     chunk_kind: str
     prefix: str
 
-    def __init__(
-        self,
-        service: Service,
-        fields: GenerationFields,
-        texts: Texts,
-    ):
-        """Prepares the answer; nothing is sent yet.
-
-        Args:
-          service: generates `texts`, and forgets them at the end.
-          fields: the client's.
-          texts: the texts to send.
-        """
+    def __init__(self, service: Service, fields: GenerationFields, texts: Texts):
+        """Prepares the answer; `fields` are the client's, `texts` those that `service` generates
+        for them."""
         super().__init__()
         self._service, self._texts = service, texts
         self._stream, self._options = fields.stream, fields.stream_options
@@ -102,21 +92,24 @@ class Answer(Response):
             with contextlib.suppress(ClientDisconnect):
                 await unless_gone(receive, sending)
         finally:
+            self._texts.close()
             finishes = ", ".join(text.finish or "cancelled" for text in self._texts.texts)
-            usage = self._usage
-            scope[ANSWER] = (
-                f": {usage['prompt_tokens']} tokens (cached: "
-                f"{usage['prompt_tokens_details']['cached_tokens']}) + "
-                f"{usage['completion_tokens']}, {finishes:.80}"
+            logging.getLogger(LOGGER).info(
+                "%s: %d tokens (cached: %d) + %d, %.80s, %.0f ms",
+                self._head["id"],
+                self._prompt_tokens,
+                self._cached_tokens,
+                self._texts.tokens,
+                finishes,
+                1e3 * (time.monotonic() - self._texts.arrived),
             )
-            self._service.forget(self._texts)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             while self._texts.running:
                 await self._texts.more()
             response = json_response(self._all())
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             response = self._failure(error).response
         await response(scope, receive, send)
 
@@ -133,7 +126,7 @@ class Answer(Response):
                     break
                 await self._texts.more()
             await send(_body(self._last_events()))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_CHANCE):
                     await send(_body(self._error_events(self._failure(error))))
@@ -167,18 +160,26 @@ class Answer(Response):
         return event(error.content) + _DONE
 
     @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(text.request.tokens) for text in self._prompts)
+
+    @property
+    def _cached_tokens(self) -> int:
+        return sum(text.cached_tokens for text in self._prompts)
+
+    @property
     def _usage(self) -> dict[str, Any]:
-        prompt = sum(len(text.request.tokens) for text in self._prompts)
-        cached = sum(text.cached_tokens for text in self._prompts)
         return {
-            "prompt_tokens": prompt,
+            "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._texts.tokens,
-            "total_tokens": prompt + self._texts.tokens,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "total_tokens": self._prompt_tokens + self._texts.tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
         }
 
-    def _failure(self, error: Exception) -> ApiError:
+    def _failure(self, error: BaseException) -> ApiError:
         """Returns the error for the client; logs the rest of a fault."""
+        if isinstance(error, asyncio.CancelledError):
+            return unavailable("the server was stopped before the answer was complete")
         if isinstance(error, ApiError):
             if error.status == 500:
                 _logger.error("an answer failed: %s", error.__cause__)

@@ -17,13 +17,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import dart_jax
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids
 from dart_jax.serve import pages
-from dart_jax.serve.answer import ANSWER, ChatAnswer, CompletionAnswer, unless_gone
+from dart_jax.serve.answer import ChatAnswer, CompletionAnswer, unless_gone
 from dart_jax.serve.body.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
 from dart_jax.serve.body.fields import (
     ChatFields,
@@ -44,12 +44,6 @@ from dart_jax.text.thoughts import Thinking
 
 _logger = logging.getLogger(__name__)
 _Fields = TypeVar("_Fields", bound=RequestFields)
-
-# The logger of requests and reports.
-LOGGER = "dart_jax.serve.log"
-
-# Characters of a path in the log.
-_MOST_LOGGED = 100
 
 # Pages of this machine.
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
@@ -72,7 +66,7 @@ def make_app(service: Service) -> Starlette:
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/", routes.home),
-            Route("/docs", routes.docs),
+            Route("/docs", routes.home),
             Route("/openapi.json", routes.openapi),
             Route("/health", routes.health),
             Route("/version", routes.version),
@@ -205,24 +199,20 @@ class Routes:
         return json_response(models[0] if name else {"object": "list", "data": models})
 
     async def home(self, request: Request) -> Response:
-        """Says what this is; who needs a key learns no more."""
+        """Says what this is, without the model's name to those who need a key, and lists the fields
+        of requests."""
         needs_key = self._service.limits.api_key is not None
         model = "A model" if needs_key else self._service.names[0]
         chats = bool(self._tokenizer.chat_template) or needs_key
         address = str(request.base_url).rstrip("/")
         return HTMLResponse(pages.home(model, address, chats=chats, needs_key=needs_key))
 
-    async def docs(self, _: Request) -> Response:
-        """Lists the fields of requests."""
-        return HTMLResponse(pages.docs())
-
     async def openapi(self, _: Request) -> Response:
-        """The same for programs."""
+        """Describes the endpoints for programs."""
         return json_response(pages.openapi())
 
     async def health(self, _: Request) -> Response:
-        """Returns True if requests are answered."""
-        self._service.check_accepting()
+        """Returns status 200 if requests are answered."""
         statistics = self._service.engine.statistics()
         if not statistics.replicas:
             raise unavailable("no replica is running; try again later")
@@ -239,7 +229,6 @@ class Routes:
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
-        self._service.check_accepting()
         fields = await receive(kind, request, self._service.limits.max_body)
         self._service.check_model(fields.model)
         return fields
@@ -272,40 +261,6 @@ async def _gone(_: Request, error: Exception) -> Response:
 async def _fault(request: Request, error: Exception) -> Response:
     _logger.error("%s failed", request.url.path, exc_info=error)
     return internal().response
-
-
-class RequestLog:
-    """Logs every request to an application in a line, once it is answered."""
-
-    def __init__(self, app: ASGIApp):
-        """`app` is around everything else, so that refusals are logged as well."""
-        self._app, self._logger = app, logging.getLogger(LOGGER)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        if not self._logger.isEnabledFor(logging.INFO):
-            await self._app(scope, receive, send)
-            return
-        began, status = time.monotonic(), 0
-        # As it was sent: decoded, it might have line breaks.
-        path = scope["raw_path"].decode("ascii", "backslashreplace")[:_MOST_LOGGED]
-
-        async def note(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, note)
-        finally:
-            self._logger.info(
-                "%s %s %s, %.0f ms%s",
-                scope["method"],
-                path,
-                status or "gone",
-                1e3 * (time.monotonic() - began),
-                scope.get(ANSWER, ""),
-            )
 
 
 class _Origins(CORSMiddleware):

@@ -1,10 +1,10 @@
-"""Pages for people: what this server is, and which fields its requests have."""
+"""What this server is, and the fields of its requests: a page, and the same for programs."""
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dart_jax
@@ -32,7 +32,7 @@ ENDPOINTS: Mapping[str, tuple[str, type[RequestFields] | None]] = {
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
+<title>dart_jax</title>
 <style>
 :root {{ color-scheme: light dark }}
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: auto; padding: 1rem }}
@@ -41,19 +41,17 @@ td {{ border-top: 1px solid #8884; padding: .3rem .6rem .3rem 0; vertical-align:
 td, pre {{ overflow-wrap: anywhere; white-space: pre-wrap }}
 pre {{ background: #8882; padding: 1rem; border-radius: .4rem }}
 </style>
-<h1>{title}</h1>
-{body}
-</html>
-"""
-
-_HOME = """<p>{model}, served by dart_jax {version} with OpenAI's API.</p>
+<h1>dart_jax</h1>
+<p>{model}, served by dart_jax {version} with OpenAI's API.</p>
 <pre>curl {address}{path} \\
     --header 'Content-Type: application/json' \\
 {key}    --data '{body}'</pre>
-<table>{rows}</table>
-<p><a href="docs">Fields of requests</a>, and the same <a href="openapi.json">for programs</a>.</p>
+{endpoints}
+<h1>Fields of requests</h1>
+<p>The same <a href="openapi.json">for programs</a>.</p>
+{fields}
+</html>
 """
-
 
 # Path and body of a first request, of models without and with a chat template.
 _EXAMPLES = (
@@ -63,7 +61,7 @@ _EXAMPLES = (
 
 
 def home(model: str, address: str, *, chats: bool, needs_key: bool) -> str:
-    """Writes the first page.
+    """Writes the page.
 
     Args:
       model: its name.
@@ -72,34 +70,19 @@ def home(model: str, address: str, *, chats: bool, needs_key: bool) -> str:
       needs_key: whether requests need a key.
     """
     path, example = _EXAMPLES[chats]
-    key = "    --header 'Authorization: Bearer KEY' \\\n" if needs_key else ""
-    rows = [(path, does) for path, (does, _) in ENDPOINTS.items()]
-    body = _HOME.format(
+    tables = [
+        f"<h2>{each}</h2>{_table(_fields(kind))}" for each, (_, kind) in ENDPOINTS.items() if kind
+    ]
+    return _PAGE.format(
         model=html.escape(model),
         version=dart_jax.__version__,
         address=html.escape(address),
         path=path,
-        key=key,
+        key="    --header 'Authorization: Bearer KEY' \\\n" if needs_key else "",
         body=html.escape(json.dumps(example), quote=False),
-        rows=_rows(rows),
+        endpoints=_table((path, does) for path, (does, _) in ENDPOINTS.items()),
+        fields="\n".join(tables),
     )
-    return _PAGE.format(title="dart_jax", body=body)
-
-
-def docs() -> str:
-    """Writes the page of all fields."""
-    parts = []
-    for path, (does, fields) in ENDPOINTS.items():
-        if fields is None:
-            continue
-        schema, rows = fields.model_json_schema(), []
-        for name, field in schema["properties"].items():
-            needed = name in schema.get("required", ())
-            rows.append(
-                (name, _kind(field), "required" if needed else json.dumps(field["default"]))
-            )
-        parts.append(f"<h2>{path}</h2><p>POST: {does}.</p><table>{_rows(rows)}</table>")
-    return _PAGE.format(title="Fields of requests", body="\n".join(parts))
 
 
 def openapi() -> dict[str, Any]:
@@ -117,14 +100,12 @@ def openapi() -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
 
-def _kind(field: Mapping[str, Any]) -> str:
-    """The type of a field in words."""
-    every = field.get("anyOf", [field])
-    kinds = [each.get("type") or each.get("$ref", "").rpartition("/")[2] for each in every]
-    return " or ".join(kind for kind in dict.fromkeys(kinds) if kind and kind != "null") or "any"
+def _fields(kind: type[RequestFields]) -> Iterable[tuple[str, str]]:
+    """The names of fields, and their defaults."""
+    for name, field in kind.model_json_schema()["properties"].items():
+        yield name, json.dumps(field["default"]) if "default" in field else "required"
 
 
-def _rows(rows: list[tuple[str, ...]]) -> str:
-    return "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    cells = (f"<td>{html.escape(one)}</td><td>{html.escape(other)}</td>" for one, other in rows)
+    return "<table>" + "\n".join(f"<tr>{row}</tr>" for row in cells) + "</table>"

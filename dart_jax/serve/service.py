@@ -24,7 +24,7 @@ from dart_jax.serve.body.structure import structure_of
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
-from dart_jax.serve.texts import TextOptions, Texts
+from dart_jax.serve.texts import Texts
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.thoughts import Thinking
 from dart_jax.weights.generation_file import FILE as GENERATION_FILE
@@ -79,8 +79,6 @@ class Service:
       defaults: options of `Sampling` that clients leave out.
       metrics: counts and times since the start.
       token_texts: single tokens as text.
-      running: the texts of answers that are not complete.
-      draining: whether no new requests are accepted.
     """
 
     def __init__(
@@ -100,14 +98,7 @@ class Service:
         label = self.names[0] if limits.api_key is None else "model"
         self.metrics = Metrics(engine, label, metrics_prefix)
         self.token_texts = TokenTexts(self.model.tokenizer)
-        self.running: set[Texts] = set()
-        self.draining = False
         self._trials = Trials(self.model.grammars, limits.grammars)
-
-    def check_accepting(self) -> None:
-        """Raises ApiError if the server is shutting down."""
-        if self.draining:
-            raise unavailable()
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError if a request names another model; without a name it means this one."""
@@ -135,7 +126,7 @@ class Service:
           echoes: of all prompts, if the texts begin with them.
 
         Returns:
-          The texts, which must be passed to `forget` at the end.
+          The texts, which must be closed at the end.
 
         Raises:
           ApiError: there is no room for the requests, the server is shutting down, or the texts'
@@ -147,34 +138,28 @@ class Service:
         shown = set() if tools is None else set(tools.marks.values())
         if thinking is not None:
             shown |= {id for id in (thinking.begin, thinking.end) if id is not None}
-        options = TextOptions(
-            stop,
-            fields.skip_special_tokens,
-            shown,
-            fields.include_stop_str_in_output,
-            fields.min_tokens,
-            continues=isinstance(fields, CompletionFields) or grammar is not None,
-        )
+        options = {
+            "skip_special_tokens": fields.skip_special_tokens,
+            "shown": shown,
+            "include_stop": fields.include_stop_str_in_output,
+            "min_tokens": fields.min_tokens,
+            "continues": isinstance(fields, CompletionFields) or grammar is not None,
+        }
         try:
             repeated = [echo for echo in echoes for _ in range(fields.n)]
             interval = self.limits.stream_interval
-            texts = Texts(self.engine, self.metrics, requests, options, arrived, interval, repeated)
+            return Texts(
+                self.engine, self.metrics, requests, stop, options, arrived, interval, repeated
+            )
         except QueueFull as error:
             raise busy(str(error), error.retry_after) from None
         except EngineClosed as error:
             raise unavailable(str(error)) from None
-        self.running.add(texts)
-        return texts
 
     def close(self) -> None:
         """Ends what still runs."""
         self._trials.close()
         self.engine.close()
-
-    def forget(self, texts: Texts) -> None:
-        """Ends an answer: cancels what still runs of it."""
-        self.running.discard(texts)
-        texts.close()
 
     async def _grammar(self, fields: GenerationFields, tools: Tools | None) -> str | None:
         """Compiles the grammar that a request's texts must follow, while others are answered;

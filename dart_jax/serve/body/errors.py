@@ -57,11 +57,9 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
     return ApiError(400, message, param=param, code=code)
 
 
-def unavailable(
-    message: str = "the server is shutting down; try again later", headers: Mapping[str, str] = {}
-) -> ApiError:
-    """Makes the error of a server that answers nothing now; `headers` besides Retry-After."""
-    return ApiError(503, message, code="unavailable", headers={"Retry-After": "5", **headers})
+def unavailable(message: str) -> ApiError:
+    """Makes the error of a server that answers nothing now."""
+    return ApiError(503, message, code="unavailable", headers={"Retry-After": "5"})
 
 
 def busy(message: str, seconds: float) -> ApiError:
