@@ -74,8 +74,8 @@ def make_app(service: Service) -> Starlette:
         ],
         middleware=[
             # First, since browsers ask without the key whether they may ask.
-            Middleware(_Origins, origins=service.limits.allowed_origins),
-            Middleware(_Key, key=service.limits.api_key),
+            Middleware(_Origins, origins=service.config.origins),
+            Middleware(_Key, key=service.config.key),
         ],
         exception_handlers={
             HTTPException: _no_route,
@@ -201,7 +201,7 @@ class Routes:
     async def home(self, request: Request) -> Response:
         """Says what this is, without the model's name to those who need a key, and lists the fields
         of requests."""
-        needs_key = self._service.limits.api_key is not None
+        needs_key = self._service.config.key is not None
         model = "A model" if needs_key else self._service.names[0]
         chats = bool(self._tokenizer.chat_template) or needs_key
         address = str(request.base_url).rstrip("/")
@@ -229,7 +229,7 @@ class Routes:
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
-        fields = await receive(kind, request, self._service.limits.max_body)
+        fields = await receive(kind, request, self._service.config.body_bytes)
         self._service.check_model(fields.model)
         return fields
 

@@ -2,69 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
 from dart_jax.engine.thread import AnyEngine, EngineClosed, QueueFull
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
-from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.grammar.trials import Trials, off_loop
 from dart_jax.serve.body.errors import ApiError, bad, busy, unavailable
-from dart_jax.serve.body.fields import SAMPLING, CompletionFields, GenerationFields
+from dart_jax.serve.body.fields import CompletionFields, GenerationFields
 from dart_jax.serve.body.structure import structure_of
+from dart_jax.serve.config import ServeConfig
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
 from dart_jax.serve.texts import Texts
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.thoughts import Thinking
-from dart_jax.weights.generation_file import FILE as GENERATION_FILE
-from dart_jax.weights.generation_file import read_options
-
-
-def sampling_defaults(directory: Path | None) -> dict[str, Any]:
-    """Returns the options of `Sampling` in a target's `generation_config.json`, as vLLM uses them.
-
-    Raises:
-      UserError: the file is damaged, or a value is out of range.
-    """
-    options = read_options(directory) or {}
-    found = {name: options[name] for name in SAMPLING if options.get(name) is not None}
-    try:
-        Sampling(**found)
-    except (UserError, TypeError) as error:
-        raise UserError(
-            f"{GENERATION_FILE}: {error}; mend it, or use --generation-config none"
-        ) from None
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits of clients.
-
-    Attributes:
-      max_body: bytes of a request's body.
-      stream_interval: seconds between pieces of a stream, at least.
-      api_key: the key that clients must send; None if everybody may ask.
-      allowed_origins: origins whose web pages may ask; "*" for all, none for this machine's.
-      grammars: of the structures that texts may have.
-    """
-
-    max_body: int = 8_000_000
-    stream_interval: float = 0.0
-    api_key: str | None = None
-    allowed_origins: tuple[str, ...] = ("*",)
-    grammars: GrammarLimits = GrammarLimits()
 
 
 class Service:
@@ -73,32 +32,24 @@ class Service:
     Attributes:
       engine: decodes the requests.
       model: what is known of its model here.
+      config: the options of the server.
       names: names of the model; the first one is in the answers.
       root: origin of the model.
-      limits: limits of clients.
       defaults: options of `Sampling` that clients leave out.
       metrics: counts and times since the start.
       token_texts: single tokens as text.
     """
 
-    def __init__(
-        self,
-        engine: AnyEngine,
-        names: Sequence[str],
-        root: str,
-        limits: Limits,
-        metrics_prefix: str = "dart",
-        defaults: Mapping[str, Any] | None = None,
-    ):
-        """See the attributes; `metrics_prefix` as in `Metrics`."""
-        self.defaults = defaults or {}
-        self.engine, self.names, self.root, self.limits = engine, tuple(names), root, limits
-        self.model = engine.model
+    def __init__(self, engine: AnyEngine, config: ServeConfig):
+        """See the attributes. Raises UserError as `ServeConfig.sampling`."""
+        self.engine, self.config, self.model = engine, config, engine.model
+        self.names, self.root = config.names, config.title
+        self.defaults = config.sampling(self.model.tokenizer.directory)
         # As the first page, they name no model to those without a key.
-        label = self.names[0] if limits.api_key is None else "model"
-        self.metrics = Metrics(engine, label, metrics_prefix)
+        label = self.names[0] if config.key is None else "model"
+        self.metrics = Metrics(engine, label, config.metrics_names)
         self.token_texts = TokenTexts(self.model.tokenizer)
-        self._trials = Trials(self.model.grammars, limits.grammars)
+        self._trials = Trials(self.model.grammars, config.grammars)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError if a request names another model; without a name it means this one."""
@@ -147,7 +98,7 @@ class Service:
         }
         try:
             repeated = [echo for echo in echoes for _ in range(fields.n)]
-            interval = self.limits.stream_interval
+            interval = self.config.stream_interval
             return Texts(
                 self.engine, self.metrics, requests, stop, options, arrived, interval, repeated
             )
@@ -175,7 +126,7 @@ class Service:
             if not tools.holds(answer):
                 return None
             size = tools.size(answer)
-            self.limits.grammars.check_size("the tools", size)
+            self.config.grammars.check_size("the tools", size)
             both = await off_loop(lambda: tools.outputs(answer))
             return await self._trials.check(both, size)
         except UserError as error:

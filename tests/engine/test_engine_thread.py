@@ -322,20 +322,9 @@ def test_a_full_queue(model):
     engine.submit(request, answers[1])
     gate.set()
     assert [len(answer.wait().tokens) for answer in answers] == [3, 3]
-    assert engine.drain(60)
+    engine.close()
     with pytest.raises(EngineClosed):
         engine.submit(request, Answer())
-    engine.close()
-
-
-def test_closing_wakes_those_who_wait(model):
-    engine = EngineThread(model, EngineConfig(**SMALL))
-    engine.submit(Request(np.zeros(1, np.int32), 300), lambda output: time.sleep(0.01))
-    waits = threading.Thread(target=engine.drain, args=(300,))
-    waits.start()
-    engine.close()
-    waits.join(30)
-    assert not waits.is_alive()
 
 
 def test_a_run_that_fails_leaves_nothing_behind(model, expected):

@@ -13,8 +13,9 @@ from dart_jax.serve.app import make_app
 from dart_jax.serve.body.errors import ApiError
 from dart_jax.serve.body.fields import ChatFields, ResponseFields
 from dart_jax.serve.body.responses import chat_of
+from dart_jax.serve.config import ServeConfig
 from dart_jax.serve.prompts import encode_chat
-from dart_jax.serve.service import Limits, Service
+from dart_jax.serve.service import Service
 from dart_jax.serve.tools.formats import HERMES, XmlFormat, format_of
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -108,7 +109,7 @@ def serve(tokenizer, test):
     async def run():
         engine = StubEngine()
         engine.model.tokenizer, engine.max_length = tokenizer, 100_000
-        app = make_app(Service(engine, ["stub"], "stub", Limits()))
+        app = make_app(Service(engine, ServeConfig(target="stub")))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             server = Server(tokenizer, client, engine)

@@ -13,7 +13,7 @@ from stub_engine import StubEngine
 
 from dart_jax.engine.statistics import Statistics
 from dart_jax.programs.command_line import parse
-from dart_jax.serve.__main__ import ServeConfig
+from dart_jax.serve.config import ServeConfig
 from dart_jax.serve.metrics import Metrics
 
 PLACE = ROOT / "docs/serving"

@@ -15,12 +15,12 @@ from dart_jax.decoding.logits import TokenScores
 from dart_jax.engine.request import Output, Request
 from dart_jax.engine.statistics import Statistics
 from dart_jax.errors import UserError
-from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
 from dart_jax.serve.body.fields import ChatFields, CompletionFields
+from dart_jax.serve.config import ServeConfig
 from dart_jax.serve.logprobs import Score, TokenTexts, chat_scores, completion_scores
 from dart_jax.serve.process import address_of, open_socket
-from dart_jax.serve.service import Limits, Service
+from dart_jax.serve.service import Service
 from dart_jax.serve.texts import Text
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ def engine():
 
 
 def service_of(engine, **limits):
-    return Service(engine, ["stub"], "stub", Limits(**limits))
+    return Service(engine, ServeConfig(target="stub", **limits))
 
 
 @contextlib.asynccontextmanager

@@ -26,9 +26,6 @@ from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.serve.body.errors import CLOSE, ApiError, bad
 from dart_jax.serve.body.neutral import may_matter
 
-# Options of `Sampling`, which a model's `generation_config.json` may have, too.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-
 # Every stop string is looked for in every piece of text.
 MOST_STOPS = 64
 
@@ -161,7 +158,8 @@ class GenerationFields(RequestFields):
         Args:
           defaults: values of options of `Sampling` that the client leaves out.
         """
-        values = {name: getattr(self, name) for name in SAMPLING}
+        names = [field.name for field in dataclasses.fields(Sampling)]
+        values = {name: getattr(self, name) for name in names}
         values |= {k: v for k, v in defaults.items() if k not in self.model_fields_set}
         values["top_k"] = 0 if values["top_k"] == -1 else values["top_k"]
         return Sampling(**values)

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,11 +108,6 @@ class Cluster:
         running = min(total.running, accepted)
         counts = {"running": running, "waiting": accepted - running}
         return dataclasses.replace(total, **counts, failed=not total.replicas)
-
-    def drain(self, seconds: float) -> bool:
-        """See `EngineThread.drain`."""
-        self._accepting = False
-        return not wait(set(self._running), seconds).not_done
 
     def close(self) -> None:
         """Ends the replicas and with them what they still do."""
