@@ -57,11 +57,8 @@ class Answer(Response):
         """Prepares the answer; `fields` are the client's, `texts` those that `service` generates
         for them."""
         super().__init__()
-        self._service, self._texts = service, texts
-        self._stream, self._options = fields.stream, fields.stream_options
+        self._service, self._fields, self._texts = service, fields, texts
         self._prompts = texts.texts[:: fields.n]  # a text of each
-        self._scored, self._prompt_top = fields.top is not None, fields.prompt_logprobs
-        self._by_id = fields.return_tokens_as_token_ids
         self._head = {
             "id": f"{self.prefix}{uuid.uuid4().hex}",
             "object": self.chunk_kind if fields.stream else self.kind,
@@ -75,10 +72,10 @@ class Answer(Response):
 
     def _prompt_scores(self, index: int) -> dict[str, Any]:
         """Writes those of the `index`th text's prompt, if they were asked for."""
-        if self._prompt_top is None:
+        most, scores = self._fields.prompt_logprobs, self._texts.texts[index].prompt_scores
+        if most is None:
             return {}
-        scores, texts = self._texts.texts[index].prompt_scores, self._service.token_texts
-        return {"prompt_logprobs": prompt_scores(scores, self._prompt_top, texts)}
+        return {"prompt_logprobs": prompt_scores(scores, most, self._service.token_texts)}
 
     def _all(self) -> dict[str, Any]:
         """Writes the whole answer."""
@@ -88,7 +85,8 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         try:
-            sending = self._send_events(send) if self._stream else self._whole(scope, receive, send)
+            stream = self._fields.stream
+            sending = self._send_events(send) if stream else self._whole(scope, receive, send)
             with contextlib.suppress(ClientDisconnect):
                 await unless_gone(receive, sending)
         finally:
@@ -142,16 +140,16 @@ class Answer(Response):
     def _events(self, index: int, news: News) -> bytes:
         """Writes the news of the `index`th text."""
         chunk = self._head | {"choices": [self._choice(index, news)]}
-        if self._options.continuous_usage_stats:
+        if self._fields.stream_options.continuous_usage_stats:
             chunk["usage"] = self._usage
-        elif self._options.include_usage:
+        elif self._fields.stream_options.include_usage:
             chunk["usage"] = None
         return event(chunk)
 
     def _last_events(self) -> bytes:
         """Writes what comes after all news."""
         last = b""
-        if self._options.include_usage:
+        if self._fields.stream_options.include_usage:
             last = event(self._head | {"choices": [], "usage": self._usage})
         return last + _DONE
 
@@ -195,8 +193,9 @@ class CompletionAnswer(Answer):
     prefix = "cmpl-"
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        name = id_of if self._by_id else self._service.token_texts.text_of
-        scores = completion_scores(news.scores, name) if self._scored else None
+        by_id = self._fields.return_tokens_as_token_ids
+        name = id_of if by_id else self._service.token_texts.text_of
+        scores = None if self._fields.top is None else completion_scores(news.scores, name)
         return {
             "index": index,
             "text": news.text,
@@ -223,9 +222,9 @@ class ChatAnswer(Answer):
     ):
         """See `Answer`; `tools`: that the texts may call; `thinking`: how they think."""
         super().__init__(service, fields, texts)
+        self._shows_thoughts, self._apart = fields.shows_thoughts, fields.separates_thoughts
         self._readers = None if tools is None else [tools.reader() for _ in texts.texts]
-        self._thinking, self._shows_thoughts = thinking, fields.shows_thoughts
-        self._apart = fields.separates_thoughts
+        self._thinking = thinking
         # Every space counts where a grammar says what follows.
         self._exact = exact = texts.texts[0].request.grammar is not None
         self._thoughts = thinking and [
@@ -259,11 +258,10 @@ class ChatAnswer(Answer):
         return super()._usage | ({} if self._thinking is None else details)
 
     def _scores(self, news: News) -> dict[str, Any] | None:
-        if not self._scored:
+        if self._fields.top is None:
             return None
-        first = news.first and not self._exact
-        texts, by_id = self._service.token_texts, self._by_id
-        return chat_scores(news.scores, texts, first=first, by_id=by_id)
+        texts, by_id = self._service.token_texts, self._fields.return_tokens_as_token_ids
+        return chat_scores(news.scores, texts, first=news.first and not self._exact, by_id=by_id)
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
         (thoughts, parts), finish = self._read(index, news), news.finish
@@ -272,7 +270,7 @@ class ChatAnswer(Answer):
             finish = "tool_calls"
         rest = {"logprobs": self._scores(news), "finish_reason": finish}
         calls = [self._call(piece) for piece in pieces]
-        if not self._stream:
+        if not self._fields.stream:
             message = {"role": "assistant", "content": content, "refusal": None}
             if self._thinking is not None and self._apart:
                 message["reasoning_content"] = thoughts or None
@@ -293,7 +291,7 @@ class ChatAnswer(Answer):
 
     def _call(self, piece: CallPiece) -> dict[str, Any]:
         """Writes a piece of a call; the first one, and a whole call, has all fields."""
-        call: dict[str, Any] = {"index": piece.index} if self._stream else {}
+        call: dict[str, Any] = {"index": piece.index} if self._fields.stream else {}
         function = {"arguments": piece.arguments}
         if piece.id is not None:
             call |= {"id": piece.id, "type": "function"}

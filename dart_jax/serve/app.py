@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -35,7 +35,7 @@ from dart_jax.serve.body.fields import (
     receive,
 )
 from dart_jax.serve.body.responses import chat_of
-from dart_jax.serve.prompts import check_chat, continued, echo_of, encode, encode_chat
+from dart_jax.serve.prompts import check_chat, echo_of, encode, encode_chat
 from dart_jax.serve.responses_answer import ResponseAnswer
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import Texts
@@ -147,7 +147,7 @@ class Routes:
         prompt = await encode_chat(self._tokenizer, fields, size, tools)
         offered = None if tools is None else tools.described
         template = self._tokenizer.template_for(fields.template_options | {"tools": offered})
-        thinking = Thinking.of(self._tokenizer, template, prompt, continued(fields))
+        thinking = Thinking.of(self._tokenizer, template, prompt, fields.continued)
         texts = await self._service.generate(fields, [prompt], arrived, tools, thinking)
         return texts, tools, thinking
 
@@ -205,7 +205,7 @@ class Routes:
         model = "A model" if needs_key else self._service.names[0]
         chats = bool(self._tokenizer.chat_template) or needs_key
         address = str(request.base_url).rstrip("/")
-        return HTMLResponse(pages.home(model, address, chats=chats, needs_key=needs_key))
+        return PlainTextResponse(pages.home(model, address, chats=chats, needs_key=needs_key))
 
     async def openapi(self, _: Request) -> Response:
         """Describes the endpoints for programs."""

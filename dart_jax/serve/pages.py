@@ -1,10 +1,9 @@
-"""What this server is, and the fields of its requests: a page, and the same for programs."""
+"""What this server is, and the fields of its requests: for people, and as OpenAPI for programs."""
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import dart_jax
@@ -30,29 +29,6 @@ ENDPOINTS: Mapping[str, tuple[str, type[RequestFields] | None]] = {
     "/version": ("this version", None),
 }
 
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>dart_jax</title>
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: auto; padding: 1rem }}
-table {{ border-collapse: collapse; width: 100% }}
-td {{ border-top: 1px solid #8884; padding: .3rem .6rem .3rem 0; vertical-align: top }}
-td, pre {{ overflow-wrap: anywhere; white-space: pre-wrap }}
-pre {{ background: #8882; padding: 1rem; border-radius: .4rem }}
-</style>
-<h1>dart_jax</h1>
-<p>{model}, served by dart_jax {version} with OpenAI's API.</p>
-<pre>curl {address}{path} \\
-    --header 'Content-Type: application/json' \\
-{key}    --data '{body}'</pre>
-{endpoints}
-<h1>Fields of requests</h1>
-<p>The same <a href="openapi.json">for programs</a>.</p>
-{fields}
-</html>
-"""
-
 # Path and body of a first request, of models without and with a chat template.
 _EXAMPLES = (
     ("/v1/completions", {"prompt": "def mean(values):\n"}),
@@ -61,7 +37,7 @@ _EXAMPLES = (
 
 
 def home(model: str, address: str, *, chats: bool, needs_key: bool) -> str:
-    """Writes the page.
+    """Writes a page of text.
 
     Args:
       model: its name.
@@ -70,19 +46,16 @@ def home(model: str, address: str, *, chats: bool, needs_key: bool) -> str:
       needs_key: whether requests need a key.
     """
     path, example = _EXAMPLES[chats]
-    tables = [
-        f"<h2>{each}</h2>{_table(_fields(kind))}" for each, (_, kind) in ENDPOINTS.items() if kind
-    ]
-    return _PAGE.format(
-        model=html.escape(model),
-        version=dart_jax.__version__,
-        address=html.escape(address),
-        path=path,
-        key="    --header 'Authorization: Bearer KEY' \\\n" if needs_key else "",
-        body=html.escape(json.dumps(example), quote=False),
-        endpoints=_table((path, does) for path, (does, _) in ENDPOINTS.items()),
-        fields="\n".join(tables),
-    )
+    lines = [f"{model}, served by dart_jax {dart_jax.__version__} with OpenAI's API.", ""]
+    lines += [f"curl {address}{path} \\", "    --header 'Content-Type: application/json' \\"]
+    lines += ["    --header 'Authorization: Bearer KEY' \\"] if needs_key else []
+    lines += [f"    --data '{json.dumps(example)}'", "", "The same for programs: /openapi.json"]
+    for each, (does, kind) in ENDPOINTS.items():
+        lines += ["", f"{each}: {does}"]
+        for name, field in (kind.model_json_schema()["properties"] if kind else {}).items():
+            default = json.dumps(field["default"]) if "default" in field else "required"
+            lines.append(f"    {name}: {default}")
+    return "\n".join([*lines, ""])
 
 
 def openapi() -> dict[str, Any]:
@@ -98,14 +71,3 @@ def openapi() -> dict[str, Any]:
         paths[path] = {"get" if fields is None else "post": about}
     info = {"title": "dart_jax", "version": dart_jax.__version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
-
-
-def _fields(kind: type[RequestFields]) -> Iterable[tuple[str, str]]:
-    """The names of fields, and their defaults."""
-    for name, field in kind.model_json_schema()["properties"].items():
-        yield name, json.dumps(field["default"]) if "default" in field else "required"
-
-
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    cells = (f"<td>{html.escape(one)}</td><td>{html.escape(other)}</td>" for one, other in rows)
-    return "<table>" + "\n".join(f"<tr>{row}</tr>" for row in cells) + "</table>"

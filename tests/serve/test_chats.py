@@ -369,8 +369,8 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
 )
 def test_messages_that_are_none(tokenizers, message, fault):
     async def run():
-        body = ChatFields(messages=[ASK, message])
         with pytest.raises(ApiError) as caught:
+            body = ChatFields(messages=[ASK, message])
             await encode_chat(tokenizers["ChatML"], body, 1000)
         assert (caught.value.status, str(caught.value)) == (400, f"messages.1.{fault}")
 

@@ -261,7 +261,7 @@ def test_fields_of_vllm():
     fields = CompletionFields.model_validate_json(body)
     assert (fields.prompt, fields.stop, fields.sampling({}).top_k) == ([[1, 2]], ["x"], 0)
     assert fields.logit_bias == {5: 1}
-    body = b'{"messages": [], "stream_options": {"include_usage": null}, "max_tokens": 5}'
+    body = b'{"messages": [{}], "stream_options": {"include_usage": null}, "max_tokens": 5}'
     fields = ChatFields.model_validate_json(body)
     assert fields.stream_options.include_usage is False
     assert fields.most_tokens == 5

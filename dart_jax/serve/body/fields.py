@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +24,7 @@ from starlette.requests import Request
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import MOST_LOGPROBS
+from dart_jax.serve.body.content import only_texts
 from dart_jax.serve.body.errors import CLOSE, ApiError, bad
 from dart_jax.serve.body.neutral import may_matter
 
@@ -52,6 +54,7 @@ def _is_prompt(value: Any) -> bool:
 
 Strings = Annotated[list[str], BeforeValidator(_one_or_several), Field(max_length=MOST_STOPS)]
 Prompts = Annotated[list[Any], BeforeValidator(_prompts)]
+Messages = Annotated[list[dict[str, Any]], AfterValidator(only_texts)]
 
 # What llama.cpp, Ollama and LM Studio write for no limit, and llama.cpp for no biases.
 _Unlimited = BeforeValidator(lambda value: None if value == -1 else value)
@@ -280,7 +283,7 @@ class ThoughtFields(GenerationFields):
 class ChatFields(ThoughtFields):
     """The body of /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     tools: list[Tool] = []
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = ToolChoice()
     parallel_tool_calls: bool = True
@@ -318,6 +321,11 @@ class ChatFields(ThoughtFields):
         return options | self.chat_template_kwargs
 
     @property
+    def continued(self) -> str | None:
+        """The beginning of the answer, if the messages have it."""
+        return (self.messages[-1].get("content") or "") if self.continue_final_message else None
+
+    @property
     def separates_thoughts(self) -> bool:
         """True if thoughts are not to be in the content."""
         return self.separate_reasoning and self.reasoning_format != "none"
@@ -344,7 +352,7 @@ class TokenizeFields(RequestFields):
 
     prompt: str | None = None
     add_special_tokens: bool = True
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
