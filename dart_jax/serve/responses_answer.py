@@ -88,10 +88,10 @@ class ResponseAnswer(ChatAnswer):
             # Thoughts have none.
             self._output.logprobs += logprobs[max(self._thought_tokens - self._scored_tokens, 0) :]
             self._scored_tokens += len(logprobs)
-        events = self._output.add_thoughts(thoughts)
+        events = self._output.add_text("reasoning", thoughts)
         for part in parts:
             if isinstance(part, str):
-                events += self._output.add_text(part)
+                events += self._output.add_text("message", part)
             else:
                 events += self._output.add_call(part)
         if news.finish is not None:
@@ -145,15 +145,9 @@ class _Output:
         self.logprobs: list[Any] = []
         self._open = False
 
-    def add_text(self, text: str) -> list[_Event]:
-        """Adds text to the message that is open, or to a new one."""
-        return self._add("message", text)
-
-    def add_thoughts(self, text: str) -> list[_Event]:
-        """Adds thoughts, likewise."""
-        return self._add("reasoning", text)
-
-    def _add(self, kind: str, text: str) -> list[_Event]:
+    def add_text(self, kind: str, text: str) -> list[_Event]:
+        """Adds text to the item that is open, or to a new one if that is of another kind; `kind`:
+        message or reasoning."""
         if not text:
             return []
         events: list[_Event] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from dart_jax.serve.config import ServeConfig
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
-from dart_jax.serve.texts import Texts
+from dart_jax.serve.texts import Text, Texts
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.thoughts import Thinking
 
@@ -76,12 +77,8 @@ class Service:
           thinking: how they think, if they do.
           echoes: of all prompts, if the texts begin with them.
 
-        Returns:
-          The texts, which must be closed at the end.
-
         Raises:
-          ApiError: there is no room for the requests, the server is shutting down, or the texts'
-            structure cannot be used.
+          ApiError: there is no room for the requests, or the texts' structure cannot be used.
           UserError: an option is out of range.
         """
         grammar = await self._grammar(fields, tools)
@@ -96,12 +93,13 @@ class Service:
             "min_tokens": fields.min_tokens,
             "continues": isinstance(fields, CompletionFields) or grammar is not None,
         }
+        repeated = [echo for echo in echoes for _ in range(fields.n)]
+        texts = [
+            Text(self.model.tokenizer, request, stop, options, echo)
+            for request, echo in zip_longest(requests, repeated)
+        ]
         try:
-            repeated = [echo for echo in echoes for _ in range(fields.n)]
-            interval = self.config.stream_interval
-            return Texts(
-                self.engine, self.metrics, requests, stop, options, arrived, interval, repeated
-            )
+            return Texts(self.engine, self.metrics, texts, arrived, self.config.stream_interval)
         except QueueFull as error:
             raise busy(str(error), error.retry_after) from None
         except EngineClosed as error:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from dart_jax.engine.request import Finish, Logprobs, Output, Request
@@ -139,47 +138,33 @@ def _pairs(logprobs: Logprobs) -> Iterator[tuple[float, list[tuple[int, float]]]
 
 
 class Texts:
-    """The texts of one answer.
+    """The texts of one answer, with attributes as `__init__` has them.
 
     The engine's outputs are kept here while a slow client reads: not more than the texts
     themselves, and they are sent together once the client has caught up.
-
-    Attributes:
-      texts: the texts.
-      arrived: when the client asked, in seconds of `time.monotonic`.
     """
 
     def __init__(
         self,
         engine: AnyEngine,
         metrics: Metrics,
-        requests: Sequence[Request],
-        stop: Sequence[str],
-        options: Mapping[str, Any],
+        texts: list[Text],
         arrived: float,
         interval: float,
-        echoes: Sequence[Echo],
     ):
-        """Passes the requests to the engine.
+        """Passes the texts' requests to the engine.
 
         Args:
           engine: generates the texts.
           metrics: receives the times.
-          requests: one for each text.
-          stop: strings that end the texts.
-          options: further ones of `TextStream`.
+          texts: the texts, empty.
           arrived: when the client asked, in seconds of `time.monotonic`.
           interval: seconds between two returns of `more`, at least, except for an end.
-          echoes: what each text begins with; none for nothing.
 
         Raises:
           UserError: as `EngineThread.submit`; then nothing is generated.
         """
-        self._metrics, self.arrived = metrics, arrived
-        self.texts = [
-            Text(engine.model.tokenizer, request, stop, options, echo)
-            for request, echo in zip_longest(requests, echoes)
-        ]
+        self.texts, self.arrived, self._metrics = texts, arrived, metrics
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._woken = False  # whether the loop is to set `_news`
@@ -188,8 +173,8 @@ class Texts:
         self._inbox: deque[tuple[int, Output, float]] = deque()
         self._tickets: dict[int, AnyTicket] = {}
         try:
-            for index, request in enumerate(requests):
-                self._tickets[index] = engine.submit(request, partial(self._put, index))
+            for index, text in enumerate(texts):
+                self._tickets[index] = engine.submit(text.request, partial(self._put, index))
         except BaseException:
             self._cancel()
             raise
