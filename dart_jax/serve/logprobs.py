@@ -49,8 +49,8 @@ class TokenTexts:
     def first_bytes_of(self, token: int) -> bytes:
         """Returns the bytes of a token at the beginning of a text, where it may lose its space."""
         raw = self.bytes_of(token)
-        begins = raw.startswith(b" ") and not self._tokenizer.decode([token]).startswith(" ")
-        return raw[1:] if begins else raw
+        loses = raw[:1] == b" " and raw[1:] == self._tokenizer.decode([token]).encode()
+        return raw[1:] if loses else raw
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added:

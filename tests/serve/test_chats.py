@@ -370,8 +370,7 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
 def test_messages_that_are_none(tokenizers, message, fault):
     async def run():
         with pytest.raises(ApiError) as caught:
-            body = ChatFields(messages=[ASK, message])
-            await encode_chat(tokenizers["ChatML"], body, 1000)
+            await encode_chat(tokenizers["ChatML"], ChatFields(messages=[ASK, message]), 1000)
         assert (caught.value.status, str(caught.value)) == (400, f"messages.1.{fault}")
 
     asyncio.run(run())
