@@ -28,10 +28,10 @@ ASK = [{"role": "user", "content": "hi"}]
 ANSWER = "It is Paris"
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
-def served(request, tmp_path_factory):
-    """A server of a model that thinks; its marks may be special tokens."""
-    marks = ("<think>", "</think>") if request.param else ()
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server of a model that thinks; its marks are special tokens."""
+    marks = ("<think>", "</think>")
     target = write_scripted_target(tmp_path_factory.mktemp("t") / "t", PIECES, TEMPLATE, marks)
     quick = ("--slots", "4", "--max-length", "512", "--warmup", "none")
     options = ("--target", str(target), "--served-model-name", "m", *quick)
