@@ -309,15 +309,8 @@ def _body(content: bytes, more: bool = False) -> dict[str, Any]:
 
 
 async def unless_gone(receive: Receive, working: Coroutine[Any, Any, _Result]) -> _Result:
-    """Works until that is done or the client has gone.
-
-    Args:
-      receive: gives what the client still sends; the whole body has been received.
-      working: is cancelled if the client goes.
-
-    Raises:
-      ClientDisconnect: it has gone.
-    """
+    """Works until that is done. If the client goes, whose whole body has been received, cancels the
+    work and raises ClientDisconnect."""
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -86,17 +86,13 @@ def _byte_characters() -> dict[str, int]:
 _BYTES = _byte_characters()
 
 
-# The name of a token in an answer.
-Name = Callable[[int], str]
-
-
 def id_of(token: int) -> str:
     """Names a token by its id, as vLLM does."""
     return f"token_id:{token}"
 
 
-def completion_scores(scores: Sequence[Score], name: Name) -> dict[str, Any]:
-    """Writes log-probabilities as /v1/completions does."""
+def completion_scores(scores: Sequence[Score], name: Callable[[int], str]) -> dict[str, Any]:
+    """Writes log-probabilities as /v1/completions does, where tokens have a name."""
 
     def top(score: Score) -> dict[str, Any] | None:
         if score.logprob is None:
@@ -134,14 +130,8 @@ def prompt_scores(scores: Sequence[Score], most: int, texts: TokenTexts) -> list
 def chat_scores(
     scores: Sequence[Score], texts: TokenTexts, *, first: bool, by_id: bool
 ) -> dict[str, Any]:
-    """Writes log-probabilities as /v1/chat/completions does.
-
-    Args:
-      scores: of tokens.
-      texts: of these.
-      first: whether a text begins with the first of them, without a space.
-      by_id: name tokens by their ids.
-    """
+    """Writes log-probabilities as /v1/chat/completions does; `first`: a text begins with them,
+    without a space; `by_id`: tokens are named by their ids."""
 
     def one(bytes_of: Callable[[int], bytes], token: int, logprob: float | None) -> dict[str, Any]:
         raw = bytes_of(token)

@@ -70,13 +70,7 @@ class Metrics:
     """Counts and times since the start."""
 
     def __init__(self, engine: AnyEngine, model_name: str, prefix: str = "dart"):
-        """Starts at zero.
-
-        Args:
-          engine: its counts are reported as well.
-          model_name: value of the label.
-          prefix: beginning of all names, before a colon.
-        """
+        """Starts at zero. All names begin with a prefix and a colon; the model's is a label."""
         self._registry = CollectorRegistry()
         self._engine_counts = _EngineCounts(engine, model_name, prefix)
         self._registry.register(self._engine_counts)

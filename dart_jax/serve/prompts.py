@@ -91,13 +91,8 @@ async def encode_chat(
     vocab_size: int,
     tools: Tools | None = None,
 ) -> np.ndarray:
-    """Returns the tokens of a request's messages, up to where the answer begins, int32 [n].
-
-    Args:
-      tokenizer: the target's.
-      fields: the client's, as `check_chat` allows them.
-      vocab_size: the target's.
-      tools: that the answer may call.
+    """Returns the tokens of messages that `check_chat` allows, up to where the answer begins,
+    int32 [n]; `tools` are those that it may call.
 
     Raises:
       ApiError: the chat template refuses the messages, or the target lacks one of their tokens.

@@ -32,15 +32,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):
-        """Describes the error.
-
-        Args:
-          status: of the HTTP response.
-          message: one line, for the client.
-          param: the field at fault, if there is one.
-          code: the kind of error, for programs.
-          headers: of the HTTP response.
-        """
+        """Describes the error in one line for the client, with the field at fault, if there is one,
+        and the kind of error for programs; `headers` are the HTTP response's."""
         super().__init__(message)
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.status, self._headers = status, dict(headers or {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -156,11 +156,8 @@ class GenerationFields(RequestFields):
     ebnf: str | None = None
 
     def sampling(self, defaults: Mapping[str, Any]) -> Sampling:
-        """The distribution of tokens; raises UserError if a value is out of range.
-
-        Args:
-          defaults: values of options of `Sampling` that the client leaves out.
-        """
+        """The distribution of tokens, with defaults for options that the client leaves out; raises
+        UserError if a value is out of range."""
         names = [field.name for field in dataclasses.fields(Sampling)]
         values = {name: getattr(self, name) for name in names}
         values |= {k: v for k, v in defaults.items() if k not in self.model_fields_set}
@@ -179,7 +176,7 @@ class GenerationFields(RequestFields):
 
     @property
     def prompt_top(self) -> int | None:
-        """The same for the tokens of a prompt."""
+        """The same in the place of a prompt's tokens."""
         return self.prompt_logprobs
 
 
@@ -389,29 +386,20 @@ _Kind = TypeVar("_Kind", bound=RequestFields)
 
 
 async def receive(kind: type[_Kind], request: Request, most: int) -> _Kind:
-    """Reads the fields of a request.
-
-    Args:
-      kind: the fields that it may have.
-      request: nothing of it has been read.
-      most: bytes that are read.
+    """Reads the fields of a request, of whose body at most `most` bytes are read.
 
     Raises:
       ApiError: the body is too large, or no JSON; or a field is refused, missing, or
         has another type or value than it may have.
       ClientDisconnect: the client has gone.
     """
-    body = await _body(request, most)
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _refusal(error) from None
+    return checked(kind.model_validate_json, await _body(request, most))
 
 
-def checked(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
-    """Makes fields of values; raises ApiError as `receive`."""
+def checked(make: Callable[[Any], _Kind], content: Any) -> _Kind:
+    """Makes fields by a method of their class; raises ApiError as `receive`."""
     try:
-        return kind.model_validate(values)
+        return make(content)
     except ValidationError as error:
         raise _refusal(error) from None
 
@@ -421,20 +409,17 @@ async def _body(request: Request, most: int) -> bytes:
     if coding.lower() != "identity":
         message = f"bodies in {coding!r:.40} are not read; send JSON as it is"
         raise ApiError(415, message, code="unsupported_encoding", headers=CLOSE)
-    length, parts = request.headers.get("content-length", ""), request.stream()
-    too_large = length.isdecimal() and int(length) > most
     body = bytearray()
     try:
         async with asyncio.timeout(MOST_SECONDS):
-            while not too_large and (part := await anext(parts, None)) is not None:
+            async for part in request.stream():
                 body += part
-                too_large = len(body) > most
+                if len(body) > most:
+                    message = f"the body is larger than {most:,} bytes, the most that is read"
+                    raise ApiError(413, message, code="request_too_large", headers=CLOSE)
     except TimeoutError:
         message = f"the body did not come within {MOST_SECONDS:g} seconds"
         raise ApiError(408, message, headers=CLOSE) from None
-    if too_large:
-        message = f"the body is larger than {most:,} bytes, the most that this server reads"
-        raise ApiError(413, message, code="request_too_large", headers=CLOSE)
     return bytes(body)
 
 

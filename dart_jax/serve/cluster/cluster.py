@@ -157,10 +157,9 @@ def replicas(
     Raises:
       UserError: Ray is not installed, there is no cluster, or the replicas do not start.
     """
-    ray, serve = _connect(options)
+    ray, serve, gpus = _connect(options)
     name = f"dart_jax-{secrets.token_hex(4)}"  # servers beside each other need different ones
     try:
-        gpus = _gpus_of_a_replica(options, ray.cluster_resources().get("GPU", 0))
         scaling = {
             "min_replicas": options.replicas,
             "max_replicas": options.most,
@@ -196,9 +195,10 @@ def replicas(
         ray.shutdown()
 
 
-def _connect(options: ClusterOptions) -> tuple[Any, Any]:
+def _connect(options: ClusterOptions) -> tuple[Any, Any, float]:
     """Connects to the cluster that the options name; without one, starts Ray on this machine, for
-    this process only and without usage statistics. Returns the packages `ray` and `ray.serve`."""
+    this process only and without usage statistics. Returns the packages `ray` and `ray.serve`, and
+    the GPUs that a replica gets."""
     address = options.ray_address
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
@@ -229,21 +229,14 @@ def _connect(options: ClusterOptions) -> tuple[Any, Any]:
         where = "start Ray" if address is None else f"reach a Ray cluster at {address}"
         raise UserError(f"cannot {where}: {reason}") from None
     gpus = ray.cluster_resources().get("GPU", 0)
-    wanted = _gpus_of_a_replica(options, gpus) * options.most
-    if address is None and wanted > gpus:
+    each = float(gpus > 0) if options.replica_gpus is None else options.replica_gpus
+    if address is None and each * options.most > gpus:
         ray.shutdown()
         raise UserError(
-            f"the replicas need {wanted:g} GPUs, and this machine has {gpus:g}; lower --replicas "
-            "and --max-replicas"
+            f"the replicas need {each * options.most:g} GPUs, and this machine has {gpus:g}; lower "
+            "--replicas and --max-replicas"
         )
-    return ray, serve
-
-
-def _gpus_of_a_replica(options: ClusterOptions, gpus: float) -> float:
-    """Returns the GPUs that a replica gets of a cluster that has so many."""
-    if options.replica_gpus is not None:
-        return options.replica_gpus
-    return 1.0 if gpus else 0.0
+    return ray, serve, each
 
 
 class Ticket:
