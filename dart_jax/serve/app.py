@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import dart_jax
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids
+from dart_jax.memory import parse_memory
 from dart_jax.serve import pages
 from dart_jax.serve.answer import ChatAnswer, CompletionAnswer, unless_gone
 from dart_jax.serve.body.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
@@ -94,7 +95,7 @@ class Routes:
         """`service` generates the texts."""
         self._service = service
         self._model, self._tokenizer = service.model, service.model.tokenizer
-        self._started = int(time.time())
+        self._started, self._max_body = int(time.time()), parse_memory(service.config.max_body)
 
     async def completions(self, request: Request) -> Response:
         """Continues texts or tokens."""
@@ -229,7 +230,7 @@ class Routes:
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
-        fields = await receive(kind, request, self._service.config.body_bytes)
+        fields = await receive(kind, request, self._max_body)
         self._service.check_model(fields.model)
         return fields
 

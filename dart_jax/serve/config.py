@@ -66,12 +66,7 @@ class ServeConfig(ModelChoice):
             raise UserError(f"--port must be in 0..65535, got {self.port}")
         if self.key is not None and not (self.key.isascii() and self.key.strip()):
             raise UserError("--api-key must be visible ASCII characters")
-        _ = self.body_bytes, self.grammars
-
-    @property
-    def body_bytes(self) -> int:
-        """Maximum size of a request's body in bytes."""
-        return parse_memory(self.max_body)
+        _ = parse_memory(self.max_body), self.grammars
 
     @property
     def grammars(self) -> GrammarLimits:
