@@ -36,7 +36,10 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer):
         """Reads from the tokenizer how it writes bytes."""
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
         self._tokenizer = tokenizer
+        self._bytes = {character: byte for byte, character in bytes_to_unicode().items()}
         decoder = json.dumps(json.loads(tokenizer.backend.to_str()).get("decoder"))
         self._byte_level = '"ByteLevel"' in decoder
         self._added = tokenizer.backend.get_added_tokens_decoder()
@@ -58,8 +61,8 @@ class TokenTexts:
         name = self._tokenizer.backend.id_to_token(token)
         if name is None:  # an embedding without a token
             return b""
-        if self._byte_level and all(char in _BYTES for char in name):
-            return bytes(_BYTES[char] for char in name)
+        if self._byte_level and all(character in self._bytes for character in name):
+            return bytes(self._bytes[character] for character in name)
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return bytes([int(name[3:5], 16)])
         before, count = self._tokenizer.lead
@@ -72,18 +75,6 @@ def _text(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _byte_characters() -> dict[str, int]:
-    """The characters by which byte-level tokenizers write bytes: printable ones stand for
-    themselves, the others for those from 256 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    moved = {chr(256 + place): byte for place, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | moved
-
-
-_BYTES = _byte_characters()
 
 
 def id_of(token: int) -> str:

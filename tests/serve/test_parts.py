@@ -13,6 +13,7 @@ from tokenizers_made import byte_fallback, byte_level
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.engine.request import Output, Request
 from dart_jax.engine.statistics import Statistics
+from dart_jax.engine.thread import EngineClosed
 from dart_jax.errors import UserError
 from dart_jax.serve.app import make_app
 from dart_jax.serve.config import ServeConfig
@@ -104,7 +105,7 @@ def test_a_base_model_cannot_chat(engine):
 
 
 def test_an_engine_that_closes_between(engine):
-    engine.close_to_requests()
+    engine.refuse = EngineClosed("the server is shutting down")
     response = ask(engine, prompt=["a", "b"])
     assert (response.status_code, response.headers["retry-after"]) == (503, "5")
 
