@@ -99,12 +99,11 @@ class Routes:
 
     async def completions(self, request: Request) -> Response:
         """Continues texts or tokens."""
-        arrived = time.monotonic()
         fields = await self._fields(CompletionFields, request)
-        texts = await unless_gone(request.receive, self._continue(fields, arrived))
+        texts = await unless_gone(request.receive, self._continue(fields))
         return CompletionAnswer(self._service, fields, texts)
 
-    async def _continue(self, fields: CompletionFields, arrived: float) -> Texts:
+    async def _continue(self, fields: CompletionFields) -> Texts:
         """Begins to continue prompts."""
         size = self._model.target.vocab_size
         prompts = [
@@ -118,28 +117,24 @@ class Routes:
             for prompt, tokens in zip(fields.prompt, prompts, strict=True)
             if fields.echo
         ]
-        return await self._service.generate(fields, prompts, arrived, echoes=echoes)
+        return await self._service.generate(fields, prompts, echoes=echoes)
 
     async def chat(self, request: Request) -> Response:
         """Answers a chat."""
-        arrived = time.monotonic()
         fields = await self._fields(ChatFields, request)
         if fields.top_logprobs and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
-        begun = await unless_gone(request.receive, self._answer(fields, arrived))
+        begun = await unless_gone(request.receive, self._answer(fields))
         return ChatAnswer(self._service, fields, *begun)
 
     async def responses(self, request: Request) -> Response:
         """Answers a chat in the form of OpenAI's Responses API; nothing is stored."""
-        arrived = time.monotonic()
         asked = await self._fields(ResponseFields, request)
         fields = chat_of(asked)
-        begun = await unless_gone(request.receive, self._answer(fields, arrived))
+        begun = await unless_gone(request.receive, self._answer(fields))
         return ResponseAnswer(self._service, asked, fields, *begun)
 
-    async def _answer(
-        self, fields: ChatFields, arrived: float
-    ) -> tuple[Texts, Tools | None, Thinking | None]:
+    async def _answer(self, fields: ChatFields) -> tuple[Texts, Tools | None, Thinking | None]:
         """Begins to answer a chat; returns also the tools that the answer may call, and how it
         thinks."""
         check_chat(self._tokenizer, fields)
@@ -149,7 +144,7 @@ class Routes:
         offered = None if tools is None else tools.described
         template = self._tokenizer.template_for(fields.template_options | {"tools": offered})
         thinking = Thinking.of(self._tokenizer, template, prompt, fields.continued)
-        texts = await self._service.generate(fields, [prompt], arrived, tools, thinking)
+        texts = await self._service.generate(fields, [prompt], tools, thinking)
         return texts, tools, thinking
 
     async def tokenize(self, request: Request) -> Response:

@@ -121,7 +121,10 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # meanwhile another process listens at the address
+            raise UserError(f"cannot listen: {error.strerror}") from None
         self._reports = asyncio.ensure_future(self._report())
         self._ready()
 

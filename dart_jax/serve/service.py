@@ -62,7 +62,6 @@ class Service:
         self,
         fields: GenerationFields,
         prompts: Sequence[np.ndarray],
-        arrived: float,
         tools: Tools | None = None,
         thinking: Thinking | None = None,
         echoes: Sequence[Echo] = (),
@@ -72,7 +71,6 @@ class Service:
         Args:
           fields: the client's.
           prompts: int32 [n], their tokens.
-          arrived: when the client asked, in seconds of `time.monotonic`.
           tools: that the texts may call.
           thinking: how they think, if they do.
           echoes: of all prompts, if the texts begin with them.
@@ -98,8 +96,9 @@ class Service:
             Text(self.model.tokenizer, request, stop, options, echo)
             for request, echo in zip_longest(requests, repeated)
         ]
+        interval = self.config.stream_interval
         try:
-            return Texts(self.engine, self.metrics, texts, arrived, self.config.stream_interval)
+            return Texts(self.engine, self.metrics, texts, fields.arrived, interval)
         except QueueFull as error:
             raise busy(str(error), error.retry_after) from None
         except EngineClosed as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -83,6 +85,12 @@ class RequestFields(_Fields):
     """The body of a request."""
 
     model: str | None = None
+    _arrived: float = PrivateAttr(default_factory=time.monotonic)
+
+    @property
+    def arrived(self) -> float:
+        """When the client had asked, in seconds of `time.monotonic`."""
+        return self._arrived
 
     @model_validator(mode="before")
     @classmethod
