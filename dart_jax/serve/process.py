@@ -122,9 +122,11 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         try:
-            await super().startup(sockets)
+            for each in sockets or ():
+                each.listen(self.config.backlog)  # uvloop passes over an error of this
         except OSError as error:  # meanwhile another process listens at the address
             raise UserError(f"cannot listen: {error.strerror}") from None
+        await super().startup(sockets)
         self._reports = asyncio.ensure_future(self._report())
         self._ready()
 
