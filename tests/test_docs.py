@@ -171,7 +171,8 @@ def check_client(words, parser):
     """Programs that ask the server: where it listens by default, what it has."""
     found = re.findall(r"http://127\.0\.0\.1:(\d+)([/\w]*)", " ".join(words))
     assert [port for port, _ in found] == [str(ServeConfig.port)]
-    routes = {route.path for route in make_app(Service(StubEngine(), ServeConfig(target="x"))).routes}
+    app = make_app(Service(StubEngine(), ServeConfig(target="x")))
+    routes = {route.path for route in app.routes}
     assert {path for _, path in found} - {""} <= routes
     options = re.findall(r"(?:--endpoint |request_format=)(\S+)", " ".join(words))
     assert set(options) <= routes
