@@ -21,11 +21,11 @@ from stub_engine import StubEngine
 
 import dart_jax
 from dart_jax.__main__ import PROGRAMS as NAMED
-from dart_jax.serve.__main__ import ServeConfig
 from dart_jax.serve.app import make_app
 from dart_jax.serve.body.fields import ChatFields, CompletionFields, ResponseFields
 from dart_jax.serve.body.neutral import HARMLESS
-from dart_jax.serve.service import Limits, Service
+from dart_jax.serve.config import ServeConfig
+from dart_jax.serve.service import Service
 from train.run import config_file
 
 COMMANDS = [command for path in documents() for command in commands(path)]
@@ -171,7 +171,8 @@ def check_client(words, parser):
     """Programs that ask the server: where it listens by default, what it has."""
     found = re.findall(r"http://127\.0\.0\.1:(\d+)([/\w]*)", " ".join(words))
     assert [port for port, _ in found] == [str(ServeConfig.port)]
-    routes = {route.path for route in make_app(Service(StubEngine(), ["x"], "x", Limits())).routes}
+    app = make_app(Service(StubEngine(), ServeConfig(target="x")))
+    routes = {route.path for route in app.routes}
     assert {path for _, path in found} - {""} <= routes
     options = re.findall(r"(?:--endpoint |request_format=)(\S+)", " ".join(words))
     assert set(options) <= routes

@@ -151,10 +151,6 @@ class AnyEngine(Protocol):
         """A snapshot."""
         ...
 
-    def drain(self, seconds: float) -> bool:
-        """Accepts no more requests and waits for the accepted ones."""
-        ...
-
     def close(self) -> None:
         """Cancels all requests."""
         ...
@@ -203,7 +199,6 @@ class EngineThread:
         # Requests that neither ended nor were cancelled, whether the thread has seen them or not,
         # the oldest first, and who listens.
         self._accepted: dict[Sequence, OnOutput] = {}
-        self._accepting = True
         self._closed = self._failed = False
         self._statistics = self._snapshot()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -221,7 +216,7 @@ class EngineThread:
         with self._changed:
             if self._failed:
                 raise EngineClosed("the engine has failed; it must be started again")
-            if not self._accepting:
+            if self._closed:
                 raise EngineClosed("the server is shutting down; try again later")
             if len(self._accepted) >= self.config.slots + self.config.queue:
                 raise QueueFull(self.config, self._engine.seconds_in_slot)
@@ -234,24 +229,12 @@ class EngineThread:
         """A snapshot, at most a step old. Callable from any thread."""
         return self._statistics
 
-    def drain(self, seconds: float) -> bool:
-        """Accepts no more requests and waits for the accepted ones; returns whether all ended."""
-        end = time.monotonic() + seconds
-        with self._changed:
-            self._accepting = False
-            while self._accepted and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return not self._accepted
-
     def close(self) -> None:
         """Cancels all requests and ends the thread."""
         with self._changed:
-            self._accepting, self._closed = False, True
+            self._closed = True
             self._changed.notify_all()
         self._thread.join()
-        with self._changed:
-            self._accepted.clear()
-            self._changed.notify_all()
 
     def _cancel(self, sequence: Sequence) -> None:
         with self._changed:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dart_jax.serve.body.errors import ApiError, internal, json_response, to_json
+from dart_jax.serve.body.errors import ApiError, internal, json_response, to_json, unavailable
 from dart_jax.serve.body.fields import ChatFields, GenerationFields
 from dart_jax.serve.logprobs import chat_scores, completion_scores, id_of, prompt_scores
 from dart_jax.serve.service import Service
@@ -26,6 +26,9 @@ from dart_jax.text.thoughts import Thinking
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
+# The logger of answers and reports.
+LOGGER = "dart_jax.serve.log"
+
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -33,10 +36,7 @@ _EVENTS = [
 ]
 _DONE = b"data: [DONE]\n\n"
 
-# Key of a request's scope: what is logged of its answer.
-ANSWER = "dart_jax.answer"
-
-# Seconds in which a client that reads too slowly may still take the error.
+# Seconds in which a client that reads too slowly may still take an error.
 _LAST_CHANCE = 1.0
 
 
@@ -53,25 +53,12 @@ class Answer(Response):
     chunk_kind: str
     prefix: str
 
-    def __init__(
-        self,
-        service: Service,
-        fields: GenerationFields,
-        texts: Texts,
-    ):
-        """Prepares the answer; nothing is sent yet.
-
-        Args:
-          service: generates `texts`, and forgets them at the end.
-          fields: the client's.
-          texts: the texts to send.
-        """
+    def __init__(self, service: Service, fields: GenerationFields, texts: Texts):
+        """Prepares the answer; `fields` are the client's, `texts` those that `service` generates
+        for them."""
         super().__init__()
-        self._service, self._texts = service, texts
-        self._stream, self._options = fields.stream, fields.stream_options
+        self._service, self._fields, self._texts = service, fields, texts
         self._prompts = texts.texts[:: fields.n]  # a text of each
-        self._scored, self._prompt_top = fields.top is not None, fields.prompt_logprobs
-        self._by_id = fields.return_tokens_as_token_ids
         self._head = {
             "id": f"{self.prefix}{uuid.uuid4().hex}",
             "object": self.chunk_kind if fields.stream else self.kind,
@@ -85,10 +72,10 @@ class Answer(Response):
 
     def _prompt_scores(self, index: int) -> dict[str, Any]:
         """Writes those of the `index`th text's prompt, if they were asked for."""
-        if self._prompt_top is None:
+        most, scores = self._fields.prompt_logprobs, self._texts.texts[index].prompt_scores
+        if most is None:
             return {}
-        scores, texts = self._texts.texts[index].prompt_scores, self._service.token_texts
-        return {"prompt_logprobs": prompt_scores(scores, self._prompt_top, texts)}
+        return {"prompt_logprobs": prompt_scores(scores, most, self._service.token_texts)}
 
     def _all(self) -> dict[str, Any]:
         """Writes the whole answer."""
@@ -98,25 +85,29 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         try:
-            sending = self._send_events(send) if self._stream else self._whole(scope, receive, send)
+            stream = self._fields.stream
+            sending = self._send_events(send) if stream else self._whole(scope, receive, send)
             with contextlib.suppress(ClientDisconnect):
                 await unless_gone(receive, sending)
         finally:
+            self._texts.close()
             finishes = ", ".join(text.finish or "cancelled" for text in self._texts.texts)
-            usage = self._usage
-            scope[ANSWER] = (
-                f": {usage['prompt_tokens']} tokens (cached: "
-                f"{usage['prompt_tokens_details']['cached_tokens']}) + "
-                f"{usage['completion_tokens']}, {finishes:.80}"
+            logging.getLogger(LOGGER).info(
+                "%s: %d tokens (cached: %d) + %d, %.80s, %.0f ms",
+                self._head["id"],
+                self._prompt_tokens,
+                self._cached_tokens,
+                self._texts.tokens,
+                finishes,
+                1e3 * (time.monotonic() - self._texts.arrived),
             )
-            self._service.forget(self._texts)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             while self._texts.running:
                 await self._texts.more()
             response = json_response(self._all())
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             response = self._failure(error).response
         await response(scope, receive, send)
 
@@ -133,7 +124,7 @@ class Answer(Response):
                     break
                 await self._texts.more()
             await send(_body(self._last_events()))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_CHANCE):
                     await send(_body(self._error_events(self._failure(error))))
@@ -149,16 +140,16 @@ class Answer(Response):
     def _events(self, index: int, news: News) -> bytes:
         """Writes the news of the `index`th text."""
         chunk = self._head | {"choices": [self._choice(index, news)]}
-        if self._options.continuous_usage_stats:
+        if self._fields.stream_options.continuous_usage_stats:
             chunk["usage"] = self._usage
-        elif self._options.include_usage:
+        elif self._fields.stream_options.include_usage:
             chunk["usage"] = None
         return event(chunk)
 
     def _last_events(self) -> bytes:
         """Writes what comes after all news."""
         last = b""
-        if self._options.include_usage:
+        if self._fields.stream_options.include_usage:
             last = event(self._head | {"choices": [], "usage": self._usage})
         return last + _DONE
 
@@ -167,18 +158,26 @@ class Answer(Response):
         return event(error.content) + _DONE
 
     @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(text.request.tokens) for text in self._prompts)
+
+    @property
+    def _cached_tokens(self) -> int:
+        return sum(text.cached_tokens for text in self._prompts)
+
+    @property
     def _usage(self) -> dict[str, Any]:
-        prompt = sum(len(text.request.tokens) for text in self._prompts)
-        cached = sum(text.cached_tokens for text in self._prompts)
         return {
-            "prompt_tokens": prompt,
+            "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._texts.tokens,
-            "total_tokens": prompt + self._texts.tokens,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "total_tokens": self._prompt_tokens + self._texts.tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
         }
 
-    def _failure(self, error: Exception) -> ApiError:
+    def _failure(self, error: BaseException) -> ApiError:
         """Returns the error for the client; logs the rest of a fault."""
+        if isinstance(error, asyncio.CancelledError):
+            return unavailable("the server was stopped before the answer was complete")
         if isinstance(error, ApiError):
             if error.status == 500:
                 _logger.error("an answer failed: %s", error.__cause__)
@@ -194,8 +193,9 @@ class CompletionAnswer(Answer):
     prefix = "cmpl-"
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
-        name = id_of if self._by_id else self._service.token_texts.text_of
-        scores = completion_scores(news.scores, name) if self._scored else None
+        by_id = self._fields.return_tokens_as_token_ids
+        name = id_of if by_id else self._service.token_texts.text_of
+        scores = None if self._fields.top is None else completion_scores(news.scores, name)
         return {
             "index": index,
             "text": news.text,
@@ -222,9 +222,9 @@ class ChatAnswer(Answer):
     ):
         """See `Answer`; `tools`: that the texts may call; `thinking`: how they think."""
         super().__init__(service, fields, texts)
+        self._shows_thoughts, self._apart = fields.shows_thoughts, fields.separates_thoughts
         self._readers = None if tools is None else [tools.reader() for _ in texts.texts]
-        self._thinking, self._shows_thoughts = thinking, fields.shows_thoughts
-        self._apart = fields.separates_thoughts
+        self._thinking = thinking
         # Every space counts where a grammar says what follows.
         self._exact = exact = texts.texts[0].request.grammar is not None
         self._thoughts = thinking and [
@@ -258,11 +258,10 @@ class ChatAnswer(Answer):
         return super()._usage | ({} if self._thinking is None else details)
 
     def _scores(self, news: News) -> dict[str, Any] | None:
-        if not self._scored:
+        if self._fields.top is None:
             return None
-        first = news.first and not self._exact
-        texts, by_id = self._service.token_texts, self._by_id
-        return chat_scores(news.scores, texts, first=first, by_id=by_id)
+        texts, by_id = self._service.token_texts, self._fields.return_tokens_as_token_ids
+        return chat_scores(news.scores, texts, first=news.first and not self._exact, by_id=by_id)
 
     def _choice(self, index: int, news: News) -> dict[str, Any]:
         (thoughts, parts), finish = self._read(index, news), news.finish
@@ -271,7 +270,7 @@ class ChatAnswer(Answer):
             finish = "tool_calls"
         rest = {"logprobs": self._scores(news), "finish_reason": finish}
         calls = [self._call(piece) for piece in pieces]
-        if not self._stream:
+        if not self._fields.stream:
             message = {"role": "assistant", "content": content, "refusal": None}
             if self._thinking is not None and self._apart:
                 message["reasoning_content"] = thoughts or None
@@ -292,7 +291,7 @@ class ChatAnswer(Answer):
 
     def _call(self, piece: CallPiece) -> dict[str, Any]:
         """Writes a piece of a call; the first one, and a whole call, has all fields."""
-        call: dict[str, Any] = {"index": piece.index} if self._stream else {}
+        call: dict[str, Any] = {"index": piece.index} if self._fields.stream else {}
         function = {"arguments": piece.arguments}
         if piece.id is not None:
             call |= {"id": piece.id, "type": "function"}
@@ -310,15 +309,8 @@ def _body(content: bytes, more: bool = False) -> dict[str, Any]:
 
 
 async def unless_gone(receive: Receive, working: Coroutine[Any, Any, _Result]) -> _Result:
-    """Works until that is done or the client has gone.
-
-    Args:
-      receive: gives what the client still sends; the whole body has been received.
-      working: is cancelled if the client goes.
-
-    Raises:
-      ClientDisconnect: it has gone.
-    """
+    """Works until that is done. If the client goes, whose whole body has been received, cancels the
+    work and raises ClientDisconnect."""
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -15,15 +15,16 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import dart_jax
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids
+from dart_jax.memory import parse_memory
 from dart_jax.serve import pages
-from dart_jax.serve.answer import ANSWER, ChatAnswer, CompletionAnswer, unless_gone
+from dart_jax.serve.answer import ChatAnswer, CompletionAnswer, unless_gone
 from dart_jax.serve.body.errors import CLOSE, ApiError, bad, internal, json_response, unavailable
 from dart_jax.serve.body.fields import (
     ChatFields,
@@ -35,7 +36,7 @@ from dart_jax.serve.body.fields import (
     receive,
 )
 from dart_jax.serve.body.responses import chat_of
-from dart_jax.serve.prompts import check_chat, continued, echo_of, encode, encode_chat
+from dart_jax.serve.prompts import check_chat, echo_of, encode, encode_chat
 from dart_jax.serve.responses_answer import ResponseAnswer
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import Texts
@@ -44,12 +45,6 @@ from dart_jax.text.thoughts import Thinking
 
 _logger = logging.getLogger(__name__)
 _Fields = TypeVar("_Fields", bound=RequestFields)
-
-# The logger of requests and reports.
-LOGGER = "dart_jax.serve.log"
-
-# Characters of a path in the log.
-_MOST_LOGGED = 100
 
 # Pages of this machine.
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
@@ -72,7 +67,7 @@ def make_app(service: Service) -> Starlette:
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/", routes.home),
-            Route("/docs", routes.docs),
+            Route("/docs", routes.home),
             Route("/openapi.json", routes.openapi),
             Route("/health", routes.health),
             Route("/version", routes.version),
@@ -80,8 +75,8 @@ def make_app(service: Service) -> Starlette:
         ],
         middleware=[
             # First, since browsers ask without the key whether they may ask.
-            Middleware(_Origins, origins=service.limits.allowed_origins),
-            Middleware(_Key, key=service.limits.api_key),
+            Middleware(_Origins, origins=service.config.origins),
+            Middleware(_Key, key=service.config.key),
         ],
         exception_handlers={
             HTTPException: _no_route,
@@ -100,16 +95,15 @@ class Routes:
         """`service` generates the texts."""
         self._service = service
         self._model, self._tokenizer = service.model, service.model.tokenizer
-        self._started = int(time.time())
+        self._started, self._max_body = int(time.time()), parse_memory(service.config.max_body)
 
     async def completions(self, request: Request) -> Response:
         """Continues texts or tokens."""
-        arrived = time.monotonic()
         fields = await self._fields(CompletionFields, request)
-        texts = await unless_gone(request.receive, self._continue(fields, arrived))
+        texts = await unless_gone(request.receive, self._continue(fields))
         return CompletionAnswer(self._service, fields, texts)
 
-    async def _continue(self, fields: CompletionFields, arrived: float) -> Texts:
+    async def _continue(self, fields: CompletionFields) -> Texts:
         """Begins to continue prompts."""
         size = self._model.target.vocab_size
         prompts = [
@@ -123,28 +117,24 @@ class Routes:
             for prompt, tokens in zip(fields.prompt, prompts, strict=True)
             if fields.echo
         ]
-        return await self._service.generate(fields, prompts, arrived, echoes=echoes)
+        return await self._service.generate(fields, prompts, echoes=echoes)
 
     async def chat(self, request: Request) -> Response:
         """Answers a chat."""
-        arrived = time.monotonic()
         fields = await self._fields(ChatFields, request)
         if fields.top_logprobs and not fields.logprobs:
             raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
-        begun = await unless_gone(request.receive, self._answer(fields, arrived))
+        begun = await unless_gone(request.receive, self._answer(fields))
         return ChatAnswer(self._service, fields, *begun)
 
     async def responses(self, request: Request) -> Response:
         """Answers a chat in the form of OpenAI's Responses API; nothing is stored."""
-        arrived = time.monotonic()
         asked = await self._fields(ResponseFields, request)
         fields = chat_of(asked)
-        begun = await unless_gone(request.receive, self._answer(fields, arrived))
+        begun = await unless_gone(request.receive, self._answer(fields))
         return ResponseAnswer(self._service, asked, fields, *begun)
 
-    async def _answer(
-        self, fields: ChatFields, arrived: float
-    ) -> tuple[Texts, Tools | None, Thinking | None]:
+    async def _answer(self, fields: ChatFields) -> tuple[Texts, Tools | None, Thinking | None]:
         """Begins to answer a chat; returns also the tools that the answer may call, and how it
         thinks."""
         check_chat(self._tokenizer, fields)
@@ -153,8 +143,8 @@ class Routes:
         prompt = await encode_chat(self._tokenizer, fields, size, tools)
         offered = None if tools is None else tools.described
         template = self._tokenizer.template_for(fields.template_options | {"tools": offered})
-        thinking = Thinking.of(self._tokenizer, template, prompt, continued(fields))
-        texts = await self._service.generate(fields, [prompt], arrived, tools, thinking)
+        thinking = Thinking.of(self._tokenizer, template, prompt, fields.continued)
+        texts = await self._service.generate(fields, [prompt], tools, thinking)
         return texts, tools, thinking
 
     async def tokenize(self, request: Request) -> Response:
@@ -205,24 +195,20 @@ class Routes:
         return json_response(models[0] if name else {"object": "list", "data": models})
 
     async def home(self, request: Request) -> Response:
-        """Says what this is; who needs a key learns no more."""
-        needs_key = self._service.limits.api_key is not None
+        """Says what this is, without the model's name to those who need a key, and lists the fields
+        of requests."""
+        needs_key = self._service.config.key is not None
         model = "A model" if needs_key else self._service.names[0]
         chats = bool(self._tokenizer.chat_template) or needs_key
         address = str(request.base_url).rstrip("/")
-        return HTMLResponse(pages.home(model, address, chats=chats, needs_key=needs_key))
-
-    async def docs(self, _: Request) -> Response:
-        """Lists the fields of requests."""
-        return HTMLResponse(pages.docs())
+        return PlainTextResponse(pages.home(model, address, chats=chats, needs_key=needs_key))
 
     async def openapi(self, _: Request) -> Response:
-        """The same for programs."""
+        """Describes the endpoints for programs."""
         return json_response(pages.openapi())
 
     async def health(self, _: Request) -> Response:
-        """Returns True if requests are answered."""
-        self._service.check_accepting()
+        """Returns status 200 if requests are answered."""
         statistics = self._service.engine.statistics()
         if not statistics.replicas:
             raise unavailable("no replica is running; try again later")
@@ -239,8 +225,7 @@ class Routes:
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _fields(self, kind: type[_Fields], request: Request) -> _Fields:
-        self._service.check_accepting()
-        fields = await receive(kind, request, self._service.limits.max_body)
+        fields = await receive(kind, request, self._max_body)
         self._service.check_model(fields.model)
         return fields
 
@@ -272,40 +257,6 @@ async def _gone(_: Request, error: Exception) -> Response:
 async def _fault(request: Request, error: Exception) -> Response:
     _logger.error("%s failed", request.url.path, exc_info=error)
     return internal().response
-
-
-class RequestLog:
-    """Logs every request to an application in a line, once it is answered."""
-
-    def __init__(self, app: ASGIApp):
-        """`app` is around everything else, so that refusals are logged as well."""
-        self._app, self._logger = app, logging.getLogger(LOGGER)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        if not self._logger.isEnabledFor(logging.INFO):
-            await self._app(scope, receive, send)
-            return
-        began, status = time.monotonic(), 0
-        # As it was sent: decoded, it might have line breaks.
-        path = scope["raw_path"].decode("ascii", "backslashreplace")[:_MOST_LOGGED]
-
-        async def note(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, note)
-        finally:
-            self._logger.info(
-                "%s %s %s, %.0f ms%s",
-                scope["method"],
-                path,
-                status or "gone",
-                1e3 * (time.monotonic() - began),
-                scope.get(ANSWER, ""),
-            )
 
 
 class _Origins(CORSMiddleware):

@@ -36,7 +36,10 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer):
         """Reads from the tokenizer how it writes bytes."""
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
         self._tokenizer = tokenizer
+        self._bytes = {character: byte for byte, character in bytes_to_unicode().items()}
         decoder = json.dumps(json.loads(tokenizer.backend.to_str()).get("decoder"))
         self._byte_level = '"ByteLevel"' in decoder
         self._added = tokenizer.backend.get_added_tokens_decoder()
@@ -49,8 +52,8 @@ class TokenTexts:
     def first_bytes_of(self, token: int) -> bytes:
         """Returns the bytes of a token at the beginning of a text, where it may lose its space."""
         raw = self.bytes_of(token)
-        begins = raw.startswith(b" ") and not self._tokenizer.decode([token]).startswith(" ")
-        return raw[1:] if begins else raw
+        loses = raw[:1] == b" " and raw[1:] == self._tokenizer.decode([token]).encode()
+        return raw[1:] if loses else raw
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added:
@@ -58,8 +61,8 @@ class TokenTexts:
         name = self._tokenizer.backend.id_to_token(token)
         if name is None:  # an embedding without a token
             return b""
-        if self._byte_level and all(char in _BYTES for char in name):
-            return bytes(_BYTES[char] for char in name)
+        if self._byte_level and all(character in self._bytes for character in name):
+            return bytes(self._bytes[character] for character in name)
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return bytes([int(name[3:5], 16)])
         before, count = self._tokenizer.lead
@@ -74,29 +77,13 @@ def _text(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _byte_characters() -> dict[str, int]:
-    """The characters by which byte-level tokenizers write bytes: printable ones stand for
-    themselves, the others for those from 256 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    moved = {chr(256 + place): byte for place, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | moved
-
-
-_BYTES = _byte_characters()
-
-
-# The name of a token in an answer.
-Name = Callable[[int], str]
-
-
 def id_of(token: int) -> str:
     """Names a token by its id, as vLLM does."""
     return f"token_id:{token}"
 
 
-def completion_scores(scores: Sequence[Score], name: Name) -> dict[str, Any]:
-    """Writes log-probabilities as /v1/completions does."""
+def completion_scores(scores: Sequence[Score], name: Callable[[int], str]) -> dict[str, Any]:
+    """Writes log-probabilities as /v1/completions does, where tokens have a name."""
 
     def top(score: Score) -> dict[str, Any] | None:
         if score.logprob is None:
@@ -134,14 +121,8 @@ def prompt_scores(scores: Sequence[Score], most: int, texts: TokenTexts) -> list
 def chat_scores(
     scores: Sequence[Score], texts: TokenTexts, *, first: bool, by_id: bool
 ) -> dict[str, Any]:
-    """Writes log-probabilities as /v1/chat/completions does.
-
-    Args:
-      scores: of tokens.
-      texts: of these.
-      first: whether a text begins with the first of them, without a space.
-      by_id: name tokens by their ids.
-    """
+    """Writes log-probabilities as /v1/chat/completions does; `first`: a text begins with them,
+    without a space; `by_id`: tokens are named by their ids."""
 
     def one(bytes_of: Callable[[int], bytes], token: int, logprob: float | None) -> dict[str, Any]:
         raw = bytes_of(token)

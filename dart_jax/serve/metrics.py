@@ -22,26 +22,27 @@ _STEP += (20.0, 40.0, 80.0)
 _REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 _REQUEST += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 
-# Field of `Statistics` -> name and help.
-_GAUGES = {
-    "running": ("num_requests_running", "Requests that are decoded."),
-    "waiting": ("num_requests_waiting", "Requests that wait for a slot."),
-    "replicas": ("num_replicas", "Engines that serve."),
-    "kv_bytes": ("kv_cache_bytes", "Memory for keys and values; CPUs take it as it is used."),
-}
-_COUNTERS = {
-    "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-    "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    "preemptions": ("num_preemptions", "Running requests that had to wait again."),
-    "prompt_tokens": ("prompt_tokens", "Tokens of prompts."),
-    "generation_tokens": ("generation_tokens", "Tokens generated."),
-    "drafts": ("spec_decode_num_drafts", "Draft trees verified."),
-    "draft_tokens": ("spec_decode_num_draft_tokens", "Nodes of these trees."),
-    "accepted_tokens": ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."),
-    "compilations": ("compilations", "Programs compiled for requests."),
+_Kind = type[CounterMetricFamily | GaugeMetricFamily]
+
+# Field of `Statistics` -> kind, name and help.
+_COUNTS = {
+    "running": (GaugeMetricFamily, "num_requests_running", "Requests that are decoded."),
+    "waiting": (GaugeMetricFamily, "num_requests_waiting", "Requests that wait for a slot."),
+    "replicas": (GaugeMetricFamily, "num_replicas", "Engines that serve."),
+    "kv_bytes": (GaugeMetricFamily, "kv_cache_bytes", "Most memory for keys and values."),
+    "prefix_queries": (CounterMetricFamily, "prefix_cache_queries", "Prompt tokens looked up."),
+    "prefix_hits": (CounterMetricFamily, "prefix_cache_hits", "Prompt tokens found."),
+    "preemptions": (CounterMetricFamily, "num_preemptions", "Requests that had to wait again."),
+    "prompt_tokens": (CounterMetricFamily, "prompt_tokens", "Tokens of prompts."),
+    "generation_tokens": (CounterMetricFamily, "generation_tokens", "Tokens generated."),
+    "drafts": (CounterMetricFamily, "spec_decode_num_drafts", "Draft trees verified."),
+    "draft_tokens": (CounterMetricFamily, "spec_decode_num_draft_tokens", "Their nodes."),
+    "accepted_tokens": (CounterMetricFamily, "spec_decode_num_accepted_tokens", "Nodes accepted."),
+    "compilations": (CounterMetricFamily, "compilations", "Programs compiled for requests."),
     "compilation_seconds": (
+        CounterMetricFamily,
         "compilation_seconds",
-        "Seconds in which requests waited for programs to be compiled.",
+        "Seconds waited for them.",
     ),
 }
 
@@ -69,13 +70,7 @@ class Metrics:
     """Counts and times since the start."""
 
     def __init__(self, engine: AnyEngine, model_name: str, prefix: str = "dart"):
-        """Starts at zero.
-
-        Args:
-          engine: its counts are reported as well.
-          model_name: value of the label.
-          prefix: beginning of all names, before a colon.
-        """
+        """Starts at zero. All names begin with a prefix and a colon; the model's is a label."""
         self._registry = CollectorRegistry()
         self._engine_counts = _EngineCounts(engine, model_name, prefix)
         self._registry.register(self._engine_counts)
@@ -113,33 +108,24 @@ class _EngineCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
-        statistics = self._engine.statistics()
-        for field, (name, help) in _GAUGES.items():
-            yield self._gauge(name, help, getattr(statistics, field))
-        used = statistics.pages_used / max(statistics.pages, 1)
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1.", used)
-        for field, (name, help) in _COUNTERS.items():
-            yield self._counter(name, help, {"": getattr(statistics, field)})
-        yield self._counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that were accepted, by their level in the tree, from 0.",
-            {str(n): count for n, count in enumerate(statistics.accepted_per_position)},
-            "position",
-        )
-        help = "Texts that ended, by reason."
-        yield self._counter("request_success", help, self.ended, "finished_reason")
+        now = self._engine.statistics()
+        for field, (kind, name, help) in _COUNTS.items():
+            yield self._metric(kind, name, help, {"": getattr(now, field)})
+        used = {"": now.pages_used / max(now.pages, 1)}
+        name, help = "kv_cache_usage_perc", "Share of the KV pages in use, from 0 to 1."
+        yield self._metric(GaugeMetricFamily, name, help, used)
+        name, help = "spec_decode_num_accepted_tokens_per_pos", "Nodes accepted, by level from 0."
+        levels = {str(n): count for n, count in enumerate(now.accepted_per_position)}
+        yield self._metric(CounterMetricFamily, name, help, levels, "position")
+        name, help = "request_success", "Texts that ended, by reason."
+        yield self._metric(CounterMetricFamily, name, help, self.ended, "finished_reason")
 
-    def _gauge(self, name: str, help: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(f"{self._prefix}:{name}", help, labels=["model_name"])
-        gauge.add_metric([self._model_name], value)
-        return gauge
-
-    def _counter(
-        self, name: str, help: str, values: Mapping[str, float], label: str = ""
+    def _metric(
+        self, kind: _Kind, name: str, help: str, values: Mapping[str, float], label: str = ""
     ) -> Metric:
-        """Returns a counter for each value of a label, or without one."""
+        """Returns a metric with a value for each of a label's, or without one."""
         labels = ["model_name", label] if label else ["model_name"]
-        counter = CounterMetricFamily(f"{self._prefix}:{name}", help, labels=labels)
+        metric = kind(f"{self._prefix}:{name}", help, labels=labels)
         for key, value in values.items():
-            counter.add_metric([self._model_name, key][: len(labels)], value)
-        return counter
+            metric.add_metric([self._model_name, key][: len(labels)], value)
+        return metric

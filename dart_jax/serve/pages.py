@@ -1,8 +1,7 @@
-"""Pages for people: what this server is, and which fields its requests have."""
+"""What this server is, and the fields of its requests: for people, and as OpenAPI for programs."""
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -30,31 +29,6 @@ ENDPOINTS: Mapping[str, tuple[str, type[RequestFields] | None]] = {
     "/version": ("this version", None),
 }
 
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: auto; padding: 1rem }}
-table {{ border-collapse: collapse; width: 100% }}
-td {{ border-top: 1px solid #8884; padding: .3rem .6rem .3rem 0; vertical-align: top }}
-td, pre {{ overflow-wrap: anywhere; white-space: pre-wrap }}
-pre {{ background: #8882; padding: 1rem; border-radius: .4rem }}
-</style>
-<h1>{title}</h1>
-{body}
-</html>
-"""
-
-_HOME = """<p>{model}, served by dart_jax {version} with OpenAI's API.</p>
-<pre>curl {address}{path} \\
-    --header 'Content-Type: application/json' \\
-{key}    --data '{body}'</pre>
-<table>{rows}</table>
-<p><a href="docs">Fields of requests</a>, and the same <a href="openapi.json">for programs</a>.</p>
-"""
-
-
 # Path and body of a first request, of models without and with a chat template.
 _EXAMPLES = (
     ("/v1/completions", {"prompt": "def mean(values):\n"}),
@@ -63,7 +37,7 @@ _EXAMPLES = (
 
 
 def home(model: str, address: str, *, chats: bool, needs_key: bool) -> str:
-    """Writes the first page.
+    """Writes a page of text.
 
     Args:
       model: its name.
@@ -72,34 +46,16 @@ def home(model: str, address: str, *, chats: bool, needs_key: bool) -> str:
       needs_key: whether requests need a key.
     """
     path, example = _EXAMPLES[chats]
-    key = "    --header 'Authorization: Bearer KEY' \\\n" if needs_key else ""
-    rows = [(path, does) for path, (does, _) in ENDPOINTS.items()]
-    body = _HOME.format(
-        model=html.escape(model),
-        version=dart_jax.__version__,
-        address=html.escape(address),
-        path=path,
-        key=key,
-        body=html.escape(json.dumps(example), quote=False),
-        rows=_rows(rows),
-    )
-    return _PAGE.format(title="dart_jax", body=body)
-
-
-def docs() -> str:
-    """Writes the page of all fields."""
-    parts = []
-    for path, (does, fields) in ENDPOINTS.items():
-        if fields is None:
-            continue
-        schema, rows = fields.model_json_schema(), []
-        for name, field in schema["properties"].items():
-            needed = name in schema.get("required", ())
-            rows.append(
-                (name, _kind(field), "required" if needed else json.dumps(field["default"]))
-            )
-        parts.append(f"<h2>{path}</h2><p>POST: {does}.</p><table>{_rows(rows)}</table>")
-    return _PAGE.format(title="Fields of requests", body="\n".join(parts))
+    lines = [f"{model}, served by dart_jax {dart_jax.__version__} with OpenAI's API.", ""]
+    lines += [f"curl {address}{path} \\", "    --header 'Content-Type: application/json' \\"]
+    lines += ["    --header 'Authorization: Bearer KEY' \\"] if needs_key else []
+    lines += [f"    --data '{json.dumps(example)}'", "", "The same for programs: /openapi.json"]
+    for each, (does, kind) in ENDPOINTS.items():
+        lines += ["", f"{each}: {does}"]
+        for name, field in (kind.model_json_schema()["properties"] if kind else {}).items():
+            default = json.dumps(field["default"]) if "default" in field else "required"
+            lines.append(f"    {name}: {default}")
+    return "\n".join([*lines, ""])
 
 
 def openapi() -> dict[str, Any]:
@@ -115,16 +71,3 @@ def openapi() -> dict[str, Any]:
         paths[path] = {"get" if fields is None else "post": about}
     info = {"title": "dart_jax", "version": dart_jax.__version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
-
-
-def _kind(field: Mapping[str, Any]) -> str:
-    """The type of a field in words."""
-    every = field.get("anyOf", [field])
-    kinds = [each.get("type") or each.get("$ref", "").rpartition("/")[2] for each in every]
-    return " or ".join(kind for kind in dict.fromkeys(kinds) if kind and kind != "null") or "any"
-
-
-def _rows(rows: list[tuple[str, ...]]) -> str:
-    return "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )

@@ -1,31 +1,38 @@
-"""The server's process: its socket, its signals, and its orderly end."""
+"""The server's process, by uvicorn: its socket, its connections, and its orderly end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
-import time
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from h11 import LocalProtocolError
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dart_jax.errors import UserError
-from dart_jax.serve.app import LOGGER, RequestLog, make_app
-from dart_jax.serve.body.errors import unavailable
-from dart_jax.serve.connections import http
+from dart_jax.serve.answer import LOGGER
+from dart_jax.serve.app import make_app
 from dart_jax.serve.service import Service
 
 # Seconds between two reports in the log.
 _REPORTS = 10
 
-# Seconds in which clients may still read what has been generated when the time is up.
-_GRACE = 2
+# Seconds in which a request's headers must come.
+_PATIENCE = 20.0
+
+# Seconds for which an idle connection stays open: longer than most clients keep theirs, which would
+# otherwise send a request while it is being closed.
+_KEEP_ALIVE = 75
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at this address, so that nobody else takes it.
+    """Returns a socket with this address. It does not listen yet: until the server is ready,
+    connections are refused.
 
     Args:
       host: name or address of an interface.
@@ -35,27 +42,71 @@ def open_socket(host: str, port: int) -> socket.socket:
       UserError: the address does not exist or is in use.
     """
     six = ":" in host
-    family = socket.AF_INET6 if six else socket.AF_INET
-    both = six and socket.has_dualstack_ipv6()  # all of IPv6 is all of IPv4 as well
+    opened = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
     try:
-        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if six and socket.has_dualstack_ipv6():  # all of IPv6 is all of IPv4 as well
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        opened.bind((host, port))
     except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]
-        raise UserError(f"cannot listen at {host}, port {port}: {reason}") from None
+        opened.close()
+        raise UserError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
+    return opened
 
 
-def address_of(listening: socket.socket) -> str:
+def address_of(opened: socket.socket) -> str:
     """Returns the URL of a socket."""
-    host, port = listening.getsockname()[:2]
+    host, port = opened.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
-    """Serves until SIGTERM or SIGINT, and then lets the running answers finish.
+class Connection(H11Protocol):
+    """A connection that is closed if headers do not come in time, which uvicorn does not limit."""
 
-    Until they have, it still answers: with status 503 to new requests and to /health, so that load
-    balancers turn away. A second signal ends everything at once.
-    """
+    _timer: asyncio.TimerHandle | None = None  # while no request is answered
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Waits for the first request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Reads on."""
+        super().data_received(data)
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no request; once an answer has begun, the connection only ends."""
+        with contextlib.suppress(LocalProtocolError):
+            super().send_400_response(msg)
+        self.transport.close()
+
+    def _watch(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._timer = self._timer or self.loop.call_later(_PATIENCE, self.transport.close)
+        elif self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def http(app: ASGIApp, drain: float | None = None) -> uvicorn.Config:
+    """Returns how uvicorn serves an application, which has `drain` seconds for running answers in
+    the end. Faults are logged where they happen."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=drain,  # type: ignore[arg-type]  # fractions work as well
+    )
+
+
+class Server(uvicorn.Server):
+    """Serves until SIGTERM or SIGINT. Then it takes no new connections, and lets the running
+    answers finish; a second signal ends everything at once."""
 
     def __init__(self, service: Service, drain: float, ready: Callable[[], None]):
         """Serves nothing yet.
@@ -65,16 +116,23 @@ class Server(uvicorn.Server):
           drain: seconds that running answers have.
           ready: called once requests are accepted.
         """
-        super().__init__(http(RequestLog(make_app(service))))
-        self.service, self._drain, self._ready = service, drain, ready
-        self._ending: asyncio.Task[None] | None = None
-        self._hurried = False  # by a second signal
+        super().__init__(http(make_app(service), drain))
+        self.service, self._ready = service, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
+        try:
+            for each in sockets or ():
+                each.listen(self.config.backlog)  # uvloop passes over an error of this
+        except OSError as error:  # meanwhile another process listens at the address
+            raise UserError(f"cannot listen: {error.strerror}") from None
         await super().startup(sockets)
         self._reports = asyncio.ensure_future(self._report())
         self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Takes a signal; unlike uvicorn, does not raise it anew at the end."""
+        self.force_exit, self.should_exit = self.should_exit, True
 
     async def _report(self) -> None:
         """Logs what the engine does, now and then while it does anything."""
@@ -96,31 +154,3 @@ class Server(uvicorn.Server):
                     100 * now.pages_used / max(now.pages, 1),
                 )
             before = now
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Takes a signal; unlike uvicorn, does not raise it anew at the end."""
-        asyncio.get_running_loop().call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._finish())
-        else:
-            self._hurried = True
-            self._abort()
-
-    async def _finish(self) -> None:
-        """Waits for the running answers, and ends those that take too long."""
-        service, end = self.service, time.monotonic() + self._drain
-        service.draining = True
-        if await asyncio.to_thread(service.engine.drain, self._drain):
-            end = max(end, time.monotonic() + _GRACE)
-        # The generated tokens must still be sent.
-        while service.running and time.monotonic() < end and not self._hurried:
-            await asyncio.sleep(0.02)
-        self._abort()
-        self.config.timeout_graceful_shutdown = _GRACE
-        self.should_exit = True
-
-    def _abort(self) -> None:
-        for texts in list(self.service.running):
-            texts.abort(unavailable("the server was stopped before the answer was complete"))

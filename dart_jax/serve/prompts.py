@@ -11,7 +11,6 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import Prompt, encode_prompt
-from dart_jax.serve.body.content import only_text
 from dart_jax.serve.body.errors import bad
 from dart_jax.serve.body.fields import ChatFields, TokenizeFields
 from dart_jax.serve.tools.history import with_tools
@@ -75,8 +74,7 @@ def _echo(
 
 
 def check_chat(tokenizer: Tokenizer, fields: ChatFields | TokenizeFields) -> None:
-    """Raises ApiError if there is no chat template, or nothing for it, or it has not these
-    options."""
+    """Raises ApiError if there is no chat template, or it has not these options."""
     template = tokenizer.chat_template
     if not template:
         message = "this model has no chat template; use /v1/completions"
@@ -85,8 +83,6 @@ def check_chat(tokenizer: Tokenizer, fields: ChatFields | TokenizeFields) -> Non
     for name, value in fields.chat_template_kwargs.items():
         if name in _NOT_THE_TEMPLATES and not (name == "chat_template" and value in names):
             raise bad(f"chat_template_kwargs must not have {name}", "chat_template_kwargs")
-    if not fields.messages:
-        raise bad("messages must not be empty", "messages")
 
 
 async def encode_chat(
@@ -95,32 +91,18 @@ async def encode_chat(
     vocab_size: int,
     tools: Tools | None = None,
 ) -> np.ndarray:
-    """Returns the tokens of a request's messages, up to where the answer begins, int32 [n].
-
-    Args:
-      tokenizer: the target's.
-      fields: the client's, as `check_chat` allows them.
-      vocab_size: the target's.
-      tools: that the answer may call.
+    """Returns the tokens of messages that `check_chat` allows, up to where the answer begins,
+    int32 [n]; `tools` are those that it may call.
 
     Raises:
-      ApiError: the chat template refuses the messages, their contents are not text, or the target
-        does not have one of their tokens.
+      ApiError: the chat template refuses the messages, or the target lacks one of their tokens.
     """
     options: dict[str, Any] = {"add_generation_prompt": fields.add_generation_prompt}
     if isinstance(fields, ChatFields) and fields.continue_final_message:
         options["continue_final_message"] = True
     options |= fields.template_options
-    chat = [only_text(message, place) for place, message in enumerate(fields.messages or ())]
+    chat = fields.messages or ()
     return await _in_thread("messages", _chat_tokens, tokenizer, chat, options, vocab_size, tools)
-
-
-def continued(fields: ChatFields) -> str | None:
-    """Returns the beginning of the answer, if the messages have it; raises ApiError as
-    `encode_chat`."""
-    if not fields.continue_final_message:
-        return None
-    return only_text(fields.messages[-1], len(fields.messages) - 1).get("content") or ""
 
 
 def _chat_tokens(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import uuid
 from typing import Any
 
 from dart_jax.engine.request import Finish
-from dart_jax.serve.answer import ChatAnswer
-from dart_jax.serve.body.errors import ApiError, to_json
+from dart_jax.serve.answer import ChatAnswer, event
+from dart_jax.serve.body.errors import ApiError
 from dart_jax.serve.body.fields import ChatFields, ResponseFields
 from dart_jax.serve.service import Service
 from dart_jax.serve.texts import News, Texts
 from dart_jax.serve.tools.reader import CallPiece
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.thoughts import Thinking
-
-# Name and fields of an event.
-_Event = tuple[str, dict[str, Any]]
 
 
 class ResponseAnswer(ChatAnswer):
@@ -40,7 +36,7 @@ class ResponseAnswer(ChatAnswer):
         self._asked = asked
         self._scored_tokens = 0
         self._finish: Finish | None = None
-        self._output, self._number = _Output(), 0
+        self._output = _Output()
 
     def _response(self, status: str, finish: Finish | None = None) -> dict[str, Any]:
         """Writes the response as far as it is."""
@@ -80,63 +76,59 @@ class ResponseAnswer(ChatAnswer):
             else None,
         }
 
-    def _take(self, index: int, news: News) -> list[_Event]:
-        """Adds news to the output; returns what happened to it."""
-        (thoughts, parts), scores = self._read(index, news), self._scores(news)
+    def _take(self, index: int, news: News) -> None:
+        """Adds news to the output."""
+        (thoughts, parts), scores, output = (
+            self._read(index, news),
+            self._scores(news),
+            self._output,
+        )
         if scores is not None:
             logprobs = scores["content"]
             # Thoughts have none.
-            self._output.logprobs += logprobs[max(self._thought_tokens - self._scored_tokens, 0) :]
+            output.logprobs += logprobs[max(self._thought_tokens - self._scored_tokens, 0) :]
             self._scored_tokens += len(logprobs)
-        events = self._output.add_thoughts(thoughts)
+        output.add_text("reasoning", thoughts)
         for part in parts:
             if isinstance(part, str):
-                events += self._output.add_text(part)
+                output.add_text("message", part)
             else:
-                events += self._output.add_call(part)
+                output.add_call(part)
         if news.finish is not None:
             self._finish = news.finish
-            events += self._output.end("incomplete" if news.finish == "length" else "completed")
-        return events
+            output.end("incomplete" if news.finish == "length" else "completed")
 
     def _all(self) -> dict[str, Any]:
         for index, news in self._news():
             self._take(index, news)
         return self._response("completed", self._finish)
 
-    def _written(self, events: list[_Event]) -> bytes:
-        written = b""
-        for name, fields in events:
-            content = {"type": name, "sequence_number": self._number, **fields}
-            written += b"event: " + name.encode() + b"\ndata: " + to_json(content) + b"\n\n"
-            self._number += 1
-        return written
-
     def _first_events(self) -> bytes:
-        response = {"response": self._response("in_progress")}
-        return self._written(
-            [(f"response.{name}", response) for name in ("created", "in_progress")]
-        )
+        for name in ("created", "in_progress"):
+            self._output.tell(name, response=self._response("in_progress"))
+        return self._output.take()
 
     def _events(self, index: int, news: News) -> bytes:
-        return self._written(self._take(index, news))
+        self._take(index, news)
+        return self._output.take()
 
     def _last_events(self) -> bytes:
         response = self._response("completed", self._finish)
-        return self._written([(f"response.{response['status']}", {"response": response})])
+        self._output.tell(response["status"], response=response)
+        return self._output.take()
 
     def _error_events(self, error: ApiError) -> bytes:
         message, code = (error.content["error"][name] for name in ("message", "code"))
-        response = self._response("failed")
-        response["error"] = {"code": code or "server_error", "message": message}
-        return self._written([("response.failed", {"response": response})])
+        failed = {"error": {"code": code or "server_error", "message": message}}
+        self._output.tell("failed", response=self._response("failed") | failed)
+        return self._output.take()
 
 
 class _Output:
-    """The items of a response, the last of which may be open.
+    """The items of a response, the last of which may be open, and events that tell of them.
 
     Attributes:
-      items: messages and calls.
+      items: messages, thoughts and calls.
       logprobs: of tokens whose text is still to come.
     """
 
@@ -144,79 +136,76 @@ class _Output:
         self.items: list[dict[str, Any]] = []
         self.logprobs: list[Any] = []
         self._open = False
+        self._events, self._number = b"", 0
 
-    def add_text(self, text: str) -> list[_Event]:
-        """Adds text to the message that is open, or to a new one."""
-        return self._add("message", text)
+    def tell(self, name: str, /, **fields: Any) -> None:
+        """Writes an event."""
+        content = {"type": f"response.{name}", "sequence_number": self._number, **fields}
+        self._events += f"event: response.{name}\n".encode() + event(content)
+        self._number += 1
 
-    def add_thoughts(self, text: str) -> list[_Event]:
-        """Adds thoughts, likewise."""
-        return self._add("reasoning", text)
+    def take(self) -> bytes:
+        """Returns the events since the last call."""
+        events, self._events = self._events, b""
+        return events
 
-    def _add(self, kind: str, text: str) -> list[_Event]:
+    def add_text(self, kind: str, text: str) -> None:
+        """Adds text to the item that is open, or to a new one if that is of another kind; `kind`:
+        message or reasoning."""
         if not text:
-            return []
-        events: list[_Event] = []
+            return
         if not (self._open and self.items[-1]["type"] == kind):
             if kind == "message":
                 part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-                events = self._begin(kind, "msg_", role="assistant", content=[])
+                self._begin(kind, "msg_", role="assistant", content=[])
             else:
                 part = {"type": "reasoning_text", "text": ""}
-                events = self._begin(kind, "rs_", summary=[], content=[])
+                self._begin(kind, "rs_", summary=[], content=[])
             self.items[-1]["content"].append(part)
-            events.append(("response.content_part.added", self._place() | {"part": dict(part)}))
-        return [*events, self._delta(text)]
+            self.tell("content_part.added", **self._place(), part=part)
+        self._add(text)
 
-    def _delta(self, text: str) -> _Event:
+    def _add(self, text: str) -> None:
         [part] = self.items[-1]["content"]
         part["text"] += text
-        place = self._place() | {"delta": text}
+        scores: dict[str, Any] = {}
         if "logprobs" in part:
             part["logprobs"] += self.logprobs
-            place["logprobs"], self.logprobs = self.logprobs, []
-        return f"response.{part['type']}.delta", place
+            scores["logprobs"], self.logprobs = self.logprobs, []
+        self.tell(f"{part['type']}.delta", **self._place(), delta=text, **scores)
 
-    def add_call(self, piece: CallPiece) -> list[_Event]:
+    def add_call(self, piece: CallPiece) -> None:
         """Adds a piece of a call to the one that is open, or begins it."""
-        events: list[_Event] = []
         if piece.id is not None:
             parts = {"call_id": piece.id, "name": piece.name, "arguments": ""}
-            events = self._begin("function_call", "fc_", **parts)
+            self._begin("function_call", "fc_", **parts)
         self.items[-1]["arguments"] += piece.arguments
-        place = self._place() | {"delta": piece.arguments}
-        return [*events, ("response.function_call_arguments.delta", place)]
+        self.tell("function_call_arguments.delta", **self._place(), delta=piece.arguments)
 
-    def end(self, status: str = "completed") -> list[_Event]:
+    def end(self, status: str = "completed") -> None:
         """Closes the item that is open."""
         if not self._open:
-            return []
-        item, place, events = self.items[-1], self._place(), list[_Event]()
+            return
+        item, place = self.items[-1], self._place()
         self._open, item["status"] = False, status
         if "content" in item:
             [part] = item["content"]
             if self.logprobs and "logprobs" in part:  # of tokens that have no text
-                events.append(self._delta(""))
+                self._add("")
             done = {name: part[name] for name in ("text", "logprobs") if name in part}
-            events += [
-                (f"response.{part['type']}.done", place | done),
-                ("response.content_part.done", place | {"part": part}),
-            ]
+            self.tell(f"{part['type']}.done", **place, **done)
+            self.tell("content_part.done", **place, part=part)
         else:
             done = {name: item[name] for name in ("name", "arguments")}
-            events.append(("response.function_call_arguments.done", place | done))
-        index = {"output_index": len(self.items) - 1}
-        return [*events, ("response.output_item.done", index | {"item": item})]
+            self.tell("function_call_arguments.done", **place, **done)
+        self.tell("output_item.done", output_index=place["output_index"], item=item)
 
-    def _begin(self, kind: str, prefix: str, **parts: Any) -> list[_Event]:
-        events = self.end()
+    def _begin(self, kind: str, prefix: str, **parts: Any) -> None:
+        self.end()
         item = {"id": f"{prefix}{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **parts}
         self.items.append(item)
         self._open = True
-        index = {"output_index": len(self.items) - 1}
-        # A copy: the item changes before this is written.
-        added = index | {"item": copy.deepcopy(item)}
-        return [*events, ("response.output_item.added", added)]
+        self.tell("output_item.added", output_index=len(self.items) - 1, item=item)
 
     def _place(self) -> dict[str, Any]:
         item = self.items[-1]

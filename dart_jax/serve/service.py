@@ -2,69 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import Request
 from dart_jax.engine.thread import AnyEngine, EngineClosed, QueueFull
 from dart_jax.errors import UserError
 from dart_jax.generation.prompts import check_ids, split_stops
-from dart_jax.grammar.limits import GrammarLimits
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.grammar.trials import Trials, off_loop
 from dart_jax.serve.body.errors import ApiError, bad, busy, unavailable
-from dart_jax.serve.body.fields import SAMPLING, CompletionFields, GenerationFields
+from dart_jax.serve.body.fields import CompletionFields, GenerationFields
 from dart_jax.serve.body.structure import structure_of
+from dart_jax.serve.config import ServeConfig
 from dart_jax.serve.logprobs import TokenTexts
 from dart_jax.serve.metrics import Metrics
 from dart_jax.serve.prompts import Echo
-from dart_jax.serve.texts import TextOptions, Texts
+from dart_jax.serve.texts import Text, Texts
 from dart_jax.serve.tools.request import Tools
 from dart_jax.text.thoughts import Thinking
-from dart_jax.weights.generation_file import FILE as GENERATION_FILE
-from dart_jax.weights.generation_file import read_options
-
-
-def sampling_defaults(directory: Path | None) -> dict[str, Any]:
-    """Returns the options of `Sampling` in a target's `generation_config.json`, as vLLM uses them.
-
-    Raises:
-      UserError: the file is damaged, or a value is out of range.
-    """
-    options = read_options(directory) or {}
-    found = {name: options[name] for name in SAMPLING if options.get(name) is not None}
-    try:
-        Sampling(**found)
-    except (UserError, TypeError) as error:
-        raise UserError(
-            f"{GENERATION_FILE}: {error}; mend it, or use --generation-config none"
-        ) from None
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits of clients.
-
-    Attributes:
-      max_body: bytes of a request's body.
-      stream_interval: seconds between pieces of a stream, at least.
-      api_key: the key that clients must send; None if everybody may ask.
-      allowed_origins: origins whose web pages may ask; "*" for all, none for this machine's.
-      grammars: of the structures that texts may have.
-    """
-
-    max_body: int = 8_000_000
-    stream_interval: float = 0.0
-    api_key: str | None = None
-    allowed_origins: tuple[str, ...] = ("*",)
-    grammars: GrammarLimits = GrammarLimits()
 
 
 class Service:
@@ -73,41 +33,24 @@ class Service:
     Attributes:
       engine: decodes the requests.
       model: what is known of its model here.
+      config: the options of the server.
       names: names of the model; the first one is in the answers.
       root: origin of the model.
-      limits: limits of clients.
       defaults: options of `Sampling` that clients leave out.
       metrics: counts and times since the start.
       token_texts: single tokens as text.
-      running: the texts of answers that are not complete.
-      draining: whether no new requests are accepted.
     """
 
-    def __init__(
-        self,
-        engine: AnyEngine,
-        names: Sequence[str],
-        root: str,
-        limits: Limits,
-        metrics_prefix: str = "dart",
-        defaults: Mapping[str, Any] | None = None,
-    ):
-        """See the attributes; `metrics_prefix` as in `Metrics`."""
-        self.defaults = defaults or {}
-        self.engine, self.names, self.root, self.limits = engine, tuple(names), root, limits
-        self.model = engine.model
+    def __init__(self, engine: AnyEngine, config: ServeConfig):
+        """See the attributes. Raises UserError as `ServeConfig.sampling`."""
+        self.engine, self.config, self.model = engine, config, engine.model
+        self.names, self.root = config.names, config.title
+        self.defaults = config.sampling(self.model.tokenizer.directory)
         # As the first page, they name no model to those without a key.
-        label = self.names[0] if limits.api_key is None else "model"
-        self.metrics = Metrics(engine, label, metrics_prefix)
+        label = self.names[0] if config.key is None else "model"
+        self.metrics = Metrics(engine, label, config.metrics_names)
         self.token_texts = TokenTexts(self.model.tokenizer)
-        self.running: set[Texts] = set()
-        self.draining = False
-        self._trials = Trials(self.model.grammars, limits.grammars)
-
-    def check_accepting(self) -> None:
-        """Raises ApiError if the server is shutting down."""
-        if self.draining:
-            raise unavailable()
+        self._trials = Trials(self.model.grammars, config.grammars)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError if a request names another model; without a name it means this one."""
@@ -119,7 +62,6 @@ class Service:
         self,
         fields: GenerationFields,
         prompts: Sequence[np.ndarray],
-        arrived: float,
         tools: Tools | None = None,
         thinking: Thinking | None = None,
         echoes: Sequence[Echo] = (),
@@ -129,17 +71,12 @@ class Service:
         Args:
           fields: the client's.
           prompts: int32 [n], their tokens.
-          arrived: when the client asked, in seconds of `time.monotonic`.
           tools: that the texts may call.
           thinking: how they think, if they do.
           echoes: of all prompts, if the texts begin with them.
 
-        Returns:
-          The texts, which must be passed to `forget` at the end.
-
         Raises:
-          ApiError: there is no room for the requests, the server is shutting down, or the texts'
-            structure cannot be used.
+          ApiError: there is no room for the requests, or the texts' structure cannot be used.
           UserError: an option is out of range.
         """
         grammar = await self._grammar(fields, tools)
@@ -147,34 +84,30 @@ class Service:
         shown = set() if tools is None else set(tools.marks.values())
         if thinking is not None:
             shown |= {id for id in (thinking.begin, thinking.end) if id is not None}
-        options = TextOptions(
-            stop,
-            fields.skip_special_tokens,
-            shown,
-            fields.include_stop_str_in_output,
-            fields.min_tokens,
-            continues=isinstance(fields, CompletionFields) or grammar is not None,
-        )
+        options = {
+            "skip_special_tokens": fields.skip_special_tokens,
+            "shown": shown,
+            "include_stop": fields.include_stop_str_in_output,
+            "min_tokens": fields.min_tokens,
+            "continues": isinstance(fields, CompletionFields) or grammar is not None,
+        }
+        repeated = [echo for echo in echoes for _ in range(fields.n)]
+        texts = [
+            Text(self.model.tokenizer, request, stop, options, echo)
+            for request, echo in zip_longest(requests, repeated)
+        ]
+        interval = self.config.stream_interval
         try:
-            repeated = [echo for echo in echoes for _ in range(fields.n)]
-            interval = self.limits.stream_interval
-            texts = Texts(self.engine, self.metrics, requests, options, arrived, interval, repeated)
+            return Texts(self.engine, self.metrics, texts, fields.arrived, interval)
         except QueueFull as error:
             raise busy(str(error), error.retry_after) from None
         except EngineClosed as error:
             raise unavailable(str(error)) from None
-        self.running.add(texts)
-        return texts
 
     def close(self) -> None:
         """Ends what still runs."""
         self._trials.close()
         self.engine.close()
-
-    def forget(self, texts: Texts) -> None:
-        """Ends an answer: cancels what still runs of it."""
-        self.running.discard(texts)
-        texts.close()
 
     async def _grammar(self, fields: GenerationFields, tools: Tools | None) -> str | None:
         """Compiles the grammar that a request's texts must follow, while others are answered;
@@ -190,7 +123,7 @@ class Service:
             if not tools.holds(answer):
                 return None
             size = tools.size(answer)
-            self.limits.grammars.check_size("the tools", size)
+            self.config.grammars.check_size("the tools", size)
             both = await off_loop(lambda: tools.outputs(answer))
             return await self._trials.check(both, size)
         except UserError as error:

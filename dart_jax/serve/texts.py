@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,22 +38,6 @@ class News(NamedTuple):
     first: bool
 
 
-class TextOptions(NamedTuple):
-    """Options by which tokens become text, and texts end, as `TextStream` has them."""
-
-    stop: Sequence[str] = ()
-    skip_special_tokens: bool = True
-    shown: Collection[int] = ()
-    include_stop: bool = False
-    min_tokens: int = 0
-    continues: bool = False
-
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """All but the strings that end a text."""
-        return {name: value for name, value in self._asdict().items() if name != "stop"}
-
-
 class Text:
     """One text: takes the engine's outputs, and gives what is new.
 
@@ -69,19 +53,21 @@ class Text:
         self,
         tokenizer: Tokenizer,
         request: Request,
-        options: TextOptions,
+        stop: Sequence[str] = (),
+        options: Mapping[str, Any] = {},
         echo: Echo | None = None,
     ):
-        """Starts an empty text, which the request's ids end, too, after an echo of its prompt."""
+        """Starts an empty text after an echo of its prompt; `stop` and `options` are those of
+        `TextStream`."""
         self.request = request
         self.prompt_scores: list[Score] = []
         self.cached_tokens = 0
         self.first: float | None = None
         self.last = 0.0
         ids = request.stop_ids
-        self._text = GeneratedText(tokenizer, options.stop, ids, **options.decoding)
+        self._text = GeneratedText(tokenizer, stop, ids, **options)
         # The one above holds back what may begin a stop string; this one knows where tokens are.
-        self._places = TextStream(tokenizer, (), ids, **options.decoding)
+        self._places = TextStream(tokenizer, (), ids, **options)
         self._echo = echo
         self._offset = 0 if echo is None else len(echo.text)  # characters of the tokens so far
         self._scores: list[Score] = []  # not sent yet
@@ -152,7 +138,7 @@ def _pairs(logprobs: Logprobs) -> Iterator[tuple[float, list[tuple[int, float]]]
 
 
 class Texts:
-    """The texts of one answer.
+    """The texts of one answer, with attributes as `__init__` has them.
 
     The engine's outputs are kept here while a slow client reads: not more than the texts
     themselves, and they are sent together once the client has caught up.
@@ -162,31 +148,23 @@ class Texts:
         self,
         engine: AnyEngine,
         metrics: Metrics,
-        requests: Sequence[Request],
-        options: TextOptions,
+        texts: list[Text],
         arrived: float,
-        interval: float = 0.0,
-        echoes: Sequence[Echo | None] | None = None,
+        interval: float,
     ):
-        """Passes the requests to the engine.
+        """Passes the texts' requests to the engine.
 
         Args:
           engine: generates the texts.
           metrics: receives the times.
-          requests: one for each text.
-          options: of the texts.
+          texts: the texts, empty.
           arrived: when the client asked, in seconds of `time.monotonic`.
           interval: seconds between two returns of `more`, at least, except for an end.
-          echoes: what each text begins with; None for nothing.
 
         Raises:
           UserError: as `EngineThread.submit`; then nothing is generated.
         """
-        self._metrics, self._arrived = metrics, arrived
-        self.texts = [
-            Text(engine.model.tokenizer, request, options, echo)
-            for request, echo in zip(requests, echoes or [None] * len(requests), strict=True)
-        ]
+        self.texts, self.arrived, self._metrics = texts, arrived, metrics
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._woken = False  # whether the loop is to set `_news`
@@ -195,8 +173,8 @@ class Texts:
         self._inbox: deque[tuple[int, Output, float]] = deque()
         self._tickets: dict[int, Ticket] = {}
         try:
-            for index, request in enumerate(requests):
-                self._tickets[index] = engine.submit(request, partial(self._put, index))
+            for index, text in enumerate(texts):
+                self._tickets[index] = engine.submit(text.request, partial(self._put, index))
         except BaseException:
             self._cancel()
             raise
@@ -251,12 +229,6 @@ class Texts:
         finally:
             self._pausing = False
 
-    def abort(self, error: ApiError) -> None:
-        """Makes `more` raise an error, instead of what has not been taken yet."""
-        self._inbox.clear()
-        self._inbox.append((0, Output.without_tokens(error=error), 0.0))
-        self._news.set()
-
     def close(self) -> None:
         """Cancels what still runs."""
         for text in self.texts:
@@ -280,7 +252,7 @@ class Texts:
     def _measure(self, text: Text, now: float) -> None:
         if text.first is None:
             text.first = now
-            self._metrics.observe(first_token=now - self._arrived)
+            self._metrics.observe(first_token=now - self.arrived)
         else:
             self._metrics.observe(step=now - text.last)
         text.last = now
@@ -295,8 +267,8 @@ class Texts:
         self._metrics.observe(
             prompt_tokens=len(text.request.tokens),
             new_tokens=text.tokens,
-            waiting=(ticket.begun or self._arrived) - self._arrived,
-            seconds=text.last - self._arrived,
+            waiting=(ticket.begun or self.arrived) - self.arrived,
+            seconds=text.last - self.arrived,
         )
         if text.tokens > 1:
             self._metrics.observe(per_token=(text.last - text.first) / (text.tokens - 1))

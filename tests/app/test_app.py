@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
 import gradio as gr
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_model import make as make_tiny
 
@@ -123,21 +121,13 @@ def test_a_chat_without_a_drafter(tiny):
 
 
 @given(st.text())
+@example("<b>${1}{{x}}`\\")
+@example("a\x00\x1b[2J\u202e\u2066\ud800\r\n")
 def test_escaped_text_is_one_text_node(text):
+    """Without what a template would read, or what hides text."""
     escaped = step_view.escape(text).replace(chr(0xFFFE), "").replace(chr(0xFFFF), "")
     assert len(ET.fromstring(f"<p>{escaped}</p>")) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ('<b>"&amp;"', "&lt;b&gt;&quot;&amp;amp;&quot;"),
-        ("${1}{{x}}`\\", "&#36;&#123;1&#125;&#123;&#123;x&#125;&#125;&#96;&#92;"),
-        ("a\x00\x1b[2J\u202e\u2066\ud800\r\n", "a\ufffd\ufffd[2J" + 3 * "\ufffd" + "\n"),
-    ],
-)
-def test_escape(text, shown):
-    assert step_view.escape(text) == shown
+    assert not set(escaped) & set("${}`\\\x00\x1b\u202e\u2066\ud800\r")
 
 
 def test_drawings(engine):
@@ -171,10 +161,7 @@ def test_pair_scores_make_a_probability_depend_on_the_parent():
 
 
 def test_without_gradio(monkeypatch):
-    """One line says what to install; the library itself does not need it."""
+    """One line says what to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'dart-jax\[app\]'"):
         run(AppConfig())
-    assert not AppConfig().listen
-    code = "import sys, dart_jax.app.__main__, dart_jax.model; assert 'gradio' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=250)

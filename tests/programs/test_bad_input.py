@@ -33,7 +33,7 @@ CASES = {
     "app --name=": "--name is empty; leave it out for the model's own name",
     "serve --port 70000": "--port must be in 0..65535, got 70000",
     "serve --slots 0": "--slots must be at least 1, got 0",
-    "serve --drain -1": "--drain must be 0 or a positive number, got -1",
+    "serve --drain -1": "--drain must be at least 0",
     "serve --max-body big": "memory must be written like 4GB or 800MB, got 'big'",
     "serve --host no.such.host.invalid": "cannot listen at no.such.host.invalid, port 8000",
     "speedup --prompts 0": "--prompts must be at least 1",

@@ -13,8 +13,9 @@ from dart_jax.serve.app import make_app
 from dart_jax.serve.body.errors import ApiError
 from dart_jax.serve.body.fields import ChatFields, ResponseFields
 from dart_jax.serve.body.responses import chat_of
+from dart_jax.serve.config import ServeConfig
 from dart_jax.serve.prompts import encode_chat
-from dart_jax.serve.service import Limits, Service
+from dart_jax.serve.service import Service
 from dart_jax.serve.tools.formats import HERMES, format_of
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -78,6 +79,11 @@ class Server:
         thinks = tokenizer.render_chat([ASK]).rstrip().endswith("<think>")
         self.begin = "Hm.</think>" if thinks else ""
 
+    def answers(self):
+        """Each kind of answer, how to give it, and texts that a prompt must have once."""
+        for kind, (text, parts) in answers_of(format_for(self.tokenizer)).items():
+            yield kind, {"text": text, "finish": "length" if "cut off" in kind else "stop"}, parts
+
     async def ask(self, path, body, text="x", finish="stop"):
         """The prompt of a request, and its answer."""
         count = len(self.engine.accepted)
@@ -101,20 +107,22 @@ class Server:
         body = {"input": items, "max_output_tokens": 50, **options}
         return await self.ask("responses", body, text, finish)
 
+    async def message(self, **answer):
+        """The message of an answer that may call."""
+        _, response = await self.chat(ASK, tools=TOOLS, **answer)
+        return response["choices"][0]["message"]
+
 
 def serve(tokenizer, test):
-    """Calls `test(server, kind, text, parts)` for each kind of answer."""
+    """Calls a test with a server."""
 
     async def run():
         engine = StubEngine()
         engine.model.tokenizer, engine.max_length = tokenizer, 100_000
-        app = make_app(Service(engine, ["stub"], "stub", Limits()))
+        app = make_app(Service(engine, ServeConfig(target="stub")))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            server = Server(tokenizer, client, engine)
-            for kind, (text, parts) in answers_of(format_for(tokenizer)).items():
-                finish = "length" if "cut off" in kind else "stop"
-                await test(server, kind, {"text": text, "finish": finish}, parts)
+            await test(Server(tokenizer, client, engine))
 
     asyncio.run(run())
 
@@ -125,35 +133,38 @@ def check(prompt, parts):
     assert "Hm." not in prompt
 
 
+def results_of(calls):
+    return [
+        {"role": "tool", "tool_call_id": call["id"], "content": f"result-{n}"}
+        for n, call in enumerate(calls)
+    ]
+
+
 def test_a_chat_goes_on_after_any_answer(tokenizer):
-    async def test(server, kind, answer, parts):
-        _, response = await server.chat(ASK, tools=TOOLS, **answer)
-        message = response["choices"][0]["message"]
-        calls = message.get("tool_calls") or []
-        assert bool(calls) == (kind not in ("text", "empty"))
-        results = [
-            {"role": "tool", "tool_call_id": call["id"], "content": f"result-{n}"}
-            for n, call in enumerate(calls)
-        ]
-        parts = [*parts, *(result["content"] for result in results)]
-        said = {"role": "assistant", "content": "So."}
-        for rest in ([AGAIN], *([[], [said, AGAIN]] if calls else [])):
-            for tools in ([], TOOLS):
-                prompt, _ = await server.chat(ASK, message, *results, *rest, tools=tools)
-                check(prompt, parts)
-        # Some clients leave out what is null, and others send every field.
-        every = {"annotations": [], "audio": None, "function_call": None, "tool_calls": []}
-        less = {name: value for name, value in message.items() if value is not None}
-        prompts = [
-            await server.chat(ASK, each, *results, AGAIN)
-            for each in (message, every | message, less)
-        ]
-        assert len({prompt for prompt, _ in prompts}) == 1
-        # Results may be missing, and come in another order or before their calls.
-        without = parts[: len(parts) - len(results)]
-        check((await server.chat(ASK, message, AGAIN, tools=TOOLS))[0], without)
-        for chat in ([message, *results[::-1]], [*results, message] if calls else [message]):
-            check((await server.chat(ASK, *chat, AGAIN, tools=TOOLS))[0], parts)
+    async def test(server):
+        for kind, answer, parts in server.answers():
+            message = await server.message(**answer)
+            calls = message.get("tool_calls") or []
+            assert bool(calls) == (kind not in ("text", "empty"))
+            results = results_of(calls)
+            whole = [*parts, *(result["content"] for result in results)]
+            said = {"role": "assistant", "content": "So."}
+            for rest in ([AGAIN], *([[], [said, AGAIN]] if calls else [])):
+                for tools in ([], TOOLS):
+                    prompt, _ = await server.chat(ASK, message, *results, *rest, tools=tools)
+                    check(prompt, whole)
+            # Some clients leave out what is null, and others send every field.
+            every = {"annotations": [], "audio": None, "function_call": None, "tool_calls": []}
+            less = {name: value for name, value in message.items() if value is not None}
+            prompts = [
+                await server.chat(ASK, each, *results, AGAIN)
+                for each in (message, every | message, less)
+            ]
+            assert len({prompt for prompt, _ in prompts}) == 1
+            # Results may be missing, and come in another order or before their calls.
+            check((await server.chat(ASK, message, AGAIN, tools=TOOLS))[0], parts)
+            for chat in ([message, *results[::-1]], [*results, message] if calls else [message]):
+                check((await server.chat(ASK, *chat, AGAIN, tools=TOOLS))[0], whole)
 
     serve(tokenizer, test)
 
@@ -165,28 +176,25 @@ SOME = ["SmolLM3", "Qwen3", "Qwen3-Coder", "Mistral v3", "Gemma 2", "DeepSeek-V3
 def test_a_response_goes_on_after_any_answer(tokenizers, family):
     """With the prompt of the chat that says the same."""
 
-    async def test(server, kind, answer, parts):
-        _, response = await server.respond(ASK, tools=OF_RESPONSES, **answer)
-        output = response["output"]
-        _, chat = await server.chat(ASK, tools=TOOLS, **answer)
-        message = chat["choices"][0]["message"]
-        calls = [item for item in output if item["type"] == "function_call"]
-        results = [
-            {"type": "function_call_output", "call_id": call["call_id"], "output": f"result-{n}"}
-            for n, call in enumerate(calls)
-        ]
-        if kind == "empty":
-            return  # it has no item
-        asked = [ASK, *output, *results, AGAIN]
-        prompt, _ = await server.respond(*asked, tools=OF_RESPONSES)
-        check(prompt, [*parts, *(result["output"] for result in results)])
-        for call, other in zip(message.get("tool_calls") or [], calls, strict=True):
-            call["id"] = other["call_id"]
-        told = [
-            {"role": "tool", "tool_call_id": each["call_id"], "content": each["output"]}
-            for each in results
-        ]
-        assert prompt == (await server.chat(ASK, message, *told, AGAIN, tools=TOOLS))[0]
+    async def test(server):
+        for kind, answer, parts in server.answers():
+            if kind == "empty":
+                continue  # it has no item
+            _, response = await server.respond(ASK, tools=OF_RESPONSES, **answer)
+            message = await server.message(**answer)
+            calls = [item for item in response["output"] if item["type"] == "function_call"]
+            for call, other in zip(message.get("tool_calls") or [], calls, strict=True):
+                call["id"] = other["call_id"]
+            told = results_of(message.get("tool_calls") or [])
+            results = [
+                {"type": "function_call_output", "call_id": each["tool_call_id"]}
+                | {"output": each["content"]}
+                for each in told
+            ]
+            asked = [ASK, *response["output"], *results, AGAIN]
+            prompt, _ = await server.respond(*asked, tools=OF_RESPONSES)
+            check(prompt, [*parts, *(result["output"] for result in results)])
+            assert prompt == (await server.chat(ASK, message, *told, AGAIN, tools=TOOLS))[0]
 
     serve(tokenizers[family], test)
 
@@ -194,23 +202,19 @@ def test_a_response_goes_on_after_any_answer(tokenizers, family):
 def test_results_of_any_kind(tokenizer):
     """Without calls, of nothing, and in parts."""
 
-    async def run(server, kind, answer, parts):
-        if kind != "call":
-            return
-        _, response = await server.chat(ASK, tools=TOOLS, **answer)
-        message = response["choices"][0]["message"]
+    async def test(server):
+        text, parts = answers_of(format_for(tokenizer))["call"]
+        message = await server.message(text=text)
         result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"]}
-        for content in (None, ""):
-            check((await server.chat(ASK, message, result | {"content": content}, AGAIN))[0], parts)
-        check((await server.chat(ASK, message, result, AGAIN))[0], parts)
-        content = [{"type": "text", "text": "result-1"}, {"type": "text", "text": "result-2"}]
-        for chat in ([message, result | {"content": content}], [result | {"content": content}]):
-            prompt, _ = await server.chat(ASK, *chat, AGAIN)
-            check(prompt, ["result-1", "result-2"])
+        for each in (result, result | {"content": None}, result | {"content": ""}):
+            check((await server.chat(ASK, message, each, AGAIN))[0], parts)
+        result["content"] = [{"type": "text", "text": f"result-{n}"} for n in (1, 2)]
+        for chat in ([message, result], [result]):
+            check((await server.chat(ASK, *chat, AGAIN))[0], ["result-1", "result-2"])
         prompt, _ = await server.chat(ASK, {"role": "tool", "content": "result-1"}, AGAIN)
         check(prompt, ["result-1"])
 
-    serve(tokenizer, run)
+    serve(tokenizer, test)
 
 
 NATIVE = [
@@ -234,15 +238,13 @@ def test_calls_that_a_template_takes_are_those_of_transformers(tokenizers, famil
     expected = tokenizer.wrapped.apply_chat_template(
         chat, tools=tools, tokenize=False, add_generation_prompt=True
     )
-    for sent in (text, arguments):
-        function["arguments"] = sent
 
-        async def run(server, kind, answer, parts):
-            if kind == "text":
-                prompt, _ = await server.chat(*chat, tools=tools)
-                assert prompt == tokenizer.decode(tokenizer.encode(expected), False)
+    async def test(server):
+        for function["arguments"] in (text, arguments):
+            prompt, _ = await server.chat(*chat, tools=tools)
+            assert prompt == tokenizer.decode(tokenizer.encode(expected), False)
 
-        serve(tokenizer, run)
+    serve(tokenizer, test)
 
 
 @pytest.mark.parametrize("family", ["Qwen2.5", "Qwen3-Coder", "Gemma 2", "Mistral v7"])
@@ -250,10 +252,8 @@ def test_strange_arguments(tokenizers, family):
     """Deep ones, halves of surrogate pairs, and other JSON."""
     deep = '{"a": ' * 300 + "1" + "}" * 300
 
-    async def run(server, kind, answer, parts):
-        if kind != "text":
-            return
-        for arguments in (deep, "[" * 20_000, '{"a": "\\ud800"}', "3", "null", "[]", '"{}"'):
+    async def test(server):
+        for arguments in (deep, "[" * 20_000, '{"a": "\\ud800"}', "3", "null", '"{}"'):
             function = {"name": "look", "arguments": arguments}
             calls = [{"id": "123456789", "type": "function", "function": function}]
             message = {"role": "assistant", "content": None, "tool_calls": calls}
@@ -261,28 +261,22 @@ def test_strange_arguments(tokenizers, family):
             assert prompt.count("look") == 1
             assert arguments in prompt or family == "Qwen3-Coder"
 
-    serve(tokenizers[family], run)
+    serve(tokenizers[family], test)
 
 
 def test_thoughts_come_back(tokenizers):
     """And are no part of the history, but where the template has them: beside calls."""
-    call = HERMES.write([("look", {})])
+    call, thought = HERMES.write([("look", {})]), "<think>\nHm.\n</think>\n\n"
 
-    async def run(server, kind, answer, parts):
-        if kind != "text":
-            return
-        thought = "<think>\nHm.\n</think>\n\n"
-        _, response = await server.chat(ASK, text=thought + "It is 20.")
-        message = response["choices"][0]["message"]
+    async def test(server):
+        message = await server.message(text=thought + "It is 20.")
         assert (message["content"], message["reasoning_content"]) == ("It is 20.", "Hm.")
         check((await server.chat(ASK, message, AGAIN))[0], ["It is 20."])
-        _, response = await server.chat(ASK, text=thought + call, tools=TOOLS)
-        message = response["choices"][0]["message"]
-        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "20"}
-        prompt, _ = await server.chat(ASK, message, result, tools=TOOLS)
+        message = await server.message(text=thought + call)
+        prompt, _ = await server.chat(ASK, message, *results_of(message["tool_calls"]), tools=TOOLS)
         check(prompt.replace("<think>\nHm.\n</think>", "(thoughts)"), ["(thoughts)", call])
 
-    serve(tokenizers["Qwen3"], run)
+    serve(tokenizers["Qwen3"], test)
 
 
 def messages_of(*items, **options):
@@ -290,21 +284,15 @@ def messages_of(*items, **options):
 
 
 def test_items_are_parts_of_one_answer():
-    said = {"role": "assistant", "content": [{"type": "output_text", "text": "A."}]}
-    function, b = {"name": "look", "arguments": "{}"}, [{"type": "input_text", "text": "B."}]
+    a, b = ([{"type": kind, "text": text}] for kind, text in PARTS)
+    said, function = {"role": "assistant", "content": a}, {"name": "look", "arguments": "{}"}
     calls = [{"type": "function_call", "call_id": id} | function for id in "01"]
-    outputs = [
-        {"type": "function_call_output", "call_id": id, "output": text}
-        for id, text in zip("01", (None, b), strict=True)
-    ]
-    hm, so = {"type": "reasoning_text", "text": "Hm."}, {"type": "summary_text", "text": "So."}
-    thought = {"type": "reasoning", "summary": [], "content": [hm]}
-    short = {"type": "reasoning", "summary": [so]}
+    outputs = [{"type": "function_call_output", "call_id": id} for id in "01"]
+    outputs[1]["output"] = b
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    short = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]}
     whole = [{"id": id, "type": "function", "function": function} for id in "01"]
-    results = [
-        {"role": "tool", "tool_call_id": id, "content": text}
-        for id, text in zip("01", ("", "B."), strict=True)
-    ]
+    results = [{"role": "tool", "tool_call_id": id, "content": "B." * int(id)} for id in "01"]
     answer, empty = ({"role": "assistant", "content": text} for text in ("A.", ""))
     assert messages_of(ASK, said, said) == [ASK, answer, answer]
     together = {"role": "assistant", "content": "A.A.", "tool_calls": whole}
@@ -317,46 +305,32 @@ def test_items_are_parts_of_one_answer():
     assert messages_of(ASK, thought, short, ASK) == [ASK, both, ASK]
     assert messages_of(ASK, {"type": "reasoning", "summary": []}, said) == [ASK, answer]
     assert messages_of(ASK, {"role": "assistant", "content": None}) == [ASK, empty]
-    first, instructed = (
-        {"role": "developer", "content": "C."},
-        {"role": "system", "content": "D."},
-    )
-    assert messages_of(first, ASK, instructions="D.") == [instructed, first, ASK]
+    instructed = {"role": "system", "content": "D."}
+    assert messages_of(ASK, instructions="D.") == [instructed, ASK]
 
 
-def test_items_that_are_none():
-    for item, message in (
-        ({"role": "user", "content": None}, "input.1 has a part of type None"),
-        ({"type": "function_call", "call_id": "0"}, "input.1.name is missing"),
-    ):
-        with pytest.raises(ApiError) as caught:
-            messages_of(ASK, item)
-        assert message in caught.value.content["error"]["message"]
-
-
+PARTS = ("output_text", "A."), ("input_text", "B.")
 CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(
-    ("message", "fault"),
+    ("make", "item", "fault"),
     [
-        ({"role": "tool", "tool_call_id": {}, "content": "x"}, "tool_call_id must be a text"),
-        (
-            {"role": "assistant", "tool_calls": [CALL | {"id": []}]},
-            "tool_calls has one whose id is no text",
-        ),
-        *(
-            ({"role": role, "content": content}, "content must be a text or a list of parts")
-            for role in ("user", "assistant", "tool")
-            for content in (7, {})
-        ),
+        (messages_of, {"role": "user", "content": None}, "input.1 has a part of type None"),
+        (messages_of, {"type": "function_call", "call_id": "0"}, "input.1.name is missing"),
+        (messages_of, {"type": "message", "content": "A."}, "input.1.role is missing"),
+        (None, {"role": "tool", "tool_call_id": ["0"], "content": "x"}, "tool_call_id must be a"),
+        (None, {"role": "assistant", "tool_calls": [CALL | {"id": []}]}, "whose id is no text"),
+        (None, {"role": "assistant", "function_call": {"name": "look"}}, "as one of tool_calls"),
+        (None, {"role": "tool", "content": 7}, "content must be a text or a list of parts"),
     ],
 )
-def test_messages_that_are_none(tokenizers, message, fault):
-    async def run():
-        body = ChatFields(messages=[ASK, message])
-        with pytest.raises(ApiError) as caught:
-            await encode_chat(tokenizers["ChatML"], body, 1000)
-        assert (caught.value.status, str(caught.value)) == (400, f"messages.1.{fault}")
+def test_items_that_are_none(tokenizers, make, item, fault):
+    """Of responses, and messages of chats."""
 
-    asyncio.run(run())
+    def tokens(*messages):
+        body = ChatFields(messages=[*messages])
+        asyncio.run(encode_chat(tokenizers["ChatML"], body, 1000))
+
+    with pytest.raises(ApiError, match=fault):
+        (make or tokens)(ASK, item)

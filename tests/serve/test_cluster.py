@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+import psutil
 import pytest
 from serve_process import QUICK, Served, post, server, wait_until
 
@@ -20,12 +21,6 @@ needs_ray = pytest.mark.skipif(
     and not all(map(importlib.util.find_spec, ("ray", "grpc"))),
     reason="pip install 'dart-jax[ray]'",
 )
-
-
-def with_ray(test):
-    return needs_ray(pytest.mark.long(test))
-
-
 OPTIONS = (*QUICK, "--slots", "2", "--queue", "20")
 PATIENCE = 240  # seconds
 NEW = 400
@@ -44,53 +39,16 @@ BODIES = [
 
 
 def ask(served: Served, body):
-    """The whole text of an answer, streamed or not; the status of an error."""
+    """The whole text of an answer, streamed or not; the status or code of an error."""
     status, _, content = served.ask(post("/v1/completions", body))
     if status != 200:
         return status
-    if not body["stream"]:
-        return json.loads(content)["choices"][0]["text"]
-    # Between the events there are the sizes of chunks.
-    events = [line[6:] for line in content.split(b"\r\n") for line in line.split(b"\n\n") if line]
-    events = [event for event in events if event.startswith(b"{")]
-    if "error" in json.loads(events[-1]):
-        return json.loads(events[-1])["error"]["code"]
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
-
-
-@pytest.fixture(scope="module")
-def texts():
-    """The answers of one engine."""
-    with server(*OPTIONS) as one:
-        return [ask(one, body) for body in BODIES]
-
-
-@pytest.fixture(scope="module")
-def served(texts):
-    with server("--replicas", "2", *OPTIONS) as running:
-        yield running
-        pids = replicas_of(running)
-        assert pids
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(PATIENCE) == 0
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
-
-
-def replicas_of(served: Served):
-    """Process numbers of the replicas, which Ray starts somewhere below the server."""
-
-    def below(pid):
-        children = []
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                children += map(int, file.read().split())
-        return [*children, *(each for child in children for each in below(child))]
-
-    def title(pid):
-        with open(f"/proc/{pid}/cmdline") as file:
-            return file.read()
-
-    return [pid for pid in below(served.process.pid) if "ServeReplica" in title(pid)]
+    # Between the events of a stream there are the sizes of chunks.
+    lines = (line.removeprefix(b"data: ") for line in content.replace(b"\r", b"\n").split(b"\n"))
+    events = [json.loads(line) for line in lines if line.startswith(b"{")]
+    if "error" in events[-1]:
+        return events[-1]["error"]["code"]
+    return "".join(event["choices"][0]["text"] for event in events)
 
 
 def all_texts(served: Served):
@@ -98,55 +56,58 @@ def all_texts(served: Served):
         return list(pool.map(lambda body: ask(served, body), BODIES))
 
 
-@with_ray
-def test_texts_are_those_of_one_engine(served, texts):
-    assert all_texts(served) == texts
-    metrics = served.metrics()
-    assert metrics["num_replicas"] == 2
-    # With two slots each, half of the requests had to wait.
-    assert metrics["request_queue_time_seconds_sum"] > 0.1
-    wait_until(lambda: served.metrics()["generation_tokens_total"] == 8 * NEW)
+def replicas_of(served: Served):
+    """Process numbers of the replicas, which Ray starts somewhere below the server."""
+    below = psutil.Process(served.process.pid).children(recursive=True)
+    return [each.pid for each in below if "ServeReplica" in " ".join(each.cmdline())]
 
 
-@with_ray
-def test_a_client_that_goes_away_ends_its_request(served):
-    before = served.metrics()["generation_tokens_total"]
-    body = BODIES[2] | {"max_tokens": 450}
-    with served.connect(post("/v1/completions", body)) as connection:
-        while b"data: " not in connection.recv(1 << 10):
-            pass
-    wait_until(lambda: served.metrics()["generation_tokens_total"] > before)
-    wait_until(served.idle)
-    assert served.metrics()["generation_tokens_total"] - before < 450
+@needs_ray
+@pytest.mark.long
+def test_replicas():
+    """One that is killed is replaced: its requests end with an error that says so; the others, and
+    later ones, are right. Without any the server is not healthy."""
+    with server(*OPTIONS) as one:
+        texts = [ask(one, body) for body in BODIES]
+    with server("--replicas", "2", *OPTIONS) as served:
+        assert all_texts(served) == texts
+        metrics = served.metrics()
+        assert metrics["num_replicas"] == 2
+        # With two slots each, half of the requests had to wait.
+        assert metrics["request_queue_time_seconds_sum"] > 0.1
+        wait_until(lambda: served.metrics()["generation_tokens_total"] == 8 * NEW)
+
+        with served.connect(post("/v1/completions", BODIES[2])) as connection:
+            while b"data: " not in connection.recv(1 << 10):
+                pass
+        wait_until(lambda: served.metrics()["generation_tokens_total"] > 8 * NEW)
+        wait_until(served.idle)
+        assert served.metrics()["generation_tokens_total"] < 9 * NEW
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            future = pool.submit(all_texts, served)
+            wait_until(lambda: served.metrics()["num_requests_running"] > 2)  # on both
+            os.kill(replicas_of(served)[0], signal.SIGKILL)
+            answers = future.result()
+        lost = [answer for answer, text in zip(answers, texts, strict=True) if answer != text]
+        assert 0 < len(lost) < len(BODIES)
+        assert set(lost) <= {503, "unavailable"}
+        wait_until(lambda: served.metrics()["num_replicas"] == 2, PATIENCE)
+        assert all_texts(served) == texts
+
+        for pid in replicas_of(served):
+            os.kill(pid, signal.SIGKILL)
+        health = b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+        wait_until(lambda: served.ask(health)[0] == 503)
+        wait_until(lambda: served.metrics()["num_replicas"] == 2, PATIENCE)
+        pids = replicas_of(served)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(PATIENCE) == 0
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 
-@with_ray
-def test_a_killed_replica_is_replaced(served, texts):
-    """Its requests end with an error that says so; the others, and later ones, are right."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(all_texts, served)
-        wait_until(lambda: served.metrics()["num_requests_running"] > 2)  # on both
-        os.kill(replicas_of(served)[0], signal.SIGKILL)
-        answers = future.result()
-    lost = [answer for answer, text in zip(answers, texts, strict=True) if answer != text]
-    assert lost
-    assert set(lost) <= {503, "unavailable"}
-    assert len(lost) < len(BODIES)
-    wait_until(lambda: served.metrics()["num_replicas"] == 2, PATIENCE)
-    assert all_texts(served) == texts
-    assert served.read("/health") == ""
-
-
-@with_ray
-def test_a_server_without_replicas_is_not_healthy(served):
-    for pid in replicas_of(served):
-        os.kill(pid, signal.SIGKILL)
-    health = b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
-    wait_until(lambda: served.ask(health)[0] == 503)
-    wait_until(lambda: served.metrics()["num_replicas"] == 2, PATIENCE)
-
-
-@with_ray
+@needs_ray
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -178,7 +139,6 @@ def test_no_ray(monkeypatch):
         ({"replicas": 0}, "--replicas must be at least 1"),
         ({"replicas": 3, "max_replicas": 2}, "--max-replicas must be at least 3"),
         ({"ray_address": "auto"}, "--ray-address needs --replicas"),
-        ({"replicas": 1, "replica_gpus": -1}, "--replica-gpus must be at least 0"),
     ],
 )
 def test_bad_options(options, message):

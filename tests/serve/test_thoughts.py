@@ -28,10 +28,10 @@ ASK = [{"role": "user", "content": "hi"}]
 ANSWER = "It is Paris"
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
-def served(request, tmp_path_factory):
-    """A server of a model that thinks; its marks may be special tokens."""
-    marks = ("<think>", "</think>") if request.param else ()
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server of a model that thinks; its marks are special tokens."""
+    marks = ("<think>", "</think>")
     target = write_scripted_target(tmp_path_factory.mktemp("t") / "t", PIECES, TEMPLATE, marks)
     quick = ("--slots", "4", "--max-length", "512", "--warmup", "none")
     options = ("--target", str(target), "--served-model-name", "m", *quick)
@@ -39,10 +39,10 @@ def served(request, tmp_path_factory):
         yield running
 
 
-def chat(served, messages=ASK, **extra):
-    return served.client().chat.completions.create(
-        model="m", messages=messages, temperature=0, extra_body=extra
-    )
+def chat(served, messages=ASK, stream=False, stream_options=None, **extra):
+    options = {"model": "m", "messages": messages, "temperature": 0, "extra_body": extra}
+    options |= {"stream": True, "stream_options": stream_options} if stream else {}
+    return served.client().chat.completions.create(**options)
 
 
 @pytest.mark.parametrize("extra", [{}, {"reasoning_effort": "high"}, {"tools": TOOLS}])
@@ -54,24 +54,16 @@ def test_thoughts_beside_the_content(served, extra):
     assert choice.message.content == ANSWER
     assert not choice.message.tool_calls
     assert choice.finish_reason == "stop"
-    assert answer.usage.completion_tokens_details.reasoning_tokens == _tokens(answer) - 3
-    client = served.client().chat.completions
-    usage = {"include_usage": True}
-    stream = client.create(
-        model="m", messages=ASK, temperature=0, stream=True, stream_options=usage, extra_body=extra
-    )
-    *chunks, last = stream
+    thoughts, total = answer.usage.completion_tokens_details, answer.usage.completion_tokens
+    assert thoughts.reasoning_tokens == total - 3
+    *chunks, last = chat(served, stream=True, stream_options={"include_usage": True}, **extra)
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert deltas[0].role == "assistant"
     thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
     assert "".join(thoughts) == THOUGHT
     assert "".join(delta.content or "" for delta in deltas) == ANSWER
-    assert _tokens(last) == _tokens(answer)
+    assert last.usage.completion_tokens == total
     assert last.usage.completion_tokens_details == answer.usage.completion_tokens_details
-
-
-def _tokens(answer):
-    return answer.usage.completion_tokens
 
 
 def test_thoughts_where_the_client_wants_them(served):
@@ -107,23 +99,15 @@ def test_a_structure_after_thoughts(served, extra):
         assert json.loads(choice.message.content)["a"] in (1, 2)
 
 
-def test_a_structure_without_thoughts(served):
-    format = {"type": "json_object"}
-    for extra in ({"reasoning_effort": "none"}, {"enable_thinking": False}):
+def test_the_effort_reaches_the_template(served):
+    """Also beside a structure, by several names."""
+    format, low = {"type": "json_object"}, chat(served, reasoning_effort="low")
+    off = {"enable_thinking": False}
+    for extra in ({"reasoning_effort": "none"}, off, {"chat_template_kwargs": off}):
         answer = chat(served, response_format=format, max_tokens=20, **extra)
         assert answer.choices[0].message.content.startswith("{")
         assert answer.choices[0].message.reasoning_content is None
-
-
-def test_the_effort_reaches_the_template(served):
-    counts = {
-        effort: chat(served, reasoning_effort=effort).usage.prompt_tokens
-        for effort in ("low", "none", "high")
-    }
-    assert counts["none"] == counts["low"] + 2
-    assert counts["high"] == counts["low"] + 1
-    kwargs = chat(served, chat_template_kwargs={"enable_thinking": False})
-    assert kwargs.usage.prompt_tokens == counts["none"]
+        assert answer.usage.prompt_tokens == low.usage.prompt_tokens + 2
 
 
 def test_responses(served):

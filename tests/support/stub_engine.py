@@ -8,7 +8,6 @@ from tokenizers_made import byte_level
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Output
 from dart_jax.engine.statistics import Statistics
-from dart_jax.engine.thread import EngineClosed
 from dart_jax.grammar.matching import Grammars
 from dart_jax.text.tokenizer import Tokenizer
 
@@ -45,9 +44,6 @@ class StubEngine:
 
     def statistics(self):
         return self.counts
-
-    def close_to_requests(self):
-        self.refuse = EngineClosed("the server is shutting down; try again later")
 
     def give(self, text, finish=None, index=-1):
         """Passes the tokens of a text to a request."""

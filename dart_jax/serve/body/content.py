@@ -8,9 +8,15 @@ from typing import Any
 from dart_jax.serve.body.errors import bad
 
 
-def only_text(message: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """Returns a message whose content is one text: of several parts, of what was refused, or of
-    nothing; raises ApiError as `joined`. `place`: its number."""
+def only_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns messages whose contents are one text each: of several parts, of what was refused, or
+    of nothing. Raises ApiError if there are none, or as `joined`."""
+    if not messages:
+        raise bad("messages must not be empty", "messages")
+    return [_only_text(message, place) for place, message in enumerate(messages)]
+
+
+def _only_text(message: dict[str, Any], place: int) -> dict[str, Any]:
     content = message.get("content")
     if message.get("function_call"):
         said = f"messages.{place}.function_call is of an earlier API; send it as one of tool_calls"

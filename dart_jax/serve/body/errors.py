@@ -32,15 +32,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):
-        """Describes the error.
-
-        Args:
-          status: of the HTTP response.
-          message: one line, for the client.
-          param: the field at fault, if there is one.
-          code: the kind of error, for programs.
-          headers: of the HTTP response.
-        """
+        """Describes the error in one line for the client, with the field at fault, if there is one,
+        and the kind of error for programs; `headers` are the HTTP response's."""
         super().__init__(message)
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.status, self._headers = status, dict(headers or {})
@@ -57,11 +50,9 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
     return ApiError(400, message, param=param, code=code)
 
 
-def unavailable(
-    message: str = "the server is shutting down; try again later", headers: Mapping[str, str] = {}
-) -> ApiError:
-    """Makes the error of a server that answers nothing now; `headers` besides Retry-After."""
-    return ApiError(503, message, code="unavailable", headers={"Retry-After": "5", **headers})
+def unavailable(message: str) -> ApiError:
+    """Makes the error of a server that answers nothing now."""
+    return ApiError(503, message, code="unavailable", headers={"Retry-After": "5"})
 
 
 def busy(message: str, seconds: float) -> ApiError:

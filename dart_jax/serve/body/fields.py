@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -23,11 +26,9 @@ from starlette.requests import Request
 
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import MOST_LOGPROBS
+from dart_jax.serve.body.content import only_texts
 from dart_jax.serve.body.errors import CLOSE, ApiError, bad
 from dart_jax.serve.body.neutral import may_matter
-
-# Options of `Sampling`, which a model's `generation_config.json` may have, too.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 # Every stop string is looked for in every piece of text.
 MOST_STOPS = 64
@@ -55,6 +56,7 @@ def _is_prompt(value: Any) -> bool:
 
 Strings = Annotated[list[str], BeforeValidator(_one_or_several), Field(max_length=MOST_STOPS)]
 Prompts = Annotated[list[Any], BeforeValidator(_prompts)]
+Messages = Annotated[list[dict[str, Any]], AfterValidator(only_texts)]
 
 # What llama.cpp, Ollama and LM Studio write for no limit, and llama.cpp for no biases.
 _Unlimited = BeforeValidator(lambda value: None if value == -1 else value)
@@ -83,6 +85,12 @@ class RequestFields(_Fields):
     """The body of a request."""
 
     model: str | None = None
+    _arrived: float = PrivateAttr(default_factory=time.monotonic)
+
+    @property
+    def arrived(self) -> float:
+        """When the client had asked, in seconds of `time.monotonic`."""
+        return self._arrived
 
     @model_validator(mode="before")
     @classmethod
@@ -156,12 +164,10 @@ class GenerationFields(RequestFields):
     ebnf: str | None = None
 
     def sampling(self, defaults: Mapping[str, Any]) -> Sampling:
-        """The distribution of tokens; raises UserError if a value is out of range.
-
-        Args:
-          defaults: values of options of `Sampling` that the client leaves out.
-        """
-        values = {name: getattr(self, name) for name in SAMPLING}
+        """The distribution of tokens, with defaults for options that the client leaves out; raises
+        UserError if a value is out of range."""
+        names = [field.name for field in dataclasses.fields(Sampling)]
+        values = {name: getattr(self, name) for name in names}
         values |= {k: v for k, v in defaults.items() if k not in self.model_fields_set}
         values["top_k"] = 0 if values["top_k"] == -1 else values["top_k"]
         return Sampling(**values)
@@ -178,7 +184,7 @@ class GenerationFields(RequestFields):
 
     @property
     def prompt_top(self) -> int | None:
-        """The same for the tokens of a prompt."""
+        """The same in the place of a prompt's tokens."""
         return self.prompt_logprobs
 
 
@@ -282,7 +288,7 @@ class ThoughtFields(GenerationFields):
 class ChatFields(ThoughtFields):
     """The body of /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     tools: list[Tool] = []
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = ToolChoice()
     parallel_tool_calls: bool = True
@@ -320,6 +326,11 @@ class ChatFields(ThoughtFields):
         return options | self.chat_template_kwargs
 
     @property
+    def continued(self) -> str | None:
+        """The beginning of the answer, if the messages have it."""
+        return (self.messages[-1].get("content") or "") if self.continue_final_message else None
+
+    @property
     def separates_thoughts(self) -> bool:
         """True if thoughts are not to be in the content."""
         return self.separate_reasoning and self.reasoning_format != "none"
@@ -346,7 +357,7 @@ class TokenizeFields(RequestFields):
 
     prompt: str | None = None
     add_special_tokens: bool = True
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
@@ -383,29 +394,20 @@ _Kind = TypeVar("_Kind", bound=RequestFields)
 
 
 async def receive(kind: type[_Kind], request: Request, most: int) -> _Kind:
-    """Reads the fields of a request.
-
-    Args:
-      kind: the fields that it may have.
-      request: nothing of it has been read.
-      most: bytes that are read.
+    """Reads the fields of a request, of whose body at most `most` bytes are read.
 
     Raises:
       ApiError: the body is too large, or no JSON; or a field is refused, missing, or
         has another type or value than it may have.
       ClientDisconnect: the client has gone.
     """
-    body = await _body(request, most)
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _refusal(error) from None
+    return checked(kind.model_validate_json, await _body(request, most))
 
 
-def checked(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
-    """Makes fields of values; raises ApiError as `receive`."""
+def checked(make: Callable[[Any], _Kind], content: Any) -> _Kind:
+    """Makes fields by a method of their class; raises ApiError as `receive`."""
     try:
-        return kind.model_validate(values)
+        return make(content)
     except ValidationError as error:
         raise _refusal(error) from None
 
@@ -415,20 +417,17 @@ async def _body(request: Request, most: int) -> bytes:
     if coding.lower() != "identity":
         message = f"bodies in {coding!r:.40} are not read; send JSON as it is"
         raise ApiError(415, message, code="unsupported_encoding", headers=CLOSE)
-    length, parts = request.headers.get("content-length", ""), request.stream()
-    too_large = length.isdecimal() and int(length) > most
     body = bytearray()
     try:
         async with asyncio.timeout(MOST_SECONDS):
-            while not too_large and (part := await anext(parts, None)) is not None:
+            async for part in request.stream():
                 body += part
-                too_large = len(body) > most
+                if len(body) > most:
+                    message = f"the body is larger than {most:,} bytes, the most that is read"
+                    raise ApiError(413, message, code="request_too_large", headers=CLOSE)
     except TimeoutError:
         message = f"the body did not come within {MOST_SECONDS:g} seconds"
         raise ApiError(408, message, headers=CLOSE) from None
-    if too_large:
-        message = f"the body is larger than {most:,} bytes, the most that this server reads"
-        raise ApiError(413, message, code="request_too_large", headers=CLOSE)
     return bytes(body)
 
 

@@ -58,7 +58,7 @@ def chat_of(fields: ResponseFields) -> ChatFields:
     values["tool_choice"] = choice if isinstance(choice, str) else _nested_choice(choice)
     if (format := _format(fields.text)) is not None:
         values["response_format"] = format
-    return checked(ChatFields, values)
+    return checked(ChatFields.model_validate, values)
 
 
 def _nested(tool: Mapping[str, Any], key: str = "function") -> dict[str, Any]:

@@ -23,16 +23,6 @@ _KINDS = {
 }
 _FORMATS = ("text", "json_object", "json_schema")
 
-# Kinds of structures and options of vLLM's -> values besides null that ask for nothing.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(["json", "regex", "grammar"], ("",)),
-    "choice": ([],),
-    **dict.fromkeys(
-        ["json_object", "disable_additional_properties", "disable_any_whitespace"], (False,)
-    ),
-    "disable_fallback": (False, True),
-}
-
 
 def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
     """Returns the name of the field that asks for a structure, and what it asks for as fields of
@@ -60,7 +50,9 @@ def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
 
 
 def _asks(kind: str, value: Any) -> bool:
-    return value is not None and value not in _NEUTRAL.get(kind, ())
+    """Tells whether a kind of structure, or an option of vLLM's, asks for anything."""
+    off = kind == "disable_fallback" or (value is False and kind != "json")  # no JSON is a schema
+    return not (off or value is None or value in ("", []))
 
 
 def _of_format(response_format: Mapping[str, Any]) -> dict[str, Any] | None:

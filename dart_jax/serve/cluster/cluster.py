@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,11 +108,6 @@ class Cluster:
         counts = {"running": running, "waiting": accepted - running}
         return dataclasses.replace(total, **counts, failed=not total.replicas)
 
-    def drain(self, seconds: float) -> bool:
-        """See `EngineThread.drain`."""
-        self._accepting = False
-        return not wait(set(self._running), seconds).not_done
-
     def close(self) -> None:
         """Ends the replicas and with them what they still do."""
         self._accepting = False
@@ -161,10 +156,9 @@ def replicas(
     Raises:
       UserError: Ray is not installed, there is no cluster, or the replicas do not start.
     """
-    ray, serve = _connect(options)
+    ray, serve, gpus = _connect(options)
     name = f"dart_jax-{secrets.token_hex(4)}"  # servers beside each other need different ones
     try:
-        gpus = _gpus_of_a_replica(options, ray.cluster_resources().get("GPU", 0))
         scaling = {
             "min_replicas": options.replicas,
             "max_replicas": options.most,
@@ -200,9 +194,10 @@ def replicas(
         ray.shutdown()
 
 
-def _connect(options: ClusterOptions) -> tuple[Any, Any]:
+def _connect(options: ClusterOptions) -> tuple[Any, Any, float]:
     """Connects to the cluster that the options name; without one, starts Ray on this machine, for
-    this process only and without usage statistics. Returns the packages `ray` and `ray.serve`."""
+    this process only and without usage statistics. Returns the packages `ray` and `ray.serve`, and
+    the GPUs that a replica gets."""
     address = options.ray_address
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
@@ -233,21 +228,14 @@ def _connect(options: ClusterOptions) -> tuple[Any, Any]:
         where = "start Ray" if address is None else f"reach a Ray cluster at {address}"
         raise UserError(f"cannot {where}: {reason}") from None
     gpus = ray.cluster_resources().get("GPU", 0)
-    wanted = _gpus_of_a_replica(options, gpus) * options.most
-    if address is None and wanted > gpus:
+    each = float(gpus > 0) if options.replica_gpus is None else options.replica_gpus
+    if address is None and each * options.most > gpus:
         ray.shutdown()
         raise UserError(
-            f"the replicas need {wanted:g} GPUs, and this machine has {gpus:g}; lower --replicas "
-            "and --max-replicas"
+            f"the replicas need {each * options.most:g} GPUs, and this machine has {gpus:g}; lower "
+            "--replicas and --max-replicas"
         )
-    return ray, serve
-
-
-def _gpus_of_a_replica(options: ClusterOptions, gpus: float) -> float:
-    """Returns the GPUs that a replica gets of a cluster that has so many."""
-    if options.replica_gpus is not None:
-        return options.replica_gpus
-    return 1.0 if gpus else 0.0
+    return ray, serve, each
 
 
 class Ticket:
