@@ -11,7 +11,8 @@ import pytest
 import tiny_model
 import tokenizers_made
 
-from dart_jax.data.contents import Chat, Tokens, parse
+from dart_jax.data.contents import Tokens, parse
+from dart_jax.data.messages import Chat
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.model import DartModel
 from dart_jax.models.pure import abstract_params

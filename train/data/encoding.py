@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import tokenizers
 
-from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
+from dart_jax.data.contents import Completion, Content, Text, Tokens
+from dart_jax.data.messages import Chat
 from dart_jax.data.records import refuse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
