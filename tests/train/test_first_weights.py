@@ -16,7 +16,7 @@ from train.objective.first_weights import informed, nearest_factors
 from train.run.mesh import make_mesh
 from train.teacher.teacher import Teacher, forward
 
-LENGTH, ROWS, VOCABULARY = 96, 24, 500
+LENGTH, ROWS, VOCABULARY = 96, 16, 500
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,15 @@ def data(tmp_path_factory):
     tokens = np.array(ids[: ROWS * LENGTH], np.int32)
     writer = Writer(directory, "text", LENGTH, 4096)
     writer.add(Encoded(tokens, np.arange(len(tokens)) > 0, whole=False))
-    writer.finish("a text")
+    writer.finish()
     return PackedDataset.load(directory, "text")
+
+
+@pytest.fixture(scope="module")
+def outputs(teacher, data):
+    """The target's features and hidden states for all rows."""
+    run = jax.jit(lambda params, batch: forward(teacher.config, params, batch))
+    return run(teacher.params, data.batch(np.arange(data.rows)))
 
 
 @pytest.fixture(scope="module", params=["dspark", pytest.param("dflash", marks=pytest.mark.long)])
@@ -52,12 +59,11 @@ def drafter(request, teacher, data):
     return config, first, ids
 
 
-def test_heads_prefer_the_rows_just_before(teacher, data, drafter):
+def test_heads_prefer_the_rows_just_before(teacher, data, outputs, drafter):
     config, params, _ = drafter
     batch = data.batch(np.arange(2))
     model, target = bind(config, params), bind(teacher.config, teacher.params)
-    features, _ = forward(teacher.config, teacher.params, batch)
-    context, places = model.context(features), jnp.arange(LENGTH)[None].repeat(2, 0)
+    context, places = model.context(outputs[0][:2]), jnp.arange(LENGTH)[None].repeat(2, 0)
     embed, layer = model.embedding(target.embed), model.layers[0]
 
     def heads(inputs):
@@ -82,16 +88,14 @@ def test_heads_prefer_the_rows_just_before(teacher, data, drafter):
     assert 0.5 < float(jnp.std(logits)) < 2
 
 
-def test_pair_scores_are_what_the_target_predicts_after_a_token(teacher, data, drafter):
+def test_pair_scores_are_what_the_target_predicts_after_a_token(teacher, data, outputs, drafter):
     config, params, ids = drafter
     if not config.pair_rank:
         assert "pairs" not in params
         return
-    batch = data.batch(np.arange(data.rows))
-    _, hidden = forward(teacher.config, teacher.params, batch)
-    logits = bind(teacher.config, teacher.params).logits(hidden)[..., ids]
+    logits = bind(teacher.config, teacher.params).logits(outputs[1])[..., ids]
     pairs = bind(config, params).pairs
-    scores = pairs.all_next(pairs.first_factors(jnp.asarray(batch.tokens)))
+    scores = pairs.all_next(pairs.first_factors(data.batch(np.arange(data.rows)).tokens))
 
     def agreement(scores):
         return float(jnp.mean(jnp.argmax(scores, -1) == jnp.argmax(logits, -1)))
