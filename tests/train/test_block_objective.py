@@ -150,11 +150,11 @@ def test_shapes():
     ("options", "message"),
     [
         ({"method": "dflash", "pair_rank": 4}, "--pair-rank is of DART and DSpark"),
-        ({"pair_rank": -1}, "--pair-rank must be 0, for no pair scores, or more"),
+        ({"pair_rank": -1}, "--pair-rank must be at least 0"),
         ({"method": "dspark", "train": "pairs"}, "--train pairs is DART's"),
         ({"pair_rank": 2, "train": "pairs"}, "pass --init"),
         ({"init": "x", "draft_vocab": 20}, "leave --draft-vocab out"),
-        ({"draft_vocab": -1}, "--draft-vocab must be 0, for all tokens, or more"),
+        ({"draft_vocab": -1}, "--draft-vocab must be at least 0"),
         ({"method": "dflash", "shifted": False}, "--no-shifted is DART's"),
         ({"method": "eagle3", "layers": 2}, "EAGLE-3 drafters have one layer"),
         ({"start": "random"}, "--start is of block drafters; leave it out with dart"),

@@ -88,12 +88,8 @@ class Predictions(NamedTuple):
     weights: jax.Array | None = None
 
 
-class Teaching(NamedTuple):
-    """The target's side of `Predictions`: its `teacher`, `mass` and `best`."""
-
-    teacher: jax.Array
-    mass: jax.Array
-    best: jax.Array
+# The target's side of `Predictions`: `teacher`, `mass` and `best`.
+Teaching = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class DraftInputs(NamedTuple):
@@ -218,11 +214,11 @@ class PackedForward:
         inputs, anchors = chunk.inputs, chunk.anchors
         frozen, data = inputs.frozen, inputs.data
         if chunk.shared is None:
-            teaching = self._teaching(frozen, data, anchors + t)
+            teacher, mass, best = self._teaching(frozen, data, anchors + t)
         else:
-            size = anchors.shape[1]
-            teaching = jax.tree.map(
-                lambda x: jax.lax.dynamic_slice_in_dim(x, t - 1, size, axis=1), chunk.shared
+            teacher, mass, best = (
+                jax.lax.dynamic_slice_in_dim(x, t - 1, anchors.shape[1], axis=1)
+                for x in chunk.shared
             )
         logits, confidence = self.method.logits(
             bind(self.drafter, frozen.whole(inputs.params | chunk.head)),
@@ -236,9 +232,9 @@ class PackedForward:
         )
         return Predictions(
             t,
-            teaching.teacher,
-            teaching.mass,
-            teaching.best,
+            teacher,
+            mass,
+            best,
             jax.nn.log_softmax(logits),
             chunk.real & valid_predictions(data.document, data.run, anchors, t),
             frozen.draft_ids,
@@ -262,7 +258,7 @@ class PackedForward:
         mass = jnp.exp(within - _gather(data.outputs.log_total, rows))
         if self._all_tokens:
             mass = jnp.ones_like(mass)
-        return Teaching(logits - within[..., None], mass, _gather(data.outputs.best, rows))
+        return logits - within[..., None], mass, _gather(data.outputs.best, rows)
 
     def _fitting_chunk(self, batch: int, rows: int, successive: bool) -> int:
         """Returns the number of anchors per row whose logits and scores fit their limits."""

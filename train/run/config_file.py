@@ -9,11 +9,12 @@ A recipe counts as if its options stood before those of the command line, which 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tyro
 
@@ -34,27 +35,25 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
     Raises:
       UserError: the file cannot be read, or as `command_line.parse` for both together.
     """
-    path = None
     args = sys.argv[1:] if args is None else list(args)
-    if args and args[0].startswith("--config="):
-        args = ["--config", args[0].removeprefix("--config="), *args[1:]]
-    if args[:1] == ["--config"] and len(args) > 1:
-        path, args = Path(args[1]), args[2:]
+    first, _, name = (args or [""])[0].partition("=")
+    if first == "--config" and (name or len(args) > 1):
+        path, args = Path(name or args[1]), args[1 if name else 2 :]
+    else:
+        path = None
     if any(word.partition("=")[0] == "--config" for word in args):
         raise UserError("--config FILE goes first, and only once")
+    words = [] if path is None else _words(path)  # the last one of an option counts
     # A recipe may turn a switch on that is off by default: every switch has both forms.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
-    if path is None:
-        return command_line.parse(cls, args, description, config=config)
-    values = _read(path)
-    words = _words(values)  # the last one of an option counts
     try:
         return command_line.parse(cls, [*words, *args], description, config=config)
     except UserError as error:
-        raise UserError(f"with {path}: {error}") from None
+        raise UserError(f"with {path}: {error}" if path else str(error)) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _words(path: Path) -> list[str]:
+    """Returns the options of a file as words of a command line."""
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
@@ -62,26 +61,16 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not TOML: {error}") from None
-    flat: dict[str, Any] = {}
+    words: dict[str, list[str]] = {}
     for name, value in tables.items():
-        inner = value if isinstance(value, dict) else {name: value}
-        for option, setting in inner.items():
-            key = option.replace("-", "_")
-            if key in flat:
-                raise UserError(f"{path}: {option} is given twice")
-            flat[key] = setting
-    return flat
-
-
-def _words(values: Mapping[str, Any]) -> list[str]:
-    """Returns the options as words of a command line."""
-    words: list[str] = []
-    for name, value in values.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, list):
-            words += [f"--{option}", *map(str, value)]
-        else:
-            words.append(f"--{option}={value}")
-    return words
+        for key, setting in (value if isinstance(value, dict) else {name: value}).items():
+            option = f"--{key.replace('_', '-')}"
+            if option in words:
+                raise UserError(f"{path}: {key} is given twice")
+            if isinstance(setting, bool):
+                words[option] = [option if setting else option.replace("--", "--no-", 1)]
+            elif isinstance(setting, list):
+                words[option] = [option, *map(str, setting)]
+            else:
+                words[option] = [f"{option}={setting}"]
+    return list(itertools.chain.from_iterable(words.values()))
