@@ -153,12 +153,12 @@ def test_shapes():
         ({"pair_rank": -1}, "--pair-rank must be at least 0"),
         ({"method": "dspark", "train": "pairs"}, "--train pairs is DART's"),
         ({"pair_rank": 2, "train": "pairs"}, "pass --init"),
-        ({"init": "x", "draft_vocab": 20}, "leave --draft-vocab out"),
+        ({"init": "x", "draft_vocab": 20}, "leave --start and --draft-vocab out"),
         ({"draft_vocab": -1}, "--draft-vocab must be at least 0"),
         ({"method": "dflash", "shifted": False}, "--no-shifted is DART's"),
         ({"method": "eagle3", "layers": 2}, "EAGLE-3 drafters have one layer"),
-        ({"start": "random"}, "--start is of block drafters; leave it out with dart"),
-        ({"method": "dspark", "init": "x", "start": "informed"}, "leave --start out"),
+        ({"start": "random"}, "--start is of block drafters; leave it out with --method dart"),
+        ({"method": "dspark", "init": "x", "start": "informed"}, "leave --start and --draft"),
     ],
 )
 def test_what_does_not_go_together(options, message):

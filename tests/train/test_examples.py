@@ -117,7 +117,6 @@ def parts(encoder, document):
 
 
 HEADER = "<|im_start|>assistant\n"
-NO_THOUGHT = "<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize("template", ["TURNS", "MARKED"])
@@ -138,19 +137,16 @@ def test_the_assistants_turns_are_supervised(encoder, template):
     ]
 
 
-def test_templates_that_drop_earlier_thinking(encoder):
-    encoder = encoder(tokenizers_made.THINKING)
+def test_templates_that_drop_earlier_thinking(thinking):
     first, second = "<think>\nhm\n</think>\n\ntwo", "<|im_start|> <t"
-    (document,) = encode(encoder, chat("<think>", first, "3", second, "5", "six"))
-    assert parts(encoder, document) == [
-        f"<|im_start|>user\n<think><|im_end|>\n{HEADER}",
+    (document,) = encode(thinking, chat("<think>", first, "3", second, "5", "six"))
+    assert parts(thinking, document)[1::2] == [
         "two<|im_end|>",
-        f"\n<|im_start|>user\n3<|im_end|>\n{HEADER}",
         f"{second}<|im_end|>",
-        f"\n<|im_start|>user\n5<|im_end|>\n{HEADER}{NO_THOUGHT}",
         "six<|im_end|>",
-        "\n",
     ]
+    # A header is what the template writes for the turns before, and asks with.
+    assert parts(thinking, document)[4].endswith(f"{HEADER}<think>\n\n</think>\n\n")
 
 
 WORDS = st.text(st.sampled_from("au <\n日|im_endthk/>"), max_size=8).map(str.strip)
@@ -163,7 +159,6 @@ def thinking(encoder):
 
 @given(st.lists(WORDS, min_size=2, max_size=6))
 def test_any_chat_is_found_where_the_template_puts_it(thinking, contents):
-    """A header is what the template writes for the turns before, and asks with."""
     contents = [text.replace("</think>", "") for text in contents]
     (document,) = encode(thinking, chat(*contents))
     answers = [f"{text}<|im_end|>" for text in contents[1::2]]
@@ -243,34 +238,41 @@ def test_templates_of_vision_language_models(encoder):
     assert parts(several, document)[0].startswith("1 tools<|im_start|>user")
 
 
-def test_what_cannot_be_encoded(encoder, tmp_path):
-    plain = encoder(tokenizers_made.TURNS, vocab_size=50)
-    strict = encoder("{{ raise_exception('users first') }}")
-    deaf = encoder("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
-    for made, content, match in (
-        (plain, chat("a"), "f:1: the chat has no turn of the assistant"),
+DEAF = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "template", "match"),
+    [
+        (chat("a"), None, "f:1: the chat has no turn of the assistant"),
         (
-            plain,
             Tokens([3, 50], 1),
+            None,
             r"f:1: the record has the token 50 .*, the target's are 0\.\.49;",
         ),
-        (plain, Tokens([3, -1], 1), r"f:1: the record has the token -1"),
-        (plain, Text("日本"), r"f:1: the tokenizer returned the token \d+ .*, the target's are"),
-        (plain, Tokens([3, 4], 2), "f:1: it has no supervised tokens"),
-        (deaf, chat("a", "b"), "f:1: the chat template leaves out message 2, a turn of"),
-        (strict, chat("a", "b"), "f:1: the chat template rejects the messages: users first"),
-    ):
-        with pytest.raises(UserError, match=match):
-            encode(made, Tokens([1, 2], 1), content)
-        errors = []
-        examples = [Example(c, 0, "f:1", 0) for c in (Tokens([1, 2], 1), content)]
-        good, bad = made.encode(examples, bad=errors.append)
-        assert good is not None
-        assert bad is None
-        assert len(errors) == 1
+        (Tokens([3, -1], 1), None, "f:1: the record has the token -1"),
+        (Text("日本"), None, r"f:1: the tokenizer returned the token \d+ .*, the target's are"),
+        (Tokens([3, 4], 2), None, "f:1: it has no supervised tokens"),
+        (chat("a", "b"), DEAF, "f:1: the chat template leaves out message 2, a turn of"),
+        (chat("a", "b"), "{{ raise_exception('users first') }}", "rejects .*: users first"),
+    ],
+)
+def test_what_cannot_be_encoded(encoder, content, template, match):
+    made = encoder(template or tokenizers_made.TURNS, vocab_size=50)
+    with pytest.raises(UserError, match=match):
+        encode(made, Tokens([1, 2], 1), content)
+    errors = []
+    examples = [Example(each, 0, "f:1", 0) for each in (Tokens([1, 2], 1), content)]
+    good, bad = made.encode(examples, bad=errors.append)
+    assert good is not None
+    assert bad is None
+    assert len(errors) == 1
+
+
+def test_a_chat_template_that_is_missing():
     bare = Encoder(Tokenizer(tokenizers_made.byte_level()), 400)
     with pytest.raises(UserError, match="chats in the data, but no chat template in the tokenizer"):
-        bare.encode([Example(chat("a", "b"), 0, "f:1", 0)], bad=[].append)
+        encode(bare, chat("a", "b"))
 
 
 def test_what_stands_beside_a_chat_is_rendered_as_transformers_does(encoder):

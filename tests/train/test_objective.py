@@ -155,8 +155,9 @@ def test_agreement_with_a_target_of_more_tokens(batch, target):
     figures = Agreement(forward, given, rows, 2)(params)
 
     anchors = every_row(batch, 22)
-    data = forward.run_target(given, batch)
-    logits = literal.draft_logits(drafter, params, data, anchors, jnp.asarray(FEW))
+    data = jax.jit(forward.run_target)(given, batch)
+    literally = jax.jit(literal.draft_logits, static_argnums=0)
+    logits = literally(drafter, params, data, anchors, jnp.asarray(FEW))
     q = np.exp(log_softmax(np.asarray(logits)))
     p = np.exp(log_softmax(np.asarray(bind(TARGET, target).logits(data.outputs.hidden))))
     found = []
@@ -198,7 +199,8 @@ def test_training_sees_what_decoding_computes(batch, target, drafter):
 
     data = PackedForward(TARGET, drafter, 8).run_target(frozen(target), batch)
     anchors = jnp.array([[n], [0]], jnp.int32)
-    packed = literal.draft_logits(drafter, params, data, anchors, jnp.asarray(ALL))
+    literally = jax.jit(literal.draft_logits, static_argnums=0)
+    packed = literally(drafter, params, data, anchors, jnp.asarray(ALL))
     np.testing.assert_allclose(packed[row, 0], logits[0], rtol=0, atol=1e-4)
 
 
