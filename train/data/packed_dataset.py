@@ -33,23 +33,14 @@ _OPEN = 128
 
 @dataclasses.dataclass
 class Statistics:
-    """Statistics of the packing.
-
-    Attributes:
-      documents: packed documents, where each piece of a long text counts.
-      tokens: tokens of those documents.
-      supervised: supervised ones of those tokens.
-      rows: number of rows.
-      truncated: documents cut off at their end.
-      dropped: documents left out because they had no supervised tokens.
-    """
+    """Statistics of the packing; each piece of a long text counts as a document."""
 
     documents: int = 0
     tokens: int = 0
-    supervised: int = 0
+    supervised: int = 0  # of the tokens
     rows: int = 0
-    truncated: int = 0
-    dropped: int = 0
+    truncated: int = 0  # documents cut off at their end
+    dropped: int = 0  # documents left out because they had no supervised tokens
 
 
 class Packer:

@@ -9,12 +9,11 @@ A recipe counts as if its options stood before those of the command line, which 
 
 from __future__ import annotations
 
-import itertools
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -43,7 +42,7 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
         path = None
     if any(word.partition("=")[0] == "--config" for word in args):
         raise UserError("--config FILE goes first, and only once")
-    words = [] if path is None else _words(path)  # the last one of an option counts
+    words = [] if path is None else _words(_read(path))  # the last one of an option counts
     # A recipe may turn a switch on that is off by default: every switch has both forms.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
     try:
@@ -52,8 +51,7 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
         raise UserError(f"with {path}: {error}" if path else str(error)) from None
 
 
-def _words(path: Path) -> list[str]:
-    """Returns the options of a file as words of a command line."""
+def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
@@ -61,16 +59,25 @@ def _words(path: Path) -> list[str]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not TOML: {error}") from None
-    words: dict[str, list[str]] = {}
+    flat: dict[str, Any] = {}
     for name, value in tables.items():
-        for key, setting in (value if isinstance(value, dict) else {name: value}).items():
-            option = f"--{key.replace('_', '-')}"
-            if option in words:
-                raise UserError(f"{path}: {key} is given twice")
-            if isinstance(setting, bool):
-                words[option] = [option if setting else option.replace("--", "--no-", 1)]
-            elif isinstance(setting, list):
-                words[option] = [option, *map(str, setting)]
-            else:
-                words[option] = [f"{option}={setting}"]
-    return list(itertools.chain.from_iterable(words.values()))
+        for option, setting in (value if isinstance(value, dict) else {name: value}).items():
+            key = option.replace("-", "_")
+            if key in flat:
+                raise UserError(f"{path}: {option} is given twice")
+            flat[key] = setting
+    return flat
+
+
+def _words(values: Mapping[str, Any]) -> list[str]:
+    """Returns the options as words of a command line."""
+    words: list[str] = []
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, list):
+            words += [f"--{option}", *map(str, value)]
+        else:
+            words.append(f"--{option}={value}")
+    return words
