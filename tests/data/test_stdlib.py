@@ -43,12 +43,7 @@ def test_files_that_are_trained_on():
 
 SOURCE = '''\
 """Module."""\f\r
-import functools
-
-
 @functools.cache
-@decorated(
-    by="lines")
 def decorated(a,
               b=1):
     """One line."""
@@ -65,10 +60,6 @@ async def later():
 
 def only_documented():
     """Nothing to write."""
-
-
-def undocumented():
-    return 1
 
 
 def not_a_docstring():

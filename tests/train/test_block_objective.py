@@ -133,19 +133,6 @@ def test_the_loss_with_weights_of_the_path(setting, batch):
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradients))
 
 
-def test_shapes():
-    dspark = DrafterShape(method="dspark", positions=7).config(TARGET, 9)
-    assert (dspark.num_positions, dspark.block_size, dspark.num_hidden_layers) == (7, 7, 2)
-    assert (dspark.pair_rank, dspark.confidence, dspark.layout) == (256, "pairs", "deepspec")
-    assert dspark.mask_token_id == 9
-    assert not dspark.own_head
-    assert not DrafterShape(method="dspark", start="random").informed
-    shape = DrafterShape(method="dflash", layers=1, draft_vocab=20)
-    dflash = shape.config(TARGET, 9)
-    assert (dflash.num_positions, dflash.block_size, dflash.mask_token_id) == (8, 9, 9)
-    assert (dflash.layout, dflash.own_head, dflash.pair_rank) == ("speculators", True, 0)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -12,7 +12,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from train.data.encoding import Encoded
 from train.data.packed_dataset import PackedDataset, Writer, draft_vocabulary
 from train.objective.drafter_shape import DrafterShape
-from train.objective.first_weights import informed, nearest_factors
+from train.objective.first_weights import informed
 from train.run.mesh import make_mesh
 from train.teacher.teacher import Teacher, forward
 
@@ -101,19 +101,3 @@ def test_pair_scores_are_what_the_target_predicts_after_a_token(teacher, data, o
         return float(jnp.mean(jnp.argmax(scores, -1) == jnp.argmax(logits, -1)))
 
     assert agreement(scores) > 2 * agreement(jnp.zeros_like(scores))
-
-
-def test_factors_of_the_means():
-    """At full rank the products are those of means and head; at a lower one, those of frequent
-    tokens are nearer."""
-    rng = np.random.default_rng(0)
-    means, head = rng.normal(size=(30, 6)), rng.normal(size=(6, 20))
-    counts = np.where(np.arange(30) < 3, 10_000, 1)
-    wanted = means @ (head - head.mean(axis=1, keepdims=True))
-    prev, following = nearest_factors(means, counts, head, 9)
-    np.testing.assert_allclose(prev @ following.T, wanted, atol=1e-6)
-    prev, following = nearest_factors(means, counts, head, 3)
-    assert prev.shape == (30, 3)
-    assert following.shape == (20, 3)
-    errors = np.abs(prev @ following.T - wanted).mean(axis=1)
-    assert errors[:3].max() < 0.1 * errors[3:].mean()

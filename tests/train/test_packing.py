@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.batch import Batch, positions
 from train.data.encoding import Encoded
 from train.data.packed_dataset import PackedBatches, Packer
 
@@ -78,17 +77,6 @@ def test_rows_hold_every_document(made):
     again, _ = packed(made)
     for row, same in zip(rows, again, strict=True):
         jax.tree.map(np.testing.assert_array_equal, row, same)
-
-
-def test_positions_begin_anew_in_every_document():
-    lengths = np.random.default_rng(0).integers(2, CONTEXT, 30)
-    rows, _ = packed(
-        [Encoded(np.arange(n, dtype=np.int32), np.arange(n) > 0, True) for n in lengths]
-    )
-    batch = Batch(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))
-    filled = batch.document > 0
-    found = np.asarray(positions(batch.document))
-    np.testing.assert_array_equal(found[filled], batch.tokens[filled])
 
 
 def test_few_holes():

@@ -18,7 +18,7 @@ import transformers
 from ngram_corpora import brute_force_counts, counts_of
 from tokenizers import models, pre_tokenizers, processors
 
-from dart_jax.data.records import PARQUET, find_files, zstd
+from dart_jax.data.records import find_files, zstd
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel, WindowLayout, runs
 from dart_jax.progress import progress_bars
@@ -328,7 +328,7 @@ def test_work_directories_are_not_mixed(tmp_path, count):
 
 def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
     """A bad record ends the first run after some units; the counts are used, merged anew."""
-    monkeypatch.setattr(pipeline, "UNIT", 6000)
+    monkeypatch.setattr(pipeline, "UNIT", 4000)
     good, more = lines(words(7)), lines(words(8))
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     write(first, good + '{"query": 1}\n')
@@ -354,21 +354,6 @@ def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
     write(first, more)
     expected = count(str(tmp_path / "*.jsonl")).read_bytes()
     assert count(str(tmp_path / "*.jsonl"), **options).read_bytes() == expected
-
-
-def test_the_memory_and_the_workers(monkeypatch):
-    """What is spare is for reading, a quarter, and for the workers."""
-    megabyte = pipeline.MB
-    for workers, least in ((1, 1088), (8, 4224)):
-        reading, sorting = pipeline.divide(least * megabyte, workers)
-        assert (reading, sorting) == (PARQUET, pipeline.ENOUGH // 2)
-        with pytest.raises(UserError, match=f"{least - 1}MB is too little: .* {least}MB"):
-            pipeline.divide((least - 1) * megabyte, workers)
-        more = pipeline.divide((least + 8 * workers) * megabyte, workers)
-        assert more == (reading + 2 * workers * megabyte, sorting + 3 * megabyte)
-    monkeypatch.setattr(program, "available_cores", lambda: 5)
-    memories = (1088, 2056, 1_300_000)
-    assert [program.default_workers(m * megabyte) for m in memories] == [1, 3, 5]
 
 
 # Bad input
@@ -418,3 +403,8 @@ def test_bad_input(tmp_path, count, bare, record, options, message):
 def test_the_end_that_a_model_names(bare):
     write(bare.with_name("generation_config.json"), '{"eos_token_id": [257, 256]}')
     assert program.eos_of(program.load(str(bare.parent)), None) == 257
+
+
+def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
+    monkeypatch.setattr(program, "available_cores", lambda: 5)
+    assert [program.default_workers(m * 10**6) for m in (1088, 2056, 1_300_000)] == [1, 3, 5]
