@@ -74,7 +74,6 @@ class Predictions(NamedTuple):
       draft_ids: int32 [Vd], see `Frozen`.
       confidence: float32 [B, C], logits of the probability that the drafter expects a token drawn
         from its prediction to be accepted with; None if it expects none.
-      weights: float32 [B, C], in the loss; None if they depend on the position alone.
     """
 
     t: jax.Array
@@ -85,7 +84,6 @@ class Predictions(NamedTuple):
     valid: jax.Array
     draft_ids: jax.Array
     confidence: jax.Array | None = None
-    weights: jax.Array | None = None
 
 
 # The target's side of `Predictions`: `teacher`, `mass` and `best`.
@@ -239,7 +237,6 @@ class PackedForward:
             chunk.real & valid_predictions(data.document, data.run, anchors, t),
             frozen.draft_ids,
             confidence,
-            None if chunk.weights is None else jnp.take(chunk.weights, t - 1, axis=-1),
         )
 
     def _target_logits(self, frozen: Frozen, hidden: jax.Array) -> jax.Array:
