@@ -56,15 +56,6 @@ class DataConfig:
             )
         parse_template_kwargs(self.chat_template_kwargs)
 
-    def tokens_per_row(self, longest: int) -> int:
-        """Returns the tokens per row for a target of `longest` positions; raises UserError if
-        `context` is longer."""
-        if self.context is not None and self.context > longest:
-            raise UserError(
-                f"--context {self.context} is beyond the target's {longest} positions; lower it"
-            )
-        return self.context or min(_CONTEXT, longest)
-
 
 class Prepared(NamedTuple):
     """A data set's two splits: rows to train on, at least one, and rows for evaluation, possibly
@@ -85,7 +76,10 @@ def prepare(
       UserError: the data cannot be used, or the directory cannot be written; says where.
     """
     files = without(find_files(config.data), [directory])
-    config = dataclasses.replace(config, context=config.tokens_per_row(longest))
+    context = config.context or min(_CONTEXT, longest)
+    if context > longest:
+        raise UserError(f"--context {context} is beyond the target's {longest} positions; lower it")
+    config = dataclasses.replace(config, context=context)
     name = _digest(config, files, tokenizer, vocab_size)
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
     eos = None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id
