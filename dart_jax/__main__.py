@@ -72,7 +72,7 @@ GONE = {
     "train-demo": "python -m train.recipes.demo",
     "ablate": "dart-jax train-drafter for each value",
     "plot-training": "metrics.jsonl of the run",
-    "measure-training": "python -m train.recipes.measure",
+    "measure-training": "dart-jax train-drafter --steps 1",
 }
 
 

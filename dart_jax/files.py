@@ -44,14 +44,19 @@ def contents(directory: Path) -> str:
     return ", ".join([*names[:6], *[".."][: len(names) > 6]]) or "nothing"
 
 
-def make_once(path: Path, make: Callable[[Path], None]) -> Path:
-    """Returns a file or a directory of the user's cache, which is made the first time.
+def make_once(
+    path: Path,
+    make: Callable[[Path], None],
+    cure: str = "set XDG_CACHE_HOME to a directory that can be written",
+) -> Path:
+    """Returns a file or a directory, by default of the user's cache, which is made the first time.
 
     Processes that need the same one wait for the one that makes it.
 
     Args:
       path: where it is, or appears as a whole.
       make: writes it to the path that it is given, beside which it may leave other files.
+      cure: what to do if it cannot be written, besides freeing space.
 
     Raises:
       UserError: it cannot be written.
@@ -74,8 +79,7 @@ def make_once(path: Path, make: Callable[[Path], None]) -> Path:
                     shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror or error}; free some space, or set "
-            "XDG_CACHE_HOME to a directory that can be written"
+            f"cannot write {path}: {error.strerror or error}; free some space, or {cure}"
         ) from None
     return path
 

@@ -218,8 +218,10 @@ def _start(
                 f"--init {shape.init} is a drafter of another shape than given by --method, "
                 "--positions, --layers, --shifted and --pair-rank"
             )
+        if np.any(np.diff(ids) <= 0):
+            raise UserError(f"--init {shape.init} has a draft vocabulary in another order")
         initial, params = _with_pairs(config, initial, params)
-        return initial, *_ascending(initial, params, ids)
+        return initial, params, ids
     ids = np.arange(target.vocab_size, dtype=np.int32)
     if (size := shape.vocabulary(target)) is not None:
         ids = draft_vocabulary(dataset, size)
@@ -233,22 +235,6 @@ def _mask_token(tokenizer: Tokenizer, target: TargetConfig) -> int:
     """The token of a block drafter's mask rows: one that texts do not have."""
     beyond = len(tokenizer.get_vocab())
     return beyond if beyond < target.vocab_size else max(tokenizer.special_ids, default=0)
-
-
-def _ascending(
-    config: AnyDrafterConfig, params: Params, ids: np.ndarray
-) -> tuple[Params, np.ndarray]:
-    """Sorts a drafter's draft vocabulary, as the objective needs it."""
-    order = np.argsort(ids)
-    params = {**params}
-    if "lm_head" in params:
-        params["lm_head"] = {"kernel": jnp.take(params["lm_head"]["kernel"], order, axis=1)}
-    if pairs := params.get("pairs"):
-        # A block drafter's first tokens are any of the target's.
-        tables = ("prev", "next") if config.layout == REFERENCE else ("next",)
-        taken = {name: jnp.take(pairs[name], order, axis=0) for name in tables}
-        params["pairs"] = {**pairs, **taken}
-    return params, ids[order]
 
 
 def _with_pairs(

@@ -20,10 +20,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from dart_jax.data.records import Skipped, find_files, refuse, without
 from dart_jax.errors import UserError, warn
@@ -34,9 +36,9 @@ from dart_jax.programs import command_line
 from dart_jax.programs.command_line import RESUMABLE, Advice, check_least, check_some, program
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
-from train.data.answers import AnswerGenerator, AnswerLog, Conversation, OutOfTimeError, lines
+from train.data.answers import Answer, AnswerLog, Conversation, conversations, lines
 from train.data.encoding import parse_template_kwargs
-from train.data.examples import Example, read_all
+from train.data.examples import read_all
 from train.run import work_directory
 
 _VERSION = 4  # of the work directory's format
@@ -189,6 +191,10 @@ def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
     }
 
 
+class _OutOfTimeError(Exception):
+    """The time for answers has passed."""
+
+
 class _Regeneration:
     """Answers all records, block by block; answers that are recorded are not made again."""
 
@@ -200,22 +206,13 @@ class _Regeneration:
         log: AnswerLog,
         began: float,
     ):
-        self._config, self._files, self._log = config, files, log
-        self._began, self._tokenizer, self._skipped = began, model.tokenizer, Skipped()
+        self._config, self._files, self._model, self._log = config, files, model, log
+        self._began, self._skipped = began, Skipped()
         self._bad = self._skipped if config.skip_bad else refuse
-        self._conversations: list[Conversation] = []  # of the block in progress
+        self._template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
+        self._block: list[Conversation] = []  # in progress
         self._summary = Summary(self._skipped)  # of what is in the file
         self._size = self._new = 0  # bytes of the file and answers, of this process
-        self._generator = AnswerGenerator(
-            model,
-            config.samplings,
-            config.batch_size,
-            parse_template_kwargs(config.chat_template_kwargs),
-            seed=config.seed,
-            bad=self._bad,
-            too_long=self._skipped,
-            late=self._late,
-        )
 
     def run(self, advice: Advice) -> Summary:
         """Answers all records, unless the time is over before; what is answered is in the file."""
@@ -232,16 +229,12 @@ class _Regeneration:
                 advice.text = f"{note}; {RESUMABLE}"
                 if isinstance(end, UserError):
                     raise UserError(f"{end} ({note}, and the same command goes on)") from None
-            if not isinstance(end, OutOfTimeError):
+            if not isinstance(end, _OutOfTimeError):
                 raise
         if complete and not self._summary.answers:
             raise UserError(f"there is no answer to write: {self._skipped.first}")
         seconds = time.monotonic() - self._began
         return self._summary._replace(seconds=seconds, complete=complete)
-
-    def _late(self) -> bool:
-        minutes, passed = self._config.minutes, time.monotonic() - self._began
-        return minutes is not None and self._new > 0 and passed > 60 * minutes
 
     def _answer_all(self) -> None:
         config, size = self._config, sum(path.stat().st_size for path in self._files)
@@ -250,14 +243,18 @@ class _Regeneration:
         with progress_bars() as progress:
             bar = progress.add_task("regenerate", total=size, note="")
             while block := list(islice(examples, _BLOCK * config.batch_size)):
-                for example, _ in block:
-                    self._conversations += self._opened(example)
+                for example in block:
+                    try:
+                        self._block += conversations(
+                            example, self._model.tokenizer, len(config.temperature)
+                        )
+                    except UserError as error:
+                        self._bad(error)
                 # Files are read in chunks, ahead of the answers.
-                start, end = end, min(block[-1][1], size - 1)
-                turns = sum(len(each.turns) for each in self._conversations)
-                for new in self._generator.run(self._conversations, place, self._log):
-                    self._new += new
-                    answered = sum(len(each.answers) for each in self._conversations)
+                start, end = end, min(block[-1].read, size - 1)
+                turns = sum(len(each.turns) for each in self._block)
+                for _ in self._answer_block(place):
+                    answered = sum(len(each.answers) for each in self._block)
                     pace = self._new / (time.monotonic() - began)
                     progress.update(
                         bar,
@@ -269,9 +266,76 @@ class _Regeneration:
                 progress.update(bar, completed=end)
             progress.update(bar, completed=size)
 
+    def _answer_block(self, place: int) -> Iterator[None]:
+        """Answers all turns of a block of conversations, of which the draws depend on its `place`
+        among all; yields after each batch."""
+        config, block = self._config, self._block
+        for turn in range(max((len(each.turns) for each in block), default=0)):
+            prompts = {}
+            for n, conversation in enumerate(block):
+                if conversation.pending and (prompt := self._prompt(conversation)) is not None:
+                    prompts[n] = prompt
+            for number, chunk in enumerate(self._batches(prompts)):
+                sampling, own = block[chunk[0]].sampling, [prompts[n] for n in chunk]
+                answers = self._log.take(own, sampling)
+                missing = [each for each, answer in enumerate(answers) if answer is None]
+                if missing:
+                    seed = np.random.SeedSequence([config.seed, place, turn, number])
+                    options = dataclasses.replace(
+                        config.samplings[sampling], seed=int(seed.generate_state(1)[0])
+                    )
+                    new = self._decode([own[each] for each in missing], options)
+                    self._log.add(new, sampling)
+                    self._new += len(new)
+                    for each, answer in zip(missing, new, strict=True):
+                        answers[each] = answer
+                for n, answer in zip(chunk, answers, strict=True):
+                    assert answer is not None
+                    block[n].add_answer(answer, self._model.tokenizer)
+                yield
+
+    def _prompt(self, conversation: Conversation) -> list[int] | None:
+        """Returns the prompt of the next turn; ends the conversation, and tells why, if the chat
+        template rejects it or it leaves no room for an answer."""
+        model, report = self._model, self._bad
+        longest, vocab_size = model.target.max_length, model.target.vocab_size
+        try:
+            prompt = conversation.prompt(model.tokenizer, self._template_kwargs)
+            if (outside := model.tokenizer.outside(prompt, vocab_size)) is not None:
+                must = f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
+                raise UserError(must)
+            if len(prompt) < longest:
+                return prompt
+            report = self._skipped
+            raise UserError(
+                f"a prompt of {len(prompt)} tokens leaves no room in {longest} positions"
+            )
+        except UserError as error:
+            conversation.finish()
+            report(UserError(f"{conversation.where}: {error}"))
+            return None
+
+    def _batches(self, prompts: dict[int, list[int]]) -> Iterator[list[int]]:
+        """Yields indices of conversations to decode together: similar lengths, one sampling."""
+        for sampling in range(len(self._config.temperature)):
+            chosen = [n for n in prompts if self._block[n].sampling == sampling]
+            chosen.sort(key=lambda n: (len(prompts[n]), n))
+            for begin in range(0, len(chosen), self._config.batch_size):
+                yield chosen[begin : begin + self._config.batch_size]
+
+    def _decode(self, prompts: list[list[int]], options: GenerationConfig) -> list[Answer]:
+        """Raises _OutOfTimeError after --minutes, unless nothing was answered."""
+        minutes, passed = self._config.minutes, time.monotonic() - self._began
+        if minutes is not None and self._new > 0 and passed > 60 * minutes:
+            raise _OutOfTimeError
+        # Always decode full batches to limit compiled programs; the repeated prompts are dropped.
+        full = [*prompts, *[prompts[0]] * (self._config.batch_size - len(prompts))]
+        made = zip(prompts, self._model.generate(full, options), strict=False)
+        return [Answer(own, each.tokens.tolist(), each.finish or "length") for own, each in made]
+
     def _write(self) -> None:
         """Appends the answers of the block to the file, in place of what an earlier run left."""
-        added = lines(self._conversations, self._tokenizer)
+        added = lines(self._block, self._model.tokenizer)
         if added:
             with self._config.out.open("r+b" if self._config.out.exists() else "w+b") as file:
                 file.truncate(self._size)  # without what was interrupted
@@ -284,17 +348,8 @@ class _Regeneration:
                     raise
                 os.fsync(file.fileno())
         self._size += len(added)
-        self._summary = self._summary.plus(self._conversations)
-        self._conversations.clear()
-
-    def _opened(self, example: Example) -> list[Conversation]:
-        """Returns a record's conversations, one for each sampling configuration."""
-        try:
-            first = Conversation.of(example, self._tokenizer)
-        except UserError as error:
-            self._bad(error)
-            return []
-        return [first.sampled(number) for number in range(len(self._config.samplings))]
+        self._summary = self._summary.plus(self._block)
+        self._block.clear()
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -28,21 +28,19 @@ those that belong to no form are named in a warning, as are `chosen` and `reject
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dart_jax.data.messages import (
     MEDIA,
-    Messages,
+    Chat,
     alternating,
     cleaned,
     is_messages,
     parsed,
     read_messages,
 )
-from dart_jax.data.records import PARQUET, Record, kind, records, refuse
-from dart_jax.errors import UserError, warn
+from dart_jax.data.records import kind
+from dart_jax.errors import UserError
 
 # The names of fields are those of the data sets on the hub and of the programs that train on them.
 TURNS = ("messages", "conversations", "conversation")
@@ -73,20 +71,6 @@ _READ = {
 }
 
 
-class Chat(NamedTuple):
-    """Messages for a chat template.
-
-    Attributes:
-      messages: each with a `role`, a `content`, and what else the template may read.
-      tools: for the template, if there are any.
-      unlearned: indices of the assistant's turns that are not to be learned.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    unlearned: tuple[int, ...] = ()
-
-
 class Completion(NamedTuple):
     """A prompt and its completion, without a chat template."""
 
@@ -114,43 +98,6 @@ class NoFormError(UserError):
     """A record has none of the forms."""
 
 
-def read_contents(
-    path: Path,
-    *,
-    field: str | None = None,
-    memory: int = PARQUET,
-    bad: Callable[[UserError], None] = refuse,
-    warned: set[str] | None = None,
-) -> Iterator[tuple[Content, Record]]:
-    """Yields the content of every record of a file that is not plain text.
-
-    Args:
-      path: the file.
-      field: the field that holds the text or the chat, in place of the forms above.
-      memory: bytes that reading Parquet may use.
-      bad: called with the error of a record that cannot be used, which is then skipped.
-      warned: the unused fields that were warned about, of other files too.
-
-    Raises:
-      UserError: the file cannot be read; says where.
-    """
-    warned = set() if warned is None else warned
-
-    for record in records(path, memory=memory, bad=bad):
-        try:
-            content = parse(record.value, field)
-        except RecursionError:
-            bad(UserError(f"{record.where}: it is nested too deeply"))
-        except UserError as error:
-            bad(type(error)(f"{record.where}: {error}"))
-        else:
-            unused = _unused_fields(record.value) if field is None else []
-            if unused := [name for name in unused if name not in warned]:
-                warned.update(unused)
-                warn(f"{record.where}: not used: {', '.join(unused)}")
-            yield content, record
-
-
 def parse(value: Any, field: str | None = None) -> Content:
     """Parses a record, a JSON value, of one of the forms above; or takes its text or chat from
     `field`. Raises UserError if it has none, or is malformed."""
@@ -173,22 +120,16 @@ def parse(value: Any, field: str | None = None) -> Content:
             return Text("")
         raise NoFormError(_describe_unknown(value))
     _refuse_unread(record, form)
-    if form == ("tokens",):
-        return _tokens(record)
-    if form == ("text",):
-        return Text(_text(record, "text"))
-    if form == ("prompt", "completion"):
-        if not any(isinstance(record[name], list) for name in form):
-            for name in (*SYSTEM, "tools"):
-                if record.get(name):
-                    raise UserError(
-                        f"`{name}` beside `prompt` needs a chat; write the record as `messages`"
-                    )
-            return Completion(_text(record, "prompt"), _text(record, "completion"))
-        return chat(record, _prompted(record))
-    if len(form) == 1:
-        return chat(record, read_messages(record[form[0]], form[0]))
-    return chat(record, Messages(alternating(_pair(record, *form))))
+    match form:
+        case ("tokens",):
+            return _tokens(record)
+        case ("text",):
+            return Text(_text(record, "text"))
+        case ("prompt", "completion"):
+            return _completed(record)
+        case (name,):
+            return chat(record, read_messages(record[name], name))
+    return chat(record, Chat(alternating(_pair(record, *form))))
 
 
 def _named(record: dict[str, Any], field: str) -> Content:
@@ -206,7 +147,7 @@ def _named(record: dict[str, Any], field: str) -> Content:
     return chat(record, read_messages(value, field))
 
 
-def chat(record: dict[str, Any], turns: Messages) -> Chat:
+def chat(record: dict[str, Any], turns: Chat) -> Chat:
     """Adds a record's system prompt and tools to its messages; raises UserError."""
     tools = parsed(record.get("tools")) or None
     tools = [parsed(tool) for tool in tools] if isinstance(tools, list) else tools
@@ -214,7 +155,7 @@ def chat(record: dict[str, Any], turns: Messages) -> Chat:
         isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
     ):
         raise UserError(f"`tools` must be a list of objects, not {kind(tools)}")
-    messages, unlearned = turns
+    messages, _, unlearned = turns
     for name in SYSTEM:
         system = cleaned(record.get(name, ""))
         if not isinstance(system, str):
@@ -228,18 +169,25 @@ def chat(record: dict[str, Any], turns: Messages) -> Chat:
     return Chat(messages, cleaned(tools), unlearned)
 
 
-def _prompted(record: dict[str, Any]) -> Messages:
-    """Returns the messages of a prompt and its completion; only the latter are to be learned."""
-    prompt, completion = (
-        Messages([{"role": role, "content": cleaned(record[name])}])
+def _completed(record: dict[str, Any]) -> Content:
+    """Returns a prompt and its completion; of messages only the latter's are to be learned."""
+    prompt, completion = record["prompt"], record["completion"]
+    if not isinstance(prompt, list) and not isinstance(completion, list):
+        for name in (*SYSTEM, "tools"):
+            if record.get(name):
+                raise UserError(
+                    f"`{name}` beside `prompt` needs a chat; write the record as `messages`"
+                )
+        return Completion(_text(record, "prompt"), _text(record, "completion"))
+    given, answered = (
+        Chat([{"role": role, "content": cleaned(record[name])}])
         if isinstance(record[name], str)
         else read_messages(record[name], name)
         for name, role in (("prompt", "user"), ("completion", "assistant"))
     )
-    first = len(prompt.messages)
-    before = [n for n, message in enumerate(prompt.messages) if message["role"] == "assistant"]
-    after = [first + n for n in completion.unlearned]
-    return Messages([*prompt.messages, *completion.messages], (*before, *after))
+    before = [n for n, message in enumerate(given.messages) if message["role"] == "assistant"]
+    after = [len(given.messages) + n for n in answered.unlearned]
+    return chat(record, Chat([*given.messages, *answered.messages], None, (*before, *after)))
 
 
 def _pair(record: dict[str, Any], prompt_field: str, answer_field: str) -> list[str]:
@@ -323,7 +271,7 @@ def refuse_unsupported(record: dict[str, Any]) -> None:
             raise UserError(f"`{name}` is not supported; {cure}")
 
 
-def _unused_fields(record: Any) -> list[str]:
+def unused_fields(record: Any) -> list[str]:
     """Returns the fields of a record that say something and belong to no form."""
     fields = record.items() if isinstance(record, dict) else ()
     return [name for name, value in fields if value not in (None, "", [], {}) and name not in _READ]

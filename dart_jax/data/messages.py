@@ -36,19 +36,21 @@ _UNREAD = {
 } | dict.fromkeys(MEDIA, "only text is read")
 
 
-class Messages(NamedTuple):
+class Chat(NamedTuple):
     """Messages for a chat template.
 
     Attributes:
       messages: each with a `role`, a `content`, and what else the template may read.
+      tools: for the template, if there are any.
       unlearned: indices of the assistant's turns that are not to be learned.
     """
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
     unlearned: tuple[int, ...] = ()
 
 
-def read_messages(turns: Any, name: str) -> Messages:
+def read_messages(turns: Any, name: str) -> Chat:
     """Reads a list of messages, the same as JSON, or a list of texts, of which the user's is first;
     raises UserError if the field `name` is no such list, or a message is malformed."""
     turns = parsed(turns)
@@ -56,10 +58,10 @@ def read_messages(turns: Any, name: str) -> Messages:
         what = "empty" if turns == [] else kind(turns)
         raise UserError(f"`{name}` must be a list of messages, not {what}")
     if all(isinstance(turn, str) for turn in turns):
-        return Messages(alternating(turns))
+        return Chat(alternating(turns))
     pairs = [_message(turn, f"`{name}`, message {n}") for n, turn in enumerate(turns, 1)]
     unlearned = tuple(n for n, (_, learned) in enumerate(pairs) if not learned)
-    return Messages([message for message, _ in pairs], unlearned)
+    return Chat([message for message, _ in pairs], None, unlearned)
 
 
 def is_messages(value: Any) -> bool:

@@ -24,6 +24,7 @@ import json
 import lzma
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -32,10 +33,13 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, TextIO, cast
 from dart_jax.errors import UserError, require
 from dart_jax.weights import hub
 
-try:
-    import zstandard
-except ImportError:
-    zstandard = None
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    try:
+        from backports import zstd
+    except ImportError:
+        zstd = None
 
 PARQUET = 256 * 10**6  # least memory for reading Parquet, in bytes
 HUB = "hub:"
@@ -214,45 +218,15 @@ def _is_data(path: Path) -> bool:
 def _decompressed(raw: BinaryIO, path: Path) -> BinaryIO:
     """Returns the decompressed stream of an open file, according to its suffix."""
     suffix = path.suffix.lower()
-    if suffix == ".zst" and zstandard is None:
-        raise UserError(f"{path} needs a package: pip install zstandard")
-    if suffix == ".zst":
-        return cast(BinaryIO, io.BufferedReader(_Zstandard(raw), 2**16))
-    opened = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix)
-    return raw if opened is None else cast(BinaryIO, opened(raw))
-
-
-class _Zstandard(io.RawIOBase):
-    """Decompresses a .zst file. The package's own reader takes one that is cut off for whole."""
-
-    def __init__(self, raw: BinaryIO):
-        self._raw, self._frame = raw, None
-        self._in, self._out = b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        assert zstandard is not None
-        while not self._out:
-            self._in = self._in or self._raw.read(2**14)
-            if not self._in and self._frame is not None:
-                raise EOFError("it ends early")
-            if not self._in:
-                return 0
-            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            self._out = self._frame.decompress(self._in)
-            self._in = self._frame.unused_data
-            if self._frame.eof:
-                self._frame = None
-        size = min(len(buffer), len(self._out))
-        buffer[:size], self._out = self._out[:size], self._out[size:]
-        return size
+    if suffix == ".zst" and zstd is None:
+        raise UserError(f"{path} needs backports.zstd: pip install 'dart-jax[train]'")
+    modules: dict[str, Any] = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstd}
+    return modules[suffix].open(raw) if suffix in modules else raw
 
 
 _DAMAGES: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
-if zstandard is not None:
-    _DAMAGES += (zstandard.ZstdError,)
+if zstd is not None:
+    _DAMAGES += (zstd.ZstdError,)
 
 
 def _damaged(path: Path, error: Exception) -> DamagedError:

@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import ast
+import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
@@ -45,8 +46,13 @@ def held_out_files(group: str) -> list[Path]:
 def training_files() -> list[Path]:
     """Returns all other library files, sorted by path."""
     held_out = {path for group in HELD_OUT for path in held_out_files(group)}
-    root = stdlib()
-    return [path for path in sorted(root.rglob("*.py")) if path not in held_out and _included(path)]
+    files: list[Path] = []
+    for directory, folders, names in os.walk(stdlib()):
+        kept = {*folders} - _SKIPPED_DIRECTORIES
+        folders[:] = [name for name in kept if not name.startswith("config-")]
+        sources = (name for name in names if name.endswith(".py"))
+        files += [Path(directory, n) for n in sources if not n.startswith(_SKIPPED_PREFIXES)]
+    return sorted(path for path in files if path not in held_out)
 
 
 def read(path: Path) -> str:
@@ -58,15 +64,6 @@ def module_files(module: str) -> list[Path]:
     """Returns the source files of a module, or all those of a package."""
     file, package = stdlib() / f"{module}.py", stdlib() / module
     return [file] if file.is_file() else sorted(package.rglob("*.py"))
-
-
-def _included(path: Path) -> bool:
-    below = path.relative_to(stdlib())
-    return (
-        not _SKIPPED_DIRECTORIES.intersection(below.parts[:-1])
-        and not below.parts[0].startswith("config-")
-        and not path.name.startswith(_SKIPPED_PREFIXES)
-    )
 
 
 def short_prompts(

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from dart_jax.data.contents import MORE, TURNS, Chat, chat, parse, refuse_more, refuse_unsupported
-from dart_jax.data.messages import Messages, alternating, is_messages
+from dart_jax.data.contents import MORE, TURNS, chat, parse, refuse_more, refuse_unsupported
+from dart_jax.data.messages import Chat, alternating, is_messages
 from dart_jax.data.records import Record, kind
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def read_question(record: Record, bench: str, title: str, by_category: bool = Fa
             before, turns, tools = _answerable(content)
         else:
             turns, raw = _turns(fields)
-            messages, tools, _ = chat(fields, Messages(alternating(list(turns[:1]))))
+            messages, tools, _ = chat(fields, Chat(alternating(list(turns[:1]))))
             before = tuple(messages[:-1])
     except UserError as error:
         raise UserError(f"{record.where}: {error}") from None

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -30,14 +29,12 @@ class ToyBatches:
 
     batch: int
     seed: int = 0
-    pause: float = 0.0
 
     @property
     def fingerprint(self) -> str:
         return f"toy {self.seed}"
 
     def __call__(self, step: int, rows: slice) -> dict[str, np.ndarray]:
-        time.sleep(self.pause)
         made = [
             np.random.default_rng((self.seed, step, row)).normal(size=WIDTH)
             for row in range(self.batch)[rows]
@@ -142,14 +139,12 @@ class ToyConfig:
     directory: Path
     recipe: tyro.conf.OmitArgPrefixes[TrainerConfig]
     processes: tyro.conf.OmitArgPrefixes[DistributedConfig]
-    pause: float = 0.0
 
 
 if __name__ == "__main__":
     with program():
         options = tyro.cli(ToyConfig, default=ToyConfig(Path(), RECIPE, DistributedConfig()))
         initialize(options.processes)
-        batches = ToyBatches(options.recipe.batch_size, pause=options.pause)
-        trained = toy_fit(options.directory, options.recipe, batches=batches)
+        trained = toy_fit(options.directory, options.recipe)
         if is_main():
             np.savez(options.directory / "trained.npz", **trained)

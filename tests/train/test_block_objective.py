@@ -14,7 +14,7 @@ from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.networks.pure import bind
 from train.data.batch import Batch
 from train.objective.drafter_shape import DrafterShape
-from train.objective.loss import DrafterLoss, Objective, path_weights
+from train.objective.loss import DrafterLoss, Objective
 from train.objective.predictions import Frozen, PackedForward
 
 FEW = np.sort(np.random.default_rng(1).permutation(VOCABULARY)[:40]).astype(np.int32)
@@ -80,24 +80,31 @@ def literally(forward, params, frozen, batch, row, anchor):
     return logits, drafter.confidence(normed, drafter.pairs.first_factors(before))
 
 
+def predicted(forward, params, frozen, batch):
+    """The predictions after the anchors, arrays [B, A, d, ..] by name."""
+
+    def run(params):
+        inputs = forward.inputs(params, frozen, batch, jnp.asarray(ANCHORS))
+        chunks = [forward.chunk(inputs, jnp.int32(i)) for i in range(forward.chunks(inputs)[0])]
+        positions = range(1, forward.num_positions + 1)
+        return [[forward.predictions(each, jnp.int32(t)) for t in positions] for each in chunks]
+
+    made = [[each._asdict() for each in positions] for positions in jax.jit(run)(params)]
+    return {
+        name: np.concatenate([np.stack([p[name] for p in ps], 2) for ps in made], axis=1)
+        for name in ("draft", "teacher", "mass", "valid", "confidence")
+        if made[0][0][name] is not None
+    }
+
+
 @pytest.mark.long
 def test_predictions_are_those_of_decoding(setting, batch):
-    forward, params, frozen = setting
-    inputs = forward.inputs(params, frozen, batch, jnp.asarray(ANCHORS))
-    chunks = [forward.chunk(inputs, jnp.int32(i)) for i in range(forward.chunks(inputs)[0])]
-    positions = range(forward.num_positions)
-    made = [[forward.predictions(chunk, jnp.int32(t + 1)) for t in positions] for chunk in chunks]
-    draft = np.concatenate([np.stack([p.draft for p in ps], 2) for ps in made], axis=1)
-    literal = [[literally(*setting, batch, r, a) for a in ANCHORS[r]] for r in range(2)]
+    made = predicted(*setting, batch)
     for r, c in np.ndindex(ANCHORS.shape):
-        expected = jax.nn.log_softmax(literal[r][c][0])
-        np.testing.assert_allclose(draft[r, c], expected, atol=2e-5)
-    if forward.drafter.confidence is None:
-        return
-    confidence = [np.stack([p.confidence for p in ps], 2) for ps in made]
-    confidence = np.concatenate(confidence, axis=1)
-    for r, c in np.ndindex(ANCHORS.shape):
-        np.testing.assert_allclose(confidence[r, c], literal[r][c][1], atol=2e-5)
+        logits, confidence = literally(*setting, batch, r, ANCHORS[r, c])
+        np.testing.assert_allclose(made["draft"][r, c], jax.nn.log_softmax(logits), atol=2e-5)
+        if confidence is not None:
+            np.testing.assert_allclose(made["confidence"][r, c], confidence, atol=2e-5)
 
 
 @pytest.mark.long(keep=1)
@@ -106,63 +113,40 @@ def test_the_loss_with_weights_of_the_path(setting, batch):
     the confidence; from predictions alone."""
     forward, params, frozen = setting
     loss = DrafterLoss(forward, Objective(loss="tv", position_weights="path"))
-    inputs = forward.inputs(params, frozen, batch, jnp.asarray(ANCHORS))
-    expected = 0.0
-    for i in range(forward.chunks(inputs)[0]):
-        chunk = forward.chunk(inputs, jnp.int32(i))
-        each = [forward.predictions(chunk, jnp.int32(t + 1)) for t in range(forward.num_positions)]
-        p, q = (
-            np.exp(np.stack(x, 2)) for x in zip(*((x.teacher, x.draft) for x in each), strict=True)
-        )
-        mass, valid = (np.stack(x, 2) for x in zip(*((x.mass, x.valid) for x in each), strict=True))
-        kl = mass * np.sum(p * (np.log(p) - np.log(q)), -1)
-        apart = np.abs(p - q).sum(-1) / 2
-        rates = mass * (1 - apart)
-        products = np.cumprod(0.9 * np.where(valid, rates, 0) + 0.1, axis=-1)
-        weights = np.stack([products[..., t:].sum(-1) for t in range(forward.num_positions)], -1)
-        losses = weights * (0.1 * kl + 0.9 * mass * apart)
-        if each[0].confidence is not None:
-            sure = 1 / (1 + np.exp(-np.stack([x.confidence for x in each], 2)))
-            losses -= rates * np.log(sure) + (1 - rates) * np.log(1 - sure)
-        expected += losses[valid].sum()
+    made = predicted(*setting, batch)
+    mass, valid, p, q = made["mass"], made["valid"], np.exp(made["teacher"]), np.exp(made["draft"])
+    kl = mass * np.sum(p * (np.log(p) - np.log(q)), -1)
+    apart = np.abs(p - q).sum(-1) / 2
+    rates = mass * (1 - apart)
+    products = np.cumprod(0.9 * np.where(valid, rates, 0) + 0.1, axis=-1)
+    weights = np.stack([products[..., t:].sum(-1) for t in range(forward.num_positions)], -1)
+    losses = weights * (0.1 * kl + 0.9 * mass * apart)
+    if "confidence" in made:
+        sure = 1 / (1 + np.exp(-made["confidence"]))
+        losses -= rates * np.log(sure) + (1 - rates) * np.log(1 - sure)
 
     def total(params):
         return loss.total(params, frozen, batch, jnp.asarray(ANCHORS))
 
-    made, gradients = jax.value_and_grad(total)(params)
-    np.testing.assert_allclose(made, expected, rtol=1e-5)
+    value, gradients = jax.jit(jax.value_and_grad(total))(params)
+    np.testing.assert_allclose(value, losses[valid].sum(), rtol=1e-5)
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradients))
-
-
-def test_path_weights_descend_and_end_with_the_product():
-    rates = np.random.default_rng(0).random((5, 4)).astype(np.float32)
-    weights = np.asarray(path_weights(jnp.asarray(rates)))
-    assert np.all(np.diff(weights) < 0)
-    np.testing.assert_allclose(weights[:, -1], np.prod(0.9 * rates + 0.1, axis=1), rtol=1e-6)
-
-
-def test_shapes():
-    dspark = DrafterShape(method="dspark", positions=7).config(TARGET, 9)
-    assert (dspark.num_positions, dspark.block_size, dspark.num_hidden_layers) == (7, 7, 2)
-    assert (dspark.pair_rank, dspark.confidence, dspark.layout) == (256, "pairs", "deepspec")
-    assert dspark.mask_token_id == 9
-    assert not dspark.own_head
-    assert not DrafterShape(method="dspark", start="random").informed
-    shape = DrafterShape(method="dflash", layers=1, draft_vocab=20)
-    dflash = shape.config(TARGET, 9)
-    assert (dflash.num_positions, dflash.block_size, dflash.mask_token_id) == (8, 9, 9)
-    assert (dflash.layout, dflash.own_head, dflash.pair_rank) == ("speculators", True, 0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"method": "dflash", "pair_rank": 4}, "--pair-rank is of DART and DSpark"),
+        ({"pair_rank": -1}, "--pair-rank must be at least 0"),
         ({"method": "dspark", "train": "pairs"}, "--train pairs is DART's"),
+        ({"pair_rank": 2, "train": "pairs"}, "pass --init"),
+        ({"init": "x", "draft_vocab": 20}, "leave --start and --draft-vocab out"),
+        ({"draft_vocab": -1}, "--draft-vocab must be at least 0"),
         ({"method": "dflash", "shifted": False}, "--no-shifted is DART's"),
-        ({"layers": 2}, "dart drafters have one layer"),
-        ({"start": "random"}, "--start is of block drafters; leave it out with dart"),
-        ({"method": "dspark", "init": "x", "start": "informed"}, "leave --start out"),
+        ({"layers": 2}, "drafters have one layer; leave it out with --method dart"),
+        ({"method": "eagle3", "layers": 2}, "drafters have one layer"),
+        ({"start": "random"}, "--start is of block drafters; leave it out with --method dart"),
+        ({"method": "dspark", "init": "x", "start": "informed"}, "leave --start and --draft"),
     ],
 )
 def test_what_does_not_go_together(options, message):

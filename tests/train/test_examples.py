@@ -9,8 +9,9 @@ import tokenizers_made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dart_jax.data.contents import Chat, Completion, Text, Tokens, parse
-from dart_jax.errors import UserError
+from dart_jax.data.contents import Completion, Text, Tokens, parse
+from dart_jax.data.messages import Chat
+from dart_jax.errors import InputWarning, UserError
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.encoding import Encoder
 from train.data.examples import Example, read_all
@@ -24,45 +25,66 @@ def chat(*contents):
 
 # Records
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
-def test_a_bad_record_is_told_where_it_is_or_skipped(tmp_path):
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_bad_records_are_told_where_they_are_or_skipped(tmp_path):
+    deep = '{"a":' * 900 + "1" + "}" * 900
     path = tmp_path / "a.jsonl"
-    path.write_text('\n{"turns": [], "id": 1}\n{"text": "a"}')
+    path.write_text(f'\n{{"turns": [], "id": 1}}\n{{"text": "a"}}\n{{"messages": {deep}}}\n"b"')
     with pytest.raises(UserError, match=r"a\.jsonl:2: not a chat, .* has the fields turns, id;"):
         list(read_all([path]))
     errors = []
-    assert [each.content for each, _ in read_all([path], bad=errors.append)] == [Text("a")]
-    assert len(errors) == 1
+    contents = [each.content for each in read_all([path], bad=errors.append)]
+    assert contents == [Text("a"), Text("b")]
+    assert len(errors) == 2
+
+
+def test_fields_that_are_not_used_are_named_once(tmp_path):
+    known = {"messages": chat("a", "b").messages, "id": 1, "finish": "stop", "chosen": None}
+    others = {"label": 0, "rubric": {"a": 1}, "novel": "else", "empty": []}
+    path = write(tmp_path / "a.jsonl", known, known | others, known | others)
+    with pytest.warns(InputWarning) as caught:
+        assert len([*read_all([path, path])]) == 6
+    assert [str(one.message) for one in caught] == [f"{path}:2: not used: rubric, novel"]
 
 
 def test_files(tmp_path):
-    records = [{"messages": chat("a", "b").messages}, {"text": "c"}]
-    jsonl = tmp_path / "a.jsonl"
-    jsonl.write_text("".join(json.dumps(record) + "\n" for record in records))
-    parquet, text, cyrillic = (tmp_path / name for name in ("b.parquet", "c.md", "d.txt"))
-    with duckdb.connect() as database:
-        database.execute(f"copy (select * from read_json('{jsonl}')) to '{parquet}'")
-    text.write_text("plain")
-    everything = [chat("a", "b"), Text("c")] * 2 + [Text("plain")]
-    found = list(read_all([jsonl, parquet, text]))
-    assert [example.content for example, _ in found] == everything
-    assert [example.where for example, _ in found][1:4] == [
-        f"{jsonl}:2",
-        f"{parquet}, row 1",
-        f"{parquet}, row 2",
+    """A table, which gives every record all fields, holds the same as lines."""
+    shot = {"role": "assistant", "content": "y", "weight": 0}
+    records = [
+        {"messages": chat("a", "b").messages, "system": "s", "tools": TOOLS},
+        {"messages": [*chat("x").messages, shot, *chat("a", "b").messages]},
+        {"instruction": "a", "output": "b"},
+        {"tokens": [1, 2], "prompt_length": 1},
+        {"text": "c"},
     ]
-    assert found[-1][1] == sum(path.stat().st_size for path in (jsonl, parquet, text))
-    assert found[0][0].digest == found[2][0].digest != found[1][0].digest
-    assert len(list(read_all([jsonl, parquet, text], limit=3))) == 3
-    cyrillic.write_bytes("да".encode("cp1251"))
-    with pytest.raises(UserError, match=r"d\.txt is not UTF-8 text"):
-        list(read_all([cyrillic]))
-    jsonl.write_bytes(jsonl.read_bytes() + b"\n" + b'{"text": "\xff"}')
-    with pytest.raises(UserError, match=r"a\.jsonl:4: broken JSON: 'utf-8' codec"):
-        list(read_all([jsonl]))
-    text.write_text("")
-    with pytest.raises(UserError, match=r"c\.md holds no examples; leave it out"):
-        list(read_all([text]))
+    lines = write(tmp_path / "a.jsonl", *records)
+    table, text = tmp_path / "b.parquet", tmp_path / "c.md"
+    with duckdb.connect() as database:
+        database.execute(f"copy (select * from read_json('{lines}')) to '{table}'")
+    text.write_text("plain")
+    found = list(read_all([lines, table, text]))
+    assert [each.content for each in found] == [*map(parse, records * 2), Text("plain")]
+    assert found[0].content.tools == TOOLS
+    assert [each.where for each in found][4:6] == [f"{lines}:5", f"{table}, row 1"]
+    assert [each.read for each in found] == sorted(each.read for each in found)
+    assert found[-1].read == sum(path.stat().st_size for path in (lines, table, text))
+    assert [each.digest for each in found[:5]] == [each.digest for each in found[5:10]]
+    assert len({each.digest for each in found}) == 6
+    assert len(list(read_all([lines, table, text], limit=3))) == 3
+    for content, match in (
+        ("да".encode("cp1251"), r"c\.md is not UTF-8 text"),
+        (b"", r"c\.md holds no examples; leave it out"),
+    ):
+        text.write_bytes(content)
+        with pytest.raises(UserError, match=match):
+            list(read_all([text]))
 
 
 # Tokens
@@ -95,7 +117,6 @@ def parts(encoder, document):
 
 
 HEADER = "<|im_start|>assistant\n"
-NO_THOUGHT = "<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize("template", ["TURNS", "MARKED"])
@@ -105,58 +126,43 @@ def test_the_assistants_turns_are_supervised(encoder, template):
     contents = ["assistant", "a", "a", "assistant", "user<|im_end|>", "\n\na ", "日本", ""]
     (document,) = encode(encoder, chat(*contents))
     assert document.tokens.dtype == np.int32
-    expected = [f"<|im_start|>user\nassistant<|im_end|>\n{HEADER}", "a<|im_end|>"]
-    for question, answer in zip(contents[2::2], contents[3::2], strict=True):
+    expected = []
+    for question, answer in zip(contents[::2], contents[1::2], strict=True):
         expected.append(f"\n<|im_start|>user\n{question}<|im_end|>\n{HEADER}")
         expected.append(f"{answer}<|im_end|>")
     # The header's line end and the next answer's first ones can be one token.
-    assert "".join(parts(encoder, document)) == "".join(expected) + "\n"
-    assert parts(encoder, document)[:4] == expected[:4]
+    assert "".join(parts(encoder, document)) == "".join(expected).lstrip() + "\n"
     assert [part.strip() for part in parts(encoder, document)] == [
         part.strip() for part in [*expected, "\n"]
     ]
 
 
-def test_templates_that_drop_earlier_thinking(encoder):
-    encoder = encoder(tokenizers_made.THINKING)
+def test_templates_that_drop_earlier_thinking(thinking):
     first, second = "<think>\nhm\n</think>\n\ntwo", "<|im_start|> <t"
-    (document,) = encode(encoder, chat("<think>", first, "3", second, "5", "six"))
-    assert parts(encoder, document) == [
-        f"<|im_start|>user\n<think><|im_end|>\n{HEADER}",
+    (document,) = encode(thinking, chat("<think>", first, "3", second, "5", "six"))
+    assert parts(thinking, document)[1::2] == [
         "two<|im_end|>",
-        f"\n<|im_start|>user\n3<|im_end|>\n{HEADER}",
         f"{second}<|im_end|>",
-        f"\n<|im_start|>user\n5<|im_end|>\n{HEADER}{NO_THOUGHT}",
         "six<|im_end|>",
-        "\n",
     ]
+    # A header is what the template writes for the turns before, and asks with.
+    assert parts(thinking, document)[4].endswith(f"{HEADER}<think>\n\n</think>\n\n")
 
 
 WORDS = st.text(st.sampled_from("au <\n日|im_endthk/>"), max_size=8).map(str.strip)
 
 
-@given(st.lists(WORDS, min_size=2, max_size=6))
-def test_any_chat_is_found_where_the_template_puts_it(thinking, contents):
-    """A header is what the template writes for the turns before, and asks with."""
-    contents = [text.replace("</think>", "") for text in contents]
-    (document,) = encode(thinking, chat(*contents))
-    supervised = [
-        text
-        for text, on in zip(parts(thinking, document), _alternating(document), strict=True)
-        if on
-    ]
-    answers = [f"{text}<|im_end|>" for text in contents[1::2]]
-    assert supervised == answers
-
-
-def _alternating(document):
-    starts = [0, *(np.flatnonzero(np.diff(document.supervised)) + 1)]
-    return document.supervised[starts]
-
-
 @pytest.fixture(scope="module")
 def thinking(encoder):
     return encoder(tokenizers_made.THINKING)
+
+
+@given(st.lists(WORDS, min_size=2, max_size=6))
+def test_any_chat_is_found_where_the_template_puts_it(thinking, contents):
+    contents = [text.replace("</think>", "") for text in contents]
+    (document,) = encode(thinking, chat(*contents))
+    answers = [f"{text}<|im_end|>" for text in contents[1::2]]
+    assert parts(thinking, document)[1::2] == answers
 
 
 def test_words_that_begin_with_the_headers_space(encoder):
@@ -232,47 +238,51 @@ def test_templates_of_vision_language_models(encoder):
     assert parts(several, document)[0].startswith("1 tools<|im_start|>user")
 
 
-def test_what_cannot_be_encoded(encoder, tmp_path):
-    plain = encoder(tokenizers_made.TURNS, vocab_size=50)
-    strict = encoder("{{ raise_exception('users first') }}")
-    deaf = encoder("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
-    for made, content, match in (
-        (plain, chat("a"), "f:1: the chat has no turn of the assistant"),
+DEAF = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "template", "match"),
+    [
+        (chat("a"), None, "f:1: the chat has no turn of the assistant"),
         (
-            plain,
             Tokens([3, 50], 1),
+            None,
             r"f:1: the record has the token 50 .*, the target's are 0\.\.49;",
         ),
-        (plain, Tokens([3, -1], 1), r"f:1: the record has the token -1"),
-        (plain, Text("日本"), r"f:1: the tokenizer returned the token \d+ .*, the target's are"),
-        (plain, Tokens([3, 4], 2), "f:1: it has no supervised tokens"),
-        (deaf, chat("a", "b"), "f:1: the chat template leaves out message 2, a turn of"),
-        (strict, chat("a", "b"), "f:1: the chat template rejects the messages: users first"),
-    ):
-        with pytest.raises(UserError, match=match):
-            encode(made, Tokens([1, 2], 1), content)
-        errors = []
-        examples = [Example(c, 0, "f:1", 0) for c in (Tokens([1, 2], 1), content)]
-        good, bad = made.encode(examples, bad=errors.append)
-        assert good is not None
-        assert bad is None
-        assert len(errors) == 1
+        (Tokens([3, -1], 1), None, "f:1: the record has the token -1"),
+        (Text("日本"), None, r"f:1: the tokenizer returned the token \d+ .*, the target's are"),
+        (Tokens([3, 4], 2), None, "f:1: it has no supervised tokens"),
+        (chat("a", "b"), DEAF, "f:1: the chat template leaves out message 2, a turn of"),
+        (chat("a", "b"), "{{ raise_exception('users first') }}", "rejects .*: users first"),
+    ],
+)
+def test_what_cannot_be_encoded(encoder, content, template, match):
+    made = encoder(template or tokenizers_made.TURNS, vocab_size=50)
+    with pytest.raises(UserError, match=match):
+        encode(made, Tokens([1, 2], 1), content)
+    errors = []
+    examples = [Example(each, 0, "f:1", 0) for each in (Tokens([1, 2], 1), content)]
+    good, bad = made.encode(examples, bad=errors.append)
+    assert good is not None
+    assert bad is None
+    assert len(errors) == 1
+
+
+def test_a_chat_template_that_is_missing():
     bare = Encoder(Tokenizer(tokenizers_made.byte_level()), 400)
     with pytest.raises(UserError, match="chats in the data, but no chat template in the tokenizer"):
-        bare.encode([Example(chat("a", "b"), 0, "f:1", 0)], bad=[].append)
-
-
-WITH_TOOLS = "{% if tools %}<s>{{ tools | tojson }}</s>{% endif %}"
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
+        encode(bare, chat("a", "b"))
 
 
 def test_what_stands_beside_a_chat_is_rendered_as_transformers_does(encoder):
-    encoder = encoder(WITH_TOOLS + tokenizers_made.TURNS)
-    turns = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    record = turns | {"system": "Be terse.", "tools": json.dumps(TOOLS)}
-    (document,) = encode(encoder, parse(record))
-    messages = [{"role": "system", "content": "Be terse."}, *chat("a", "b").messages]
-    expected = encoder.tokenizer.wrapped.apply_chat_template(messages, tools=TOOLS, tokenize=False)
+    tools = "{% if tools %}<s>{{ tools | tojson }}</s>{% endif %}"
+    encoder = encoder(tools + tokenizers_made.TURNS)
+    content = parse({"messages": chat("a", "b").messages, "system": "Be terse.", "tools": TOOLS})
+    (document,) = encode(encoder, content)
+    expected = encoder.tokenizer.wrapped.apply_chat_template(
+        content.messages, tools=TOOLS, tokenize=False
+    )
     assert "Be terse." in expected
     assert encoder.tokenizer.decode(document.tokens, skip_special_tokens=False) == expected
     assert [part.strip() for part in parts(encoder, document)][1] == "b<|im_end|>"

@@ -12,11 +12,11 @@ from dart_jax.text.tokenizer import Tokenizer
 from train.data.encoding import Encoded
 from train.data.packed_dataset import PackedDataset, Writer, draft_vocabulary
 from train.objective.drafter_shape import DrafterShape
-from train.objective.first_weights import informed, nearest_factors
+from train.objective.first_weights import informed
 from train.run.mesh import make_mesh
 from train.teacher.teacher import Teacher, forward
 
-LENGTH, ROWS, VOCABULARY = 96, 24, 500
+LENGTH, ROWS, VOCABULARY = 96, 16, 500
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,15 @@ def data(tmp_path_factory):
     tokens = np.array(ids[: ROWS * LENGTH], np.int32)
     writer = Writer(directory, "text", LENGTH, 4096)
     writer.add(Encoded(tokens, np.arange(len(tokens)) > 0, whole=False))
-    writer.finish("a text")
+    writer.finish()
     return PackedDataset.load(directory, "text")
+
+
+@pytest.fixture(scope="module")
+def outputs(teacher, data):
+    """The target's features and hidden states for all rows."""
+    run = jax.jit(lambda params, batch: forward(teacher.config, params, batch))
+    return run(teacher.params, data.batch(np.arange(data.rows)))
 
 
 @pytest.fixture(scope="module", params=["dspark", pytest.param("dflash", marks=pytest.mark.long)])
@@ -52,12 +59,11 @@ def drafter(request, teacher, data):
     return config, first, ids
 
 
-def test_heads_prefer_the_rows_just_before(teacher, data, drafter):
+def test_heads_prefer_the_rows_just_before(teacher, data, outputs, drafter):
     config, params, _ = drafter
     batch = data.batch(np.arange(2))
     model, target = bind(config, params), bind(teacher.config, teacher.params)
-    features, _ = forward(teacher.config, teacher.params, batch)
-    context, places = model.context(features), jnp.arange(LENGTH)[None].repeat(2, 0)
+    context, places = model.context(outputs[0][:2]), jnp.arange(LENGTH)[None].repeat(2, 0)
     embed, layer = model.embedding(target.embed), model.layers[0]
 
     def heads(inputs):
@@ -82,34 +88,16 @@ def test_heads_prefer_the_rows_just_before(teacher, data, drafter):
     assert 0.5 < float(jnp.std(logits)) < 2
 
 
-def test_pair_scores_are_what_the_target_predicts_after_a_token(teacher, data, drafter):
+def test_pair_scores_are_what_the_target_predicts_after_a_token(teacher, data, outputs, drafter):
     config, params, ids = drafter
     if not config.pair_rank:
         assert "pairs" not in params
         return
-    batch = data.batch(np.arange(data.rows))
-    _, hidden = forward(teacher.config, teacher.params, batch)
-    logits = bind(teacher.config, teacher.params).logits(hidden)[..., ids]
+    logits = bind(teacher.config, teacher.params).logits(outputs[1])[..., ids]
     pairs = bind(config, params).pairs
-    scores = pairs.all_next(pairs.first_factors(jnp.asarray(batch.tokens)))
+    scores = pairs.all_next(pairs.first_factors(data.batch(np.arange(data.rows)).tokens))
 
     def agreement(scores):
         return float(jnp.mean(jnp.argmax(scores, -1) == jnp.argmax(logits, -1)))
 
     assert agreement(scores) > 2 * agreement(jnp.zeros_like(scores))
-
-
-def test_factors_of_the_means():
-    """At full rank the products are those of means and head; at a lower one, those of frequent
-    tokens are nearer."""
-    rng = np.random.default_rng(0)
-    means, head = rng.normal(size=(30, 6)), rng.normal(size=(6, 20))
-    counts = np.where(np.arange(30) < 3, 10_000, 1)
-    wanted = means @ (head - head.mean(axis=1, keepdims=True))
-    prev, following = nearest_factors(means, counts, head, 9)
-    np.testing.assert_allclose(prev @ following.T, wanted, atol=1e-6)
-    prev, following = nearest_factors(means, counts, head, 3)
-    assert prev.shape == (30, 3)
-    assert following.shape == (20, 3)
-    errors = np.abs(prev @ following.T - wanted).mean(axis=1)
-    assert errors[:3].max() < 0.1 * errors[3:].mean()

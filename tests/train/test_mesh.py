@@ -110,20 +110,10 @@ def test_neighbours_belong_to_one_process():
         grid("data=2", 2, 2)
 
 
-def mesh_of(data: int, model: int) -> jax.sharding.AbstractMesh:
-    return jax.sharding.AbstractMesh((data, model), ("data", "model"))
-
-
-def test_batches_that_do_not_divide():
-    assert batch_sharding(mesh_of(4, 2), 24, 3).spec == P(None, "data")
-    with pytest.raises(UserError, match=r"12 rows .* 2 microbatches over 4 .* a multiple of 8"):
-        batch_sharding(mesh_of(4, 2), 12, 2)
-
-
 def test_what_is_trained_is_split_along_its_largest_axis():
     tree = {"a": (64, 128), "b": (129, 64), "c": (127, 129), "small": (64,), "count": ()}
     shapes = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in tree.items()}
-    shardings = fsdp_shardings(mesh_of(4, 2), shapes)
+    shardings = fsdp_shardings(jax.sharding.AbstractMesh((4, 2), ("data", "model")), shapes)
     assert {name: sharding.spec for name, sharding in shardings.items()} == {
         "a": P(None, "data"),
         "b": P(None, "data"),  # 129 does not divide

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tokenizers_made
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from train.data import prepare as dataset
-from train.data.packed_dataset import PackedBatches, PackedDataset, draft_vocabulary
+from train.data.packed_dataset import PackedBatches, draft_vocabulary
 from train.data.prepare import DataConfig, prepare
 
 VOCABULARY = 400
@@ -83,82 +82,38 @@ def test_what_is_prepared_is_what_was_encoded(config, make, tokenizer, capfd):
     assert held_out.rows == 0
     found = documents(training)
     assert sum(found.values()) == 60
-    tokens = [t for t, _ in found]
     for record in records(60):
-        messages = [{"role": "user", "content": record["question"]}]
-        prompt = tokenizer.encode_chat(messages)
-        (whole,) = [t for t in tokens if list(t[: len(prompt)]) == prompt]
+        prompt = tokenizer.encode_chat([{"role": "user", "content": record["question"]}])
+        (whole,) = [t for t, _ in found if list(t[: len(prompt)]) == prompt]
         assert tokenizer.decode(whole[len(prompt) :]) == record["answer"] + "\n"
     batch = training.batch(np.array([1, 0, 1]))
     assert [array.dtype for array in batch[:3]] == [np.int32, np.int32, bool]
     assert [array.shape for array in batch[:3]] == [(3, 128)] * 3
-    assert batch.outputs is None
     np.testing.assert_array_equal(batch.tokens[0], batch.tokens[2])
     assert isinstance(training.tokens, np.memmap)
 
 
 def test_it_is_made_once(config, make, tmp_path, monkeypatch):
+    """And again where anything changes; the fingerprint is that of the rows."""
     first = make(config)
-    made = dataset._make
-    monkeypatch.setattr(dataset, "_make", None)
+    path = write(tmp_path / "other.jsonl", records(60))
+    changes = {"context": 64}, {"loss_on": "all"}, {"limit": 50}, {"held_out": 0.2}
+    same, *others = [
+        make(dataclasses.replace(config, **change)).training
+        for change in ({"data": (str(path),)}, *changes)
+    ]
+    others.append(make(config, vocab_size=70_000).training)
+    assert others[-1].tokens.dtype == np.uint32
+    assert same.fingerprint == first.training.fingerprint
+    fingerprints = {each.fingerprint for each in (same, *others)}
+    assert len(fingerprints) == 6
+    monkeypatch.setattr(dataset, "_make", lambda *arguments: pytest.fail("made again"))
     again = make(config)
     for one, other in zip(first, again, strict=True):
-        assert one.fingerprint == other.fingerprint
         np.testing.assert_array_equal(one.tokens, other.tokens)
-    monkeypatch.setattr(dataset, "_make", made)
-    # Elsewhere, from the same records in another file: other files, the same rows.
-    path = write(tmp_path / "other.jsonl", records(60))
-    elsewhere = make(dataclasses.replace(config, data=(str(path),)), "elsewhere")
-    assert elsewhere.training.made_from != first.training.made_from
-    assert elsewhere.training.fingerprint == first.training.fingerprint
-    fingerprints = {first.training.fingerprint}
-    for change in ({"context": 64}, {"loss_on": "all"}, {"limit": 50}, {"held_out": 0.2}):
-        fingerprints.add(make(dataclasses.replace(config, **change)).training.fingerprint)
+    monkeypatch.undo()
     write(tmp_path / "data.jsonl", records(61))
-    fingerprints.add(make(config).training.fingerprint)
-    fingerprints.add(make(config, vocab_size=70_000).training.fingerprint)
-    assert len(fingerprints) == 7
-    assert make(config, vocab_size=70_000).training.tokens.dtype == np.uint32
-    assert sorted(os.listdir(tmp_path / "prepared")) == ["data", "data.lock"]
-
-
-def test_what_is_not_whole_is_made_anew(config, make, tmp_path):
-    whole = make(config)
-    data = tmp_path / "prepared" / "data"
-    expected = documents(whole.training)
-    for path in sorted(data.iterdir()):
-        if path.stat().st_size:
-            content = path.read_bytes()
-            path.write_bytes(content[:-1])
-            assert documents(make(config).training) == expected
-            assert path.read_bytes() == content
-        path.unlink()
-        assert documents(make(config).training) == expected
-
-
-@pytest.mark.long
-def test_a_killed_preparation_leaves_nothing_that_counts(config, make, tmp_path, tokenizer):
-    program = f"""
-import os, sys
-from pathlib import Path
-from dart_jax.text.tokenizer import Tokenizer
-from train.data import prepare
-from train.data.packed_dataset import Writer
-finish = Writer.finish
-Writer.finish = lambda writer, name: (finish(writer, name), os.kill(os.getpid(), 9))
-config = prepare.DataConfig({config.data!r}, context=128, held_out=0.0)
-tokenizer = Tokenizer.load(sys.argv[1])
-prepare.prepare(config, tokenizer, Path(sys.argv[2]), vocab_size={VOCABULARY}, longest=256)
-"""
-    prepared = tmp_path / "prepared"
-    command = [sys.executable, "-c", program, str(tokenizer.directory), str(prepared)]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert killed.returncode == -9, killed.stderr
-    (left,) = prepared.glob("data.tmp-*")
-    assert PackedDataset.load(left, "training") is not None  # it came as far as that
-    assert not (prepared / "data").exists()
-    assert sum(documents(make(config).training).values()) == 60
-    assert sorted(os.listdir(prepared)) == ["data", "data.lock"]
+    assert make(config).training.fingerprint not in fingerprints
 
 
 @pytest.mark.parametrize("held_out", [0.3, 20])
@@ -180,76 +135,58 @@ def test_held_out_records_are_the_same_ones_always(config, make, tmp_path, held_
     assert not documents(training_too) & documents(kept_too)
 
 
-def test_a_held_out_share_of_nothing_is_told(config, make, capfd):
+def test_what_is_told(config, make, tmp_path, capfd):
+    """Of a share of nothing, and of bad records."""
     assert not make(dataclasses.replace(config, held_out=1e-9)).held_out.rows
     assert "leaves no documents to evaluate the drafter on" in capfd.readouterr().err
-
-
-def test_bad_records(config, make, tmp_path, capfd):
     values = [*records(3), {"a": 1}, {"tokens": [9, VOCABULARY], "prompt_length": 1}, *records(2)]
     path = write(tmp_path / "data.jsonl", values)
-    with path.open("a") as file:
-        file.write('{"text": \n')
     with pytest.raises(UserError, match=r"data\.jsonl:4: .*it has the fields a;"):
         make(config)
-    assert not (tmp_path / "prepared" / "data").exists()
     training, _ = make(dataclasses.replace(config, skip_bad=True))
     assert sum(documents(training).values()) == 5
-    assert f"skipped 3 bad records, the first: {path}:4: " in capfd.readouterr().err
+    assert f"skipped 2 bad records, the first: {path}:4: " in capfd.readouterr().err
 
 
-def test_errors(config, make, tmp_path):
-    def fails(match, **changes):
-        with pytest.raises(UserError, match=match) as raised:
-            make(dataclasses.replace(config, **changes))
-        assert "\n" not in str(raised.value)
-
-    path = tmp_path / "data.jsonl"
-    fails("no file or directory missing", data=("missing",))
-    fails("context must be at least 2", context=1)
-    fails("held-out must be a fraction or a number of records, got 2.5", held_out=2.5)
-    fails("held-out must be a fraction or a number of records, got nan", held_out=float("nan"))
-    fails("limit must be at least 1", limit=0)
-    fails("chat-template-kwargs is not JSON", chat_template_kwargs="{")
-    fails("chat-template-kwargs must be a JSON object", chat_template_kwargs="[]")
-    fails("is left to train on; --held-out 60 takes all 60 documents", held_out=60)
-    fails("nothing in .* is left to train on", context=2)
-    path.write_text("")
-    fails(r"data\.jsonl holds no examples; leave it out")
-    write(path, [{"a": 1}])
-    fails(
-        r"nothing in .* to train on; the first that was skipped: .*jsonl:1: not a chat",
-        skip_bad=True,
-    )
-    (tmp_path / "prepared").rename(tmp_path / "moved")
-    (tmp_path / "prepared").write_text("")
-    fails(r"cannot write the prepared data to .*prepared: File exists; free")
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"data": ("missing",)}, "no file or directory missing"),
+        ({"context": 1}, "context must be at least 2"),
+        ({"context": 257}, "--context 257 is beyond the target's 256 positions"),
+        ({"held_out": 2.5}, "held-out must be a fraction or a number of records, got 2.5"),
+        ({"held_out": float("nan")}, "held-out must be a fraction or a number of records, got nan"),
+        ({"chat_template_kwargs": "{"}, "chat-template-kwargs is not JSON"),
+        ({"chat_template_kwargs": "[]"}, "chat-template-kwargs must be a JSON object"),
+        ({"held_out": 60}, "is left to train on; --held-out 60 takes all 60 documents"),
+        ({"context": 2}, "nothing in .* is left to train on"),
+    ],
+)
+def test_errors(config, make, changes, match):
+    with pytest.raises(UserError, match=match):
+        make(dataclasses.replace(config, **changes))
 
 
 def test_the_context_fits_the_target(config, make):
     unset = dataclasses.replace(config, context=None)
     assert make(unset, longest=100).training.context == 100
-    assert make(unset, "long", longest=8000).training.context == 6400
-    # The same rows as with the number given.
-    ours, theirs = make(unset, longest=128).training, make(config, "given").training
-    assert (ours.made_from, ours.fingerprint) == (theirs.made_from, theirs.fingerprint)
+    assert make(unset, longest=8000).training.context == 6400
     assert make(config, longest=128).training.context == 128
-    with pytest.raises(UserError, match="--context 128 is beyond the target's 127 positions"):
-        make(config, longest=127)
 
 
-def test_a_full_disk_is_one_line(config, make, tmp_path):
-    """And earlier data stay."""
-    before = make(config)
+def test_no_room(config, make, tmp_path):
+    """It is told in one line."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(UserError, match=r"cannot write .*prepared: File too large; free disk"):
-            make(dataclasses.replace(config, context=256))
+        with pytest.raises(UserError, match=r"cannot write .*: File too large; free .* another"):
+            make(config)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    assert sorted(os.listdir(tmp_path / "prepared")) == ["data", "data.lock"]
-    assert documents(make(config).training) == documents(before.training)
+    assert sum(documents(make(config).training).values()) == 60
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file"):
+        make(config, "file")
 
 
 def test_batches_are_rows_in_their_order(config, make):
@@ -266,49 +203,40 @@ def test_batches_are_rows_in_their_order(config, make):
 
 def test_draft_vocabulary(config, make):
     training, _ = make(config)
-    counts = np.zeros(VOCABULARY, int)
-    for (tokens, supervised), times in documents(training).items():
-        for token, on in zip(tokens, supervised, strict=True):
-            counts[token] += times * on
+    counts = np.bincount(training.tokens[training.supervised], minlength=VOCABULARY)
     ranked = sorted(range(VOCABULARY), key=lambda token: (-counts[token], token))
     for size in (1, 7, (counts > 0).sum(), VOCABULARY):
         ids = draft_vocabulary(training, size)
         assert ids.dtype == np.int32
         assert ids.tolist() == sorted(ranked[:size])
-    assert counts[training.tokens].max() > 0
     with pytest.raises(UserError, match=rf"must have 1\.\.{VOCABULARY} tokens, got 0"):
         draft_vocabulary(training, 0)
 
 
 @pytest.mark.long
 def test_data_of_the_hub(tmp_path):
-    """In separate processes, which read the hub's settings."""
+    """In a separate process, which reads the hub's settings."""
     program = """
 import sys
 from dart_jax.data.records import find_files
 from dart_jax.errors import UserError
 for name in sys.argv[1:]:
     try:
-        print(*(path.name for path in find_files([name])))
+        print(*(path.name for path in find_files([f"hub:{name}"])))
     except UserError as error:
         print(error)
 """
     files = ("README.md", "data/train-0.jsonl", "data/train-1.jsonl", "test.jsonl")
+    names = ("/data/*-1*", "/data", "", "/x")
     with local_hub.serve() as served:
         served.repositories["datasets/some/chats"] = {name: name.encode() for name in files}
 
         def ask(*names, endpoint=served.address):
-            done = subprocess.run(
-                [sys.executable, "-c", program, *names],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                env=local_hub.environment(tmp_path / "home", endpoint),
-            )
-            return done.stdout.splitlines()
+            environment = local_hub.environment(tmp_path / "home", endpoint)
+            command = [sys.executable, "-c", program, *names]
+            return subprocess.check_output(command, text=True, env=environment).splitlines()
 
-        paths = ("/data/*-1*", "/data", "", "/x")
-        told = ask(*(f"hub:some/chats{path}" for path in paths), "hub:some/other", "hub:chats")
+        told = ask(*(f"some/chats{name}" for name in names), "some/other", "chats")
         assert told[:3] == [
             "train-1.jsonl",
             "train-0.jsonl train-1.jsonl",
@@ -319,4 +247,4 @@ for name in sys.argv[1:]:
         assert "some/other cannot be taken from the Hugging Face hub" in told[4]
         assert "or hub:owner/name" in told[5]
         # Without a network what was downloaded is enough.
-        assert ask("hub:some/chats/test.jsonl", endpoint="http://127.0.0.1:9") == ["test.jsonl"]
+        assert ask("some/chats/test.jsonl", endpoint="http://127.0.0.1:9") == ["test.jsonl"]

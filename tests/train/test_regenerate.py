@@ -11,7 +11,8 @@ import pytest
 import tiny_model
 import tokenizers_made
 
-from dart_jax.data.contents import Chat, Tokens, parse
+from dart_jax.data.contents import Tokens, parse
+from dart_jax.data.messages import Chat
 from dart_jax.errors import InputWarning, UserError
 from dart_jax.model import DartModel
 from dart_jax.models.networks.pure import abstract_params
@@ -74,19 +75,51 @@ def write(path, records):
     return str(path)
 
 
+class Killed(BaseException):
+    """Ends a run as SIGKILL would: nothing handles it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ending():
+    """Has decoding end by an exception after some batches; counts the batches. A block is one."""
+    generate, state = DartModel.generate, {"left": 10**6, "calls": 0, "how": KeyboardInterrupt}
+
+    def dying(*arguments, **options):
+        if not state["left"]:
+            raise state["how"]
+        state["left"] -= 1
+        state["calls"] += 1
+        return generate(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regenerate, "_BLOCK", 1)
+        patch.setattr(DartModel, "generate", dying)
+        yield state
+
+
 @pytest.fixture(scope="module")
-def whole(target, tmp_path_factory):
-    """The output of an uninterrupted run."""
-    config = settings(target, tmp_path_factory.mktemp("whole"))
+def whole(target, tmp_path_factory, ending):
+    """The output of an uninterrupted run, and its batches."""
+    config, before = settings(target, tmp_path_factory.mktemp("whole")), ending["calls"]
     summary = run(config)
     assert {path.name for path in config.out.parent.iterdir()} == {"data.jsonl", "out.jsonl"}
     assert summary.answers == 2 * sum(ANSWERS)
-    return config.out.read_bytes()
+    return config.out.read_bytes(), ending["calls"] - before
+
+
+def interrupted(config, ending, batches, how=KeyboardInterrupt):
+    """Runs a command that ends after some batches; returns the file, and what Ctrl-C tells."""
+    ending.update(left=batches, how=how)
+    advice = Advice()
+    with pytest.raises(how):
+        run(config, advice)
+    ending["left"] = 10**6
+    return config.out.read_bytes() if config.out.exists() else b"", advice.text
 
 
 def test_answers_are_the_targets_own(whole, target, tmp_path):
     model = DartModel.from_pretrained(target)
-    records = [json.loads(line) for line in whole.splitlines()]
+    records = [json.loads(line) for line in whole[0].splitlines()]
     for record in records:
         answer = record["tokens"][record["prompt_length"] :]
         assert 1 <= len(answer) <= 5
@@ -98,8 +131,8 @@ def test_answers_are_the_targets_own(whole, target, tmp_path):
         source for source, count in zip(sources, ANSWERS, strict=True) for _ in range(2 * count)
     ]
     path = tmp_path / "again.jsonl"
-    path.write_bytes(whole)
-    assert [e.digest for e, _ in read_all([path])] == [int(r["source"], 16) for r in records]
+    path.write_bytes(whole[0])
+    assert [e.digest for e in read_all([path])] == [int(r["source"], 16) for r in records]
     # Of each record the greedy answers come first, then those at temperature 1.
     greedy, drawn = records[6:8], records[8:10]
     assert greedy != drawn
@@ -117,56 +150,11 @@ def test_answers_are_the_targets_own(whole, target, tmp_path):
         assert record["tokens"] == [*prompt, *completion.tokens.tolist()]
 
 
-class Killed(BaseException):
-    """Ends a run as SIGKILL would: nothing handles it."""
-
-
-@pytest.fixture
-def ending(monkeypatch):
-    """Has decoding end by an exception after some batches; counts the batches."""
-    monkeypatch.setattr(regenerate, "_BLOCK", 1)
-    generate = DartModel.generate
-    state = {"left": 10**6, "calls": 0, "how": KeyboardInterrupt}
-
-    def dying(*arguments):
-        if not state["left"]:
-            raise state["how"]
-        state["left"] -= 1
-        state["calls"] += 1
-        return generate(*arguments)
-
-    monkeypatch.setattr(DartModel, "generate", dying)
-    return state
-
-
-@pytest.fixture(scope="module")
-def in_blocks(target, tmp_path_factory):
-    """The output of a run with a batch per block, and the number of batches."""
-    config, calls = settings(target, tmp_path_factory.mktemp("blocks")), []
-    generate = DartModel.generate
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(regenerate, "_BLOCK", 1)
-        patch.setattr(DartModel, "generate", lambda *a: calls.append(1) or generate(*a))
-        run(config)
-    return config.out.read_bytes(), len(calls)
-
-
-def interrupted(config, ending, batches, how=KeyboardInterrupt):
-    """Runs a command that ends after some batches; returns the file, and what Ctrl-C tells."""
-    ending.update(left=batches, how=how)
-    advice = Advice()
-    with pytest.raises(how):
-        run(config, advice)
-    ending["left"] = 10**6
-    return config.out.read_bytes() if config.out.exists() else b"", advice.text
-
-
 @pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
-def test_a_run_goes_on_where_it_was(config, in_blocks, ending, how):
+def test_a_run_goes_on_where_it_was(config, whole, ending, how):
     """Wherever it was interrupted or killed, even in the middle of a line; no answer is lost, made
     twice, or missing from the file after Ctrl-C."""
-    uninterrupted, all_calls = in_blocks
-    held = 0
+    (uninterrupted, all_calls), before, held = whole, ending["calls"], 0
     for batches in (0, 2, 1, 2):
         made, told = interrupted(config, ending, batches, how)
         assert set(made.splitlines()) <= set(uninterrupted.splitlines())
@@ -187,11 +175,12 @@ def test_a_run_goes_on_where_it_was(config, in_blocks, ending, how):
         config.out.write_bytes(config.out.read_bytes()[:-5])
     run(config)
     assert config.out.read_bytes() == uninterrupted
-    assert ending["calls"] == all_calls + 1  # for the torn line
+    assert ending["calls"] - before == all_calls + 1  # for the torn line
 
 
-def test_a_time_limit(config, in_blocks, ending):
-    """Every run answers one batch at least, and the last one all that is left."""
+def test_a_time_limit(config, whole, target, tmp_path):
+    """Every run answers one batch at least, and the last one all that is left; a copy of the target
+    goes on, but not another one with files of the same sizes."""
     short, answers = dataclasses.replace(config, minutes=1e-9), 0
     for _ in range(3):
         summary = run(short)
@@ -199,42 +188,43 @@ def test_a_time_limit(config, in_blocks, ending):
         assert "the time is over; run the same command again" in str(summary)
         assert answers < summary.answers == len(config.out.read_bytes().splitlines())
         answers = summary.answers
-    assert run(dataclasses.replace(config, minutes=5.0)).complete
-    assert config.out.read_bytes() == in_blocks[0]
-    with pytest.raises(UserError, match="minutes must be above 0"):
-        dataclasses.replace(config, minutes=0.0)
-
-
-def test_a_copy_of_the_target_goes_on(config, target, tmp_path):
-    """But not another one with files of the same sizes."""
-    run(dataclasses.replace(config, minutes=1e-9))
     copy = tmp_path / "copy"
     shutil.copytree(target, copy)
     weights = copy / "model.safetensors"
     original = weights.read_bytes()
     weights.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
-    config = dataclasses.replace(config, target=str(copy))
+    config = dataclasses.replace(config, target=str(copy), minutes=5.0)
     with pytest.raises(UserError, match="answers, made with another --target; pass"):
         run(config)
     weights.write_bytes(original)
-    assert run(config).answers == 2 * sum(ANSWERS)
+    assert run(config).complete
+    assert config.out.read_bytes() == whole[0]
 
 
 def test_without_answers_nothing_is_held_against_a_run(config, ending):
-    """A run that failed before its first answer leaves settings and data free."""
-    bad = [{"query": "a"}, *RECORDS[1:]]
-    write(config.out.with_name("data.jsonl"), bad)
+    """A run that failed before its first answer leaves settings and data free; a file of others is
+    never touched."""
+    config.out.write_bytes(b"mine\n")
+    with pytest.raises(UserError, match="already exists; delete it or name another file"):
+        run(config)
+    config.out.unlink()
+    write(config.out.with_name("data.jsonl"), [{"query": "a"}, *RECORDS[1:]])
     with pytest.raises(UserError, match=r"data\.jsonl:1: .*it has the fields query; use [^(]*$"):
         run(config)
     write(config.out.with_name("data.jsonl"), RECORDS)
     interrupted(dataclasses.replace(config, seed=3, top_k=5, max_new_tokens=9), ending, 0)
+    config.out.write_bytes(b"mine\n")
+    with pytest.raises(UserError, match="already exists; delete it or name another file"):
+        run(config)
+    assert config.out.read_bytes() == b"mine\n"
+    config.out.unlink()
     assert run(config).answers == 2 * sum(ANSWERS)
 
 
-def test_data_repaired_where_they_were_bad(config, in_blocks, ending):
+def test_data_repaired_where_they_were_bad(config, whole, ending):
     """A bad record ends a run with all answers before its block; repaired, the run goes on. What
     else changed is answered, what is gone left out, and nothing answered twice."""
-    whole = in_blocks[0]
+    whole = whole[0]
     data = config.out.with_name("data.jsonl")
     write(data, [*RECORDS[:5], {"query": "a"}])
     match = r"data\.jsonl:6: .* \(12 answers are in .*out\.jsonl, and the same command goes on\)"
@@ -258,18 +248,6 @@ def test_data_repaired_where_they_were_bad(config, in_blocks, ending):
     assert not log_of(config.out).exists()
 
 
-def test_a_file_of_others_is_not_touched(config, ending):
-    """Whether or not a run for it has begun."""
-    config.out.write_bytes(b"mine\n")
-    for _ in range(2):
-        with pytest.raises(UserError, match="already exists; delete it or name another file"):
-            run(config)
-        config.out.unlink()
-        interrupted(config, ending, 0)
-        config.out.write_bytes(b"mine\n")
-    assert config.out.read_bytes() == b"mine\n"
-
-
 def test_a_full_disk_is_one_line(config, whole):
     """And finished answers are kept."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -281,28 +259,25 @@ def test_a_full_disk_is_one_line(config, whole):
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert not config.out.exists()
     run(config)
-    assert config.out.read_bytes() == whole
+    assert config.out.read_bytes() == whole[0]
 
 
-def test_turns():
-    tokenizer = Tokenizer(tokenizers_made.byte_level())
-
-    def turns(roles):
-        messages = [{"role": role, "content": str(n)} for n, role in enumerate(roles)]
-        found = prompt_turns(Chat(messages), tokenizer)
-        return [[int(message["content"]) for message in turn] for turn in found]
-
-    assert turns(["system", "user", "assistant", "user"]) == [[0, 1], [3]]
-    assert turns(["assistant", "user", "user", "assistant", "assistant"]) == [[0, 1, 2]]
-    assert turns(["system", "assistant", "user", "assistant", "user"]) == [[0, 1, 2], [4]]
-    assert turns(["user", "assistant", "tool", "assistant"]) == [[0]]
-    # What is not to be learned stays as it is.
-    roles = ("user", "assistant", "user", "assistant")
-    given = Chat([{"role": role, "content": role} for role in roles], None, (1,))
-    assert prompt_turns(given, tokenizer) == [given.messages[:3]]
-    for roles in (["assistant"], ["system"]):
-        with pytest.raises(UserError, match="no prompt in it"):
-            turns(roles)
+@pytest.mark.parametrize(
+    ("roles", "unlearned", "expected"),
+    [
+        (["system", "user", "assistant", "user"], (), [[0, 1], [3]]),
+        (["assistant", "user", "user", "assistant", "assistant"], (), [[0, 1, 2]]),
+        (["system", "assistant", "user", "assistant", "user"], (), [[0, 1, 2], [4]]),
+        (["user", "assistant", "tool", "assistant"], (), [[0]]),
+        (["user", "assistant", "user", "assistant"], (1,), [[0, 1, 2]]),
+        (["assistant"], (), []),
+        (["system"], (), []),
+    ],
+)
+def test_turns(roles, unlearned, expected):
+    messages = [{"role": role, "content": str(n)} for n, role in enumerate(roles)]
+    found = prompt_turns(Chat(messages, None, unlearned), Tokenizer(tokenizers_made.byte_level()))
+    assert [[int(message["content"]) for message in turn] for turn in found] == expected
 
 
 def test_system_prompts_tools_and_what_is_not_learned_are_in_the_prompts(config, target, tmp_path):
@@ -320,32 +295,42 @@ def test_system_prompts_tools_and_what_is_not_learned_are_in_the_prompts(config,
     assert answer["tokens"][: answer["prompt_length"]] == expected
 
 
-def test_errors(config, tmp_path):
-    def fails(match, *records, **options):
-        data = (write(tmp_path / "bad.jsonl", records),) if records else config.data
-        with pytest.raises(UserError, match=match) as raised:
-            run(dataclasses.replace(config, data=data, **options))
-        assert "\n" not in str(raised.value)
-        assert not config.out.exists()
-
-    fails(r"bad\.jsonl:1: .* it has the fields a;", {"a": 1})
-    fails(
-        r"bad\.jsonl:1: the prompt's tokens must be in", {"tokens": [9, 9999], "prompt_length": 2}
-    )
-    fails(r"bad\.jsonl:1: there is no prompt in it", {"tokens": [9], "prompt_length": 0})
-    fails(
-        "no answer to write: .*bad.jsonl:1: a prompt of .* leaves no room in",
-        {"text": "so " * 1500},
-    )
-    with pytest.raises(UserError, match="batch-size must be at least 1"):
-        dataclasses.replace(config, batch_size=0)
-    with pytest.raises(UserError, match="seed must be at least 0"):
-        dataclasses.replace(config, seed=-1)
-    with pytest.raises(UserError, match="top_p must be"):
-        dataclasses.replace(config, top_p=2.0)
-    data = (write(tmp_path / "bad.jsonl", [{"a": 1}, RECORDS[0]]),)
-    summary = run(dataclasses.replace(config, data=data, skip_bad=True))
-    assert (summary.answers, summary.skipped.count) == (2, 1)
-    assert ", skipped 1 bad records, the first: " in str(summary)
-    with pytest.raises(UserError, match="already exists; delete it"):
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        ({"a": 1}, r"bad\.jsonl:1: .* it has the fields a;"),
+        (
+            {"tokens": [9, 9999], "prompt_length": 2},
+            r"bad\.jsonl:1: the prompt's tokens must be in",
+        ),
+        ({"tokens": [9], "prompt_length": 0}, r"bad\.jsonl:1: there is no prompt in it"),
+        (
+            {"text": "so " * 1500},
+            "no answer to write: .*bad.jsonl:1: a prompt of .* leaves no room",
+        ),
+    ],
+)
+def test_bad_records(config, tmp_path, record, match):
+    data = (write(tmp_path / "bad.jsonl", [record]),)
+    config = dataclasses.replace(config, data=data, temperature=(0.0,))
+    with pytest.raises(UserError, match=match) as raised:
         run(config)
+    assert "\n" not in str(raised.value)
+    assert not config.out.exists()
+    write(tmp_path / "bad.jsonl", [record, RECORDS[0]])
+    summary = run(dataclasses.replace(config, skip_bad=True))
+    assert summary.answers == 1
+    assert ", skipped 1 bad records, the first: " in str(summary)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"batch_size": 0}, "batch-size must be at least 1"),
+        ({"minutes": 0.0}, "minutes must be above 0"),
+        ({"top_p": 2.0}, "top_p must be"),
+    ],
+)
+def test_bad_options(config, options, match):
+    with pytest.raises(UserError, match=match):
+        dataclasses.replace(config, **options)

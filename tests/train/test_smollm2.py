@@ -48,6 +48,7 @@ def questions(sources, left_out=(), seed=0):
 
 
 def test_questions_are_english_turns_of_users(tmp_path):
+    """Sources take turns, and what begins as a benchmark's questions do is left out."""
     file = write(tmp_path / "chats.jsonl", CHATS * 2)  # duplicates are left out
     found = questions([[file]])
     assert sorted(map(len, found)) == [1, 1, 1, 3]
@@ -59,10 +60,6 @@ def test_questions_are_english_turns_of_users(tmp_path):
     spanish = write(tmp_path / "spanish.jsonl", [CHATS[3]])
     with pytest.raises(UserError, match=r"no English question in .*spanish\.jsonl; leave it out"):
         questions([[file], [spanish]])
-
-
-def test_questions_of_benchmarks_are_left_out(tmp_path):
-    file = write(tmp_path / "chats.jsonl", CHATS)
     bench = [
         {"turns": ["name the CAPITAL of  the country."]},
         {"query": "2: explain recursion to a child"},
@@ -70,17 +67,9 @@ def test_questions_of_benchmarks_are_left_out(tmp_path):
     found = questions([[file]], benchmark_questions([write(tmp_path / "bench.jsonl", bench)]))
     assert sorted(map(len, found)) == [1, 1, 2]
     assert not any("capital" in turn for chat in found for turn in chat)
-
-
-def test_sources_take_turns(tmp_path):
-    many = write(
-        tmp_path / "many.jsonl",
-        [{"instruction": f"Count up to {n}, please.", "output": "x"} for n in range(9)],
-    )
-    few = write(tmp_path / "few.jsonl", CHATS[:2])
-    firsts = [chat[0] for chat in questions([[many], [few]])]
-    assert [first.startswith("Count") for first in firsts[:5]] == [True, False, True, False, True]
-    assert len(firsts) == 11
+    counts = [{"instruction": f"Count up to {n}, please.", "output": "x"} for n in range(9)]
+    firsts = [chat[0] for chat in questions([[write(tmp_path / "many.jsonl", counts)], [file]])]
+    assert [first.startswith("Count") for first in firsts] == [True, False] * 4 + [True] * 5
 
 
 def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
@@ -107,9 +96,8 @@ def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
     ("options", "words"),
     [
         ({"minutes": 0}, "--minutes must be a finite number above 0"),
-        ({"minutes": float("nan")}, "--minutes must be a finite number above 0"),
         ({"minutes": 1, "sharegpt": False}, "no questions: pass --data"),
-        ({"minutes": 1, "draft_vocab": -1}, "--draft-vocab must be 0"),
+        ({"minutes": 1, "draft_vocab": -1}, "--draft-vocab must be at least 0"),
         ({"minutes": 1, "seed": 2**32}, "--seed must be in"),
         ({"minutes": 1, "export": Path("build/smollm2")}, "--export and --work must be different"),
     ],
@@ -122,13 +110,9 @@ def test_options_that_cannot_be_used(options, words):
 @pytest.mark.long
 def test_everything_is_made_once(tmp_path):
     target = chat_demo.write_chat_target(tmp_path, TEMPLATE)
-    data = write(
-        tmp_path / "chats.jsonl",
-        [
-            {"instruction": f"Write a function that adds {n} to x.", "output": "x"}
-            for n in range(40)
-        ],
-    )
+    sums = (f"Write a function that adds {n} to x." for n in range(40))
+    chats = [{"instruction": each, "output": "x"} for each in sums]
+    data = write(tmp_path / "chats.jsonl", chats)
     config = SmolLM2Config(
         minutes=0.3,
         work=tmp_path / "work",

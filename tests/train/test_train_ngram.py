@@ -1,9 +1,7 @@
 """Counting an n-gram model: formats, the same bytes whatever the machine does, bad input."""
 
 import bz2
-import collections
 import gzip
-import itertools
 import json
 import lzma
 import os
@@ -17,24 +15,23 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
+from ngram_corpora import brute_force_counts, counts_of
 from tokenizers import models, pre_tokenizers, processors
 
-from dart_jax.data.records import PARQUET, find_files, refuse
+from dart_jax.data.records import find_files, zstd
 from dart_jax.errors import UserError
 from dart_jax.ngram import NgramModel, WindowLayout, runs
 from dart_jax.progress import progress_bars
 from dart_jax.text.fingerprint import tokenizer_fingerprint
-from train.counting import pipeline as counting
-from train.counting import program as ngram
+from train.counting import pipeline, program
 from train.counting.config import NgramConfig
-from train.counting.pipeline import Budget
-from train.counting.program import run
 from train.counting.workers import Workers
 from train.data import examples
 from train.data.examples import read_all
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CHAT = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so."}]
+COMPRESS = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstd}
 
 
 @pytest.fixture(scope="module")
@@ -65,40 +62,28 @@ def tokenizer_directory(tokenizer, tmp_path_factory):
 
 
 @pytest.fixture
+def bare(tokenizer, tmp_path):
+    """A tokenizer.json without special tokens around a text."""
+    path = tmp_path / "tokenizer" / "tokenizer.json"
+    return write(path, json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
+
+
+@pytest.fixture
 def count(tokenizer_directory, tmp_path):
     """Counts in this process, and gives the model's path."""
-    counting._encoder.cache_clear()
+    pipeline._encoder.cache_clear()
 
     def count(*data, out="model.dng", **options):
         options = {"tokenizer": str(tokenizer_directory), "memory": "2GB", "workers": 1} | options
         config = NgramConfig(tuple(map(str, data)), out=tmp_path / out, **options)
-        count.summary = run(config)
+        count.summary = program.run(config)
         return tmp_path / out
 
     return count
 
 
-def ngrams(documents, order):
-    """All n-grams of token lists, counted one by one."""
-    counter = collections.Counter()
-    for tokens in documents:
-        for n, i in itertools.product(range(1, order + 1), range(len(tokens))):
-            if i + n <= len(tokens):
-                counter[tuple(tokens[i : i + n])] += 1
-    return counter
-
-
 def decoded(path):
-    """All n-grams of a file."""
-    counter, prefixes = {}, [()]
-    for level in NgramModel.load(path).levels:
-        begin = counter.get("begin", [0, len(level.token)])
-        owner = np.repeat(np.arange(len(prefixes)), np.diff(begin))
-        prefixes = [(*prefixes[i], int(t)) for i, t in zip(owner, level.token, strict=True)]
-        counter |= dict(zip(prefixes, level.count.tolist(), strict=True))
-        counter["begin"] = level.child_begin
-    del counter["begin"]
-    return counter
+    return counts_of(NgramModel.load(path))
 
 
 @pytest.fixture
@@ -111,23 +96,9 @@ def encode(tokenizer):
 def write(path, data):
     """Writes text or bytes, compressed as the name says."""
     data = data.encode() if isinstance(data, str) else data
-    if path.suffix == ".zst":
-        data = pytest.importorskip("zstandard").ZstdCompressor().compress(data)
-    compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(compress.get(path.suffix, lambda data: data)(data))
+    path.write_bytes(COMPRESS[path.suffix].compress(data) if path.suffix in COMPRESS else data)
     return path
-
-
-def texts_of(*files, **options):
-    """The texts of all examples."""
-    return [example.content.text for example in examples_of(*files, **options)]
-
-
-def examples_of(*files, **options):
-    """The examples of files, which may be empty."""
-    options.setdefault("bad", lambda error: refuse(error))
-    return [example for example, _ in read_all(files, **options)]
 
 
 def lines(texts, field="text"):
@@ -143,39 +114,37 @@ def words(seed, documents=40, length=60):
 
 # Reading
 
-TEXTS = ["one\r\ntwo", "drei — vier", 'five "six"\\', "[7, {8}]"]
-
 
 def test_all_forms_of_records_are_counted(tmp_path, count, tokenizer, encode):
     """The same that a drafter is trained on."""
     records = [
         {"conversations": [{"from": "human", "value": "how?"}, {"from": "gpt", "value": "so."}]},
-        {"question": "how?", "answer": "so."},
         {"messages": CHAT[1:], "system": "how?"},
         {"prompt": "how", "completion": "ever"},
         {"tokens": [104, 111, 119], "prompt_length": 1, "text": "other"},
         "a text",
+        {"text": "closed</s>"},
     ]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(each) + "\n" for each in records))
     end = [tokenizer.token_to_id("</s>")]
     chat = "<s>user: how?\n<s>assistant: so.\n"
     system = chat.replace("user", "system")
     rendered = [tokenizer.encode(text, add_special_tokens=False).ids for text in (chat, system)]
-    expected = [[*ids, *end] for ids in (rendered[0], *rendered, [104, 111, 119])]
-    made = decoded(count(path))
-    assert made == ngrams([*expected, *encode(["however", "a text"])], 3)
+    expected = [[*ids, *end] for ids in (*rendered, [104, 111, 119])]
+    expected += encode(["however", "a text", "closed"])
+    assert decoded(count(path)) == brute_force_counts(expected, 3)
 
 
 def test_bad_records_are_skipped_and_counted(tmp_path, count, encode, monkeypatch):
     """Also by a run that goes on."""
-    monkeypatch.setattr(ngram, "UNIT", 1)
+    monkeypatch.setattr(pipeline, "UNIT", 1)
     rows = ['{"text": "a"}', "{", '{"text": "b"}', '{"text": 3}', '{"tokens": [1, 999]}', '"c"']
     write(tmp_path / "data/a.jsonl", "\n".join(rows))
     write(tmp_path / "data/b.json", f"[{', '.join(rows[:1] * 3)}, {{")
     write(tmp_path / "data/c.txt", b"\xff")
     options = {"work": tmp_path / "work", "skip_bad": True, "keep_work": True}
     model = count(tmp_path / "data", **options)
-    assert decoded(model) == ngrams(encode("abcaaa"), 3)
+    assert decoded(model) == brute_force_counts(encode("abcaaa"), 3)
     for _ in range(2):
         told = f", skipped 5 bad records, the first: {tmp_path}/data/a.jsonl:2: broken JSON"
         assert told in count.summary
@@ -185,15 +154,15 @@ def test_bad_records_are_skipped_and_counted(tmp_path, count, encode, monkeypatc
 def test_long_texts_are_cut_at_line_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(examples, "LONGEST", 16)
     text = "0123456\nabc\nde\n" * 9 + "x" * 40
-    path = write(tmp_path / "a.txt", text)
-    pieces = examples_of(path)
-    assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    plain = texts_of(path)
-    assert plain == texts_of(write(tmp_path / "a.jsonl", lines([text])))
-    assert "".join(plain) == text
-    assert max(map(len, plain)) == 16
-    assert all(piece.endswith("\n") for piece in plain[:9])
+    files = write(tmp_path / "a.txt", text), write(tmp_path / "a.jsonl", lines([text]))
+    for path in files:
+        pieces = list(read_all([path]))
+        assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+        assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        texts = [piece.content.text for piece in pieces]
+        assert "".join(texts) == text
+        assert max(map(len, texts)) == 16
+        assert all(piece.endswith("\n") for piece in texts[:9])
 
 
 def test_find_files(tmp_path):
@@ -217,7 +186,7 @@ def test_find_files(tmp_path):
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("order", [2, 3, 4, 5])
-def test_counts_are_those_of_brute_force(tmp_path, count, encode, order):
+def test_counts_are_those_of_brute_force(tmp_path, count, encode, tokenizer, order):
     texts = words(order)
     write(tmp_path / "data/a.jsonl.gz", lines(texts[:10]))
     write(tmp_path / "data/b.json", json.dumps(texts[10:20]))
@@ -225,8 +194,10 @@ def test_counts_are_those_of_brute_force(tmp_path, count, encode, order):
     for i, text in enumerate(texts[30:]):
         write(tmp_path / f"data/d/{i}.txt", text)
     path = count(tmp_path / "data", order=order)
-    assert decoded(path) == ngrams(encode(texts), order)
+    assert decoded(path) == brute_force_counts(encode(texts), order)
     assert sorted(os.listdir(tmp_path)) == ["data", path.name]
+    assert NgramModel.load(path).fingerprint == tokenizer_fingerprint(tokenizer)
+    assert decoded(count(tmp_path / "data", limit=25)) == brute_force_counts(encode(texts[:25]), 3)
 
 
 def test_output_among_the_data(count, tmp_path):
@@ -241,13 +212,10 @@ def test_output_among_the_data(count, tmp_path):
 @pytest.mark.long
 def test_large_row_groups_of_parquet(tmp_path):
     path = tmp_path / "a.parquet"
-    with duckdb.connect(config={"threads": 1}) as database:
-        database.execute(
-            f"copy (select repeat(chr(97 + (i % 26)::int) || i, 800) as text "
-            f"from range(60000) t(i)) to '{path}' (row_group_size 60000)"
-        )
+    texts = "select repeat(chr(97 + (i % 26)::int) || i, 800) as text from range(60000) t(i)"
+    duckdb.execute(f"copy ({texts}) to '{path}' (row_group_size 60000)")
     with pytest.raises(UserError, match=r"a\.parquet: its row groups are too large .* --memory"):
-        examples_of(path, memory=64 * 10**6)
+        list(read_all([path], memory=64 * 10**6))
 
 
 def test_a_killed_worker_is_one_line():
@@ -260,7 +228,7 @@ def test_a_killed_worker_is_one_line():
 
 def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch):
     """Windows of two words, whether or not they fit the memory at once."""
-    monkeypatch.setattr(counting, "PART", 3000)
+    monkeypatch.setattr(pipeline, "PART", 3000)
     monkeypatch.setattr(runs, "ROW_GROUP", 2048)
     layout, rng = WindowLayout(4, 2**20), np.random.default_rng(0)
     documents = [rng.integers(0, 20, n) * 50_000 for n in rng.integers(0, 200, 200)]
@@ -268,7 +236,7 @@ def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch):
     whole = layout.windows(np.concatenate(documents), offsets)
     expected = np.unique(whole, axis=0, return_counts=True)
     for name, fan_in, slice_bytes in (("a", 100, 64), ("b", 2, 64 * 10**6 // 1000)):
-        monkeypatch.setattr(counting, "FAN_IN", fan_in)
+        monkeypatch.setattr(pipeline, "FAN_IN", fan_in)
         monkeypatch.setattr(runs, "SLICE", slice_bytes)
         (tmp_path / name).mkdir()
         for number in range(5):
@@ -277,8 +245,8 @@ def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch):
         with progress_bars() as progress, monkeypatch.context() as patch:
             if fan_in == 2:  # runs that are merged whole do not fit
                 patch.setattr(runs, "rows_in", lambda memory, layout: 1500)
-            job = counting.Counting(tmp_path / name, layout, 64 * 10**6, Workers(1), progress)
-            totals = counting.Totals(5, 200, len(whole), 0, 7)
+            job = pipeline.Counting(tmp_path / name, layout, 64 * 10**6, Workers(1), progress)
+            totals = pipeline.Totals(5, 200, len(whole), 0, 7)
             parts = [runs.read_run(part, layout) for part in job.merge(totals)]
         assert len(parts) > 1
         np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), expected[0])
@@ -287,36 +255,14 @@ def test_slices_and_levels_of_merging_change_nothing(tmp_path, monkeypatch):
         assert merged == len(parts) + (5 if fan_in == 2 else 0)
 
 
-def test_documents_are_never_joined(tmp_path, count, tokenizer):
-    write(tmp_path / "a.jsonl", lines(["xy", "xy"]))
-    path = count(tmp_path / "a.jsonl", eos=False, tokenizer=str(bare(tmp_path, tokenizer)))
+def test_the_end_of_documents(tmp_path, count, tokenizer, bare):
+    """They are never joined."""
+    data = write(tmp_path / "a.jsonl", lines(["xy", "xy"]))
     x, y = tokenizer.encode("xy", add_special_tokens=False).ids
-    assert decoded(path) == {(x,): 2, (y,): 2, (x, y): 2}
-
-
-def bare(directory, tokenizer):
-    """A tokenizer.json without special tokens around a text."""
-    copy = json.loads(tokenizer.to_str())
-    path = directory / "bare.json"
-    path.write_text(json.dumps({**copy, "post_processor": None}))
-    return path
-
-
-def test_the_end_is_written_once(tmp_path, count, tokenizer):
-    write(tmp_path / "a.jsonl", lines(["a</s>", "a"]))
-    end = (tokenizer.token_to_id("</s>"),)
-    assert decoded(count(tmp_path / "a.jsonl"))[end] == 2
-    begin = (tokenizer.token_to_id("<s>"),)
-    named = decoded(count(tmp_path / "a.jsonl", eos_token="<s>", out="named"))
-    assert (named[begin], named[end]) == (4, 1)
-    assert decoded(count(tmp_path / "a.jsonl", eos=False, out="none"))[end] == 1
-
-
-def test_options_reach_the_file(tmp_path, count, encode, tokenizer):
-    texts = words(3)
-    model = count(write(tmp_path / "a.jsonl", lines(texts)), limit=25)
-    assert decoded(model) == ngrams(encode(texts[:25]), 3)
-    assert NgramModel.load(model).fingerprint == tokenizer_fingerprint(tokenizer)
+    begin, end = (tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
+    assert decoded(count(data, eos=False, tokenizer=str(bare))) == {(x,): 2, (y,): 2, (x, y): 2}
+    assert decoded(count(data, eos_token="<s>", out="named"))[y, begin] == 2
+    assert (end,) not in decoded(count(data, eos=False, out="none"))
 
 
 # The same bytes, whatever happens
@@ -326,8 +272,7 @@ CODE = """
 if __name__ == "__main__":
     import train.ngram
     from train.counting import pipeline
-    from train.counting import program as ngram
-    ngram.UNIT, pipeline.PART = 8000, 3000
+    pipeline.UNIT, pipeline.PART = 8000, 3000
     train.ngram.main()
 """
 
@@ -343,35 +288,27 @@ def test_kill_and_resume(count, tmp_path, tokenizer_directory):
     options = (*map(str, paths), "--memory", "2300MB", "--keep-work")
     command = [sys.executable, "-c", CODE, "count", *options]
 
-    def run(*options, until=None):
+    def run(workers, until=10**9):
         """Runs; kills as soon as so many more files are done. Returns whether it ended itself."""
-        before = len(finished())
-        process = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
-        while process.poll() is None:
-            if until is not None and len(finished()) >= before + until:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                return False
-            time.sleep(0.002)
-        assert process.returncode == 0
-        return True
+        kept = finished()
+        with subprocess.Popen(
+            [*command, "--workers", workers], stderr=subprocess.DEVNULL
+        ) as process:
+            while process.poll() is None and len(finished()) < len(kept) + until:
+                time.sleep(0.002)
+            process.kill()
+        assert kept.items() <= finished().items()
+        return process.returncode == 0
 
     def finished():
         return {path.name: path.stat().st_ino for path in sorted(work.glob("*-*.parquet"))}
 
-    ended = []
-    for workers, until in (("1", 1), ("2", 2), ("1", 5)):
-        kept = finished()
-        ended.append(run("--workers", workers, until=until))
-        assert kept.items() <= finished().items()
-    kept = finished()
-    assert not all(ended)
-    assert run("--workers", "2")
-    assert kept.items() <= finished().items()
+    assert not all([run("1", 1), run("2", 2), run("1", 5)])
+    assert run("2")
     assert out.read_bytes() == expected
     # Everything is there: nothing is made again.
     kept = finished()
-    assert run("--workers", "1")
+    assert run("1")
     assert finished() == kept
 
 
@@ -391,7 +328,7 @@ def test_work_directories_are_not_mixed(tmp_path, count):
 
 def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
     """A bad record ends the first run after some units; the counts are used, merged anew."""
-    monkeypatch.setattr(ngram, "UNIT", 3000)
+    monkeypatch.setattr(pipeline, "UNIT", 4000)
     good, more = lines(words(7)), lines(words(8))
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     write(first, good + '{"query": 1}\n')
@@ -419,88 +356,55 @@ def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
     assert count(str(tmp_path / "*.jsonl"), **options).read_bytes() == expected
 
 
-def test_the_least_memory():
-    """What is spare is for reading, a quarter, and for the workers."""
-    for workers, least in ((1, 1088), (8, 4224)):
-        budget = Budget.of(least * counting.MB, workers)
-        assert budget == (counting.ENOUGH // 2, PARQUET)
-        with pytest.raises(UserError, match=f"{least - 1}MB is too little: .* {least}MB"):
-            Budget.of((least - 1) * counting.MB, workers)
-        more = Budget.of((least + 8 * workers) * counting.MB, workers)
-        grown = (budget.sort + 3 * counting.MB, PARQUET + 2 * workers * counting.MB)
-        assert more == grown
-
-
-def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
-    monkeypatch.setattr(ngram, "available_cores", lambda: 5)
-    memories = (1088, 2056, 1_300_000)
-    assert [ngram.default_workers(m * counting.MB) for m in memories] == [1, 3, 5]
-
-
 # Bad input
 
 
-def test_bad_chats(tmp_path, count, tokenizer):
-    path = write(tmp_path / "a.jsonl", lines([CHAT], "messages"))
-    options = {"chat_template": "{{ raise_exception('roles must alternate') }}"}
-    with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template rejects .*must alternate"):
-        count(path, chat_template_kwargs=json.dumps(options))
-    with pytest.raises(UserError, match="there are chats in the data, but no chat template in"):
-        count(path, tokenizer=str(bare(tmp_path, tokenizer)), eos=False)
-    write(path, '{"body": "a"}')
-    with pytest.raises(UserError, match=r"the fields body; .*, or name the field with --field"):
-        count(path)
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("record", "options", "message"),
     [
-        ({"order": 6}, "--order must be 2 to 5, got 6"),
-        ({"workers": 0}, "--workers must be at least 1"),
-        ({"memory": "lots"}, "memory must be written like 4GB or 800MB, got 'lots'"),
+        ("a", {"order": 6}, "--order must be 2 to 5, got 6"),
+        ("a", {"workers": 0}, "--workers must be at least 1"),
+        ("a", {"memory": "lots"}, "memory must be written like 4GB or 800MB, got 'lots'"),
+        ("a", {"memory": "1GB", "workers": 4}, "4 workers need 2432MB, one needs 1088MB"),
+        ("a", {"tokenizer": "/no/place"}, "no directory /no/place; pass one that exists, or owner"),
+        ("a", {"eos_token": "<end>"}, "the tokenizer has no token '<end>'"),
+        ("a", {"out": "no/model.dng"}, "no directory .*/no for --out; make it first"),
+        ("a", {"field": "body"}, r"a\.jsonl:1: no field 'body'"),
+        ("a", {"data": "missing"}, "no file or directory .*missing"),
+        ("a", {"data": "*.none"}, r"no file is .*\*\.none"),
+        ("a", {"data": "empty"}, r"no .*\.jsonl.* files in .*empty"),
+        ({"body": "a"}, {}, "the fields body; .*, or name the field with --field"),
+        ("", {}, "the data hold no text"),
         (
-            {"memory": "1GB", "workers": 4},
-            r"1000MB is too little: 4 workers need 2432MB, one needs 1088MB",
+            {"messages": CHAT},
+            {"chat_template_kwargs": json.dumps({"chat_template": "{{ raise_exception('no') }}"})},
+            r"a\.jsonl:1: the chat template rejects the messages: no",
         ),
-        (
-            {"tokenizer": "/no/such/place"},
-            "no directory /no/such/place; pass one that exists, or owner/",
-        ),
-        ({"eos_token": "<end>"}, "the tokenizer has no token '<end>'"),
-        ({"out": "no/model.dng"}, "no directory .*/no for --out; make it first"),
-        ({"field": "body"}, r"a\.jsonl:1: no field 'body'"),
+        ({"messages": CHAT}, {"tokenizer": "BARE", "eos": False}, "no chat template in"),
+        ("a", {"tokenizer": "BARE"}, "names no token that ends a document; pass --eos-token"),
+        ("a", {"tokenizer": "BROKEN"}, "cannot read"),
     ],
 )
-def test_bad_options(tmp_path, count, options, message):
-    data = write(tmp_path / "a.jsonl", lines(["a"]))
+def test_bad_input(tmp_path, count, bare, record, options, message):
+    record = {"text": record} if isinstance(record, str) else record
+    data = write(tmp_path / "a.jsonl", json.dumps(record))
+    (tmp_path / "empty").mkdir()
+    places = {"BARE": bare, "BROKEN": write(tmp_path / "broken.json", "{}")}
+    options = {
+        name: str(places.get(each, each)) if name == "tokenizer" else each
+        for name, each in options.items()
+    }
+    data = tmp_path / options.pop("data", data)
     with pytest.raises(UserError, match=message) as raised:
         count(data, **options)
     assert "\n" not in str(raised.value)
 
 
-def test_bad_tokenizers(tmp_path, count, tokenizer):
-    data = write(tmp_path / "a.jsonl", lines(["a"]))
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
-    with pytest.raises(UserError, match="names no token that ends a document; pass --eos-token"):
-        count(data, tokenizer=str(path))
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 256]}')
-    assert ngram.eos_of(ngram.load(str(tmp_path)), None) == 257
-    path.write_text("{}")
-    for source in (path, tmp_path):
-        with pytest.raises(UserError, match="cannot read") as raised:
-            count(data, tokenizer=str(source))
-        assert "\n" not in str(raised.value)
+def test_the_end_that_a_model_names(bare):
+    write(bare.with_name("generation_config.json"), '{"eos_token_id": [257, 256]}')
+    assert program.eos_of(program.load(str(bare.parent)), None) == 257
 
 
-def test_no_data(tmp_path, count):
-    (tmp_path / "empty").mkdir()
-    for pattern, message in (
-        ("missing", "no file or directory .*missing"),
-        ("*.none", r"no file is .*\*\.none"),
-        ("empty", r"no .*\.jsonl.* files in .*empty"),
-    ):
-        with pytest.raises(UserError, match=message):
-            count(tmp_path / pattern)
-    with pytest.raises(UserError, match="the data hold no text"):
-        count(write(tmp_path / "a.jsonl", lines(["", ""])))
+def test_as_many_workers_as_cores_and_memory_allow(monkeypatch):
+    monkeypatch.setattr(program, "available_cores", lambda: 5)
+    assert [program.default_workers(m * 10**6) for m in (1088, 2056, 1_300_000)] == [1, 3, 5]

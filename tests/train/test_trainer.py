@@ -6,20 +6,16 @@ import gc
 import itertools
 import json
 import os
-import random
 import re
 import shutil
 import signal
 import subprocess
-import time
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from toy_training import (
     PROGRAM,
     RECIPE,
@@ -38,7 +34,6 @@ from dart_jax.errors import UserError
 from dart_jax.files import writing
 from train.run.checkpoints import whole_steps
 from train.run.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from train.run.report import cut
 
 ENVIRONMENT = {**os.environ, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
@@ -65,8 +60,13 @@ def bits(params):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
+    """The parameters and the directory of a run; the caller keeps what it gave."""
     directory = tmp_path_factory.mktemp("uninterrupted")
-    return toy_fit(directory), directory
+    params, frozen = toy_params(), toy_frozen()
+    trained = toy_fit(directory, params=params, frozen=frozen)
+    assert bits(params) == bits(toy_params())
+    assert not frozen["rotation"].is_deleted()
+    return trained, directory
 
 
 @pytest.fixture
@@ -81,31 +81,17 @@ def half_way(uninterrupted, tmp_path):
 # What is computed
 
 
-def test_it_learns_and_tells(tmp_path):
-    """And the caller keeps its parameters."""
-    params, frozen = toy_params(), toy_frozen()
-    toy_fit(tmp_path, params=params, frozen=frozen)
-    assert bits(params) == bits(toy_params())
-    assert not frozen["rotation"].is_deleted()
-    told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+def test_it_learns_and_tells(uninterrupted):
+    _, directory = uninterrupted
+    told = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in told] == list(range(1, 13))
     assert told[-1]["loss"] < 0.75 * told[0]["loss"]
     assert [record["step"] for record in told if "norm" in record] == [6, 12]
-    assert all(record["seconds"] > 0 for record in told)
     assert told[5]["tokens_per_second"] == pytest.approx(8 * WIDTH / told[5]["seconds"], rel=1e-3)
+    assert whole_steps(directory / "checkpoints") == [10, 12]  # the newest two
 
 
-def test_the_loss_is_the_mean_over_what_counts(tmp_path):
-    toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=1), loss=plain_loss)
-    batch = ToyBatches(8)(0, slice(None))
-    assert 0 < batch["counts"].sum() < 8
-    params = {name: np.asarray(leaf, np.float64) for name, leaf in toy_params().items()}
-    out = np.tanh(batch["x"] @ params["up"] + params["bias"]) @ params["down"]
-    errors = ((out - batch["y"]) ** 2).sum(axis=1)[batch["counts"]]
-    assert records(tmp_path)[0]["loss"] == pytest.approx(errors.mean(), rel=1e-5)
-
-
-def test_microbatches_change_nothing(tmp_path):
+def test_the_loss_is_the_mean_over_what_counts_in_all_microbatches(tmp_path):
     runs = []
     for parts in (1, 4):
         recipe = dataclasses.replace(RECIPE, steps=6, accumulate=parts)
@@ -113,6 +99,12 @@ def test_microbatches_change_nothing(tmp_path):
         losses = [record["loss"] for record in records(tmp_path / str(parts))]
         runs.append((losses, jax.tree.map(np.asarray, params)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *runs)
+    batch = ToyBatches(8)(0, slice(None))
+    assert 0 < batch["counts"].sum() < 8
+    params = {name: np.asarray(leaf, np.float64) for name, leaf in toy_params().items()}
+    out = np.tanh(batch["x"] @ params["up"] + params["bias"]) @ params["down"]
+    errors = ((out - batch["y"]) ** 2).sum(axis=1)[batch["counts"]]
+    assert runs[0][0][0] == pytest.approx(errors.mean(), rel=1e-5)
 
 
 def test_bfloat16_keeps_float32_parameters(uninterrupted, tmp_path):
@@ -123,8 +115,8 @@ def test_bfloat16_keeps_float32_parameters(uninterrupted, tmp_path):
         return toy_loss(params, frozen, batch, key)
 
     # Steps so small that bfloat16 would lose every one of them.
-    recipe = dataclasses.replace(RECIPE, dtype="bfloat16", lr=1e-5, warmup=0.0)
-    params = toy_fit(tmp_path, recipe, loss=loss)
+    recipe = dataclasses.replace(RECIPE, steps=6, dtype="bfloat16", lr=1e-5, warmup=0.0)
+    params = toy_fit(tmp_path, recipe, loss=loss, evaluate=None)
     assert seen == {jnp.dtype("bfloat16")}
     for name, leaf in params.items():
         assert leaf.dtype == jnp.float32
@@ -136,15 +128,13 @@ def test_bfloat16_keeps_float32_parameters(uninterrupted, tmp_path):
     assert first != exact
 
 
-def test_matrices_alone_decay(tmp_path):
-    def nothing(params, frozen, batch, key):
-        return jnp.sum(params["up"]) * 0, jnp.float32(len(batch["x"]))
-
-    params = toy_fit(tmp_path, dataclasses.replace(RECIPE, steps=3), loss=nothing)
-    rates = [record["lr"] for record in records(tmp_path)]
-    left = np.prod(1 - 0.1 * np.array(rates))
-    for name, factor in {"up": left, "down": left, "bias": 1}.items():
-        np.testing.assert_allclose(params[name], toy_params()[name] * factor, rtol=1e-5)
+def test_matrices_alone_decay():
+    config, params = OptimizerConfig(weight_decay=0.1), toy_params()
+    optimizer, nothing = make_optimizer(config), jax.tree.map(jnp.zeros_like, params)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes types
+        updates, _ = jax.jit(optimizer.update)(nothing, optimizer.init(params), params)
+    for name, factor in {"up": -0.1, "down": -0.1, "bias": 0}.items():
+        np.testing.assert_allclose(updates[name], params[name] * factor, rtol=1e-5)
 
 
 def test_muon_orthogonalises_hidden_matrices_and_leaves_the_rest_to_adamw():
@@ -155,7 +145,7 @@ def test_muon_orthogonalises_hidden_matrices_and_leaves_the_rest_to_adamw():
 
     def updates(optimizer):
         made = make_optimizer(OptimizerConfig(optimizer, lr=1.0, warmup=0, clip=1e9))
-        return made.update(gradients, made.init(params), params)[0]
+        return jax.jit(made.update)(gradients, made.init(params), params)[0]
 
     with jax.numpy_dtype_promotion("standard"):  # optax mixes types
         muon, adamw = updates("muon"), updates("adamw")
@@ -173,31 +163,27 @@ def test_muon_orthogonalises_hidden_matrices_and_leaves_the_rest_to_adamw():
 )
 def test_learning_rate(steps, warmup, final_lr):
     config = OptimizerConfig(lr=2.0, warmup=warmup, final_lr=final_lr)
-    # All steps at once; the rate is a function of one.
-    rates = np.asarray(
-        jax.vmap(lambda step: learning_rate(config, step, steps))(jnp.arange(steps + 1))
-    )
+    rates = jax.vmap(lambda step: learning_rate(config, step, steps))(jnp.arange(steps + 1))
     rising = round(warmup * steps)
-    assert rates.max() == pytest.approx(2)
-    assert rates[rising] == pytest.approx(2)
+    assert rates.max() == rates[rising] == pytest.approx(2)
     np.testing.assert_allclose(rates[:rising], 2 * np.arange(1, rising + 1) / max(rising, 1), 1e-5)
     assert (np.diff(rates[rising:]) <= 1e-6).all()
     assert rates[steps] == pytest.approx(2 * final_lr, abs=1e-5)
 
 
-def slow_clock(monkeypatch):
-    """A clock by which every look at it takes a second."""
-    ticks = itertools.count()
-    clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
-    monkeypatch.setattr("train.run.report.time", clock)
-
-
 def test_training_for_a_time(tmp_path, monkeypatch, capsys):
-    """The learning rate falls with the time, to its end; what compiles takes none of it."""
-    slow_clock(monkeypatch)
+    """The learning rate falls with the time, to its end; an interrupted run trains for the rest."""
+
+    def fit(directory, **arguments):
+        """Trains by a clock by which every look at it takes a second."""
+        ticks = itertools.count()
+        clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
+        monkeypatch.setattr("train.run.report.time", clock)
+        return toy_fit(directory, recipe, **arguments)
+
     recipe = dataclasses.replace(RECIPE, steps=None, minutes=0.5, save_every=2)
-    toy_fit(tmp_path, recipe)
-    told = records(tmp_path)
+    trained = fit(tmp_path / "whole")
+    told = records(tmp_path / "whole")
     assert 5 < len(told) < 30
     rates = [record["lr"] for record in told]
     assert rates[0] == pytest.approx(learning_rate(recipe, jnp.int32(0), 1_000_000))
@@ -207,23 +193,14 @@ def test_training_for_a_time(tmp_path, monkeypatch, capsys):
     assert at_end <= rates[-1] < at_end + recipe.lr / 4
     line = r" step \d+, 0\.5 of 0\.5 min, loss \d+\.\d+, [\d,]+ tokens/s"
     assert re.search(line, capsys.readouterr().err)
-    assert bits(toy_fit(tmp_path, recipe)) == bits(toy_fit(tmp_path, recipe))  # nothing is left
-
-
-def test_time_that_was_trained_counts_once_more(tmp_path, monkeypatch):
-    """A run that was interrupted trains for the rest of its time."""
-    recipe = dataclasses.replace(RECIPE, steps=None, minutes=0.5, save_every=2)
-    slow_clock(monkeypatch)
+    assert bits(fit(tmp_path / "whole")) == bits(trained)  # nothing is left
     with pytest.raises(Interrupted):
-        toy_fit(tmp_path, recipe, batches=Failing(8, at=5))
-    slow_clock(monkeypatch)
-    toy_fit(tmp_path, recipe)
-    whole = tmp_path / "whole"
-    slow_clock(monkeypatch)
-    toy_fit(whole, recipe)
-    assert abs(len(records(tmp_path)) - len(records(whole))) <= 3
+        fit(tmp_path / "parts", batches=Failing(8, at=5))
+    fit(tmp_path / "parts")
+    assert abs(len(records(tmp_path / "parts")) - len(told)) <= 3
+    recipe = dataclasses.replace(recipe, minutes=0.6)
     with pytest.raises(UserError, match="--minutes"):
-        toy_fit(tmp_path, dataclasses.replace(recipe, minutes=0.6))
+        fit(tmp_path / "parts")
 
 
 # Going on
@@ -238,33 +215,10 @@ def test_resuming_is_exact(uninterrupted, tmp_path):
         file.write('{"step": 9, "lo')  # the write that was killed
     assert bits(toy_fit(tmp_path)) == bits(params)
     assert records(tmp_path) == records(directory)
-
-
-@pytest.mark.long
-def test_kill_at_any_moment(uninterrupted, tmp_path):
-    """A process is killed while it trains and writes; another resumes."""
-    params, directory = uninterrupted
-    run = tmp_path / "run"
-    options = ["--directory", str(run), "--save-every", "1", "--pause", "0.05"]
-    with subprocess.Popen(
-        [*PROGRAM, *options], env=ENVIRONMENT, stderr=subprocess.DEVNULL
-    ) as process:
-        while not whole_steps(run / "checkpoints"):
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(random.uniform(0, 0.4))
-        process.kill()
-    assert not (run / "trained.npz").exists()
-    saved = whole_steps(run / "checkpoints")[-1]
-    assert bits(toy_fit(run, dataclasses.replace(RECIPE, save_every=12))) == bits(params), saved
-    assert records(run) == records(directory)
-
-
-def test_a_finished_run_is_only_read(uninterrupted):
-    params, directory = uninterrupted
-    before = (directory / "metrics.jsonl").read_bytes()
-    assert bits(toy_fit(directory, batches=Failing(8))) == bits(params)
-    assert (directory / "metrics.jsonl").read_bytes() == before
+    # A finished run is only read.
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    assert bits(toy_fit(tmp_path, batches=Failing(8))) == bits(params)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 # Where a checkpoint cannot be read to its end, orbax drops the reads that were under way; Python
@@ -314,11 +268,6 @@ def test_other_settings_are_refused(half_way):
         assert (half_way / "metrics.jsonl").read_bytes() == before
 
 
-def test_the_newest_are_kept(tmp_path):
-    toy_fit(tmp_path, dataclasses.replace(RECIPE, save_every=2, keep=3))
-    assert whole_steps(tmp_path / "checkpoints") == [8, 10, 12]
-
-
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_save_and_end(uninterrupted, tmp_path, capsys, number):
@@ -353,22 +302,22 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     assert len(records(tmp_path)) == 7
 
 
-def test_options_out_of_range(tmp_path):
-    for change, told in [
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
         ({"steps": 0}, "--steps must be at least 1"),
-        ({"save_every": 0}, "--save-every must be at least 1"),
         ({"warmup": 1.5}, "--warmup 1.5 must be at least 0 and below 1"),
-        ({"lr": 0.0}, "--lr must be a finite number above 0, got 0"),
         ({"lr": np.inf}, "--lr must be a finite number above 0, got inf"),
         ({"clip": np.nan}, "--clip must be above 0, got nan"),
         ({"final_lr": -0.1}, "--final-lr must be a fraction of --lr, 0 to 1, got -0.1"),
-        ({"weight_decay": -1.0}, "--weight-decay must be a finite number of at least 0, got -1"),
-        ({"b2": np.nan}, "--b2 nan must be at least 0 and below 1"),
+        ({"weight_decay": -1.0}, "--weight-decay must be at least 0"),
         ({"seed": 2**32}, r"--seed must be in 0\.\.4294967295, got 4294967296"),
         ({"accumulate": 3}, "a batch of 8 rows does not divide into 3 microbatches"),
-    ]:
-        with pytest.raises(UserError, match=told):
-            toy_fit(tmp_path / "run", dataclasses.replace(RECIPE, **change))
+    ],
+)
+def test_options_out_of_range(tmp_path, change, told):
+    with pytest.raises(UserError, match=told):
+        toy_fit(tmp_path / "run", dataclasses.replace(RECIPE, **change))
     assert not (tmp_path / "run").exists()
 
 
@@ -398,23 +347,15 @@ def test_no_room_for_metrics(tmp_path):
         toy_fit(tmp_path)
 
 
-def test_a_full_disk_told_by_tensorstore(tmp_path):
-    text = "RESOURCE_EXHAUSTED: Failed writing: No space left on device [os_error_code='28']"
-    with pytest.raises(UserError, match="No space left on device"), writing("it", tmp_path):
-        raise ValueError(text)
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("RESOURCE_EXHAUSTED: [os_error_code='28']"), "No space left on device"),
+        (TimeoutError(), "another process did not"),
+    ],
+)
+def test_errors_of_libraries_that_write(tmp_path, error, told):
+    with pytest.raises(UserError, match=told), writing("it", tmp_path):
+        raise error
     with pytest.raises(ValueError, match="not the disk's"), writing("it", tmp_path):
         raise ValueError("not the disk's")
-    with pytest.raises(UserError, match="another process did not"), writing("it", tmp_path):
-        raise TimeoutError
-
-
-# What is told
-
-
-@given(kept=st.integers(0, 6), torn=st.binary(max_size=20).filter(lambda b: b"\n" not in b))
-def test_metrics_are_cut_to_the_step(tmp_path_factory, kept, torn):
-    directory = tmp_path_factory.mktemp("metrics")
-    lines = [json.dumps({"step": n, "loss": 0.5}).encode() + b"\n" for n in range(1, 6)]
-    (directory / "metrics.jsonl").write_bytes(b"".join(lines) + torn)
-    cut(directory / "metrics.jsonl", kept)
-    assert [record["step"] for record in records(directory)] == [*range(1, min(kept, 5) + 1)]

@@ -42,23 +42,17 @@ PART = 2**21  # maximum rows that the driver processes at a time
 
 
 class Unit(NamedTuple):
-    """Examples that are counted together: the unit's number in the corpus's order, from 0, at
-    least one example, and the bytes of all files read up to its end."""
+    """Examples that are counted together, at least one; the number is the unit's in the corpus's
+    order, from 0."""
 
     number: int
     examples: list[Example]
-    read: int
 
     @property
     def digest(self) -> int:
         """A 64-bit digest of the contents."""
         contents = [(digest_of(each.content), each.first, each.last) for each in self.examples]
         return int.from_bytes(hashlib.blake2b(repr(contents).encode(), digest_size=8).digest())
-
-
-def units(examples: Iterable[tuple[Example, int]], size: int) -> Iterator[Unit]:
-    """Groups examples, each with the bytes read so far, into units of about `size` bytes."""
-    return (Unit(number, *group) for number, group in enumerate(batched(examples, size)))
 
 
 class Encoding(NamedTuple):
@@ -79,7 +73,7 @@ class Encoding(NamedTuple):
         used is left out, and `bad` is called with the error.
         """
         encoder = _encoder(self.tokenizer, self.template_kwargs)
-        for batch, _ in batched(((example, 0) for example in examples), LONGEST):
+        for batch in batched(examples, LONGEST):
             tokens, offsets = [np.zeros(0, np.int32)], [0]
             for example, document in zip(batch, encoder.encode(batch, bad=bad), strict=True):
                 if document is None or not len(document.tokens):
@@ -98,27 +92,17 @@ def _encoder(path: Path, template_kwargs: str) -> Encoder:
     return Encoder(tokenizer, tokenizer.vocab_size, "all", json.loads(template_kwargs))
 
 
-class Budget(NamedTuple):
-    """The division of memory, in bytes: for sorting in each worker, and for reading in the
-    driver."""
-
-    sort: int
-    reading: int
-
-    @classmethod
-    def of(cls, memory: int, workers: int) -> Budget:
-        """Divides `memory` bytes between the driver and the workers; raises UserError if they
-        are too few."""
-        least = least_memory(workers)
-        if memory < least:
-            need = "1 worker needs" if workers == 1 else f"{workers} workers need"
-            one = f", one needs {least_memory(1) // MB}MB" if workers > 1 else ""
-            raise UserError(
-                f"--memory {memory // MB}MB is too little: {need} {-(-least // MB)}MB{one}"
-            )
-        spare = memory - least  # a quarter of which is for reading
-        free = ENOUGH + (spare - spare // 4) // workers
-        return cls(free // 2, PARQUET + spare // 4)
+def divide(memory: int, workers: int) -> tuple[int, int]:
+    """Divides `memory` bytes: for reading in the driver, and for sorting in each worker; raises
+    UserError if they are too few."""
+    least = least_memory(workers)
+    if memory < least:
+        need = "1 worker needs" if workers == 1 else f"{workers} workers need"
+        one = f", one needs {least_memory(1) // MB}MB" if workers > 1 else ""
+        raise UserError(f"--memory {memory // MB}MB is too little: {need} {-(-least // MB)}MB{one}")
+    spare = memory - least  # a quarter of which is for reading
+    free = ENOUGH + (spare - spare // 4) // workers
+    return PARQUET + spare // 4, free // 2
 
 
 def least_memory(workers: int) -> int:
@@ -150,7 +134,7 @@ class Counting:
     skipped: Skipped = dataclasses.field(default_factory=Skipped)
     skip_bad: bool = False
 
-    def count(self, corpus: Iterable[Unit], size: int, encoding: Encoding) -> Totals:
+    def count(self, corpus: Iterable[Example], size: int, encoding: Encoding) -> Totals:
         """Counts the units of a corpus of `size` bytes whose runs are missing or of other
         documents, and writes these; raises UserError if there is no text, or bad data."""
         earlier, stats, digest = runs.read_stats(self.work), dict[int, Stats](), 0
@@ -159,8 +143,8 @@ class Counting:
 
         def tasks() -> Iterator[tuple[Any, ...]]:
             nonlocal digest
-            for unit in corpus:
-                self.progress.update(bar, completed=unit.read)
+            for unit in itertools.starmap(Unit, enumerate(batched(corpus, UNIT))):
+                self.progress.update(bar, completed=unit.examples[-1].read)
                 own = str(unit.digest)
                 digest = zlib.crc32(own.encode(), digest)
                 counted, _, skipped = earlier.get(unit.number, Stats(0, 0)).note.partition(" ")

@@ -22,7 +22,7 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
 from dart_jax.weights.checkpoint import load_eos
 from train.counting.config import NgramConfig
-from train.counting.pipeline import UNIT, Budget, Counting, Encoding, least_memory, units
+from train.counting.pipeline import Counting, Encoding, divide, least_memory
 from train.counting.workers import Workers
 from train.data.encoding import parse_template_kwargs
 from train.data.examples import read_all
@@ -66,18 +66,17 @@ def run(config: NgramConfig) -> str:
     }
     memory = available_memory() // 2 if config.memory is None else parse_memory(config.memory)
     number = config.workers or default_workers(memory)
-    budget = Budget.of(memory, number)
+    reading, sorting = divide(memory, number)
     with Workers(number) as workers, work_directory.locked(work), progress_bars() as progress:
-        examples = read_all(files, config.limit, bad, field=config.field, memory=budget.reading)
+        examples = read_all(files, config.limit, bad, field=config.field, memory=reading)
         done = len(runs.read_stats(work))
         result = f"counts of {done:,} units" if done else ""
         work_directory.check_settings(work, settings, result=result)
         try:
             source = tokenizer.directory or Path(config.tokenizer).expanduser()
             encoding = Encoding(source, json.dumps(template_kwargs), eos)
-            settled = layout, budget.sort, workers, progress, skipped, config.skip_bad
-            counting = Counting(work, *settled)
-            totals = counting.count(units(examples, UNIT), size, encoding)
+            counting = Counting(work, layout, sorting, workers, progress, skipped, config.skip_bad)
+            totals = counting.count(examples, size, encoding)
             with tempfile.TemporaryDirectory(dir=work, prefix="tmp-") as scratch:
                 builder = NgramBuilder(layout, scratch)
                 for part in counting.merge(totals):

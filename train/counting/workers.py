@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 from typing import Any
 
 from dart_jax.errors import UserError
@@ -27,12 +26,7 @@ class Workers:
         self._pool: ProcessPoolExecutor | None = None
         if number > 1:
             context = multiprocessing.get_context("spawn")
-            # A pipe that carries no data: it closes when this process closes it or exits.
-            watched, self._alive = context.Pipe(duplex=False)
-            self._watched = watched  # kept open until the workers have inherited it
-            self._pool = ProcessPoolExecutor(
-                number, mp_context=context, initializer=_watch, initargs=(watched,)
-            )
+            self._pool = ProcessPoolExecutor(number, context, initializer=_end_with_parent)
 
     def map(self, function: Callable, tasks: Iterable[tuple]) -> Iterator[Any]:
         """Yields results in task order; submits lazily, at most two tasks per worker ahead.
@@ -61,18 +55,20 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         """Stops everything, including running tasks."""
         if self._pool is not None:
-            self._alive.close()
+            for process in (self._pool._processes or {}).values():
+                process.kill()
             self._pool.shutdown(cancel_futures=True)
-            self._watched.close()
 
 
-def _watch(watched: Connection) -> None:
+def _end_with_parent() -> None:
     """Makes this worker exit when its parent process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker per core
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def wait() -> None:
-        watched.poll(None)
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -7,16 +7,13 @@ import dataclasses
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
+from dart_jax.data.contents import Completion, Content, Text, Tokens
+from dart_jax.data.messages import Chat
 from dart_jax.errors import UserError
-from dart_jax.generation import GenerationConfig
-from dart_jax.model import DartModel
 from dart_jax.text.tokenizer import Tokenizer
 from train.data.examples import Example
 
@@ -39,34 +36,18 @@ class Conversation:
       digest: digest of the record.
       sampling: index of the sampling configuration.
       turns: the prompt of each answer: new messages, or the tokens of a single prompt.
+      tools: for the chat template.
       messages: the messages so far, answers included.
       answers: the answers so far.
-      tools: for the chat template.
     """
 
     where: str
     digest: int
     sampling: int
-    turns: list[list[dict[str, Any]]] | list[list[int]]
+    turns: Sequence[list[dict[str, Any]]] | Sequence[list[int]]
+    tools: list[dict[str, Any]] | None = None
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     answers: list[Answer] = dataclasses.field(default_factory=list)
-    tools: list[dict[str, Any]] | None = None
-
-    @classmethod
-    def of(cls, example: Example, tokenizer: Tokenizer) -> Conversation:
-        """Returns the conversation of a record, without answers; raises UserError if there is no
-        prompt to answer."""
-        content = example.content
-        try:
-            turns = prompt_turns(content, tokenizer)
-        except UserError as error:
-            raise UserError(f"{example.where}: {error}") from None
-        tools = content.tools if isinstance(content, Chat) else None
-        return cls(example.where, example.digest, 0, turns, tools=tools)
-
-    def sampled(self, sampling: int) -> Conversation:
-        """Returns the same without answers, for another sampling configuration."""
-        return dataclasses.replace(self, sampling=sampling, messages=[], answers=[])
 
     def prompt(self, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any]) -> list[int]:
         """Returns the token ids before the next answer; raises UserError if the chat template
@@ -75,10 +56,7 @@ class Conversation:
         if isinstance(turn[0], int):
             return turn
         options = {**template_kwargs, **({"tools": self.tools} if self.tools else {})}
-        try:
-            return tokenizer.encode_chat([*self.messages, *turn], **options)
-        except UserError as error:
-            raise UserError(f"{self.where}: {error}") from None
+        return tokenizer.encode_chat([*self.messages, *turn], **options)
 
     def add_answer(self, answer: Answer, tokenizer: Tokenizer) -> None:
         """Adds the next turn's answer, in place of the record's own."""
@@ -97,36 +75,37 @@ class Conversation:
         return len(self.answers) < len(self.turns)
 
 
+def conversations(example: Example, tokenizer: Tokenizer, samplings: int) -> list[Conversation]:
+    """Returns a record's conversations, one for each sampling configuration, without answers;
+    raises UserError if there is no prompt to answer."""
+    content = example.content
+    turns = prompt_turns(content, tokenizer)
+    if not turns or not all(turns):
+        raise UserError(f"{example.where}: there is no prompt in it to answer")
+    tools = content.tools if isinstance(content, Chat) else None
+    return [Conversation(example.where, example.digest, n, turns, tools) for n in range(samplings)]
+
+
 def prompt_turns(
     content: Content, tokenizer: Tokenizer
 ) -> list[list[dict[str, Any]]] | list[list[int]]:
-    """Returns the prompt of each answer; see `Conversation.turns`. Raises UserError if there is
-    none.
+    """Returns the prompt of each answer; see `Conversation.turns`.
 
     A chat with tool calls is answered up to the first call: a tool's result fits no other answer.
     Turns that are not to be learned, and those before the first question, stay as they are.
     """
     match content:
-        case Chat():
-            turns = _user_turns(content.messages, content.unlearned)
         case Tokens(tokens, length):
-            turns = [tokens[:length]]
+            return [tokens[:length]]
         case Completion(prompt, _) | Text(prompt):
-            turns = [tokenizer.encode(prompt)]
-    if not turns or not all(turns):
-        raise UserError("there is no prompt in it to answer")
-    return turns
-
-
-def _user_turns(
-    messages: list[dict[str, Any]], unlearned: Sequence[int]
-) -> list[list[dict[str, Any]]]:
+            return [tokenizer.encode(prompt)]
     turns: list[list[dict[str, Any]]] = [[]]
+    messages = content.messages
     first = next((n for n, each in enumerate(messages) if each["role"] == "user"), 0)
     for n, message in enumerate(messages):
         if message["role"] == "tool" or "tool_calls" in message:
             break
-        if message["role"] != "assistant" or n in unlearned or n < first:
+        if message["role"] != "assistant" or n in content.unlearned or n < first:
             turns[-1].append(message)
         elif turns[-1]:
             turns.append([])
@@ -206,95 +185,3 @@ class AnswerLog:
 
 def _key(prompt: list[int], sampling: int) -> bytes:
     return hashlib.blake2b(repr((sampling, prompt)).encode(), digest_size=16).digest()
-
-
-class OutOfTimeError(Exception):
-    """The time for answers has passed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AnswerGenerator:
-    """Generates the answers of conversations, a `batch` of them decoded together, by sampling
-    configurations whose seeds are drawn from `seed`.
-
-    A conversation ends, and its error is told, if the chat template rejects it (`bad`) or if it
-    leaves no room for an answer (`too_long`). `late` is asked before a batch whether the time has
-    passed.
-    """
-
-    model: DartModel
-    samplings: Sequence[GenerationConfig]
-    batch: int
-    template_kwargs: Mapping[str, Any]
-    seed: int
-    bad: Callable[[UserError], None]
-    too_long: Callable[[UserError], None]
-    late: Callable[[], bool] = lambda: False
-
-    def run(self, conversations: list[Conversation], place: int, log: AnswerLog) -> Iterator[int]:
-        """Answers all turns of a block of conversations, of which the draws depend on its `place`
-        among all; yields after each batch the number of new answers, which the log receives.
-
-        Raises:
-          OutOfTimeError: the time has passed.
-        """
-        for turn in range(max((len(each.turns) for each in conversations), default=0)):
-            prompts = {}
-            for n, conversation in enumerate(conversations):
-                if conversation.pending and (prompt := self._prompt(conversation)) is not None:
-                    prompts[n] = prompt
-            for number, chunk in enumerate(self._chunks(conversations, prompts)):
-                sampling = conversations[chunk[0]].sampling
-                own = [prompts[n] for n in chunk]
-                answers = log.take(own, sampling)
-                missing = [each for each, answer in enumerate(answers) if answer is None]
-                if missing:
-                    if self.late():
-                        raise OutOfTimeError
-                    seed = np.random.SeedSequence([self.seed, place, turn, number])
-                    config = dataclasses.replace(
-                        self.samplings[sampling], seed=int(seed.generate_state(1)[0])
-                    )
-                    new = [*self._decode([own[each] for each in missing], config)]
-                    log.add(new, sampling)
-                    for each, answer in zip(missing, new, strict=True):
-                        answers[each] = answer
-                for n, answer in zip(chunk, answers, strict=True):
-                    assert answer is not None
-                    conversations[n].add_answer(answer, self.model.tokenizer)
-                yield len(missing)
-
-    def _prompt(self, conversation: Conversation) -> list[int] | None:
-        """Returns the prompt of the next turn; None if it cannot be answered."""
-        model, where, report = self.model, conversation.where, self.bad
-        longest, vocab_size = model.target.max_length, model.target.vocab_size
-        try:
-            prompt = conversation.prompt(model.tokenizer, self.template_kwargs)
-            if (outside := model.tokenizer.outside(prompt, vocab_size)) is not None:
-                must = f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
-                raise UserError(f"{where}: {must}")
-            if len(prompt) >= longest:
-                report = self.too_long
-                reason = f"a prompt of {len(prompt)} tokens leaves no room in {longest} positions"
-                raise UserError(f"{where}: {reason}")
-        except UserError as error:
-            conversation.finish()
-            report(error)
-            return None
-        return prompt
-
-    def _chunks(
-        self, conversations: list[Conversation], prompts: dict[int, list[int]]
-    ) -> Iterator[list[int]]:
-        """Yields indices of conversations to decode together: similar lengths, one sampling."""
-        for sampling in range(len(self.samplings)):
-            chosen = [n for n in prompts if conversations[n].sampling == sampling]
-            chosen.sort(key=lambda n: (len(prompts[n]), n))
-            for begin in range(0, len(chosen), self.batch):
-                yield chosen[begin : begin + self.batch]
-
-    def _decode(self, prompts: list[list[int]], config: GenerationConfig) -> Iterator[Answer]:
-        # Always decode full batches to limit compiled programs; the repeated prompts are dropped.
-        full = [*prompts, *[prompts[0]] * (self.batch - len(prompts))]
-        for prompt, made in zip(prompts, self.model.generate(full, config), strict=False):
-            yield Answer(prompt, made.tokens.tolist(), made.finish or "length")

@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import tokenizers
 
-from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens
+from dart_jax.data.contents import Completion, Text, Tokens
+from dart_jax.data.messages import Chat
 from dart_jax.data.records import refuse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
@@ -86,36 +87,26 @@ class Encoder:
                 f"{place(directory) if directory else 'the tokenizer'}; add a chat_template.jinja "
                 "there"
             )
-        plans: list[_Plan | Encoded | None] = []
-        for example in examples:
-            try:
-                plans.append(self._plan(example))
-            except UserError as error:
-                bad(UserError(f"{example.where}: {error}"))
-                plans.append(None)
-        encodings = self._encodings([plan for plan in plans if isinstance(plan, _Plan)])
-        documents: list[Encoded | None] = []
-        for example, plan in zip(examples, plans, strict=True):
-            try:
-                if isinstance(plan, _Plan):
-                    plan = self._encoded(example.content, plan, next(encodings))
-                answered = self.loss_on != "all" and not isinstance(example.content, Text)
-                if plan is not None and answered and not plan.supervised.any():
-                    raise UserError("it has no supervised tokens: no answer, or an empty one")
-            except UserError as error:
-                bad(UserError(f"{example.where}: {error}"))
-                plan = None
-            documents.append(plan)
-        return documents
 
-    def _plan(self, example: Example) -> _Plan | Encoded:
+        def tried(step: Callable[..., Any], example: Example, *more: Any) -> Any:
+            try:
+                return step(example, *more)
+            except UserError as error:
+                bad(UserError(f"{example.where}: {error}"))
+                return None
+
+        plans: list[_Plan | None] = [tried(self._plan, example) for example in examples]
+        encodings = self._encodings([plan for plan in plans if plan is not None])
+        return [
+            None if plan is None else tried(self._encoded, example, plan.spans, next(encodings))
+            for example, plan in zip(examples, plans, strict=True)
+        ]
+
+    def _plan(self, example: Example) -> _Plan:
         content = example.content
         match content:
-            case Tokens(tokens, length):
-                ids = np.array(tokens, np.int64)
-                self._check_ids(ids, "the record has")
-                supervised = np.arange(len(ids)) >= length
-                return self._finish(ids, supervised, whole=True)
+            case Tokens():
+                return _Plan("", [], False)
             case Text(text):
                 return _Plan(text, [(0, len(text))], example.first)
             case Completion(prompt, completion):
@@ -141,25 +132,33 @@ class Encoder:
                 encodings |= dict(zip(numbers, batch, strict=True))
         return (encodings[n] for n in range(len(plans)))
 
-    def _encoded(self, content: Content, plan: _Plan, encoding: tokenizers.Encoding) -> Encoded:
-        ids = np.array(encoding.ids, np.int64)
-        self._check_ids(ids, "the tokenizer returned")
-        begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-        supervised = np.zeros(len(ids), bool)
-        for begin, end in plan.spans:
-            # A word's token may include the space that ends the header.
-            supervised |= (ends > begin) & (begins < end)
+    def _encoded(
+        self, example: Example, spans: list[Span], encoding: tokenizers.Encoding
+    ) -> Encoded:
+        content = example.content
+        if isinstance(content, Tokens):
+            ids = np.array(content.tokens, np.int64)
+            self._check_ids(ids, "the record has")
+            supervised = np.arange(len(ids)) >= content.prompt_length
+        else:
+            ids = np.array(encoding.ids, np.int64)
+            self._check_ids(ids, "the tokenizer returned")
+            begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+            supervised = np.zeros(len(ids), bool)
+            for begin, end in spans:
+                # A word's token may include the space that ends the header.
+                supervised |= (ends > begin) & (begins < end)
         if isinstance(content, Completion) and self.eos is not None:
             if not len(ids) or ids[-1] != self.eos:
                 ids, supervised = np.append(ids, self.eos), np.append(supervised, False)
                 self._check_ids(ids[-1:], "the tokenizer ends answers with")
             supervised[-1] = True
-        return self._finish(ids, supervised, whole=not isinstance(content, Text))
-
-    def _finish(self, ids: np.ndarray, supervised: np.ndarray, *, whole: bool) -> Encoded:
         if self.loss_on == "all":
             supervised = np.ones(len(ids), bool)
         supervised[:1] = False
+        whole = not isinstance(content, Text)
+        if whole and self.loss_on != "all" and not supervised.any():
+            raise UserError("it has no supervised tokens: no answer, or an empty one")
         return Encoded(ids.astype(np.int32), supervised, whole)
 
     def _check_ids(self, ids: np.ndarray, source: str) -> None:

@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from dart_jax.data.contents import Chat, Completion, Content, Text, Tokens, read_contents
-from dart_jax.data.messages import cleaned
-from dart_jax.data.records import PARQUET, DamagedError, is_text, open_text, refuse
-from dart_jax.errors import UserError
+from dart_jax.data.contents import Completion, Content, Text, Tokens, parse, unused_fields
+from dart_jax.data.messages import Chat, cleaned
+from dart_jax.data.records import PARQUET, DamagedError, is_text, open_text, records, refuse
+from dart_jax.errors import UserError, warn
 
 LONGEST = 2**18  # characters; encoding needs about 100 bytes per character
 
@@ -32,7 +32,7 @@ class Example(NamedTuple):
       digest: uniform 64-bit hash of the content, independent of its file. The pieces of a text
         share it, and so do a record and the answers that `train.regenerate` generated for it.
       where: file and line, for errors.
-      read: bytes of the file read so far.
+      read: bytes of all files read so far.
       first: whether it begins the record's content.
       last: whether it ends it.
     """
@@ -58,48 +58,6 @@ class Example(NamedTuple):
                 return sum(len(message["content"]) for message in messages)
 
 
-def read_examples(
-    path: Path,
-    *,
-    field: str | None = None,
-    memory: int = PARQUET,
-    bad: Callable[[UserError], None] = refuse,
-    warned: set[str] | None = None,
-) -> Iterator[Example]:
-    """Yields a file's examples, in order; skips empty texts.
-
-    Args:
-      path: the file.
-      field: field of the records that holds the text or the chat; None: by their form.
-      memory: bytes that reading Parquet may use.
-      bad: called with the error of a record that cannot be used, which is then skipped; of a text
-        that is cut off or damaged, it is the rest.
-      warned: see `read_contents`.
-
-    Raises:
-      UserError: the file cannot be read; says where.
-    """
-    if is_text(path):
-        try:
-            with open_text(path) as (text, raw):
-                digest = None
-                for piece, first, last in _pieces(text):
-                    content = Text(cleaned(piece))
-                    digest = digest or digest_of(content)
-                    yield Example(content, digest, str(path), raw.tell(), first, last)
-        except DamagedError as error:
-            bad(error)
-        return
-    records = read_contents(path, field=field, memory=memory, bad=bad, warned=warned)
-    for content, record in records:
-        digest = _source(record.value) or digest_of(content)
-        if not isinstance(content, Text):
-            yield Example(content, digest, record.where, record.read)
-            continue
-        for piece, first, last in _pieces(io.StringIO(content.text, newline="")):
-            yield Example(Text(piece), digest, record.where, record.read, first, last)
-
-
 def read_all(
     files: Iterable[Path],
     limit: int | None = None,
@@ -107,18 +65,33 @@ def read_all(
     *,
     field: str | None = None,
     memory: int = PARQUET,
-) -> Iterator[tuple[Example, int]]:
-    """Yields at most `limit` examples of several files, each with the bytes of all files read so
-    far; see `read_examples`. With the default of `bad`, a file without examples is an error too."""
+) -> Iterator[Example]:
+    """Yields the examples of several files, in order; skips empty texts. Warns once of each field
+    that is not used.
 
-    def everything() -> Iterator[tuple[Example, int]]:
-        before = 0
-        warned: set[str] = set()
+    Args:
+      files: the files.
+      limit: maximum number of examples.
+      bad: called with the error of a record that cannot be used, which is then skipped; of a text
+        that is cut off or damaged, it is the rest. By default a file without examples is an error
+        too.
+      field: field of the records that holds the text or the chat; None: by their form.
+      memory: bytes that reading Parquet may use.
+
+    Raises:
+      UserError: a file cannot be read; says where.
+    """
+
+    def everything() -> Iterator[Example]:
+        before, warned = 0, set[str]()
         for path in files:
             example = None
-            options = {"field": field, "memory": memory, "warned": warned}
-            for example in read_examples(path, bad=bad, **options):
-                yield example, before + example.read
+            if is_text(path):
+                own = _of_text(path, bad)
+            else:
+                own = _of_records(path, bad, field, memory, warned)
+            for example in own:
+                yield example._replace(read=before + example.read)
             if example is None and bad is refuse:
                 raise UserError(f"{path} holds no examples; leave it out")
             before += path.stat().st_size
@@ -126,20 +99,58 @@ def read_all(
     return islice(everything(), limit)
 
 
-def batched(
-    examples: Iterable[tuple[Example, int]], size: int
-) -> Iterator[tuple[list[Example], int]]:
-    """Groups examples of together about `size` characters; each group comes with the bytes read."""
+def _of_text(path: Path, bad: Callable[[UserError], None]) -> Iterator[Example]:
+    try:
+        with open_text(path) as (text, raw):
+            digest = None
+            for piece, first, last in _pieces(text):
+                content = Text(cleaned(piece))
+                digest = digest or digest_of(content)
+                yield Example(content, digest, str(path), raw.tell(), first, last)
+    except DamagedError as error:
+        bad(error)
+
+
+def _of_records(
+    path: Path,
+    bad: Callable[[UserError], None],
+    field: str | None,
+    memory: int,
+    warned: set[str],
+) -> Iterator[Example]:
+    for where, value, read in records(path, memory=memory, bad=bad):
+        try:
+            content = parse(value, field)
+        except RecursionError:
+            bad(UserError(f"{where}: it is nested too deeply"))
+            continue
+        except UserError as error:
+            bad(type(error)(f"{where}: {error}"))
+            continue
+        unused = [] if field else [name for name in unused_fields(value) if name not in warned]
+        if unused:
+            warned.update(unused)
+            warn(f"{where}: not used: {', '.join(unused)}")
+        digest = _source(value) or digest_of(content)
+        if not isinstance(content, Text):
+            yield Example(content, digest, where, read)
+            continue
+        for piece, first, last in _pieces(io.StringIO(content.text, newline="")):
+            yield Example(Text(piece), digest, where, read, first, last)
+
+
+def batched(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
+    """Groups examples of together about `size` characters."""
     batch: list[Example] = []
-    characters = read = 0
-    for example, read in examples:
+    characters = 0
+    for example in examples:
         batch.append(example)
         characters += example.size + 64  # what it takes besides the text
         if characters >= size:
-            yield batch, read
+            yield batch
             batch, characters = [], 0
     if batch:
-        yield batch, read
+        yield batch
 
 
 def digest_of(content: Content) -> int:

@@ -33,23 +33,14 @@ _OPEN = 128
 
 @dataclasses.dataclass
 class Statistics:
-    """Statistics of the packing.
-
-    Attributes:
-      documents: packed documents, where each piece of a long text counts.
-      tokens: tokens of those documents.
-      supervised: supervised ones of those tokens.
-      rows: number of rows.
-      truncated: documents cut off at their end.
-      dropped: documents left out because they had no supervised tokens.
-    """
+    """Statistics of the packing; each piece of a long text counts as a document."""
 
     documents: int = 0
     tokens: int = 0
-    supervised: int = 0
+    supervised: int = 0  # of the tokens
     rows: int = 0
-    truncated: int = 0
-    dropped: int = 0
+    truncated: int = 0  # documents cut off at their end
+    dropped: int = 0  # documents left out because they had no supervised tokens
 
 
 class Packer:
@@ -131,8 +122,7 @@ class PackedDataset:
       document: unsigned integers [rows, context]; see `Batch`.
       supervised: bool [rows, context].
       vocab_size: vocabulary size of the tokens.
-      made_from: identifies the files and options that the data set was made from.
-      fingerprint: identifies the content of the rows, whatever they were made from.
+      fingerprint: identifies the content of the rows.
       statistics: of the packing.
       outputs: the target's for all rows, the parts of `TeacherOutputs` by name; None without.
     """
@@ -141,7 +131,6 @@ class PackedDataset:
     document: np.ndarray
     supervised: np.ndarray
     vocab_size: int
-    made_from: str
     fingerprint: str
     statistics: Statistics
     outputs: Mapping[str, np.memmap] | None = None
@@ -157,22 +146,20 @@ class PackedDataset:
         return self.tokens.shape[1]
 
     @classmethod
-    def load(cls, directory: Path, name: str) -> PackedDataset | None:
-        """Opens what a `Writer` wrote; None if it is missing or incomplete."""
-        try:
-            metadata = json.loads((directory / f"{name}.json").read_text())
-            shape = metadata["statistics"]["rows"], metadata["context"]
-            vocab_size = metadata["vocab_size"]
-            dtypes = _dtypes(metadata["context"], vocab_size)
-            tokens, document, supervised = (
-                _map(directory / f"{name}.{field}", dtype, shape) for field, dtype in dtypes.items()
-            )
-        except (FileNotFoundError, ValueError, KeyError):
-            return None
-        statistics, made_from = Statistics(**metadata["statistics"]), metadata["made_from"]
-        return cls(
-            tokens, document, supervised, vocab_size, made_from, metadata["fingerprint"], statistics
+    def load(cls, directory: Path, name: str) -> PackedDataset:
+        """Opens what a `Writer` wrote."""
+        metadata = json.loads((directory / f"{name}.json").read_text())
+        statistics = Statistics(**metadata["statistics"])
+        context, vocab_size = metadata["context"], metadata["vocab_size"]
+        shape = statistics.rows, context
+        tokens, document, supervised = (
+            # An empty file cannot be mapped.
+            np.memmap(directory / f"{name}.{field}", dtype, "r", shape=shape)
+            if statistics.rows
+            else np.empty(shape, dtype)
+            for field, dtype in _dtypes(context, vocab_size).items()
         )
+        return cls(tokens, document, supervised, vocab_size, metadata["fingerprint"], statistics)
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Returns the rows with these indices, integers [B]."""
@@ -225,12 +212,11 @@ class Writer:
         for row in self.packer.add(document):
             self._write(row)
 
-    def finish(self, made_from: str) -> None:
+    def finish(self) -> None:
         """Writes the remaining rows and the metadata, and flushes all files to disk."""
         for row in self.packer.rest():
             self._write(row)
         metadata = {
-            "made_from": made_from,
             "fingerprint": self._digest.hexdigest(),
             "context": self.packer.context,
             "vocab_size": self._vocab_size,
@@ -270,14 +256,6 @@ def _dtypes(context: int, vocab_size: int) -> dict[str, np.dtype]:
     """Returns the dtypes of the files, by extension."""
     token = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
     return {"tokens": token, "document": np.min_scalar_type(context), "supervised": np.dtype(bool)}
-
-
-def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
-    """Maps a file; raises ValueError if its size is wrong."""
-    if path.stat().st_size != shape[0] * shape[1] * dtype.itemsize:
-        raise ValueError(path)
-    # An empty file cannot be mapped.
-    return np.memmap(path, dtype, "r", shape=shape) if shape[0] else np.empty(shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

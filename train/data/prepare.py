@@ -7,16 +7,13 @@ import dataclasses
 import hashlib
 import heapq
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock
-
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
+from dart_jax.files import make_once
 from dart_jax.programs.command_line import check_least
 from dart_jax.progress import progress_bars
 from dart_jax.text.tokenizer import Tokenizer
@@ -26,7 +23,6 @@ from train.data.packed_dataset import PackedDataset, Writer
 
 _VERSION = 3  # of the written format, and of what is read from records
 _CONTEXT = 6400  # the paper's (section 4.1)
-_MADE = "data"  # the directory's name; renamed into place once it is complete on disk
 _ENCODED = 4 * LONGEST  # characters encoded at a time
 
 
@@ -60,15 +56,6 @@ class DataConfig:
             )
         parse_template_kwargs(self.chat_template_kwargs)
 
-    def tokens_per_row(self, longest: int) -> int:
-        """Returns the tokens per row for a target of `longest` positions; raises UserError if
-        `context` is longer."""
-        if self.context is not None and self.context > longest:
-            raise UserError(
-                f"--context {self.context} is beyond the target's {longest} positions; lower it"
-            )
-        return self.context or min(_CONTEXT, longest)
-
 
 class Prepared(NamedTuple):
     """A data set's two splits: rows to train on, at least one, and rows for evaluation, possibly
@@ -81,38 +68,34 @@ class Prepared(NamedTuple):
 def prepare(
     config: DataConfig, tokenizer: Tokenizer, directory: Path, *, vocab_size: int, longest: int
 ) -> Prepared:
-    """Encodes and packs the data into `directory`, unless that is already done, also by another
-    process; says on standard error what was packed and what was skipped. `vocab_size` and `longest`
-    are the target's tokens and positions, which limit the context.
+    """Encodes and packs the data into a directory in `directory`, unless that is already done, also
+    by another process; says on standard error what was packed and what was skipped. `vocab_size`
+    and `longest` are the target's tokens and positions, which limit the context.
 
     Raises:
       UserError: the data cannot be used, or the directory cannot be written; says where.
     """
     files = without(find_files(config.data), [directory])
-    config = dataclasses.replace(config, context=config.tokens_per_row(longest))
-    name = _made_from(config, files, tokenizer, vocab_size)
+    context = config.context or min(_CONTEXT, longest)
+    if context > longest:
+        raise UserError(f"--context {context} is beyond the target's {longest} positions; lower it")
+    config = dataclasses.replace(config, context=context)
+    name = _digest(config, files, tokenizer, vocab_size)
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
     eos = None if tokenizer.wrapped is None else tokenizer.wrapped.eos_token_id
     encoder = Encoder(tokenizer, vocab_size, config.loss_on, template_kwargs, eos)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory / f"{_MADE}.lock"):
-            prepared = _load(directory / _MADE, name)
-            if prepared is None:
-                with _replacing(directory / _MADE) as part:
-                    prepared = _make(config, files, encoder, part, name)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the prepared data to {directory}: {error.strerror or error}; free disk "
-            "space or use another directory, and run again"
-        ) from error
-    return prepared
+    path = make_once(
+        directory / "data" / name,
+        lambda part: _make(config, files, encoder, part),
+        cure="use another directory, and run again",
+    )
+    return _load(path)
 
 
-def _made_from(
+def _digest(
     config: DataConfig, files: Sequence[Path], tokenizer: Tokenizer, vocab_size: int
 ) -> str:
-    """Returns a hash of everything that the rows depend on."""
+    """Identifies everything that the rows depend on."""
     options = dataclasses.asdict(config)
     del options["data"]
     settings = {
@@ -123,60 +106,42 @@ def _made_from(
         "vocab_size": vocab_size,
         **options,
     }
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
-def _load(directory: Path, name: str) -> Prepared | None:
-    """Loads the prepared data if it was made from the same files and options."""
-    sets = [PackedDataset.load(directory, field) for field in Prepared._fields]
-    if not all(made is not None and made.made_from == name for made in sets):
-        return None
-    return Prepared(*filter(None, sets))
+def _load(directory: Path) -> Prepared:
+    return Prepared(*(PackedDataset.load(directory, name) for name in Prepared._fields))
 
 
-@contextlib.contextmanager
-def _replacing(directory: Path) -> Iterator[Path]:
-    """Yields a new directory that replaces `directory` at the end, unless an error occurs."""
-    for left in directory.parent.glob(f"{directory.name}.tmp-*"):  # left by a killed process
-        shutil.rmtree(left)
-    part = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f"{directory.name}.tmp-"))
-    try:
-        yield part
-        shutil.rmtree(directory, ignore_errors=True)
-        part.replace(directory)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _make(
-    config: DataConfig, files: Sequence[Path], encoder: Encoder, directory: Path, name: str
-) -> Prepared:
+def _make(config: DataConfig, files: Sequence[Path], encoder: Encoder, directory: Path) -> None:
     skipped = Skipped()
     bad = skipped if config.skip_bad else refuse
     size = sum(path.stat().st_size for path in files)
+    directory.mkdir()
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(progress_bars())
         shape = config.context or _CONTEXT, encoder.vocab_size
-        training, held_out = (Writer(directory, field, *shape) for field in Prepared._fields)
-        stack.callback(training.close)
-        stack.callback(held_out.close)
+        training, held_out = (
+            stack.enter_context(contextlib.closing(Writer(directory, name, *shape)))
+            for name in Prepared._fields
+        )
         bar = progress.add_task("prepare", total=size, note="")
         below = _threshold(config, files)
-        for examples, read in batched(read_all(files, config.limit, bad), _ENCODED):
+        for examples in batched(read_all(files, config.limit, bad), _ENCODED):
             for example, document in zip(examples, encoder.encode(examples, bad=bad), strict=True):
                 if document is not None:
                     (held_out if example.digest < below else training).add(document)
-            progress.update(bar, completed=read, note=f"{training.packer.statistics.rows:,} rows")
-        training.finish(name)
-        held_out.finish(name)
+            rows = training.packer.statistics.rows
+            progress.update(bar, completed=examples[-1].read, note=f"{rows:,} rows")
+        training.finish()
+        held_out.finish()
         if not training.packer.statistics.rows:
             why = f"; the first that was skipped: {skipped.first}" if skipped.count else ""
             if kept := held_out.packer.statistics.documents:
                 why = f"; --held-out {config.held_out:g} takes all {kept:,} documents; lower it"
             raise UserError(f"nothing in {', '.join(config.data)} is left to train on{why}")
         progress.update(bar, completed=size)
-    prepared = _load(directory, name)
-    assert prepared is not None  # it was just written
+    prepared = _load(directory)
     lines = [f"{f.replace('_', ' ')}: {part}" for f, part in prepared._asdict().items()]
     if config.held_out and not prepared.held_out.rows:
         some = max(1, min(8, prepared.training.statistics.documents // 4))
@@ -188,13 +153,12 @@ def _make(
         lines.append(f"skipped {skipped.count:,} bad records, the first: {skipped.first}")
     for line in lines:
         progress.console.print(line, highlight=False, soft_wrap=True)
-    return prepared
 
 
 def _threshold(config: DataConfig, files: Sequence[Path]) -> int:
     """Returns the digest below which records are held out."""
     if config.held_out < 1:
         return int(config.held_out * 2**64)
-    digests = (example.digest for example, _ in read_all(files, config.limit, Skipped()))
+    digests = (example.digest for example in read_all(files, config.limit, Skipped()))
     lowest = heapq.nsmallest(int(config.held_out), set(digests))
     return lowest[-1] + 1 if lowest else 0

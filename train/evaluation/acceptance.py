@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
 from dart_jax.engine.shapes import default_tree, length_bucket
-from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.networks.pure import Params
 from dart_jax.models.sharding.devices import Devices
@@ -46,11 +45,7 @@ class AcceptanceConfig:
     """Weight of the n-gram model in that search; 0.5 in the paper."""
 
     def __post_init__(self) -> None:
-        check_least(self, eval_rows=0, eval_prompts=0, eval_new_tokens=2)
-        if not 0 <= self.ngram_weight < math.inf:
-            raise UserError(
-                f"--ngram-weight must be a finite number of at least 0, got {self.ngram_weight:g}"
-            )
+        check_least(self, eval_rows=0, eval_prompts=0, eval_new_tokens=2, ngram_weight=0)
 
 
 class Agreement:

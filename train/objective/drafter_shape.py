@@ -50,29 +50,25 @@ class DrafterShape:
     """Train the whole drafter, or only the pair scores of the one given by --init."""
 
     def __post_init__(self) -> None:
-        if self.draft_vocab is not None and self.draft_vocab < 0:
-            raise UserError("--draft-vocab must be 0, for all tokens, or more")
-        check_least(self, positions=1, layers=1)
-        if self.pair_rank is not None and self.pair_rank < 0:
-            raise UserError("--pair-rank must be 0, for no pair scores, or more")
-        if self.method in ("eagle3", "dflash") and self.rank:
+        check_least(self, positions=1, layers=1, draft_vocab=0, pair_rank=0)
+        method = self.method
+        for wrong, told in (
+            (method in ("eagle3", "dflash") and self.rank, "--pair-rank is of DART and DSpark"),
+            (method != "dart" and self.train == "pairs", "--train pairs is DART's"),
+            (method != "dart" and not self.shifted, "--no-shifted is DART's"),
+            (not self.block and self.depth > 1, "DART and EAGLE-3 drafters have one layer"),
+            (not self.block and self.start is not None, "--start is of block drafters"),
+        ):
+            if wrong:
+                raise UserError(f"{told}; leave it out with --method {method}")
+        if self.init is None:
+            if self.train == "pairs":
+                raise UserError("--train pairs needs the drafter to freeze: pass --init")
+        elif self.draft_vocab is not None or self.start is not None:
             raise UserError(
-                f"--pair-rank is of DART and DSpark; leave it out with --method {self.method}"
+                "--init brings its own weights and draft vocabulary; leave --start and "
+                "--draft-vocab out"
             )
-        if self.method != "dart" and self.train == "pairs":
-            raise UserError(f"--train pairs is DART's; leave it out with --method {self.method}")
-        if self.train == "pairs" and self.init is None:
-            raise UserError("--train pairs needs the drafter to freeze: pass --init")
-        if self.init is not None and self.draft_vocab is not None:
-            raise UserError("--init brings its own draft vocabulary; leave --draft-vocab out")
-        if not self.block and self.depth > 1:
-            raise UserError(f"{self.method} drafters have one layer; leave --layers out")
-        if self.method != "dart" and not self.shifted:
-            raise UserError(f"--no-shifted is DART's; leave it out with --method {self.method}")
-        if self.start is not None and self.init is not None:
-            raise UserError("--init brings its own weights; leave --start out")
-        if self.start is not None and not self.block:
-            raise UserError(f"--start is of block drafters; leave it out with {self.method}")
 
     @property
     def block(self) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -70,13 +70,19 @@ def informed(
     return params
 
 
-def _rows(teacher: Teacher, data: PackedDataset, tokens: int) -> np.ndarray:
-    """Indices of packed rows from all parts of the data, [batches, rows], with about so many
-    tokens: of as many rows at a time as devices can share."""
+def _outputs(
+    teacher: Teacher, data: PackedDataset, tokens: int, run: _Run, part: int
+) -> Iterator[tuple[Batch, jax.Array | np.ndarray]]:
+    """Yields batches of rows from all parts of the data, with about so many tokens and of as many
+    rows at a time as devices can share; and their features (`part` 0) or hidden states (1)."""
     groups, most = Devices(teacher.mesh).groups, min(-(-tokens // data.context), data.rows)
     size = groups * -(-min(most, _AT_ONCE) // groups)
     rows = np.linspace(0, data.rows - 1, most).astype(int)
-    return np.resize(rows, (-(-most // size), size))
+    plain = dataclasses.replace(data, outputs=None)  # nothing but the part is read of a cache
+    for some in np.resize(rows, (-(-most // size), size)):
+        batch = plain.batch(some)
+        kept = None if data.outputs is None else data.outputs[("features", "hidden")[part]][some]
+        yield batch, run(batch)[part] if kept is None else kept
 
 
 def _read(
@@ -94,9 +100,7 @@ def _read(
         return drafter.context(features.astype(jnp.float32)), embeds
 
     read, found = jit_replicated(inputs, teacher.mesh), []
-    for rows in _rows(teacher, data, _PER_DIMENSION * config.hidden_size):
-        batch = data.batch(rows)
-        features = run(batch)[0] if batch.outputs is None else jnp.asarray(batch.outputs.features)
+    for batch, features in _outputs(teacher, data, _PER_DIMENSION * config.hidden_size, run, 0):
         tokens = np.append(batch.tokens, config.mask_token_id)
         context, embeds = map(np.asarray, read(teacher.params, params, tokens, features))
         real = batch.document.reshape(-1) > 0
@@ -163,15 +167,12 @@ def _means(
     the rarer it is; and how often it occurs, [V]; float32."""
     sums = np.zeros((config.vocab_size, teacher.stored.hidden_size), np.float32)
     counts = np.zeros(config.vocab_size, np.float32)
-    cache = None if data.outputs is None else data.outputs["hidden"]
-    data = dataclasses.replace(data, outputs=None)  # nothing else is read of a cache
-    for rows in _rows(teacher, data, _RUN if cache is None else _CACHED):
-        batch = data.batch(rows)
-        hidden = run(batch)[1] if cache is None else cache[rows]
+    tokens = _RUN if data.outputs is None else _CACHED
+    for batch, hidden in _outputs(teacher, data, tokens, run, 1):
         real = batch.document > 0
-        tokens, states = batch.tokens[real], np.asarray(hidden)[real].astype(np.float32)
-        order = np.argsort(tokens, kind="stable")
-        token, start, count = np.unique(tokens[order], return_index=True, return_counts=True)
+        ids, states = batch.tokens[real], np.asarray(hidden)[real].astype(np.float32)
+        order = np.argsort(ids, kind="stable")
+        token, start, count = np.unique(ids[order], return_index=True, return_counts=True)
         sums[token] += np.add.reduceat(states[order], start, axis=0)
         counts[token] += count
     mean = sums.sum(axis=0) / counts.sum()

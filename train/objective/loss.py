@@ -102,8 +102,18 @@ class DrafterLoss:
         return chunked_sum(self._at_position, self.forward.num_positions, chunk, trained)
 
     def _at_position(self, chunk: Chunk, i: jax.Array) -> jax.Array:
-        """The losses of a chunk at one position."""
-        return self.measure(self.forward.predictions(chunk, i + 1))
+        """The valid losses of a chunk at one position, from 0, weighted and summed."""
+        predictions = self.forward.predictions(chunk, i + 1)
+        losses, accepted = divergence(predictions), acceptance(predictions)
+        if self.objective.loss == "tv":
+            losses = 0.1 * losses + 0.9 * predictions.mass * (1 - accepted)
+        if chunk.weights is None:
+            losses *= jnp.float32(self.objective.gamma) ** i.astype(jnp.float32)
+        else:
+            losses *= jnp.take(chunk.weights, i, axis=-1)
+        if predictions.confidence is not None:
+            losses += _surprise(predictions.confidence, predictions.mass * accepted)
+        return jnp.sum(jnp.where(predictions.valid, losses, 0.0))
 
     def _path_weights(self, chunk: Chunk) -> jax.Array:
         """The weights of a chunk's predictions by the rates at which they are accepted."""
@@ -115,21 +125,6 @@ class DrafterLoss:
 
         rates = jax.lax.map(rate, self.forward.positions)
         return path_weights(jnp.moveaxis(rates, 0, -1))
-
-    def measure(self, predictions: Predictions) -> jax.Array:
-        """Sums the valid losses, weighted by their position: a float32 scalar."""
-        losses = divergence(predictions)
-        accepted = acceptance(predictions)
-        if self.objective.loss == "tv":
-            losses = 0.1 * losses + 0.9 * predictions.mass * (1 - accepted)
-        if predictions.weights is not None:
-            losses *= predictions.weights
-        else:
-            exponent = (predictions.t - 1).astype(jnp.float32)
-            losses *= jnp.float32(self.objective.gamma) ** exponent
-        if predictions.confidence is not None:
-            losses += _surprise(predictions.confidence, predictions.mass * accepted)
-        return jnp.sum(jnp.where(predictions.valid, losses, 0.0))
 
 
 def divergence(predictions: Predictions) -> jax.Array:

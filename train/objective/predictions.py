@@ -74,7 +74,6 @@ class Predictions(NamedTuple):
       draft_ids: int32 [Vd], see `Frozen`.
       confidence: float32 [B, C], logits of the probability that the drafter expects a token drawn
         from its prediction to be accepted with; None if it expects none.
-      weights: float32 [B, C], in the loss; None if they depend on the position alone.
     """
 
     t: jax.Array
@@ -85,15 +84,10 @@ class Predictions(NamedTuple):
     valid: jax.Array
     draft_ids: jax.Array
     confidence: jax.Array | None = None
-    weights: jax.Array | None = None
 
 
-class Teaching(NamedTuple):
-    """The target's side of `Predictions`: its `teacher`, `mass` and `best`."""
-
-    teacher: jax.Array
-    mass: jax.Array
-    best: jax.Array
+# The target's side of `Predictions`: `teacher`, `mass` and `best`.
+Teaching = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class DraftInputs(NamedTuple):
@@ -218,11 +212,11 @@ class PackedForward:
         inputs, anchors = chunk.inputs, chunk.anchors
         frozen, data = inputs.frozen, inputs.data
         if chunk.shared is None:
-            teaching = self._teaching(frozen, data, anchors + t)
+            teacher, mass, best = self._teaching(frozen, data, anchors + t)
         else:
-            size = anchors.shape[1]
-            teaching = jax.tree.map(
-                lambda x: jax.lax.dynamic_slice_in_dim(x, t - 1, size, axis=1), chunk.shared
+            teacher, mass, best = (
+                jax.lax.dynamic_slice_in_dim(x, t - 1, anchors.shape[1], axis=1)
+                for x in chunk.shared
             )
         logits, confidence = self.method.logits(
             bind(self.drafter, frozen.whole(inputs.params | chunk.head)),
@@ -236,14 +230,13 @@ class PackedForward:
         )
         return Predictions(
             t,
-            teaching.teacher,
-            teaching.mass,
-            teaching.best,
+            teacher,
+            mass,
+            best,
             jax.nn.log_softmax(logits),
             chunk.real & valid_predictions(data.document, data.run, anchors, t),
             frozen.draft_ids,
             confidence,
-            None if chunk.weights is None else jnp.take(chunk.weights, t - 1, axis=-1),
         )
 
     def _target_logits(self, frozen: Frozen, hidden: jax.Array) -> jax.Array:
@@ -262,7 +255,7 @@ class PackedForward:
         mass = jnp.exp(within - _gather(data.outputs.log_total, rows))
         if self._all_tokens:
             mass = jnp.ones_like(mass)
-        return Teaching(logits - within[..., None], mass, _gather(data.outputs.best, rows))
+        return logits - within[..., None], mass, _gather(data.outputs.best, rows)
 
     def _fitting_chunk(self, batch: int, rows: int, successive: bool) -> int:
         """Returns the number of anchors per row whose logits and scores fit their limits."""

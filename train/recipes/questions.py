@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dart_jax.data.contents import Chat, Completion, Content
+from dart_jax.data.contents import Completion, Content
+from dart_jax.data.messages import Chat
 from dart_jax.data.records import records, refuse
 from dart_jax.errors import UserError
 from train.data.examples import read_all
@@ -53,7 +54,7 @@ def write_questions(
     left_out, rng, count = frozenset(left_out), random.Random(seed), 0
     chats: list[list[list[str]]] = []
     for files in sources:
-        turns = [_turns(example.content, left_out) for example, _ in read_all(files, None, bad)]
+        turns = [_turns(example.content, left_out) for example in read_all(files, None, bad)]
         unique = list({chat[0]: chat for chat in turns if chat}.values())
         if not unique:
             raise UserError(f"no English question in {', '.join(map(str, files))}; leave it out")

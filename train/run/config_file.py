@@ -34,24 +34,21 @@ def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> 
     Raises:
       UserError: the file cannot be read, or as `command_line.parse` for both together.
     """
-    path = None
     args = sys.argv[1:] if args is None else list(args)
-    if args and args[0].startswith("--config="):
-        args = ["--config", args[0].removeprefix("--config="), *args[1:]]
-    if args[:1] == ["--config"] and len(args) > 1:
-        path, args = Path(args[1]), args[2:]
+    first, _, name = (args or [""])[0].partition("=")
+    if first == "--config" and (name or len(args) > 1):
+        path, args = Path(name or args[1]), args[1 if name else 2 :]
+    else:
+        path = None
     if any(word.partition("=")[0] == "--config" for word in args):
         raise UserError("--config FILE goes first, and only once")
+    words = [] if path is None else _words(_read(path))  # the last one of an option counts
     # A recipe may turn a switch on that is off by default: every switch has both forms.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
-    if path is None:
-        return command_line.parse(cls, args, description, config=config)
-    values = _read(path)
-    words = _words(values)  # the last one of an option counts
     try:
         return command_line.parse(cls, [*words, *args], description, config=config)
     except UserError as error:
-        raise UserError(f"with {path}: {error}") from None
+        raise UserError(f"with {path}: {error}" if path else str(error)) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -64,8 +61,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not TOML: {error}") from None
     flat: dict[str, Any] = {}
     for name, value in tables.items():
-        inner = value if isinstance(value, dict) else {name: value}
-        for option, setting in inner.items():
+        for option, setting in (value if isinstance(value, dict) else {name: value}).items():
             key = option.replace("-", "_")
             if key in flat:
                 raise UserError(f"{path}: {option} is given twice")

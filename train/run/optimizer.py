@@ -13,6 +13,7 @@ import optax.contrib
 from jax.typing import ArrayLike
 
 from dart_jax.errors import UserError
+from dart_jax.programs.command_line import check_least
 
 # Muon's own momentum, and the root mean square of AdamW's updates at a learning rate of 1, both as
 # in arXiv 2502.16982.
@@ -59,10 +60,7 @@ class OptimizerConfig:
             raise UserError(f"--clip must be above 0, got {self.clip:g}")
         if not 0 <= self.final_lr <= 1:
             raise UserError(f"--final-lr must be a fraction of --lr, 0 to 1, got {self.final_lr:g}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise UserError(
-                f"--weight-decay must be a finite number of at least 0, got {self.weight_decay:g}"
-            )
+        check_least(self, weight_decay=0)
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.Array:

@@ -32,10 +32,10 @@ class Duration:
 
     def __init__(self, config: TrainerConfig, seconds: float = 0.0):
         """Starts with the time that earlier processes trained."""
-        self._steps, self._before = config.updates or 0, seconds
-        self._limit = None if config.minutes is None else 60 * config.minutes
+        self._steps, self._before = config.updates, seconds
+        self._limit = 60 * (config.minutes or 0)
         self._began: float | None = None
-        self.whole = self._steps if self._limit is None else _PARTS
+        self.whole = self._steps or _PARTS
 
     def begin(self) -> None:
         """Lets the time pass, if it does not yet."""
@@ -48,26 +48,22 @@ class Duration:
         return self._before + (0.0 if self._began is None else time.monotonic() - self._began)
 
     def at(self, step: int) -> int:
-        """Returns the place in the schedule of update `step`, from 0."""
-        if self._limit is None:
-            return step
-        return int(from_main(min(int(self.seconds / self._limit * _PARTS), _PARTS)))
+        """Returns the place in the schedule after `step` updates; the run is over at `whole`."""
+        return step if self._steps else int(from_main(self._place(step)))
 
-    def over(self, done: int) -> bool:
-        """Returns True if the run ends after `done` updates."""
-        if self._limit is None:
-            return done >= self._steps
-        return bool(from_main(self.seconds >= self._limit))
+    def part(self, step: int) -> float:
+        """Returns how far the run is after `step` updates, from 0 to 1, by this process's clock."""
+        return self._place(step) / self.whole
 
-    def count(self, done: int) -> str:
-        """Says how far the run is after `done` updates."""
-        if self._limit is None:
-            return f"{done}/{self._steps}"
-        return f"{done}, {min(self.seconds, self._limit) / 60:.1f} of {self._limit / 60:g} min"
+    def count(self, step: int) -> str:
+        """Says how far the run is after `step` updates."""
+        if self._steps:
+            return f"{step}/{self._steps}"
+        return f"{step}, {min(self.seconds, self._limit) / 60:.1f} of {self._limit / 60:g} min"
 
-    def part(self, done: int) -> float:
-        """Returns how far the run is after `done` updates, from 0 to 1."""
-        return min(1.0, done / self._steps if self._limit is None else self.seconds / self._limit)
+    def _place(self, step: int) -> int:
+        whole = self.whole
+        return min(step if self._steps else int(self.seconds / self._limit * whole), whole)
 
 
 def cut(path: Path, step: int) -> None:

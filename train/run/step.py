@@ -131,13 +131,8 @@ def load(batches: BatchSource, step: int, sharding: NamedSharding, accumulate: i
 
     def assemble(*leaves: np.ndarray) -> jax.Array:
         shape = (accumulate, size, *leaves[0].shape[1:])
-
-        def rows(index: Any) -> np.ndarray:
-            start, stop, _ = index[1].indices(size)
-            own = [leaf[start - low : stop - low] for leaf in leaves]
-            return own[0][None] if accumulate == 1 else np.stack(own)
-
-        return jax.make_array_from_callback(shape, sharding, rows)
+        own = leaves[0][None] if accumulate == 1 else np.stack(leaves)
+        return jax.make_array_from_process_local_data(sharding, own, shape)
 
     return jax.tree.map(assemble, *parts)
 

@@ -99,7 +99,7 @@ class Trainer:
         """
         with contextlib.ExitStack() as stack:
             self._start(stack)
-            if not self._duration.over(self._done):
+            if self._duration.at(self._done) < self._duration.whole:
                 for batch in self._begin(stack):
                     seconds, figures = self._train_step(batch)
                     if self._evaluate_and_save(seconds, figures):
@@ -171,7 +171,7 @@ class Trainer:
         returns True if it was the last one. Raises SystemExit if a signal arrived; the state was
         saved."""
         config, number = self._config, self._done
-        last = self._duration.over(number)
+        last = self._duration.at(number) >= self._duration.whole
         evaluated: dict[str, float] = {}
         if self._evaluate is not None and (last or number % config.eval_every == 0):
             evaluated = self._evaluate(self._gather(self._state.params))
