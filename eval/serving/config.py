@@ -39,9 +39,6 @@ class ServingBenchConfig(ModelChoice):
     """Seconds after which a request counts as failed."""
     seed: int = 0
     """Seed of the requests and of sampling."""
-    delays: bool = False
-    """Instead of comparing, measure what users wait for: first tokens, and gaps of streams beside a
-    long prompt; of one server, or of two with --url."""
     json: Path | None = None
     """Write all measurements to this file."""
 
