@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
+import os
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +23,6 @@ from rich.table import Table
 from dart_jax.engine.shapes import length_bucket
 from dart_jax.errors import UserError, warn
 from dart_jax.machine import available_cores
-from dart_jax.programs.child import Child
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
 from dart_jax.programs.spread import spread
@@ -32,35 +36,47 @@ from eval.benchmarks.registry import load_all
 from eval.peers.config import PeersConfig
 from eval.peers.engine import ENGINES, PLAIN, Decode, Setup, check_installed
 
-_PATIENCE = 5.0  # seconds in which an engine's process may end by itself
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
 
 
-class Peer(Child):
+class Peer(ProcessPoolExecutor):
     """A process that has loaded an engine of `ENGINES`, by its name; `weights` is their dtype."""
 
     def __init__(self, setup: Setup):
         """Starts the process and loads the model; raises UserError if the engine cannot."""
-        super().__init__(setup.work / f"{setup.name}.log")
-        self.name = setup.name
-        try:
-            self.weights: str = self.call(_load, setup)
-        except BaseException:
-            self.__exit__()
-            raise
+        self.name, self._log = setup.name, setup.work / f"{setup.name}.log"
+        context = multiprocessing.get_context("spawn")
+        super().__init__(1, context, initializer=_begin, initargs=(self._log,))
+        self.weights: str = self._call(_load, setup)
 
     def decode(self, prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
         """As `engine.Decode`; raises UserError if the engine fails."""
-        return self.call(_decode, prompt, new_tokens)
+        return self._call(_decode, prompt, new_tokens)
 
-    def __exit__(self, *error: object) -> None:
-        """Lets the process end by itself, if it does, so that libraries release what they hold."""
-        self._pipe.close()
-        self._process.join(_PATIENCE)
-        super().__exit__(*error)
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return self.submit(function, *args).result()
+        except UserError:
+            raise
+        except BrokenProcessPool:
+            last = (self._log.read_text(errors="replace").split("\n") or [""])[-1]
+            raise UserError(f"its process ended: {last}") from None
+        except Exception as error:  # whatever a package raises
+            first = str(error).strip().partition("\n")[0]
+            raise UserError(f"{type(error).__name__}: {first}") from None
 
 
 _decodes: list[Decode] = []  # the one of such a process
+
+
+def _begin(log: Path) -> None:
+    """Writes what libraries print, also from C++, to the log; ends with the process that asks."""
+    with log.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _load(setup: Setup) -> str:

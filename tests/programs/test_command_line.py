@@ -101,22 +101,6 @@ def test_files_are_whole_after_ctrl_c(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_children_started_while_ctrl_c_is_held_back_never_receive_it():
-    status, _, error = run("""
-        import subprocess
-        from dart_jax.programs.child import HeldBack
-        code = "import time; print('ready', flush=True); time.sleep(0.5); print('whole')"
-        with program("later"):
-            with HeldBack():
-                child = subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True)
-            assert child.stdout.readline() == "ready\\n"
-            child.send_signal(signal.SIGINT)
-            assert child.communicate()[0] == "whole\\n"
-            os.kill(os.getpid(), signal.SIGINT)
-    """)
-    assert (status, error) == (130, "interrupted; later\n")
-
-
 # Pipes
 
 
