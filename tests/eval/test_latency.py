@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding import step
-from needs import native
 from rich.console import Console
 
 from dart_jax.decoding.search.host import HostSearch
@@ -168,22 +167,3 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         run(LatencyConfig(("tiny",), context=(20,)), Console(file=io.StringIO()))
     with pytest.raises(UserError, match="--context must be at most 40951 with --shape tiny"):
         LatencyConfig(("tiny",), context=(50000,))
-
-
-@native
-def test_the_parts_of_a_step_add_up(tmp_path):
-    file, path = io.StringIO(), tmp_path / "parts.json"
-    options = {"context": (20,), "tree_nodes": (2,), "repeats": 2, "json": path}
-    run(LatencyConfig(model="demo", **options), Console(file=file, width=80))
-    measured = json.loads(path.read_text())["parts"]
-    assert [x["nodes"] for x in measured] == [0, 2]
-    plain, drafted = (
-        {k: max(x[k] for x in s["seconds"]) for k in s["seconds"][0]} for s in measured
-    )
-    assert plain["drafter"] == plain["search"] == 0
-    assert min(drafted["drafter"], drafted["search"]) > 0
-    for part in ("products", "attention", "rows", "heads", "draws", "caches"):
-        assert plain[part] > 0
-    for seconds in (x for setting in measured for x in setting["seconds"]):
-        parts = sum(value for name, value in seconds.items() if name != "step")
-        assert parts == pytest.approx(seconds["step"])

@@ -23,7 +23,6 @@ CASES = {
     "generate x --no-ngram --ngram empty.dng": "--no-ngram and --ngram exclude each other",
     "generate x --drafter empty.dng": "--drafter was made for one model; pass --model or",
     "generate x --drafter-window -1": "--drafter-window must be at least 0",
-    "latency --drafter-window 8": "--drafter-window is of the drafter of --model; pass --model",
     "speedup --shape tiny --acceptance 2 --tree-nodes 4 --drafter-window 8": "--shape brings its",
     "serve --ngram empty.dng": "--ngram was made for one model; pass --model or",
     "generate x --model demo --target x": "--model and --target exclude each other",
