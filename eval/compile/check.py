@@ -64,6 +64,7 @@ def _most_exchanged(case: Case, program: Program) -> int:
     """Returns the bytes that devices may exchange at once: twice a float32 vector of every row, of
     the residual stream or of each device's largest logits, which may be joined."""
     length = min(case.prompt, CHUNK) if program == "prefill" else case.nodes + 1
-    logits = case.execution.devices.shards * (2 if case.level == "greedy" else MOST_SORTED)
+    largest = case.config.candidates if case.level == "greedy" else MOST_SORTED
+    logits = case.execution.devices.shards * largest
     rows = case.rows * length + case.execution.min_rows
     return 2 * 4 * rows * max(case.config.target.hidden_size, logits)
