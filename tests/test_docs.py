@@ -17,15 +17,11 @@ import options_page
 import pytest
 import tyro
 from documents import ROOT, anchors, commands, documents, fenced, inline, links, prose, tracked
-from stub_engine import StubEngine
 
 import dart_jax
 from dart_jax.__main__ import PROGRAMS as NAMED
-from dart_jax.serve.__main__ import ServeConfig
-from dart_jax.serve.app import make_app
 from dart_jax.serve.body.fields import ChatFields, CompletionFields, ResponseFields
 from dart_jax.serve.body.neutral import HARMLESS
-from dart_jax.serve.service import Limits, Service
 from train.run import config_file
 
 COMMANDS = [command for path in documents() for command in commands(path)]
@@ -52,18 +48,9 @@ OF_OTHERS = ("CpuDevice", "CudaDevice", "llama.cpp", "recipe.toml", "utils.py")
 
 # Files with code, whose names and words may be between backticks.
 CODE = (
-    ".py",
-    ".pyi",
-    ".cpp",
-    ".h",
-    ".toml",
-    ".yml",
-    ".ipynb",
-    "run",
-    "Dockerfile",
-    "CMakeLists.txt",
+    *(".py", ".pyi", ".cpp", ".h", ".toml", ".yml", ".ipynb"),
+    *("run", "Dockerfile", "CMakeLists.txt"),
 )
-
 
 # Directories whose files the documents name; what programs make lies elsewhere.
 ROOMS = r"dart_jax|train|eval|native|tests|docs|examples|notebooks|\.ci"
@@ -102,9 +89,7 @@ def parse(module: str, args: list[str]) -> None:
 
 def check_python(words, parser):
     if words[0] == "-c":
-        for node in ast.walk(ast.parse(words[1])):
-            if isinstance(node, ast.Import):
-                assert [importlib.import_module(alias.name) for alias in node.names]
+        ast.parse(words[1])
         return
     if words[0] != "-m":
         assert [(ROOT / word).is_file() for word in words] == [True], "a file without options"
@@ -116,14 +101,12 @@ def check_python(words, parser):
         check_program(args, parser)
         return
     assert module.startswith(("dart_jax.", "train.", "eval.")), f"no program {module}"
-    error = io.StringIO()
-    status = 0
-    try:
-        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
             parse(module, args)
-    except SystemExit as end:
-        status = end.code
-    assert not status, error.getvalue()
+        except SystemExit as end:  # of --help
+            if end.code:
+                raise
 
 
 def check_program(words, parser):
@@ -151,44 +134,19 @@ def check_file(words, parser):
     assert (ROOT / words[0]).is_file()
 
 
-def check_docker(words, parser):
-    """Built targets and programs that are run exist."""
-    stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.M)
-    if words[0] == "compose":
-        text = (ROOT / words[words.index("--file") + 1]).read_text()
-        assert f"profiles: [{words[words.index('--profile') + 1]}]" in text
-        return
-    image = next(place for place, word in enumerate(words) if word.startswith("dart-jax:"))
-    assert words[image].partition(":")[2] in stages
-    if words[0] == "build":
-        assert words[words.index("--target") + 1] in stages
-    else:
-        assert words[0] == "run"
-        check_program(words[image + 1 :], parser)
-
-
-def check_client(words, parser):
-    """Programs that ask the server: where it listens by default, what it has."""
-    found = re.findall(r"http://127\.0\.0\.1:(\d+)([/\w]*)", " ".join(words))
-    assert [port for port, _ in found] == [str(ServeConfig.port)]
-    routes = {route.path for route in make_app(Service(StubEngine(), ["x"], "x", Limits())).routes}
-    assert {path for _, path in found} - {""} <= routes
-    options = re.findall(r"(?:--endpoint |request_format=)(\S+)", " ".join(words))
-    assert set(options) <= routes
-
-
 CHECKS = {
     "python": check_python,
     "pip": check_pip,
     "dart-jax": check_program,
-    "docker": check_docker,
-    **dict.fromkeys(("curl", "vllm", "guidellm", "aiperf", "lm_eval"), check_client),
     "pytest": check_pytest,
     "bash": check_file,
 }
 
 # Programs of others, whose options nobody checks here.
-UNCHECKED = ("export", "ray", "cmake", "ctest", "git", "cd", ".", "mkdocs", "ruff", "pyright")
+UNCHECKED = (
+    *("export", "ray", "cmake", "ctest", "git", "cd", ".", "mkdocs", "ruff", "pyright", "docker"),
+    *("curl", "vllm", "guidellm", "aiperf", "lm_eval"),  # tests/test_guides.py asks a server
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
@@ -199,14 +157,8 @@ def test_commands(command, request, monkeypatch):
         assert program in CHECKS, f"a command that no test knows: {command}"
         CHECKS[program](words, request.config._parser)
     for variable in command.variables:
-        assert known_variable(variable.split("=")[0])
-
-
-def known_variable(name: str) -> bool:
-    """Tells whether something reads a variable."""
-    if name in VARIABLES:
-        return True
-    return name.startswith("DART_") and name in words_of_the_code()
+        name = variable.split("=")[0]
+        assert name in VARIABLES or (name.startswith("DART_") and name in words_of_the_code())
 
 
 @functools.cache
