@@ -258,7 +258,8 @@ def brief(command: Command) -> str:
     program = words[1] if len(words) > 1 else ""
     if program in ("speedup", "latency"):
         words = [TINY.get(word, word) for word in words]
-    line = re.sub(r"--minutes \d+", "--minutes 0.05", shlex.join(words))
+    minutes = "" if program == "train-drafter" else "--minutes 0.05"  # that has steps
+    line = re.sub(r"--minutes \d+", minutes, shlex.join(words))
     return f"{line} {SHORT.get(words[2] if program == '-m' else program, '')}"
 
 
