@@ -63,7 +63,7 @@ SHORT = {
     "lossless": "--prompts 1 --max-new-tokens 8 --temperature 0 --batch-size 1 --samples 0",
     "generate": "--max-new-tokens 8",
     "serve": "--slots 2 --max-length 256 --tree-nodes 2 --warmup greedy",
-    "regenerate": "--max-new-tokens 24 --batch-size 2",
+    "regenerate": "--max-new-tokens 24 --batch-size 8",
     "train-drafter": "--steps 2 --batch-size 2 --context 64 --warmup 0 --held-out 2 --eval-rows 2 "
     "--eval-prompts 1 --eval-new-tokens 8",
     "train.recipes.smollm2": "--target Qwen/Qwen3-1.7B --data chats.jsonl --no-sharegpt "

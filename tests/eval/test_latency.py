@@ -82,12 +82,6 @@ def test_bytes_and_operations_by_hand():
     assert tree == (read + traffic + 8 * 25 * 8, operations + 2 * products)
 
 
-def test_batches_share_only_weights():
-    one, three, weights = of_tiny(0), of_tiny(0, batch=3), weight_bytes(TINY, jnp.float32)
-    assert three.bytes - weights == 3 * (one.bytes - weights)
-    assert three.operations == 3 * one.operations
-
-
 def test_a_mixture_reads_the_experts_that_rows_reach():
     moe = MoEConfig(4, 2, 32, norm_topk_prob=True, shared_intermediate_size=16)
     target, expert = dataclasses.replace(TINY, moe=moe), 3 * 64 * 32
@@ -101,13 +95,11 @@ def test_a_mixture_reads_the_experts_that_rows_reach():
 # Timing.
 
 
-def compiled(function, fixed, donated):
-    run = jax.jit(function, donate_argnums=1).lower(fixed, donated).compile()
-    return Repeated(run, (fixed,), donated)
-
-
 def test_every_call_is_made_and_timed():
-    counting = compiled(lambda one, count: (count + one, count), jnp.int32(1), jnp.int32(0))
+    run = jax.jit(lambda one, count: (count + one, count), donate_argnums=1)
+    counting = Repeated(
+        run.lower(jnp.int32(1), jnp.int32(0)).compile(), (jnp.int32(1),), jnp.int32(0)
+    )
     times = counting.measure(3)
     calls, rest = divmod(int(counting.donated) - 2 * 3, 3)
     assert (rest, len(times)) == (0, 3)  # three calls before, to find how many
