@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 import options_page
 import pytest
 import tyro
-from documents import ROOT, anchors, commands, documents, fenced, inline, links, prose, tracked
+from documents import ROOT, anchors, blocks, commands, documents, inline, links, prose, tracked
 
 import dart_jax
 from dart_jax.__main__ import PROGRAMS as NAMED
@@ -268,10 +268,10 @@ def test_bare_names(path):
 
 
 def test_python_of_the_documents():
-    blocks = [block for path in documents() for block in fenced(path.read_text(), "python")]
-    assert len(blocks) > 4
-    for block in blocks:
-        for node in ast.walk(ast.parse(block)):
+    examples = [block for path in documents() for block in blocks(path.read_text(), "python")]
+    assert len(examples) > 4
+    for example in examples:
+        for node in ast.walk(ast.parse(example.text)):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     importlib.import_module(alias.name)
@@ -310,5 +310,5 @@ def test_documents_stay_short():
 
 def test_blocks_have_a_language():
     for path in documents():
-        opened = re.findall(r"^ *```(\S*)$", path.read_text(), re.M)[::2]
-        assert set(opened) <= {"bash", "sh", "python", "text", "bibtex", "cpp", "toml"}, path.name
+        opened = {block.language for block in blocks(path.read_text())}
+        assert opened <= {"bash", "sh", "python", "text", "bibtex", "cpp", "toml"}, path.name

@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 import reference_trie
 import tokenizers_made
-from documents import ROOT, Command, blocks, fenced
+from documents import ROOT, Command, blocks
 from serve_process import server
 from tiny_model import SHAPES, write_drafter, write_target
 
@@ -304,8 +304,7 @@ def test_reasons_not_to_run_a_command_are_needed():
     commands = [
         command
         for page in PAGES
-        for block in blocks((ROOT / page).read_text())
-        if block.language == "sh"
+        for block in blocks((ROOT / page).read_text(), "sh")
         for command in block.commands
     ]
     reasons = [reason(command) for command in commands]
@@ -317,8 +316,8 @@ def test_reasons_not_to_run_a_command_are_needed():
 def test_the_examples_of_the_guide_to_generation(capsys):
     """In order, with the demo model."""
     guide, names = ROOT / "docs/generation.md", {}
-    for example in fenced(guide.read_text(), "python"):
-        exec(compile(example, str(guide), "exec"), names)
+    for example in blocks(guide.read_text(), "python"):
+        exec(compile(example.text, str(guide), "exec"), names)
     assert "_" not in names["plain_names"].text
     assert not [stop for stop in ("return", "\n\n") if stop in names["until"].text]
     assert len(names["several"]) == 3
