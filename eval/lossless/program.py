@@ -31,7 +31,7 @@ from eval.lossless.config import (
     TEXT_TOKENS,
     LosslessConfig,
 )
-from eval.lossless.distribution import SIGNIFICANT, Fit, Samples
+from eval.lossless.distribution import Fit, Samples
 from eval.lossless.divergence import ENDED, Case, Outcome, Prober, examine
 from eval.lossless.literal_sampling import softmax
 from eval.methods.decoding import Decoder, Generation
@@ -48,26 +48,19 @@ def run(config: LosslessConfig, console: Console) -> bool:
     for reason in lossless.left_out:
         console.print(f"left out: {reason}")
     outcomes = list(lossless.compare())
-    output: list[Table] = []
-    for name in lossless.methods:
-        output.append(_equality(name, [each for each in outcomes if each.case.method == name]))
+    output = [
+        _equality(name, [each for each in outcomes if each.case.method == name])
+        for name in lossless.methods
+    ]
     if any(outcome.divergences for outcome in outcomes):
         output.append(_divergences(outcomes, lossless.tokenizer))
     console.print(*output)
-    fits = lossless.fit()
-    if fits:
+    if fits := lossless.fit():
         output.append(_fits(fits))
         console.print(output[-1])
     passed, verdict = _verdict(outcomes, fits)
     settings = [
-        {
-            **dataclasses.asdict(each.case),
-            **dataclasses.asdict(each),
-            "tau": each.tau,
-            "divergences": [
-                dataclasses.asdict(x) | {"verdict": x.verdict} for x in each.divergences
-            ],
-        }
+        dataclasses.asdict(each.case) | dataclasses.asdict(each) | {"tau": each.tau}
         for each in outcomes
     ]
     tests = [
@@ -157,28 +150,19 @@ def _verdict(outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]) -> tuple
     """Returns whether the check passed, and a line that says so."""
     ties = [divergence.tie for outcome in outcomes for divergence in outcome.divergences]
     worse = len(ties) - sum(ties)
-    wrong = [f"{describe(how)} ({_why(fit)})" for how, fit in fits.items() if not fit.fits]
-    untested = [describe(how) for how, fit in fits.items() if not fit.tested]
-    tested = [fit.p for fit in fits.values() if fit.tested]
     tokens = sum(outcome.tokens for outcome in outcomes)
     parts = [f"{tokens:,} tokens in {len(outcomes)} settings"]
     parts.append(f"{worse} divergences beyond rounding, {sum(ties)} ties within it")
+    wrong = [f"{describe(how)} ({fit.fault})" for how, fit in fits.items() if fit.fault]
+    tested = [fit.p for fit in fits.values() if fit.tested]
     if wrong:
         parts.append(f"wrong distribution at {', '.join(wrong)}")
     elif tested:
         parts.append(f"the target's distribution (smallest p {min(tested):.2g})")
-    if untested:
+    if untested := [describe(how) for how, fit in fits.items() if not fit.tested]:
         parts.append(f"too few samples at {', '.join(untested)}")
     passed = not worse and not wrong
     return passed, f"{'Lossless' if passed else 'NOT LOSSLESS'}: {'; '.join(parts)}."
-
-
-def _why(fit: Fit) -> str:
-    if fit.forbidden:
-        return f"{fit.forbidden} tokens that the filters cut"
-    if fit.implausible:
-        return f"logits differ between implementations by {fit.rounding:.2g}"
-    return f"p {fit.p:.1g} < {SIGNIFICANT:g}"
 
 
 # Of the trees: deep ones test the most.
@@ -232,24 +216,21 @@ class Lossless:
 
     def compare(self) -> Iterator[Outcome]:
         """Yields the outcome of every setting, in turn."""
-        groups = product(self.config.samplings, self.config.batch_size)
-        every = [(n, case) for n, group in enumerate(groups) for case in self.cases(*group)]
-        last, plain = -1, []
-        for group, case in tracked(every, "comparing", self.console):
-            if group != last:
-                last, plain = group, self._decode(dataclasses.replace(case, method=PLAIN, nodes=0))
-            yield self._outcome(case, plain, self._decode(case))
+        groups = [*product(self.config.samplings, self.config.batch_size)]
+        for group in tracked(groups, "comparing", self.console):
+            plain = self._decode(Case(PLAIN, *group, 0))
+            for case in self.cases(*group):
+                yield self._outcome(case, plain, self._decode(case))
 
     def _decode(self, case: Case) -> list[Generation]:
-        new = self.config.max_new_tokens
+        new, size = self.config.max_new_tokens, case.batch_size
         decoder = self.decoder(case, TEXT_TOKENS + new)
-        batches = enumerate(self._batches(case.batch_size))
-        generations = [decoder(batch, new, self._seed(n)) for n, batch in batches]
+        generations = [
+            decoder(self.prompts[at : at + size], new, self._seed(n))
+            for n, at in enumerate(range(0, len(self.prompts), size))
+        ]
         jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         return generations
-
-    def _batches(self, size: int) -> list[list[np.ndarray]]:
-        return [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)]
 
     def _seed(self, batch: int) -> int:
         return (self.config.seed + batch) % 2**32

@@ -110,7 +110,7 @@ def test_draws_that_the_filters_cut():
         counts = (fit.positions, fit.draws, fit.at_edge, fit.forbidden, fit.dof)
         assert counts == (1, len(tokens), len(on_edge), len(forbidden), 1)
         assert fit.p > 0.9
-        assert fit.fits is not bool(forbidden)
+        assert bool(fit.fault) is bool(forbidden)
 
 
 # A single divergence
