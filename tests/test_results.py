@@ -64,7 +64,6 @@ def test_reports_of_programs_have_the_form(tmp_path, monkeypatch):
     check_form(report)
     assert report["command"].endswith(" --size 1 2 --name 'a b'")
     assert report["config"]["file"] == "docs/step.svg"
-    assert report["raw"] == [1.5]
     text = page(report)
     assert "**T \\| 1**\n\n| method | a\\_b |\n| --- | ---: |\n| dart | 1 &lt; 2 |" in text
     assert "| plain | two<br>lines |\n\nsame\n" in text

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh
 from support_process import on_eight_devices
@@ -14,9 +13,7 @@ from dart_jax.models.sharding.devices import Devices
 from eval.compile import devices
 from eval.compile.cases import Case, lower
 from eval.compile.check import violations
-from eval.compile.config import CompileConfig
 from eval.compile.findings import Result, inspect, read_graphs
-from eval.compile.program import programs
 from eval.latency.shapes import cost
 
 GPU = devices.ACCELERATORS["h200"].execution
@@ -25,29 +22,6 @@ GPU = devices.ACCELERATORS["h200"].execution
 @pytest.fixture(scope="module")
 def device():
     return jax.devices("cpu")[0]
-
-
-def findings_of(function, *shapes, folder, **options):
-    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return inspect(jax.jit(function, **options).lower(*arguments).compile(), 1.0, folder)
-
-
-# What a program runs.
-
-
-def test_a_cache_that_is_not_updated_in_place(tmp_path):
-    def update(cache, rows):
-        return jax.lax.dynamic_update_slice(cache, rows, (0, 3, 0))
-
-    shapes = (2, 1000, 64), (2, 8, 64)
-    updated = findings_of(update, *shapes, folder=tmp_path, donate_argnums=0)
-    assert (updated.copies, updated.not_in_place) == ([], [])
-    copied = findings_of(update, *shapes, folder=tmp_path)
-    assert copied.not_in_place == ["cache"]
-    assert len(copied.copies) == 1
-    assert copied.longest_sort == 0
-    ordered = findings_of(lambda x: jnp.sort(x, axis=1), (8, 5000), folder=tmp_path)
-    assert ordered.longest_sort == 5000
 
 
 # A module by hand, in the form of those of GPUs and TPUs: a loop that copies a cache and calls the
@@ -275,7 +249,7 @@ def test_a_step_of_eight_devices(method, rows):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", ["step", "prefill", "loop", "serve"])
+@pytest.mark.parametrize("program", ["step", "loop"])
 def test_drawing_joins_no_logits(program):
     """With every filter, penalty and a bias, devices exchange a few numbers of each row: far fewer
     than even one device's part of its logits."""
@@ -283,17 +257,6 @@ def test_drawing_joins_no_logits(program):
     assert report["violations"] == []
     gathers = [size for kind, size in report["exchanges"] if kind == "all-gather"]
     assert max(gathers, default=0) < report["part"] * 2 * 9 / 10
-
-
-def test_settings():
-    config = CompileConfig(program=("step", "search"), tree_nodes=(8, 60), batch_size=(1, 32))
-    assert [(c.method, c.batch, c.nodes, p) for c, p in programs(config)] == [
-        (method, batch, nodes, name)
-        for batch in (1, 32)
-        for method, nodes in (("plain", 0), ("dart", 8), ("dart", 60))
-        for name in ("step", "search")
-        if (method, name) != ("plain", "search")
-    ]
 
 
 def test_without_the_devices_compiler(monkeypatch):

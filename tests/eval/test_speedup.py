@@ -210,20 +210,11 @@ def test_random_weights_in_a_shape(measured, short):
     none = {"target": None, "drafter": None, "ngram": None}
     shape = {"shape": "demo", "acceptance": 3, "tree_nodes": 4}
     text, content = measured(**none, **shape, bench=short, repeats=1, max_new_tokens=7)
-    words = " ".join(text.split())
-    assert "short: random weights in the shape of demo, T = 0" in words
-    assert "no n-gram model" in words
+    assert "short: random weights in the shape of demo, T = 0" in " ".join(text.split())
     rows = content["settings"][0]["groups"]["all"]
     assert (rows["dart"]["tau"], rows["dart"]["lengths"]) == (3, [0, 0, 2])
-    config = SpeedupConfig(**shape, method="all")
-    models, left_out = models_of(config, config.load())
-    assert list(models) == ["plain", "dart", "pld"]
-    missing = ["DFlash,", "dart_pairs", "dart_no_ngram", "eagle3", "sps", "ngram"]
-    assert [line.split()[0] for line in left_out] == missing
-    with pytest.raises(
-        UserError, match="--shape tiny has only 512 tokens, the demo's tokenizer 40"
-    ):
-        dataclasses.replace(config, shape="tiny").load()
+    with pytest.raises(UserError, match="--shape tiny has only 512 tokens, the demo's tokenizer"):
+        SpeedupConfig(**shape | {"shape": "tiny"}).load()
 
 
 @pytest.mark.long
@@ -235,34 +226,19 @@ def test_benchmarks(measured, tmp_path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text("\n".join(json.dumps({"prompt": f"def f{n}(x):"}) for n in range(3)))
     settings = {"data_dir": tmp_path, "prompts": 3, "repeats": 1, "temperature": (1.0,)}
-    text, content = measured(bench=f"all,{mine}", batch_size=(1, 3), **settings)
+    text, content = measured(bench=f"all,{mine}", batch_size=(2, 3), **settings)
     assert "left out: gsm8k: no gsm8k_test.jsonl in" in " ".join(text.split())
+    assert "mine: the last batch holds 1 prompts, not 2" in text
     every = [(each["bench"], list(each["groups"])) for each in content["settings"]]
-    assert every == [
-        ("mt_bench", ["c0", "c1", "all"]),
-        ("mt_bench", ["all"]),
-        ("mine", ["mine", "all"]),
-        ("mine", ["mine", "all"]),
-    ]
+    assert every[:2] == [("mt_bench", ["c0", "c1", "all"]), ("mt_bench", ["all"])]
+    assert every[2:] == [("mine", ["mine", "all"])] * 2
     for setting in content["settings"]:
         rows = setting["groups"]["all"]
-        assert rows["dart"]["prompts"] == (6 if setting["bench"] == "mt_bench" else 3)
-        check_row(rows["dart"], rows["plain"], "dart", rows["dart"]["prompts"], 1)
+        count = 6 if setting["bench"] == "mt_bench" else 3
+        check_row(rows["dart"], rows["plain"], "dart", count, 1)
     # Caches fit the benchmark's own prompts, whatever else is measured.
     lengths = [setting["max_length"] for setting in content["settings"]]
     assert lengths[0] == lengths[1] > lengths[2] == lengths[3]
-    uneven = measured(bench=str(mine), batch_size=(2,), **settings)[0]
-    assert "mine: the last batch holds 1 prompts, not 2" in uneven
-
-
-def test_a_target_for_chats_is_asked_questions_by_default(measured, tiny, tmp_path):
-    target = shutil.copytree(tiny.target, tmp_path / "target")
-    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    (target / "chat_template.jinja").write_text(template)
-    _, content = measured(target=target, prompts=2, repeats=1)
-    [setting] = content["settings"]
-    assert setting["bench"] == "questions"
-    assert list(setting["groups"]) == ["code", "reasoning", "all"]
 
 
 @pytest.mark.parametrize(
