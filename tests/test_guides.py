@@ -53,6 +53,7 @@ NOT_RUN = {
     "docker": "containers are built by `.ci/run`, where something can build them",
     "dart-jax compile": "`.ci/run` compiles for GPUs and TPUs, each in an environment of its own",
     "dart-jax app": "tests/app has a browser",
+    "dart-jax compare": "two steps of training may make a drafter worse",
     "ray start": "several machines",
     "--replicas": "tests/serve/test_cluster.py starts replicas",
 }
