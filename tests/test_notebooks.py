@@ -8,9 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import NamedTuple
 
-import jax
 import nbclient
 import nbformat
 import pytest
@@ -64,31 +62,6 @@ def test_the_package_and_the_plugin_of_the_device_are_installed(monkeypatch, mod
         exec(cells(NOTEBOOKS[0], "code")[1], {"REPOSITORY": repository})
         packages = [word for words in commands for word in words[words.index("--quiet") + 1 :]]
         assert packages == [f"dart-jax[plot,train] @ git+{address}", *plugin]
-
-
-class Device(NamedTuple):
-    platform: str
-    device_kind: str
-    compute_capability: str = ""
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "said"),
-    [
-        (Device("cpu", "cpu"), "auto", "A CPU: float32. For more than"),
-        (Device("gpu", "Tesla T4", "7.5"), "float32", "below 8.0: bfloat16 is slow here"),
-        (Device("gpu", "NVIDIA B200", "10.0"), "auto", ""),
-        (Device("gpu", "MI300X", "gfx942"), "auto", ""),
-    ],
-)
-def test_the_device_is_named_and_its_dtype_chosen(monkeypatch, capsys, device, dtype, said):
-    monkeypatch.setattr(jax, "devices", lambda: [device])
-    names = {"shutil": shutil}
-    exec(cells(NOTEBOOKS[0], "code")[2], names)
-    assert names["DTYPE"] == dtype
-    first, *rest = capsys.readouterr().out.splitlines()
-    assert first == f"JAX {jax.__version__} on {device.platform}: 1 x {device.device_kind}"
-    assert said in " ".join(rest)
 
 
 @pytest.mark.long(ci=True)
