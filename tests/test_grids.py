@@ -33,13 +33,13 @@ LONG = {"short": 1, "long": 1, "of_ci": 1, "grid": 5}
         (("--long",), LONG),
         (("--share", "1"), LONG),
         (("--whole",), LONG | {"grid": 15}),
-        (("test_marked.py::test_grid", "test_marked.py::test_long"), {"grid": 15, "long": 1}),
-        (("test_marked.py::test_grid[b-3]",), {"grid": 1}),
+        (("test_marked.py::test_grid[b-3]", "test_marked.py::test_long"), {"grid": 1, "long": 1}),
     ],
 )
-def test_what_runs(options, expected, pytester):
+def test_what_runs(options, expected, pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_marked=SOURCE)
-    result = pytester.runpytest("-p", "no:xdist", "-p", "grids", "--collect-only", *options)
+    result = pytester.runpytest("-p", "grids", "--collect-only", *options)
     assert result.ret == 0
     printed = result.stdout.str()
     assert Counter(re.findall(r"<Function test_([a-z_]+)", printed)) == expected
