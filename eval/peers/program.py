@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 import tempfile
@@ -21,18 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.engine.shapes import length_bucket
-from dart_jax.errors import UserError, warn
+from dart_jax.errors import UserError
 from dart_jax.machine import available_cores
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
-from dart_jax.programs.spread import spread
-from dart_jax.programs.tables import table
+from dart_jax.programs.tables import spread, table
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
-from eval.benchmarks.prompts import Prompt, demo_prompts
-from eval.benchmarks.questions import prompt_tokens
-from eval.benchmarks.registry import load_all
+from eval.benchmarks.prompts import first_prompts
 from eval.methods.decoding import Generation
 from eval.methods.measure import Summary, measure, summarize
 from eval.peers.config import PeersConfig
@@ -64,8 +60,8 @@ class Peer(ProcessPoolExecutor):
         except UserError:
             raise
         except BrokenProcessPool:
-            last = (self._log.read_text(errors="replace").split("\n") or [""])[-1]
-            raise UserError(f"its process ended: {last}") from None
+            lines = self._log.read_text(errors="replace").strip().splitlines() or ["no output"]
+            raise UserError(f"its process ended: {lines[-1]}") from None
         except Exception as error:  # whatever a package raises
             first = str(error).strip().partition("\n")[0]
             raise UserError(f"{type(error).__name__}: {first}") from None
@@ -92,20 +88,6 @@ def _load(setup: Setup) -> str:
 
 def _decode(prompt: np.ndarray, new_tokens: int) -> Generation:
     return _decodes[0](prompt, new_tokens)
-
-
-def read_prompts(config: PeersConfig, tokenizer: Tokenizer) -> list[Prompt]:
-    """Returns the first turns of questions, or the demo benchmark's prompts."""
-    questions, left_out = load_all(config.bench, tokenizer, config.data_dir, config.prompts)
-    for reason in left_out:
-        warn(reason)
-    if not questions:
-        return demo_prompts(tokenizer, config.prompts)
-    every = itertools.chain(*questions.values())
-    return [
-        Prompt(each.group, each.turns[0], prompt_tokens(each, [], tokenizer, thinking=False))
-        for each in every
-    ]
 
 
 def run(config: PeersConfig, console: Console) -> None:
@@ -143,7 +125,7 @@ def compare(
     """Returns the engines' results and the dtypes of their weights, on so many cores, and why
     engines were left out."""
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    prompts = read_prompts(config, Tokenizer.load(target))
+    prompts = first_prompts(config.bench, Tokenizer.load(target), config.data_dir, config.prompts)
     length = length_bucket(max(len(each.tokens) for each in prompts) + config.new_tokens)
     peers: dict[str, Peer] = {}
     left_out: list[str] = []

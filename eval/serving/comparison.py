@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from dart_jax.errors import UserError
-from dart_jax.programs.spread import spread
-from dart_jax.programs.tables import narrow
+from dart_jax.programs.tables import narrow, spread
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from eval.serving.client import Answer, Body, Client

@@ -15,9 +15,8 @@ import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.prompts import demo_prompts
-from eval.benchmarks.questions import prompt_tokens
-from eval.benchmarks.registry import DEMO, load
+from eval.benchmarks.prompts import first_prompts
+from eval.benchmarks.registry import DEMO
 from eval.serving.client import Body
 from eval.serving.config import ServingBenchConfig
 
@@ -44,20 +43,16 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[str]:
         yield address[0]
 
 
-# Functions of each of the demo's groups, and questions of a benchmark.
-_PER_GROUP, _QUESTIONS = 256, 512
+_PROMPTS = 256  # functions of each of the demo's groups, or questions of a benchmark
 
 
 def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable[[int], Body]:
     """Returns a function from a number to that request; prompts come again after the last one.
     Raises UserError if the benchmark's files are missing."""
+    prompts = [each.tokens for each in first_prompts(config.bench, tokenizer, None, _PROMPTS)]
     if config.bench == DEMO:
-        prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP)]
         # Those of a group follow each other: a few requests should come from all of them.
         prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
-    else:
-        questions = load(config.bench, None, _QUESTIONS)
-        prompts = [prompt_tokens(each, (), tokenizer, thinking=False) for each in questions]
 
     def request(number: int) -> Body:
         return {

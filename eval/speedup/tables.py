@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from dart_jax.programs.outputs import write_bytes
-from dart_jax.programs.spread import spread
-from dart_jax.programs.tables import table
+from dart_jax.programs.tables import spread, table
 from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import GRAM, LITTLE, Summary
 from eval.methods.registry import METHODS, PLAIN, Tree
