@@ -166,10 +166,13 @@ def overview_tables(settings: Sequence[Setting]) -> list[Table]:
         rows = [
             (
                 name,
-                f"{mean_tokens(some):,.0f}",
+                f"{statistics.mean(each.workload.mean_tokens for each in some):,.0f}",
                 f"{some[0].temperature:g}",
                 str(some[0].batch_size),
-                *(f"{mean(figure, some, method):.2f}" for method in names),
+                *(
+                    f"{statistics.mean(figure(each.all[method]) for each in some):.2f}"
+                    for method in names
+                ),
             )
             for name, some in groups
         ]
@@ -184,16 +187,6 @@ def kinds(settings: Sequence[Setting]) -> dict[tuple[int | None, float, int], li
     for setting in settings:
         groups.setdefault(setting.kind, []).append(setting)
     return groups
-
-
-def mean(figure: Callable[[Summary], float], settings: Sequence[Setting], method: str) -> float:
-    """Returns the mean of a method's figure over settings, each over all its prompts."""
-    return statistics.mean(figure(setting.all[method]) for setting in settings)
-
-
-def mean_tokens(settings: Sequence[Setting]) -> float:
-    """Returns the mean over settings of their prompts' mean length, in tokens."""
-    return statistics.mean(setting.workload.mean_tokens for setting in settings)
 
 
 def write_figure(path: Path, settings: Sequence[Setting]) -> None:

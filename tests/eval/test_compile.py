@@ -26,7 +26,7 @@ def device():
 
 # A module by hand, in the form of those of GPUs and TPUs: a loop that copies a cache and calls the
 # host, a cache that is padded, one that is brought into a TPU's vector memory, exchanges in one
-# instruction, in two and in a fusion, and kernels.
+# instruction and in two, and kernels.
 CACHE = "bf16[2,100,16]{2,1,0}"
 ON_CHIP = "bf16[2,100,16]{2,1,0:T(8,128)(2,1)S(1)}"
 MODULE = f"""HloModule jit_f, input_output_alias={{ {{0}}: (1, {{}}, may-alias) }}
@@ -55,10 +55,6 @@ MODULE = f"""HloModule jit_f, input_output_alias={{ {{0}}: (1, {{}}, may-alias) 
   ROOT %compare = pred[] compare(%i.1, %limit), direction=LT
 }}
 
-%scattered (p: bf16[16]) -> bf16[4] {{
-  ROOT %part = bf16[4]{{0}} reduce-scatter(%p), to_apply=%add
-}}
-
 ENTRY %main (x: s32[], c: bf16[2,100,16]) -> f32[] {{
   %x = s32[] parameter(0)
   %cache.1 = {CACHE} parameter(1), metadata={{op_name="state.target_cache[3][0]"}}
@@ -72,9 +68,7 @@ ENTRY %main (x: s32[], c: bf16[2,100,16]) -> f32[] {{
 metadata={{op_name="jit(f)/verify/layer_3/attention/pallas_call"}}
   %begin = (s32[1,2,8]{{2,1,0}}, s32[8,2,8]{{2,1,0}}) all-gather-start(%i), dimensions={{0}}
   %end = s32[8,2,8]{{2,1,0}} all-gather-done(%begin)
-  %moved = (f32[4]{{0}}, f32[4]{{0}}, u32[], u32[]) collective-permute-start(%y)
   %drafted = bf16[1,8,64]{{2,1,0}} all-reduce-start(%x), metadata={{op_name="f/draft/layer_0/o"}}
-  %fused = bf16[4]{{0}} fusion(%x), kind=kCustom, calls=%scattered
   ROOT %while = (s32[], {CACHE}) while(%first), condition=%condition, body=%body, \
 backend_config={{"known_trip_count":{{"n":"5"}}}}
 }}
@@ -103,9 +97,7 @@ def test_a_module_by_hand(tmp_path):
     assert (findings.peak, findings.graphs) == (140, None)
     assert findings.exchanges == [
         ("all-gather", 4 * 8 * 2 * 8),
-        ("collective-permute", 16),
         ("all-reduce", 2 * 8 * 64),
-        ("reduce-scatter", 8),
         ("all-reduce", 32),
     ]
 
