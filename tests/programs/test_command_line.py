@@ -1,6 +1,5 @@
 """The command line of every program: typos, Ctrl-C and pipes, in processes of their own."""
 
-import importlib.util
 import re
 import signal
 import socket
@@ -142,16 +141,6 @@ def test_the_dispatcher(monkeypatch, capsys):
         programs.main()
     error = capsys.readouterr().err
     assert error == "error: no program 'speedpu'; did you mean speedup? (dart-jax lists all)\n"
-    for name, instead in programs.GONE.items():
-        assert name not in programs.PROGRAMS
-        if instead.startswith("python -m "):
-            assert importlib.util.find_spec(instead.split()[2])
-        elif instead.startswith("dart-jax "):
-            assert instead.split()[1].strip(",") in programs.PROGRAMS
-        monkeypatch.setattr(sys, "argv", ["/bin/dart-jax", name, "--help"])
-        with pytest.raises(SystemExit):
-            programs.main()
-        assert capsys.readouterr().err == f"error: no program {name!r} any more; use {instead}\n"
 
 
 def test_help_comes_at_once():
