@@ -58,23 +58,6 @@ GROUPS = {
 }
 PROGRAMS = {name: program for group in GROUPS.values() for name, program in group.items()}
 
-# Programs of earlier versions -> what does the same; modules that a wheel lacks run in a checkout.
-GONE = {
-    "count-ngrams": "dart-jax ngram count",
-    "measure-ngram": "dart-jax ngram info and dart-jax latency",
-    "search": "dart-jax latency",
-    "products": "dart-jax latency",
-    "campaign": "dart-jax speedup, lossless and latency",
-    "loading": "pytest tests/weights/test_loading_memory.py",
-    "startup": "dart-jax generate",
-    "quantization": "lm-eval with dart-jax serve --weights int8",
-    "train-smollm2": "python -m train.recipes.smollm2",
-    "train-demo": "python -m train.recipes.demo",
-    "ablate": "dart-jax train-drafter for each value",
-    "plot-training": "metrics.jsonl of the run",
-    "measure-training": "dart-jax train-drafter --steps 1",
-}
-
 
 def main() -> None:
     """Runs the program that the first argument names.
@@ -97,8 +80,6 @@ def main() -> None:
             print(overview(called))
         elif name == "--version":
             print(f"dart-jax {dart_jax.__version__}")
-        elif name in GONE:
-            raise UserError(f"no program {name!r} any more; use {GONE[name]}")
         else:
             near = difflib.get_close_matches(name, PROGRAMS, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""

@@ -25,8 +25,7 @@ from rich.console import Console
 
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
-from dart_jax.programs.spread import spread
-from dart_jax.programs.tables import table
+from dart_jax.programs.tables import spread, table
 
 _LEAST_REPEATS = 3  # fewer do not show the spread
 _ROUNDING = 1e-9

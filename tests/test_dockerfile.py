@@ -57,15 +57,3 @@ def test_only_what_is_copied_reaches_the_builder():
         for rule in rules[1:]:
             if not rule.startswith("!"):  # nothing that git keeps is left out of what is copied
                 assert not fnmatch.fnmatch(f"/{path}", rule.replace("**", "*")), path
-
-
-def test_extras_exist_and_each_target_has_its_own():
-    stages = re.split(r"^FROM ", TEXT, flags=re.M)
-    extras = {
-        re.search(r"AS (\w+)", stage)[1]: set(found[1].split(","))
-        for stage in stages
-        if (found := re.search(r"\.whl\)\[([\w,]+)\]", stage))
-    }
-    assert set(extras) == {"cpu", "cuda"}
-    assert set().union(*extras.values()) <= set(PROJECT["project"]["optional-dependencies"])
-    assert extras["cuda"] - extras["cpu"] == {"cuda"}

@@ -1,4 +1,4 @@
-"""The commands of the README and of the how-to guides run in order, in the form printed.
+"""The commands of the README, the tutorial and the how-to guides run in order, in the form printed.
 
 A hub on the loopback interface has tiny random models by the names of published ones. SHORT and
 TINY make programs brief; NOT_RUN says what does not run, and why.
@@ -14,7 +14,10 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +25,6 @@ import duckdb
 import local_hub
 import needs
 import numpy as np
-import printed
 import pytest
 import reference_trie
 import tokenizers_made
@@ -39,17 +41,19 @@ from train.objective.drafter_shape import DrafterShape
 NAV = (ROOT / "mkdocs.yml").read_text()
 HOW_TO = re.findall(r": (\S+\.md)$", NAV.split("- How-to guides:")[1].split("\n  - ")[0], re.M)
 DIFFS = "docs/new-target.md"  # has a test of its own
-PAGES = ["README.md", *(f"docs/{name}" for name in HOW_TO)]
+PAGES = ["README.md", "docs/tutorial.md", *(f"docs/{name}" for name in HOW_TO)]
 PAGES = [page for page in PAGES if page != DIFFS and "```sh" in (ROOT / page).read_text()]
 # A page that goes on with what another one has made.
 AFTER = {"docs/training.md": "README.md", "docs/low-acceptance.md": "docs/training.md"}
 
 # The words of a command -> why it does not run here.
 NOT_RUN = {
-    "pip install": "`.ci/run` installs",
+    "venv": "`.ci/run` makes environments",
+    "pip install": "it installs",
     "docker": "containers are built by `.ci/run`, where something can build them",
     "dart-jax compile": "`.ci/run` compiles for GPUs and TPUs, each in an environment of its own",
     "dart-jax app": "tests/app has a browser",
+    "dart-jax compare": "two steps of training may make a drafter worse",
     "ray start": "several machines",
     "--replicas": "tests/serve/test_cluster.py starts replicas",
 }
@@ -60,7 +64,7 @@ SHORT = {
     "lossless": "--prompts 1 --max-new-tokens 8 --temperature 0 --batch-size 1 --samples 0",
     "generate": "--max-new-tokens 8",
     "serve": "--slots 2 --max-length 256 --tree-nodes 2 --warmup greedy",
-    "regenerate": "--max-new-tokens 24 --batch-size 2",
+    "regenerate": "--max-new-tokens 24 --batch-size 8",
     "train-drafter": "--steps 2 --batch-size 2 --context 64 --warmup 0 --held-out 2 --eval-rows 2 "
     "--eval-prompts 1 --eval-new-tokens 8",
     "train.recipes.smollm2": "--target Qwen/Qwen3-1.7B --data chats.jsonl --no-sharegpt "
@@ -177,8 +181,7 @@ class Reader:
                 if block.language == "toml":
                     Path("recipe.toml").write_text(block.text + SHORT_RECIPE)
                 elif block.language == "python":
-                    text = block.text.replace(ADDRESS, address)
-                    assert printed.run([sys.executable, "-"], variables, text)
+                    run([sys.executable, "-"], variables, block.text.replace(ADDRESS, address))
                 elif block.language == "sh" and "--process-id" in block.text:
                     run_together(block.commands, variables)
                 elif block.language == "sh":
@@ -205,7 +208,7 @@ class Reader:
         results = [Path(path).absolute() for option, path in pairwise(words) if option in RESULTS]
         key = line, *results
         if key not in self.done and not reason(command):
-            assert printed.run(printed.arguments(words), variables_of(command, variables))
+            assert run(arguments(words), variables_of(command, variables))
             assert all(path.exists() for path in results), line
             self.done.add(key)
 
@@ -229,13 +232,36 @@ def reason(command: Command) -> str | None:
     return next((words for words in NOT_RUN if words in line), None)
 
 
+def run(argv: Sequence[str], environment: Mapping[str, str], stdin: str = "") -> str:
+    """Runs a program to its end; returns all that it prints. Raises AssertionError if it fails."""
+    began = time.monotonic()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(argv, **pipes, text=True, env=environment, input=stdin)
+    print(f"{time.monotonic() - began:.1f} s: {shlex.join(argv)[:200]}")
+    assert not done.returncode, f"status {done.returncode}\n{done.stdout}"
+    return done.stdout
+
+
+def arguments(words: Sequence[str]) -> list[str]:
+    """The command line of a printed command, with the programs of this checkout."""
+    program, *rest = words
+    programs = {
+        "dart-jax": [sys.executable, "-P", "-m", "dart_jax"],
+        "python": [sys.executable],
+        "pytest": [sys.executable, "-m", "pytest"],
+    }
+    return [*programs.get(program, [program]), *rest]
+
+
 def brief(command: Command) -> str:
     """A command, made brief."""
     words = command.words
-    if words[1] in ("speedup", "latency"):
+    program = words[1] if len(words) > 1 else ""
+    if program in ("speedup", "latency"):
         words = [TINY.get(word, word) for word in words]
-    line = re.sub(r"--minutes \d+", "--minutes 0.05", shlex.join(words))
-    return f"{line} {SHORT.get(words[2 if words[1] == '-m' else 1], '')}"
+    minutes = "" if program == "train-drafter" else "--minutes 0.05"  # that has steps
+    line = re.sub(r"--minutes \d+", minutes, shlex.join(words))
+    return f"{line} {SHORT.get(words[2] if program == '-m' else program, '')}"
 
 
 def assigned(words: list[str]) -> dict[str, str]:
@@ -263,8 +289,8 @@ def run_together(commands: list[Command], variables: dict[str, str]) -> None:
         coordinator = f"127.0.0.1:{one.getsockname()[1]}"
     lines = [brief(command).replace("host0:1234", coordinator) for command in commands]
     with concurrent.futures.ThreadPoolExecutor(len(lines)) as pool:
-        arguments = [printed.arguments(shlex.split(line)) for line in lines]
-        assert all(pool.map(printed.run, arguments, [variables | devices(4)] * len(lines)))
+        argv = [arguments(shlex.split(line)) for line in lines]
+        assert all(pool.map(run, argv, [variables | devices(4)] * len(lines)))
 
 
 @pytest.mark.long
@@ -279,13 +305,40 @@ def test_reasons_not_to_run_a_command_are_needed():
     commands = [
         command
         for page in PAGES
-        for block in blocks((ROOT / page).read_text())
-        if block.language == "sh"
+        for block in blocks((ROOT / page).read_text(), "sh")
         for command in block.commands
     ]
     reasons = [reason(command) for command in commands]
     assert reasons.count(None) > 40
     assert {*reasons} - {None} == NOT_RUN.keys()
+
+
+@pytest.mark.long(ci=True)
+def test_the_examples_of_the_guide_to_generation(capsys):
+    """In order, with the demo model."""
+    guide, names = ROOT / "docs/generation.md", {}
+    for example in blocks(guide.read_text(), "python"):
+        exec(compile(example.text, str(guide), "exec"), names)
+    assert "_" not in names["plain_names"].text
+    assert not [stop for stop in ("return", "\n\n") if stop in names["until"].text]
+    assert len(names["several"]) == 3
+    assert names["scored"].top_ids.shape == (8, 3)
+    assert "0 '" in capsys.readouterr().out
+
+
+def apply(diff: str, file: Path) -> None:
+    """Adds the lines of a printed diff to a file.
+
+    A line begins with `+` or, where it is there already, with a space; `...` stands between parts.
+    Raises AssertionError unless every part has one place.
+    """
+    for part in re.split(r"^\.\.\.\n", diff, flags=re.M):
+        there = "".join(f"{line[1:]}\n" for line in part.splitlines() if line[0] == " ")
+        then = "".join(f"{line[1:]}\n" for line in part.splitlines())
+        text = file.read_text()
+        assert there, f"nothing says where this belongs:\n{part}"
+        assert text.count(f"\n{there}") == 1, f"not once in {file.name}:\n{there}"
+        file.write_text(text.replace(f"\n{there}", f"\n{then}"))
 
 
 @pytest.mark.long
@@ -309,12 +362,12 @@ def test_the_guide_to_a_new_target(tmp_path, monkeypatch):
         if block.language == "text":
             files = re.findall(r"`((?:tests|dart_jax)/\S+\.py)`", block.before)
             changed.append(files[-1])
-            printed.apply(block.text, Path(files[-1]))
+            apply(block.text, Path(files[-1]))
         elif block.language == "python":
-            printed.run([sys.executable, "-"], environment, block.text)
+            run([sys.executable, "-"], environment, block.text)
         elif len(changed) == 3:  # before all steps are done, the checks fail
             for command in block.commands:
                 words = shlex.split(brief(command))
-                out = printed.run(printed.arguments(words), environment)
+                out = run(arguments(words), environment)
                 assert re.search(r"\d passed|identical|same", out), out
     assert len(set(changed)) == 3

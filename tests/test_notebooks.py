@@ -8,9 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import NamedTuple
 
-import jax
 import nbclient
 import nbformat
 import pytest
@@ -23,10 +21,6 @@ by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def cells(path, kind):
     book = nbformat.read(path, 4)
     return [cell.source for cell in book.cells if cell.cell_type == kind]
-
-
-def test_there_are_three():
-    assert [path.stem for path in NOTEBOOKS] == ["ngram", "quickstart", "train_drafter"]
 
 
 @by_name
@@ -47,17 +41,6 @@ def test_sources_alone_are_kept_and_the_first_cell_configures(path):
         assert link.startswith("https:") or (path.parent / link).is_file(), link
 
 
-def installed_from(monkeypatch, repository, modules, *, gpu=False, answer=""):
-    """The packages that the second cell installs where this one is missing; `modules` are there."""
-    commands = []
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in modules or None)
-    monkeypatch.setattr(shutil, "which", lambda name: "/bin/nvidia-smi" if gpu else None)
-    monkeypatch.setattr(subprocess, "run", lambda words, **_: commands.append(words))
-    monkeypatch.setattr(builtins, "input", lambda question: answer)
-    exec(cells(NOTEBOOKS[0], "code")[1], {"REPOSITORY": repository})
-    return [word for words in commands for word in words[words.index("--quiet") + 1 :]]
-
-
 @pytest.mark.parametrize(
     ("modules", "gpu", "plugin"),
     [
@@ -68,46 +51,17 @@ def installed_from(monkeypatch, repository, modules, *, gpu=False, answer=""):
     ],
 )
 def test_the_package_and_the_plugin_of_the_device_are_installed(monkeypatch, modules, gpu, plugin):
-    address = "https://github.com/somebody/dart_jax"
-    package = f"dart-jax[plot,train] @ git+{address}"
-    assert installed_from(monkeypatch, address, modules, gpu=gpu) == [package, *plugin]
-    # Where it is not set, it is asked for.
-    packages = installed_from(monkeypatch, "", modules, gpu=gpu, answer=f" {address}\n")
-    assert packages == [package, *plugin]
-
-
-def test_without_an_address_the_message_names_it(monkeypatch):
-    with pytest.raises(RuntimeError, match="set REPOSITORY"):
-        installed_from(monkeypatch, "", ())
-    assert installed_from(monkeypatch, "", ("dart_jax",)) == []  # nothing to install
-
-
-class Device(NamedTuple):
-    platform: str
-    device_kind: str
-    compute_capability: str = ""
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "said"),
-    [
-        (Device("cpu", "cpu"), "auto", "A CPU: float32. For more than"),
-        (Device("gpu", "Tesla T4", "7.5"), "float32", "below 8.0: bfloat16 is slow here"),
-        (Device("gpu", "NVIDIA A100", "8.0"), "auto", ""),
-        (Device("gpu", "NVIDIA B200", "10.0"), "auto", ""),
-        (Device("gpu", "MI300X", "gfx942"), "auto", ""),
-        (Device("tpu", "TPU v6 lite"), "auto", ""),
-    ],
-)
-def test_the_device_is_named_and_its_dtype_chosen(monkeypatch, capsys, device, dtype, said):
-    monkeypatch.setattr(jax, "devices", lambda: [device])
-    names = {"shutil": shutil}
-    exec(cells(NOTEBOOKS[0], "code")[2], names)
-    assert names["DTYPE"] == dtype
-    first, *rest = capsys.readouterr().out.splitlines()
-    assert first == f"JAX {jax.__version__} on {device.platform}: 1 x {device.device_kind}"
-    assert said in " ".join(rest)
-    assert bool(rest) == bool(said)
+    """From an address that is set, or asked for."""
+    commands, address = [], "https://github.com/somebody/dart_jax"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in modules or None)
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/nvidia-smi" if gpu else None)
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: commands.append(words))
+    monkeypatch.setattr(builtins, "input", lambda question: f" {address}\n")
+    for repository in (address, ""):
+        commands.clear()
+        exec(cells(NOTEBOOKS[0], "code")[1], {"REPOSITORY": repository})
+        packages = [word for words in commands for word in words[words.index("--quiet") + 1 :]]
+        assert packages == [f"dart-jax[plot,train] @ git+{address}", *plugin]
 
 
 @pytest.mark.long(ci=True)
@@ -139,16 +93,15 @@ def check(name, printed, drawings, directory):
             assert "as plain decoding: True" in printed
             assert len(drawings) == 4
             assert all('class="node root"' in tree for tree in drawings)
-            assert any('class="node accepted"' in tree for tree in drawings)
             assert "\x1b[32m" in printed
             assert (directory / "speedup.png").is_file()
         case "train_drafter":
-            assert "stopped; checkpoints:" in printed
             assert "resuming from the checkpoint of step" in printed
             assert "\ntau {" in printed
             assert (directory / "runs/dart/drafter/model.safetensors").is_file()
         case "ngram":
-            assert "per n-gram" in printed
             taus = re.findall(r"^(drafter.*?|n-gram model) +tau ([\d.]+)$", printed, re.M)
             assert len(taus) == 3
             assert all(float(tau) > 1 for _, tau in taus)
+        case _:
+            pytest.fail("no test knows what this notebook shows")

@@ -65,31 +65,6 @@ def test_a_plugin_of_jax_is_of_jaxlibs_version():
         assert len({one.version for one in pins["jaxlib"]}) == 1, pins
 
 
-@pytest.mark.skipif(not (ROOT / ".ci/run").is_file(), reason="a source distribution")
-def test_ci_installs_every_extra():
-    """As README and the site are built; for parity; or with a wheel. Only those for a GPU that is
-    there, of which the test above knows the parts, and other engines are too large."""
-    script = (ROOT / ".ci/run").read_text()
-    [installed] = [text for text in EXTRAS["test"] if text.startswith("dart-jax[")]
-    assert "'.[test]'" in (ROOT / "README.md").read_text()
-    assert 'extras["docs"]' in script
-    assert "step 'judges, for parity'" in script
-    compiled = re.findall(r"compile_for \w+ ([a-z]+) ", script)
-    others = re.findall(r"[a-z]+", installed.partition("[")[2])
-    ours = {*compiled, *others, "test", "docs", "parity"}
-    assert {*ours, "cuda", "peers"} == EXTRAS.keys()
-    assert {"aot", "tpu"} <= {*compiled}
-
-
-def test_nothing_private_is_in_the_checkout():
-    """The source distribution is what git tracks, but for .ci."""
-    names = tracked()
-    if "pyproject.toml" not in names:
-        return
-    assert not [name for name in names if re.search(r"\.(so|o|whl|log|pyc)$|^build/|^dist/", name)]
-    assert {"tests/conftest.py", "native/CMakeLists.txt", "LICENSE"} <= names
-
-
 def test_a_wheel_puts_only_dart_jax_at_the_top():
     packages = PYPROJECT["tool"]["scikit-build"]["wheel"]["packages"]
     assert {name.split("/")[0] for name in packages} == {"dart_jax"}

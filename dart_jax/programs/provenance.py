@@ -41,8 +41,9 @@ def environment() -> dict[str, str]:
     }
 
 
-def report(config: Any, title: str, tables: Iterable[Table], **content: Any) -> dict[str, Any]:
-    """Returns a program's JSON report, which has the same beginning for all programs.
+def write_report(config: Any, title: str, tables: Iterable[Table], **content: Any) -> None:
+    """Writes a program's report to the file of its option --json, if it was given; it has the same
+    beginning for all programs.
 
     Args:
       config: the program's options, a dataclass.
@@ -50,7 +51,9 @@ def report(config: Any, title: str, tables: Iterable[Table], **content: Any) -> 
       tables: the tables that the program prints.
       content: the measurements that they were made from, by name.
     """
-    return {
+    if config.json is None:
+        return
+    report = {
         "title": title,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": typed_command(),
@@ -58,14 +61,8 @@ def report(config: Any, title: str, tables: Iterable[Table], **content: Any) -> 
         "revision": revision(),
         "tables": [contents(table) for table in tables],
         "config": {name: _portable(value) for name, value in dataclasses.asdict(config).items()},
-        **content,
     }
-
-
-def write_report(config: Any, title: str, tables: Iterable[Table], **content: Any) -> None:
-    """Writes `report` to the file of the program's option --json, if it was given."""
-    if config.json is not None:
-        write_json(config.json, report(config, title, tables, **content))
+    write_json(config.json, report | content)
 
 
 def typed_command() -> str:

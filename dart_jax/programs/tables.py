@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -47,3 +48,15 @@ def contents(grid: Table) -> dict[str, Any]:
         "rows": [list(map(str, row)) for row in zip(*(c.cells for c in grid.columns), strict=True)],
         "caption": str(grid.caption or ""),
     }
+
+
+def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
+    """The median and half of the range, such as `1.25x ±0.03`.
+
+    Args:
+      values: at least one.
+      form: format of both numbers, such as `.2f`.
+      unit: follows the median.
+    """
+    half = (max(values) - min(values)) / 2
+    return f"{statistics.median(values):{form}}{unit} ±{half:{form}}"

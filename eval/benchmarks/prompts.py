@@ -14,15 +14,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import islice
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import numpy as np
 
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, read, short_prompts, stdlib
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, warn
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, prompt_tokens
+from eval.benchmarks.registry import load_all
 
 # Longest prompt of the demo benchmark.
 PROMPT_TOKENS = 128
@@ -81,6 +83,24 @@ def question_prompts(
             if len(answers) + 1 < len(question.turns):
                 answers.append(tokenizer.decode(answer(tokens).tolist()))
     return prompts
+
+
+def first_prompts(
+    bench: str | None, tokenizer: Tokenizer, data_dir: Path | None, limit: int
+) -> list[Prompt]:
+    """Returns the first turns of at most `limit` questions of each benchmark, or as many functions
+    of each of the demo's groups; warns of benchmarks of `all` that are missing. Arguments and
+    errors as for `load_all`."""
+    questions, left_out = load_all(bench, tokenizer, data_dir, limit)
+    for reason in left_out:
+        warn(reason)
+    if not questions:
+        return demo_prompts(tokenizer, limit)
+    return [
+        Prompt(each.group, each.turns[0], prompt_tokens(each, (), tokenizer, thinking=False))
+        for some in questions.values()
+        for each in some
+    ]
 
 
 def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:

@@ -83,20 +83,18 @@ def check_bench(text: str | None) -> None:
 def load_all(
     text: str | None, tokenizer: Tokenizer, data_dir: Path | None, limit: int
 ) -> tuple[dict[str, list[Question]], list[str]]:
-    """Loads the first `limit` questions of several benchmarks; of `all`, of those that are there.
+    """Loads the first `limit` questions of each of several benchmarks; of `all`, of those that are
+    there.
 
     Args:
       text: comma-separated names and files, or `DEMO`, which has no questions. None: our own
         questions for a target with a chat template, otherwise `DEMO`.
       tokenizer: the target's.
-      data_dir: as for `load`.
-      limit: maximum number of questions of each.
+      data_dir: as for `load`, whose errors and those of `parse_names` this has.
+      limit: at least 1.
 
     Returns:
       Name or file -> questions; and why benchmarks of `all` were left out.
-
-    Raises:
-      UserError: as `parse_names` and `load`, or there is no file of any benchmark.
     """
     text = text or (OWN.name if tokenizer.chat_template else DEMO)
     questions: dict[str, list[Question]] = {}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dart_jax.decoding.sampling import MOST_SORTED
+from dart_jax.engine.shapes import CHUNK
+from eval.compile.cases import Case
+from eval.compile.config import Program
 from eval.compile.findings import Result
 
 # Shorter rows are sorted whole: `exact_top_k` gains nothing there.
@@ -37,8 +40,10 @@ def violations(result: Result, kernels_a_layer: float = float("inf")) -> Iterato
         yield f"{name}: outside of CUDA graphs run {', '.join(dict.fromkeys(findings.outside))}"
     if program == "step" and (findings.graphs or 0) > 1:
         yield f"{name}: {findings.graphs} CUDA graphs, not 1"
-    for line in _exchanges(result):
-        yield f"{name}: {line}"
+    most = _most_exchanged(case, program)
+    for kind, size in findings.exchanges:
+        if size > most:
+            yield f"{name}: an {kind} of {size:,} bytes: weights or logits are exchanged"
     if findings.of_a_layer > kernels_a_layer:
         yield f"{name}: {findings.of_a_layer:g} kernels in a layer, more than {kernels_a_layer:g}"
 
@@ -55,30 +60,11 @@ def _without_kernel(result: Result) -> list[int]:
     return [layer for layer in layers if layer not in result.findings.attention]
 
 
-def _exchanges(result: Result) -> Iterator[str]:
-    """Yields what devices should not exchange: in each layer more than what its two parts add to
-    the residual stream, and besides more than the largest logit of each row and its token. Drawing
-    tokens takes more exchanges, each of a number of each row and device or, for top-k, of its
-    largest logits. Those of a drafter are not checked."""
-    case, program, collectives = result.case, result.program, result.findings.collectives
-    shards = case.execution.devices.shards
-    expected = 2 if shards > 1 else 0
-    # The last layer's output is not needed where prompts are read.
-    for layer in range(case.config.target.num_hidden_layers - (program == "prefill")):
-        inside = [x for x in collectives if x.layer == layer]
-        sums = [x.kind for x in inside].count("all-reduce")
-        others = ", ".join(sorted({x.kind for x in inside} - {"all-reduce"}))
-        if sums != expected or others:
-            also = f" and {others}" if others else ""
-            yield f"{sums} all-reduces{also} in layer {layer}, not {expected} all-reduces"
-            return
-    rows = case.rows * (case.nodes + 1) + case.execution.min_rows
-    sampled = case.level != "greedy"
-    most = 4 * (MOST_SORTED if sampled else 2) * shards * rows
-    outside = [x for x in collectives if x.layer is None and not x.draft]
-    for x in outside:
-        # In a prefill, XLA adds up the drafter's sums with others.
-        if x.bytes > most and (program, x.kind) != ("prefill", "all-reduce"):
-            yield f"an {x.kind} of {x.bytes:,} bytes: weights or logits are exchanged"
-    if program in ("step", "prefill") and not sampled and len(outside) > expected // 2:
-        yield f"{len(outside)} exchanges outside of the layers, not {expected // 2}"
+def _most_exchanged(case: Case, program: Program) -> int:
+    """Returns the bytes that devices may exchange at once: twice a float32 vector of every row, of
+    the residual stream or of each device's largest logits, which may be joined."""
+    length = min(case.prompt, CHUNK) if program == "prefill" else case.nodes + 1
+    largest = case.config.candidates if case.level == "greedy" else MOST_SORTED
+    logits = case.execution.devices.shards * largest
+    rows = case.rows * length + case.execution.min_rows
+    return 2 * 4 * rows * max(case.config.target.hidden_size, logits)

@@ -30,16 +30,6 @@ _STRUCTURE = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsync
 _STRUCTURE |= {"kAsyncDone", "kWaitForStreams"}
 
 
-class Collective(NamedTuple):
-    """An exchange between devices: its opcode, the bytes of its result on a device, the target's
-    layer or None, and whether it is the drafter's."""
-
-    kind: str
-    bytes: int
-    layer: int | None = None
-    draft: bool = False
-
-
 class Graphs(NamedTuple):
     """The schedule of a program on a GPU: how many CUDA graphs, the instructions whose kernels are
     in one, and each instruction's number of kernels."""
@@ -63,7 +53,7 @@ class Findings:
       longest_sort: entries in the longest row that is sorted.
       copies: what copies, pads or converts a whole cache.
       not_in_place: names of the caches among the arguments that are not updated in place.
-      collectives: the exchanges.
+      exchanges: opcode and bytes of the result of every exchange between devices.
       peak: bytes in use at once, all together.
       seconds: to trace, lower and compile it.
     """
@@ -77,7 +67,7 @@ class Findings:
     longest_sort: int
     copies: list[str]
     not_in_place: list[str]
-    collectives: list[Collective]
+    exchanges: list[tuple[str, int]]
     peak: int
     seconds: float
 
@@ -125,7 +115,7 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
         not_in_place=[
             module.arguments[at].attribute("op_name") for at in caches.keys() - module.in_place
         ],
-        collectives=list(collectives(module)),
+        exchanges=list(_exchanges(module)),
         peak=getattr(memory, "peak_memory_in_bytes", 0) or in_use,
         seconds=seconds,
     )
@@ -137,19 +127,16 @@ def layer_of(scope: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def collectives(module: Module) -> Iterator[Collective]:
+def _exchanges(module: Module) -> Iterator[tuple[str, int]]:
     """Yields a program's exchanges; of one that starts and ends in two instructions the first
     counts."""
-    for run in module.runs:
-        for x in run.all:
-            if match := _COLLECTIVE.fullmatch(x.opcode):
-                results = list(x.arrays)
-                if match[2] and match[1] != "all-reduce":
-                    results = [array for array in results if array.lengths]  # the others are state
-                    results = results[len(results) // 2 :]  # without the operands
-                scope, size = x.attribute("op_name") or run.scope, sum(y.size for y in results)
-                draft = _DRAFT.search(scope) is not None
-                yield Collective(match[1], size, layer_of(scope), draft)
+    for x in (x for run in module.runs for x in run.all):
+        if match := _COLLECTIVE.fullmatch(x.opcode):
+            results = list(x.arrays)
+            if match[2] and match[1] != "all-reduce":
+                results = [array for array in results if array.lengths]  # the others are state
+                results = results[len(results) // 2 :]  # without the operands
+            yield match[1], sum(y.size for y in results)
 
 
 def read_graphs(folder: Path) -> Graphs | None:

@@ -90,7 +90,6 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
             **dataclasses.asdict(x.case.on(None)),
             "program": x.program,
             **dataclasses.asdict(x.findings),
-            "collectives": [each._asdict() for each in x.findings.collectives],
         }
         for x in results
     ]
@@ -109,7 +108,7 @@ def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
         rows = []
         for case, name, x in group:
             graphs = "-" if x.graphs is None else str(x.graphs)
-            sent = sum(y.bytes for y in x.collectives)
+            sent = sum(size for _, size in x.exchanges)
             rows.append(
                 [
                     *(f"{case.method} {name}", str(case.batch), str(case.nodes or "-")),

@@ -2,11 +2,9 @@
 
     python -m eval.latency
     python -m eval.latency --shape qwen3-8b --context 1024 --tree-nodes 16 60
-    python -m eval.latency --model smollm2 --context 64 2047
 
 Uses random weights in real shapes, so nothing is downloaded. Without arguments it measures the
-demo's shape on a CPU, otherwise that of Qwen3-8B. With `--model` it divides the steps of a real
-one, on a CPU, into parts that add up.
+demo's shape on a CPU, otherwise that of Qwen3-8B.
 """
 
 from __future__ import annotations

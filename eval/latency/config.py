@@ -28,12 +28,6 @@ class LatencyConfig:
     """Measurements of everything."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
-    model: str | None = None
-    """On a CPU: divide the steps of this model into the C++ core's parts and the rest. smollm2 or
-    demo with their drafters, or a target's directory, repository or GGUF file without one."""
-    drafter_window: int | None = None
-    """Positions that the drafter of --model sees, its own included; 0 for all. By default what its
-    config.json says."""
     json: Path | None = None
     """Write all measurements to this file."""
 
@@ -44,10 +38,6 @@ class LatencyConfig:
             longest = target_of(name).max_length - drafter_of(target_of(name)).num_positions - 1
             if max(self.context, default=0) > longest:
                 raise UserError(f"--context must be at most {longest} with --shape {name}")
-        if self.model is not None and (self.shape or self.batch_size != (1,)):
-            raise UserError("--model is measured alone, without --shape and --batch-size")
-        if self.drafter_window is not None and self.model is None:
-            raise UserError("--drafter-window is of the drafter of --model; pass --model too")
-        check_least(self, context=1, tree_nodes=1, batch_size=1, repeats=1, drafter_window=0)
+        check_least(self, context=1, tree_nodes=1, batch_size=1, repeats=1)
         if len(set(self.tree_nodes)) < len(self.tree_nodes):
             raise UserError("--tree-nodes must be different numbers")

@@ -62,9 +62,13 @@ class Fit:
         return self.dof > 0
 
     @property
-    def fits(self) -> bool:
-        """Tells whether the samples are consistent with the target's distribution."""
-        return not self.forbidden and not self.implausible and self.p >= SIGNIFICANT
+    def fault(self) -> str:
+        """Why the samples contradict the target's distribution; empty if they do not."""
+        if self.forbidden:
+            return f"{self.forbidden} tokens that the filters cut"
+        if self.implausible:
+            return f"logits differ between implementations by {self.rounding:.2g}"
+        return f"p {self.p:.1g} < {SIGNIFICANT:g}" if self.p < SIGNIFICANT else ""
 
 
 class Samples:

@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, product
+from typing import Any
 
 import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dart_jax.decoding.paying import Lessons, Paying
+from dart_jax.decoding.paying import Paying
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import SamplingMode
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
@@ -30,7 +31,7 @@ from eval.lossless.config import (
     TEXT_TOKENS,
     LosslessConfig,
 )
-from eval.lossless.distribution import SIGNIFICANT, Fit, Samples
+from eval.lossless.distribution import Fit, Samples
 from eval.lossless.divergence import ENDED, Case, Outcome, Prober, examine
 from eval.lossless.literal_sampling import softmax
 from eval.methods.decoding import Decoder, Generation
@@ -47,26 +48,19 @@ def run(config: LosslessConfig, console: Console) -> bool:
     for reason in lossless.left_out:
         console.print(f"left out: {reason}")
     outcomes = list(lossless.compare())
-    output: list[Table] = []
-    for name in lossless.methods:
-        output.append(_equality(name, [each for each in outcomes if each.case.method == name]))
+    output = [
+        _equality(name, [each for each in outcomes if each.case.method == name])
+        for name in lossless.methods
+    ]
     if any(outcome.divergences for outcome in outcomes):
         output.append(_divergences(outcomes, lossless.tokenizer))
     console.print(*output)
-    fits = lossless.fit()
-    if fits:
+    if fits := lossless.fit():
         output.append(_fits(fits))
         console.print(output[-1])
     passed, verdict = _verdict(outcomes, fits)
     settings = [
-        {
-            **dataclasses.asdict(each.case),
-            **dataclasses.asdict(each),
-            "tau": each.tau,
-            "divergences": [
-                dataclasses.asdict(x) | {"verdict": x.verdict} for x in each.divergences
-            ],
-        }
+        dataclasses.asdict(each.case) | dataclasses.asdict(each) | {"tau": each.tau}
         for each in outcomes
     ]
     tests = [
@@ -156,28 +150,19 @@ def _verdict(outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]) -> tuple
     """Returns whether the check passed, and a line that says so."""
     ties = [divergence.tie for outcome in outcomes for divergence in outcome.divergences]
     worse = len(ties) - sum(ties)
-    wrong = [f"{describe(how)} ({_why(fit)})" for how, fit in fits.items() if not fit.fits]
-    untested = [describe(how) for how, fit in fits.items() if not fit.tested]
-    tested = [fit.p for fit in fits.values() if fit.tested]
     tokens = sum(outcome.tokens for outcome in outcomes)
     parts = [f"{tokens:,} tokens in {len(outcomes)} settings"]
     parts.append(f"{worse} divergences beyond rounding, {sum(ties)} ties within it")
+    wrong = [f"{describe(how)} ({fit.fault})" for how, fit in fits.items() if fit.fault]
+    tested = [fit.p for fit in fits.values() if fit.tested]
     if wrong:
         parts.append(f"wrong distribution at {', '.join(wrong)}")
     elif tested:
         parts.append(f"the target's distribution (smallest p {min(tested):.2g})")
-    if untested:
+    if untested := [describe(how) for how, fit in fits.items() if not fit.tested]:
         parts.append(f"too few samples at {', '.join(untested)}")
     passed = not worse and not wrong
     return passed, f"{'Lossless' if passed else 'NOT LOSSLESS'}: {'; '.join(parts)}."
-
-
-def _why(fit: Fit) -> str:
-    if fit.forbidden:
-        return f"{fit.forbidden} tokens that the filters cut"
-    if fit.implausible:
-        return f"logits differ between implementations by {fit.rounding:.2g}"
-    return f"p {fit.p:.1g} < {SIGNIFICANT:g}"
 
 
 # Of the trees: deep ones test the most.
@@ -231,24 +216,21 @@ class Lossless:
 
     def compare(self) -> Iterator[Outcome]:
         """Yields the outcome of every setting, in turn."""
-        groups = product(self.config.samplings, self.config.batch_size)
-        every = [(n, case) for n, group in enumerate(groups) for case in self.cases(*group)]
-        last, plain = -1, []
-        for group, case in tracked(every, "comparing", self.console):
-            if group != last:
-                last, plain = group, self._decode(dataclasses.replace(case, method=PLAIN, nodes=0))
-            yield self._outcome(case, plain, self._decode(case))
+        groups = [*product(self.config.samplings, self.config.batch_size)]
+        for group in tracked(groups, "comparing", self.console):
+            plain = self._decode(Case(PLAIN, *group, 0))
+            for case in self.cases(*group):
+                yield self._outcome(case, plain, self._decode(case))
 
     def _decode(self, case: Case) -> list[Generation]:
-        new = self.config.max_new_tokens
+        new, size = self.config.max_new_tokens, case.batch_size
         decoder = self.decoder(case, TEXT_TOKENS + new)
-        batches = enumerate(self._batches(case.batch_size))
-        generations = [decoder(batch, new, self._seed(n)) for n, batch in batches]
+        generations = [
+            decoder(self.prompts[at : at + size], new, self._seed(n))
+            for n, at in enumerate(range(0, len(self.prompts), size))
+        ]
         jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         return generations
-
-    def _batches(self, size: int) -> list[list[np.ndarray]]:
-        return [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)]
 
     def _seed(self, batch: int) -> int:
         return (self.config.seed + batch) % 2**32
@@ -296,47 +278,32 @@ class Lossless:
         return fits
 
 
-# Steps of the longest burst, and how often plain decoding lasts so long that the drafter does not
-# follow it.
-_STEPS = 6
-_REST = 1 / 16
+# Steps of the longest burst, and how often plain decoding begins a pause, which the drafter does
+# not follow.
+_STEPS, _REST = 6, 1 / 16
 
 
 class RandomSizes(TreeSizes):
-    """Draws sizes, the nodes that each step verifies, lengths of bursts and pauses; learns
+    """Draws the size of every burst, and the nodes that each of its steps verifies; learns
     nothing."""
 
     def __init__(self, sizes: Mapping[int, Sequence[int]], seed: int):
         super().__init__(sizes)
-        self._rng, self._state = np.random.default_rng(seed), State(0, 0)
-        self._left, self._rests = 0, False  # steps of the present burst; whether it is a rest
+        self._rng = np.random.default_rng(seed)
 
     def choose(self, rows: int, mode: SamplingMode) -> State:
         """Returns any size, for some steps."""
-        if self._left <= 0:
-            size = int(self._rng.choice(self.sizes[rows]))
-            self._left = int(self._rng.integers(1, _STEPS + 1))
-            self._rests = not size and self._rng.random() < _REST
-            paying = None
-            if size:
-                numbers = self._rng.integers(-1, size + 1, len(Paying.all(size).numbers))
-                paying = Paying.all(size)._replace(numbers=numbers.astype(np.int32))
-            self._state = State(size, self._left, paying)
-        return self._state._replace(left=PAUSES[1] if self._rests else self._left)
+        rng = self._rng
+        size, steps = int(rng.choice(self.sizes[rows])), int(rng.integers(1, _STEPS + 1))
+        if not size:
+            return State(0, PAUSES[-1] if rng.random() < _REST else steps)
+        paying = Paying.all(size)
+        numbers = rng.integers(-1, size + 1, len(paying.numbers)).astype(np.int32)
+        return State(size, steps, paying._replace(numbers=numbers))
 
     def drafts(self, rows: int, mode: SamplingMode) -> bool:
         """Returns True: drafts may follow at any time."""
         return True
 
-    def learn(
-        self,
-        rows: int,
-        mode: SamplingMode,
-        size: int,
-        steps: int,
-        lessons: Lessons[np.ndarray] | None,
-        seconds: float | None,
-        times: np.ndarray | None = None,
-    ) -> None:
-        """Counts the steps."""
-        self._left -= steps
+    def learn(self, *steps: Any) -> None:
+        """Learns nothing."""

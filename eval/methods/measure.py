@@ -90,7 +90,7 @@ class Summary:
 
 
 def measure(
-    decoders: Mapping[str, Decoder],
+    decoders: Mapping[str, Callable[..., Generation]],
     batches: Sequence[Sequence[Prompt]],
     *,
     max_new_tokens: int,
@@ -104,7 +104,8 @@ def measure(
     names = list(decoders)
     for batch in {len(batch): batch for batch in batches}.values():
         for decoder in decoders.values():
-            decoder.prepare([prompt.tokens for prompt in batch], max_new_tokens, seed)
+            if isinstance(decoder, Decoder):
+                decoder.prepare([prompt.tokens for prompt in batch], max_new_tokens, seed)
     for repeat in range(-1, repeats):
         runs = []
         for n, batch in enumerate(batches):

@@ -204,7 +204,7 @@ def decoder(
       model: the method's model.
       tree: its draft tree.
       max_length: rows of the KV cache.
-      sampling: sampling parameters.
+      sampling: how the target samples.
       acceptance: imposed tau (see `ImposedTau`); stop tokens are then ignored.
       coupled: whether drafts are ranked with the noise of the target's draws.
       structured_outputs: what the texts must follow.
@@ -212,14 +212,12 @@ def decoder(
     search = None
     if tree.level_decay is not None:
         search = default_search(model.drafter, level_decay=tree.level_decay)
-    stop, grammar = None if acceptance is None else (), None
-    if structured_outputs is not None:
-        grammar = model.grammars.check(structured_outputs)
+    grammar = None if structured_outputs is None else model.grammars.check(structured_outputs)
     return Decoder(
         model,
         max_length,
         sampling,
-        stop,
+        None if acceptance is None else (),
         None if tree.sizes else tree.nodes,
         grammar,
         {

@@ -15,16 +15,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 
-# (prompt, int32 [P]; number of new tokens) -> the new tokens, greedily and whichever they are, and
-# the seconds of all but the first, which the prefill gives.
-Decode = Callable[[np.ndarray, int], tuple[list[int], float]]
+if TYPE_CHECKING:
+    from eval.methods.decoding import Generation
+
+# (prompt, int32 [P]; number of new tokens) -> these, greedily and whichever they are.
+Decode = Callable[[np.ndarray, int], "Generation"]
 
 PLAIN = "plain"
 LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp-lookup"
@@ -54,12 +56,8 @@ class Setup(NamedTuple):
     work: Path
 
 
-class Loaded(NamedTuple):
-    """An engine that has loaded the model: the dtype of its weights, as tables show it, and its
-    decoding."""
-
-    weights: str
-    decode: Decode
+# The dtype of the weights of an engine that has loaded the model, as tables show it; its decoding.
+Loaded = tuple[str, Decode]
 
 
 def load_own(setup: Setup) -> Loaded:
@@ -78,13 +76,17 @@ def load_own(setup: Setup) -> Loaded:
     size = tree(model, setup.tree_nodes)
     stopping = decoder(model, size, max_length=setup.max_length, sampling=Sampling())
     endless = dataclasses.replace(stopping, stop=())
+    return _weights(model.params["target"]), lambda prompt, count: endless([prompt], count)
 
-    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
-        generation = endless([prompt], new_tokens)
-        seconds = sum(generation.seconds.values()) - generation.seconds["prefill"]
-        return generation.tokens[0].tolist(), seconds
 
-    return Loaded(_weights(model.params["target"]), decode)
+def _timed(tokens: Sequence[int], seconds: float) -> Generation:
+    """Returns the tokens of a prompt, and the seconds of all but the first, which the prefill
+    gives."""
+    from dart_jax.engine.request import Output
+    from eval.methods.decoding import Generation
+
+    text = np.array(tokens, np.int32)
+    return Generation([Output(text, np.zeros_like(text))], {"prefill": 0.0, "device": seconds})
 
 
 def _weights(target: Any) -> str:
@@ -126,14 +128,14 @@ def load_torch(setup: Setup) -> Loaded:
         text = model.generate(ids, attention_mask=mask, do_sample=False, **length, **drafting)
         return text[0, len(prompt) :].tolist()
 
-    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+    def decode(prompt: np.ndarray, new_tokens: int) -> Generation:
         start = time.perf_counter()
         generate(prompt, 1)
         middle = time.perf_counter()
         tokens = generate(prompt, new_tokens)
-        return tokens, max(time.perf_counter() - 2 * middle + start, 0.0)
+        return _timed(tokens, max(time.perf_counter() - 2 * middle + start, 1e-9))
 
-    return Loaded(dtype, decode)
+    return dtype, decode
 
 
 def load_llama(setup: Setup) -> Loaded:
@@ -190,7 +192,7 @@ def load_llama(setup: Setup) -> Loaded:
         logits = [llama.llama_get_logits_ith(context, i - wanted) for i in range(wanted)]
         return [int(np.argmax(np.ctypeslib.as_array(row, (vocab_size,)))) for row in logits]
 
-    def decode(prompt: np.ndarray, new_tokens: int) -> tuple[list[int], float]:
+    def decode(prompt: np.ndarray, new_tokens: int) -> Generation:
         llama.llama_memory_clear(memory, True)
         text = [*prompt.tolist(), *steps(prompt.tolist(), 0, 1)]
         length = len(prompt) + new_tokens
@@ -204,9 +206,9 @@ def load_llama(setup: Setup) -> Loaded:
             text += tokens[: right + 1]
             if right < len(drafts):
                 llama.llama_memory_seq_rm(memory, 0, at + 1 + right, -1)
-        return text[len(prompt) :], time.perf_counter() - start
+        return _timed(text[len(prompt) :], time.perf_counter() - start)
 
-    return Loaded(stored, decode)
+    return stored, decode
 
 
 class Engine(NamedTuple):

@@ -3,10 +3,9 @@
     python -m eval.serving
     python -m eval.serving --clients 8 --serve-options="--slots 8"
     python -m eval.serving --url http://127.0.0.1:8000 http://127.0.0.1:8001
-    python -m eval.serving --delays --url http://127.0.0.1:8000 http://127.0.0.1:8001
 
 Starts `python -m dart_jax.serve` with and without drafting and asks both the same, in turn, or asks
-running servers. --delays measures what users wait for instead.
+running servers.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ def run(config: ServingBenchConfig, console: Console) -> None:
     from dart_jax.programs.provenance import write_report
     from dart_jax.text.tokenizer import Tokenizer
     from dart_jax.weights import hub
-    from eval.serving import comparison, delays
+    from eval.serving import comparison
 
     config = config.decided()
     path = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    work = delays.run if config.delays else comparison.run
-    write_report(config, **asyncio.run(work(config, Tokenizer.load(path), console)))
+    write_report(config, **asyncio.run(comparison.run(config, Tokenizer.load(path), console)))
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -120,12 +120,11 @@ class Answer:
 
 
 class Client:
-    """Connections to one server; within its block, `model` is the server's name of its model, and
-    `max_length` its longest context, 0 if it does not tell."""
+    """Connections to one server; within its block, `model` is the server's name of its model."""
 
     def __init__(self, url: str, timeout: float):
         """Opens nothing yet; `timeout` is in seconds, for a whole request."""
-        self.url, self.model, self.max_length = url.rstrip("/").removesuffix("/v1"), "", 0
+        self.url, self.model = url.rstrip("/").removesuffix("/v1"), ""
         self.timeout, headers = timeout, {"Content-Type": "application/json"}
         if key := os.environ.get("DART_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
@@ -137,8 +136,7 @@ class Client:
         try:
             async with asyncio.timeout(10):
                 page = await self.http.get("/v1/models")
-            model = page.raise_for_status().json()["data"][0]
-            self.model, self.max_length = model["id"], model.get("max_model_len", 0)
+            self.model = page.raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, LookupError) as error:
             reason = str(error) or type(error).__name__
             raise UserError(f"{self.url} does not answer as a server: {reason}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,13 +12,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from dart_jax.errors import UserError
-from dart_jax.programs.spread import spread
-from dart_jax.programs.tables import narrow
+from dart_jax.programs.tables import narrow, spread
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from eval.serving.client import Answer, Body, Client
 from eval.serving.config import ServingBenchConfig
-from eval.serving.servers import bench_requests, connected
+from eval.serving.servers import bench_requests, start
 
 _CAPTION = (
     "medians of the rounds ± half their range; ratio: the first server's tokens a second over the "
@@ -114,7 +114,15 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
     plain = config.server_options("--tree-nodes", "0")
     options = {"drafted": config.server_options(), "plain": plain}
     with stage("", console) as notify:
-        async with connected(config, options, notify) as servers:
+        async with contextlib.AsyncExitStack() as stack:
+            urls: dict[str, str] = dict(zip(("first", "second"), config.url, strict=False))
+            for name, words in () if urls else options.items():
+                notify(f"starting the {name} server")
+                words = ["--compile-first", *words]
+                urls[name] = stack.enter_context(start(words, 1 / len(options)))
+            servers = {name: Client(url, config.timeout) for name, url in urls.items()}
+            for client in servers.values():
+                await stack.enter_async_context(client)
             loads = await compare(config, servers, request, notify)
     columns = ["clients", "server", "tok/s", "per token", "first", "tau", "ratio", "same"]
     rows = [row for load in loads for row in load.rows()]

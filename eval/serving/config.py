@@ -9,7 +9,7 @@ from pathlib import Path
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
 from dart_jax.programs.model_choice import ModelChoice
-from eval.benchmarks.registry import DEMO, find
+from eval.benchmarks.registry import DEMO, check_bench
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,6 @@ class ServingBenchConfig(ModelChoice):
     """Seconds after which a request counts as failed."""
     seed: int = 0
     """Seed of the requests and of sampling."""
-    delays: bool = False
-    """Instead of comparing, measure what users wait for: first tokens, and gaps of streams beside a
-    long prompt; of one server, or of two with --url."""
     json: Path | None = None
     """Write all measurements to this file."""
 
@@ -55,8 +52,7 @@ class ServingBenchConfig(ModelChoice):
             raise UserError(f"--seed must be in 0..{2**32 - 1}")
         if not 0 < self.timeout < float("inf"):
             raise UserError(f"--timeout must be a positive number, got {self.timeout}")
-        if self.bench != DEMO:
-            find(self.bench)
+        check_bench(self.bench)
         if len(self.url) > 2:
             raise UserError("--url takes one server, or two to compare")
         if self.url and self.serve_options:

@@ -1,44 +1,24 @@
-"""The servers, running already or processes that are started here, and the requests to them, which
-depend on the options and their number alone."""
+"""The servers that are started here, and the requests to them, which depend on the options and
+their number alone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
-from eval.benchmarks.prompts import demo_prompts, held_out_text
-from eval.benchmarks.questions import prompt_tokens
-from eval.benchmarks.registry import DEMO, load
-from eval.serving.client import Body, Client
+from eval.benchmarks.prompts import first_prompts
+from eval.benchmarks.registry import DEMO
+from eval.serving.client import Body
 from eval.serving.config import ServingBenchConfig
-
-
-@contextlib.asynccontextmanager
-async def connected(
-    config: ServingBenchConfig, options: Mapping[str, Sequence[str]], notify: Callable[[str], None]
-) -> AsyncIterator[dict[str, Client]]:
-    """Connects to the servers of --url or, without any, to new ones with these options, by name;
-    yields a client for each by its name. Raises UserError if one does not start or answer."""
-    async with contextlib.AsyncExitStack() as stack:
-        urls: dict[str, str] = dict(zip(("first", "second"), config.url, strict=False))
-        for name, words in () if urls else options.items():
-            notify(f"starting the {name} server")
-            words = ["--compile-first", *words]
-            urls[name] = stack.enter_context(start(words, 1 / len(options)))
-        clients = {name: Client(url, config.timeout) for name, url in urls.items()}
-        for client in clients.values():
-            await stack.enter_async_context(client)
-        yield clients
 
 
 @contextlib.contextmanager
@@ -49,13 +29,10 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[str]:
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * share:.2f}"} | os.environ
     command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
     with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
-        with _deferred(signal.SIGTERM):  # else it could leave a process that nobody knows yet
-            process = stack.enter_context(
-                subprocess.Popen(
-                    command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
-                )
-            )
-            stack.callback(process.terminate)
+        process = stack.enter_context(
+            subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
+        )
+        stack.callback(process.terminate)
         assert process.stdout is not None
         address = re.search(r"https?://\S+", process.stdout.readline())
         if address is None:
@@ -66,33 +43,16 @@ def start(options: Sequence[str], share: float = 1.0) -> Iterator[str]:
         yield address[0]
 
 
-@contextlib.contextmanager
-def _deferred(number: signal.Signals) -> Iterator[None]:
-    """Delivers a signal that arrives within the block after it."""
-    received: list[int] = []
-    before = signal.signal(number, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-        if received:
-            signal.raise_signal(number)
-
-
-# Functions of each of the demo's groups, and questions of a benchmark.
-_PER_GROUP, _QUESTIONS = 256, 512
+_PROMPTS = 256  # functions of each of the demo's groups, or questions of a benchmark
 
 
 def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable[[int], Body]:
     """Returns a function from a number to that request; prompts come again after the last one.
     Raises UserError if the benchmark's files are missing."""
+    prompts = [each.tokens for each in first_prompts(config.bench, tokenizer, None, _PROMPTS)]
     if config.bench == DEMO:
-        prompts = [each.tokens for each in demo_prompts(tokenizer, _PER_GROUP)]
         # Those of a group follow each other: a few requests should come from all of them.
         prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
-    else:
-        questions = load(config.bench, None, _QUESTIONS)
-        prompts = [prompt_tokens(each, (), tokenizer, thinking=False) for each in questions]
 
     def request(number: int) -> Body:
         return {
@@ -103,11 +63,3 @@ def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable
         }
 
     return request
-
-
-def library_tokens(tokenizer: Tokenizer) -> np.ndarray:
-    """Returns library code to cut prompts from, int [n]; raises UserError if there is none."""
-    text = np.array(tokenizer.encode(held_out_text()))
-    if not len(text):
-        raise UserError("this Python has no library sources, which prompts are cut from")
-    return text

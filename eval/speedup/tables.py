@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from dart_jax.programs.outputs import write_bytes
-from dart_jax.programs.spread import spread
-from dart_jax.programs.tables import table
+from dart_jax.programs.tables import spread, table
 from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import GRAM, LITTLE, Summary
 from eval.methods.registry import METHODS, PLAIN, Tree
@@ -167,10 +166,13 @@ def overview_tables(settings: Sequence[Setting]) -> list[Table]:
         rows = [
             (
                 name,
-                f"{mean_tokens(some):,.0f}",
+                f"{statistics.mean(each.workload.mean_tokens for each in some):,.0f}",
                 f"{some[0].temperature:g}",
                 str(some[0].batch_size),
-                *(f"{mean(figure, some, method):.2f}" for method in names),
+                *(
+                    f"{statistics.mean(figure(each.all[method]) for each in some):.2f}"
+                    for method in names
+                ),
             )
             for name, some in groups
         ]
@@ -187,82 +189,41 @@ def kinds(settings: Sequence[Setting]) -> dict[tuple[int | None, float, int], li
     return groups
 
 
-def mean(figure: Callable[[Summary], float], settings: Sequence[Setting], method: str) -> float:
-    """Returns the mean of a method's figure over settings, each over all its prompts."""
-    return statistics.mean(figure(setting.all[method]) for setting in settings)
-
-
-def mean_tokens(settings: Sequence[Setting]) -> float:
-    """Returns the mean over settings of their prompts' mean length, in tokens."""
-    return statistics.mean(setting.workload.mean_tokens for setting in settings)
-
-
-# Distinguishable with colour blindness and in greyscale.
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#bbbbbb")
-
-
 def write_figure(path: Path, settings: Sequence[Setting]) -> None:
-    """Writes the figure in the format of the path's suffix. Needs matplotlib."""
-    image = io.BytesIO()
-    draw_figure(settings).savefig(image, dpi=150, format=path.suffix[1:])
-    write_bytes(path, image.getvalue())
-
-
-def draw_figure(settings: Sequence[Setting]) -> Any:
-    """Draws the first context, temperature and batch size."""
+    """Draws the first context, temperature and batch size, in the format of the path's suffix:
+    speed-ups by benchmark, or by group of prompts if there is only one, with the range of the
+    repeats, and how many verifications accept a drafted position. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     first = kinds(settings)[settings[0].kind]
+    groups = {setting.workload.title: setting.all for setting in first}
+    if len(first) == 1:
+        groups = first[0].groups
     names = [name for name in first[0].all if name != PLAIN]
-    colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(names)}
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     speedups, acceptance = figure.subplots(1, 2)
-    for axis in (speedups, acceptance):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="#e5e5e5", linewidth=0.8)
-        axis.set_axisbelow(True)
-    _speedups(speedups, first, colours)
-    _acceptance(acceptance, first, colours)
-    figure.legend(loc="outside upper center", ncols=min(len(names), 4))
-    repeats = len(first[0].all[names[0]].speedups)
-    bars = f"range of {repeats} repeats" if repeats > 1 else "1 repeat: none"
-    text = f"T = {first[0].temperature:g}, batch {first[0].batch_size}. Error bars: {bars}."
-    figure.supxlabel(text, fontsize=9, color="#444444", x=0.01, ha="left")
-    return figure
-
-
-def _speedups(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """Bars per benchmark, or per group of prompts if there is only one."""
-    groups = settings[0].groups
-    if len(settings) > 1:
-        groups = {setting.workload.title: setting.all for setting in settings}
-    width = 0.8 / len(colours)
-    for n, (name, colour) in enumerate(colours.items()):
-        places = [g + (n - (len(colours) - 1) / 2) * width for g in range(len(groups))]
+    width = 0.8 / len(names)
+    for n, name in enumerate(names):
         rows = [methods[name] for methods in groups.values()]
-        heights = [row.speedup for row in rows]
-        errors = None
-        if len(rows[0].speedups) > 1:
-            below = [row.speedup - min(row.speedups) for row in rows]
-            errors = below, [max(row.speedups) - row.speedup for row in rows]
-        label, style = METHODS[name].title, {"color": colour, "capsize": 2.5}
-        axis.bar(places, heights, width, yerr=errors, label=label, **style)
-    axis.axhline(1, color="black", linewidth=0.8)
-    rotated = {"rotation": 30, "ha": "right"} if len(groups) > 5 else {}
-    axis.set_xticks(range(len(groups)), list(groups), **rotated)
-    axis.set(ylabel="speed-up over plain decoding", title="Speed-up")
-
-
-def _acceptance(axis: Any, settings: Sequence[Setting], colours: dict[str, str]) -> None:
-    """Fraction of verifications that accept each drafted position, averaged over the benchmarks."""
-    for name, colour in colours.items():
-        curves = [setting.all[name].lengths for setting in settings]
-        longest = max(map(len, curves))
+        places = [g + (n - (len(names) - 1) / 2) * width for g in range(len(rows))]
+        below = [row.speedup - min(row.speedups) for row in rows]
+        above = [max(row.speedups) - row.speedup for row in rows]
+        label, errors = METHODS[name].title, {"yerr": (below, above), "capsize": 2.5}
+        speedups.bar(places, [row.speedup for row in rows], width, label=label, **errors)
+        curves = [setting.all[name].lengths for setting in first]
         reached = [
             statistics.mean(sum(curve[position:]) / max(1, sum(curve)) for curve in curves)
-            for position in range(1, longest)
+            for position in range(1, max(map(len, curves)))
         ]
-        axis.plot(range(1, longest), reached, "o-", color=colour, markersize=4)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+        acceptance.plot(range(1, len(reached) + 1), reached, "o-", markersize=4)
+    speedups.axhline(1, color="black", linewidth=0.8)
+    rotated = {"rotation": 30, "ha": "right"} if len(groups) > 5 else {}
+    speedups.set_xticks(range(len(groups)), list(groups), **rotated)
+    speedups.set(ylabel="speed-up over plain decoding", title="Speed-up")
     title = "Verifications that accept a position"
-    axis.set(xlabel="drafted position", title=title, ylim=(0, 1))
+    acceptance.set(xlabel="drafted position", title=title, ylim=(0, 1))
+    figure.legend(loc="outside upper center", ncols=min(len(names), 4))
+    figure.supxlabel(f"T = {first[0].temperature:g}, batch {first[0].batch_size}", fontsize=9)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=150, format=path.suffix[1:])
+    write_bytes(path, image.getvalue())

@@ -3,10 +3,8 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh
-from rich.console import Console
 from support_process import on_eight_devices
 
 from dart_jax.errors import UserError
@@ -15,9 +13,7 @@ from dart_jax.models.sharding.devices import Devices
 from eval.compile import devices
 from eval.compile.cases import Case, lower
 from eval.compile.check import violations
-from eval.compile.config import CompileConfig
-from eval.compile.findings import Collective, Result, inspect, read_graphs
-from eval.compile.program import programs, tables
+from eval.compile.findings import Result, inspect, read_graphs
 from eval.latency.shapes import cost
 
 GPU = devices.ACCELERATORS["h200"].execution
@@ -28,32 +24,9 @@ def device():
     return jax.devices("cpu")[0]
 
 
-def findings_of(function, *shapes, folder, **options):
-    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return inspect(jax.jit(function, **options).lower(*arguments).compile(), 1.0, folder)
-
-
-# What a program runs.
-
-
-def test_a_cache_that_is_not_updated_in_place(tmp_path):
-    def update(cache, rows):
-        return jax.lax.dynamic_update_slice(cache, rows, (0, 3, 0))
-
-    shapes = (2, 1000, 64), (2, 8, 64)
-    updated = findings_of(update, *shapes, folder=tmp_path, donate_argnums=0)
-    assert (updated.copies, updated.not_in_place) == ([], [])
-    copied = findings_of(update, *shapes, folder=tmp_path)
-    assert copied.not_in_place == ["cache"]
-    assert len(copied.copies) == 1
-    assert copied.longest_sort == 0
-    ordered = findings_of(lambda x: jnp.sort(x, axis=1), (8, 5000), folder=tmp_path)
-    assert ordered.longest_sort == 5000
-
-
 # A module by hand, in the form of those of GPUs and TPUs: a loop that copies a cache and calls the
 # host, a cache that is padded, one that is brought into a TPU's vector memory, exchanges in one
-# instruction, in two and in a fusion, and kernels.
+# instruction and in two, and kernels.
 CACHE = "bf16[2,100,16]{2,1,0}"
 ON_CHIP = "bf16[2,100,16]{2,1,0:T(8,128)(2,1)S(1)}"
 MODULE = f"""HloModule jit_f, input_output_alias={{ {{0}}: (1, {{}}, may-alias) }}
@@ -82,10 +55,6 @@ MODULE = f"""HloModule jit_f, input_output_alias={{ {{0}}: (1, {{}}, may-alias) 
   ROOT %compare = pred[] compare(%i.1, %limit), direction=LT
 }}
 
-%scattered (p: bf16[16]) -> bf16[4] {{
-  ROOT %part = bf16[4]{{0}} reduce-scatter(%p), to_apply=%add
-}}
-
 ENTRY %main (x: s32[], c: bf16[2,100,16]) -> f32[] {{
   %x = s32[] parameter(0)
   %cache.1 = {CACHE} parameter(1), metadata={{op_name="state.target_cache[3][0]"}}
@@ -99,9 +68,7 @@ ENTRY %main (x: s32[], c: bf16[2,100,16]) -> f32[] {{
 metadata={{op_name="jit(f)/verify/layer_3/attention/pallas_call"}}
   %begin = (s32[1,2,8]{{2,1,0}}, s32[8,2,8]{{2,1,0}}) all-gather-start(%i), dimensions={{0}}
   %end = s32[8,2,8]{{2,1,0}} all-gather-done(%begin)
-  %moved = (f32[4]{{0}}, f32[4]{{0}}, u32[], u32[]) collective-permute-start(%y)
   %drafted = bf16[1,8,64]{{2,1,0}} all-reduce-start(%x), metadata={{op_name="f/draft/layer_0/o"}}
-  %fused = bf16[4]{{0}} fusion(%x), kind=kCustom, calls=%scattered
   ROOT %while = (s32[], {CACHE}) while(%first), condition=%condition, body=%body, \
 backend_config={{"known_trip_count":{{"n":"5"}}}}
 }}
@@ -128,12 +95,10 @@ def test_a_module_by_hand(tmp_path):
     assert findings.attention == [3]
     assert findings.of_a_layer == 3  # a kernel, and in the loop a copy and a sum
     assert (findings.peak, findings.graphs) == (140, None)
-    assert findings.collectives == [
-        Collective("all-gather", 4 * 8 * 2 * 8),
-        Collective("collective-permute", 16),
-        Collective("all-reduce", 2 * 8 * 64, draft=True),
-        Collective("reduce-scatter", 8),
-        Collective("all-reduce", 32, 3),
+    assert findings.exchanges == [
+        ("all-gather", 4 * 8 * 2 * 8),
+        ("all-reduce", 2 * 8 * 64),
+        ("all-reduce", 32),
     ]
 
 
@@ -218,26 +183,7 @@ def test_xla_counts_as_many_operations(compiled):
     assert 1 <= compiled.cost_analysis()["flops"] / least.operations < 1.3
 
 
-@pytest.mark.long
-def test_a_step_in_pages(device, tmp_path):
-    """Its pools are updated in place."""
-    findings = inspect(lower(case("dart"), "serve", device).compile(), 1.0, tmp_path)
-    assert (findings.not_in_place, findings.host) == ([], [])
-
-
-def test_tables_fit_into_80_columns(result):
-    (table,) = tables([result], "NVIDIA H200 SXM")
-    assert table.title == "tiny, float32, context 50, compiled for NVIDIA H200 SXM"
-    assert Console(width=200).measure(table).maximum <= 80
-
-
-def layers_of(size=10, sums=2):
-    return [Collective("all-reduce", size, i) for i in range(7) for _ in range(sums)]
-
-
-HEAD = Collective("all-gather", 4 * 2 * 9 * 4)
-EXCHANGED = "weights or logits are exchanged"
-MESH = AbstractMesh((1, 4), ("data", "model"))
+MESH = {"execution": Execution(devices=Devices(AbstractMesh((1, 4), ("data", "model"))))}
 
 
 def messages(result, limit=float("inf"), program="step", settings=None, **figures):
@@ -258,48 +204,24 @@ def test_checks(result):
         "no Pallas kernel computes the attention of layers [3, 5]",
     ]
     assert messages(result, settings=gpu, copies=[], attention=[*range(7)]) == []
-    assert messages(result, longest_sort=10**6) == [
-        "a sort of 1,000,000 entries, the whole vocabulary of 512"
-    ]
-    assert messages(result, graphs=2) == ["2 CUDA graphs, not 1"]
-    assert messages(result, not_in_place=["cache"]) == ["cache are not updated in place"]
-    assert messages(result, program="prefill", not_in_place=["cache"]) == []
     outside = {"outside": ["a/b", "a/b"]}
-    assert messages(result, **outside) == ["outside of CUDA graphs run a/b"]
+    assert messages(result, program="prefill", not_in_place=["cache"]) == []
     assert messages(result, program="loop", **outside) == []
-    for program in ("step", "loop"):
-        found = messages(result, program=program, host=["call"])
-        assert found == ["transfers to or from the host: call"]
-    # One device exchanges nothing.
-    line = "2 all-reduces in layer 0, not 0 all-reduces"
-    assert messages(result, collectives=layers_of()) == [line]
-
-
-@pytest.mark.parametrize(
-    ("level", "sums", "others", "message"),
-    [
-        ("greedy", 2, [HEAD], None),
-        ("greedy", 1, [HEAD], "1 all-reduces in layer 0, not 2 all-reduces"),
+    # What devices add up, and the largest logits; but no row of logits.
+    sizes = [("all-reduce", 4 * 18 * 64), ("all-gather", 4 * 18 * 8)]
+    assert messages(result, settings=MESH, exchanges=sizes) == []
+    for figures, message in (
+        ({"longest_sort": 10**6}, "a sort of 1,000,000 entries, the whole vocabulary of 512"),
+        ({"graphs": 2}, "2 CUDA graphs, not 1"),
+        ({"not_in_place": ["cache"]}, "cache are not updated in place"),
+        (outside, "outside of CUDA graphs run a/b"),
+        ({"host": ["call"]}, "transfers to or from the host: call"),
         (
-            *("greedy", 2, [Collective("all-gather", 10**6, 2), HEAD]),
-            "2 all-reduces and all-gather in layer 2, not 2 all-reduces",
+            {"settings": MESH, "exchanges": [("all-gather", 4 * 18 * 512)]},
+            "an all-gather of 36,864 bytes: weights or logits are exchanged",
         ),
-        ("greedy", 2, [HEAD._replace(bytes=18432)], f"an all-gather of 18,432 bytes: {EXCHANGED}"),
-        ("greedy", 2, [HEAD, HEAD], "2 exchanges outside of the layers, not 1"),
-        # The largest logits of each row may be joined for top-k; a row of logits may not.
-        ("filtered", 2, [HEAD, HEAD._replace(bytes=4 * 4 * 128 * 18)], None),
-        (
-            "filtered",
-            2,
-            [HEAD._replace(bytes=607744)],
-            f"an all-gather of 607,744 bytes: {EXCHANGED}",
-        ),
-    ],
-)
-def test_checks_of_exchanges(result, level, sums, others, message):
-    settings = {"execution": Execution(devices=Devices(MESH)), "level": level}
-    lines = messages(result, settings=settings, collectives=[*layers_of(sums=sums), *others])
-    assert lines == ([message] if message else [])
+    ):
+        assert messages(result, **figures) == [message]
 
 
 @pytest.mark.long
@@ -308,55 +230,25 @@ def test_a_step_of_eight_devices(method, rows):
     """Two all-reduces a layer and the largest logits."""
     report = on_eight_devices("sharded_compile.py", "greedy", method)
     assert report["violations"] == []
-    drafting = [x["bytes"] for x in report["exchanges"] if x["draft"]]
-    others = [(x["kind"], x["bytes"], x["layer"]) for x in report["exchanges"] if not x["draft"]]
     # Rows of two sequences of each group, 64 numbers in float32.
-    sums = [("all-reduce", 2 * rows * 64 * 4, i) for i in range(7) for _ in "ab"]
-    assert others == [*sums, ("all-gather", 4 * 2 * 2 * rows * 4, None)]
-    # Its projection of the path's nine rows, its attention and MLP; 25 candidates of each device
-    # for each of eight positions, with their logits.
-    sizes = [2 * n * 64 * 4 for n in (9, 8, 8)] + [2 * 8 * 25 * 4 * 2 * 4]
-    assert drafting == (sizes if method == "dart" else [])
+    expected = 14 * [("all-reduce", 2 * rows * 64 * 4)] + [("all-gather", 4 * 2 * 2 * rows * 4)]
+    if method == "dart":
+        # Its projection of the path's nine rows, its attention and MLP; 25 candidates of each
+        # device for each of eight positions, with their logits.
+        expected += [("all-reduce", 2 * n * 64 * 4) for n in (9, 8, 8)]
+        expected += [("all-gather", 2 * 8 * 25 * 4 * 2 * 4)]
+    assert sorted(map(tuple, report["exchanges"])) == sorted(expected)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", ["step", "prefill", "loop", "serve"])
+@pytest.mark.parametrize("program", ["step", "loop"])
 def test_drawing_joins_no_logits(program):
     """With every filter, penalty and a bias, devices exchange a few numbers of each row: far fewer
     than even one device's part of its logits."""
-    report, rows = on_eight_devices("sharded_compile.py", "full", "dart", program), 2 * 9
+    report = on_eight_devices("sharded_compile.py", "full", "dart", program)
     assert report["violations"] == []
-    outside = [x for x in report["exchanges"] if x["layer"] is None and not x["draft"]]
-    gathers = [x["bytes"] for x in outside if x["kind"] == "all-gather"]
-    # Of each row, the 128 largest logits of each device; a prefill draws nothing.
-    assert max(gathers, default=0) == (0 if program == "prefill" else 4 * 128 * 4 * rows)
-    assert max(gathers, default=0) < report["part"] * rows / 10
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mesh": "model"}, "a mesh is written like data=1,model=4"),
-        ({"device": "v6e", "mesh": "model=512"}, "larger than the largest slice of TPU v6e"),
-        ({"mesh": "data=2,model=4"}, "2 groups of devices cannot share a batch of 1 evenly"),
-        ({"mesh": "model=8", "program": ("search",)}, "--program search runs on one device"),
-    ],
-)
-def test_bad_options(options, message):
-    """`tests/programs/test_bad_input.py` has the others."""
-    with pytest.raises(UserError, match=message):
-        CompileConfig(**options)
-
-
-def test_settings():
-    config = CompileConfig(program=("step", "search"), tree_nodes=(8, 60), batch_size=(1, 32))
-    assert [(c.method, c.batch, c.nodes, p) for c, p in programs(config)] == [
-        (method, batch, nodes, name)
-        for batch in (1, 32)
-        for method, nodes in (("plain", 0), ("dart", 8), ("dart", 60))
-        for name in ("step", "search")
-        if (method, name) != ("plain", "search")
-    ]
+    gathers = [size for kind, size in report["exchanges"] if kind == "all-gather"]
+    assert max(gathers, default=0) < report["part"] * 2 * 9 / 10
 
 
 def test_without_the_devices_compiler(monkeypatch):

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding import step
-from needs import native
 from rich.console import Console
 
 from dart_jax.decoding.search.host import HostSearch
@@ -83,12 +82,6 @@ def test_bytes_and_operations_by_hand():
     assert tree == (read + traffic + 8 * 25 * 8, operations + 2 * products)
 
 
-def test_batches_share_only_weights():
-    one, three, weights = of_tiny(0), of_tiny(0, batch=3), weight_bytes(TINY, jnp.float32)
-    assert three.bytes - weights == 3 * (one.bytes - weights)
-    assert three.operations == 3 * one.operations
-
-
 def test_a_mixture_reads_the_experts_that_rows_reach():
     moe = MoEConfig(4, 2, 32, norm_topk_prob=True, shared_intermediate_size=16)
     target, expert = dataclasses.replace(TINY, moe=moe), 3 * 64 * 32
@@ -102,13 +95,11 @@ def test_a_mixture_reads_the_experts_that_rows_reach():
 # Timing.
 
 
-def compiled(function, fixed, donated):
-    run = jax.jit(function, donate_argnums=1).lower(fixed, donated).compile()
-    return Repeated(run, (fixed,), donated)
-
-
 def test_every_call_is_made_and_timed():
-    counting = compiled(lambda one, count: (count + one, count), jnp.int32(1), jnp.int32(0))
+    run = jax.jit(lambda one, count: (count + one, count), donate_argnums=1)
+    counting = Repeated(
+        run.lower(jnp.int32(1), jnp.int32(0)).compile(), (jnp.int32(1),), jnp.int32(0)
+    )
     times = counting.measure(3)
     calls, rest = divmod(int(counting.donated) - 2 * 3, 3)
     assert (rest, len(times)) == (0, 3)  # three calls before, to find how many
@@ -168,22 +159,3 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         run(LatencyConfig(("tiny",), context=(20,)), Console(file=io.StringIO()))
     with pytest.raises(UserError, match="--context must be at most 40951 with --shape tiny"):
         LatencyConfig(("tiny",), context=(50000,))
-
-
-@native
-def test_the_parts_of_a_step_add_up(tmp_path):
-    file, path = io.StringIO(), tmp_path / "parts.json"
-    options = {"context": (20,), "tree_nodes": (2,), "repeats": 2, "json": path}
-    run(LatencyConfig(model="demo", **options), Console(file=file, width=80))
-    measured = json.loads(path.read_text())["parts"]
-    assert [x["nodes"] for x in measured] == [0, 2]
-    plain, drafted = (
-        {k: max(x[k] for x in s["seconds"]) for k in s["seconds"][0]} for s in measured
-    )
-    assert plain["drafter"] == plain["search"] == 0
-    assert min(drafted["drafter"], drafted["search"]) > 0
-    for part in ("products", "attention", "rows", "heads", "draws", "caches"):
-        assert plain[part] > 0
-    for seconds in (x for setting in measured for x in setting["seconds"]):
-        parts = sum(value for name, value in seconds.items() if name != "step")
-        assert parts == pytest.approx(seconds["step"])

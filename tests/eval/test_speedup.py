@@ -86,10 +86,6 @@ def check_report(content, prompts, repeats, methods=("plain", "dart"), groups=tu
             for name, row in rows.items():
                 check_row(row, rows["plain"], name, expected, repeats)
                 assert set(row["shares"]) == STAGES
-        rows = setting["groups"]["all"]
-        assert setting["step_costs"] == {
-            name: row["step_seconds"] / rows["plain"]["step_seconds"] for name, row in rows.items()
-        }
 
 
 def check_row(row, plain, name, prompts, repeats):
@@ -98,13 +94,8 @@ def check_row(row, plain, name, prompts, repeats):
     assert min(row["rates"]) > 0
     ratios = [ours / theirs for ours, theirs in zip(row["rates"], plain["rates"], strict=True)]
     assert row["speedups"] == pytest.approx(ratios)
-    assert row["speedup"] == pytest.approx(statistics.median(ratios))
     assert row["tau"] >= 1
-    assert 0 <= row["repeated"] <= 1
-    assert row["varied"] == prompts  # the texts are too short to repeat anything
-    assert row["tau_varied"] == row["tau"]
     assert sum(row["shares"].values()) == pytest.approx(1)
-    assert min(row["shares"].values()) >= 0
     assert (row["nodes"] > 0) == (name != "plain")
     if name == "plain":
         assert row["tau"] == row["speedup"] == 1
@@ -143,9 +134,7 @@ def test_report(measured):
             1000 * statistics.median(row["token_seconds"]), abs=0.005
         )
     assert setting["trees"]["dart"] == {"nodes": 4, "level_decay": 0.7, "sizes": [], "chain": False}
-    assert {"device", "python", "jax", "dart-jax"} <= set(content["environment"])
     assert content["environment"]["device"] in text
-    assert {"revision", "date"} <= set(content)
     assert content["dtype"] == "float32"
 
 
@@ -210,10 +199,9 @@ def test_an_imposed_acceptance_is_reached(measured, short, tiny, tmp_path):
     settings["temperature"] = (1.0,)
     free = measured(**settings)[1]["settings"][0]["groups"]["all"]["dart"]
     assert sum(free["lengths"]) < 25
-    for tau, steps in ((2.5, 40), (4, 25)):
-        row = measured(acceptance=tau, **settings)[1]["settings"][0]["groups"]["all"]["dart"]
-        assert row["tau"] == pytest.approx(tau, rel=0.01)
-        assert sum(row["lengths"]) == steps
+    row = measured(acceptance=2.5, **settings)[1]["settings"][0]["groups"]["all"]["dart"]
+    assert row["tau"] == pytest.approx(2.5, rel=0.01)
+    assert sum(row["lengths"]) == 40
 
 
 @pytest.mark.long
@@ -222,20 +210,11 @@ def test_random_weights_in_a_shape(measured, short):
     none = {"target": None, "drafter": None, "ngram": None}
     shape = {"shape": "demo", "acceptance": 3, "tree_nodes": 4}
     text, content = measured(**none, **shape, bench=short, repeats=1, max_new_tokens=7)
-    words = " ".join(text.split())
-    assert "short: random weights in the shape of demo, T = 0" in words
-    assert "no n-gram model" in words
+    assert "short: random weights in the shape of demo, T = 0" in " ".join(text.split())
     rows = content["settings"][0]["groups"]["all"]
     assert (rows["dart"]["tau"], rows["dart"]["lengths"]) == (3, [0, 0, 2])
-    config = SpeedupConfig(**shape, method="all")
-    models, left_out = models_of(config, config.load())
-    assert list(models) == ["plain", "dart", "pld"]
-    missing = ["DFlash,", "dart_pairs", "dart_no_ngram", "eagle3", "sps", "ngram"]
-    assert [line.split()[0] for line in left_out] == missing
-    with pytest.raises(
-        UserError, match="--shape tiny has only 512 tokens, the demo's tokenizer 40"
-    ):
-        dataclasses.replace(config, shape="tiny").load()
+    with pytest.raises(UserError, match="--shape tiny has only 512 tokens, the demo's tokenizer"):
+        SpeedupConfig(**shape | {"shape": "tiny"}).load()
 
 
 @pytest.mark.long
@@ -247,34 +226,19 @@ def test_benchmarks(measured, tmp_path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text("\n".join(json.dumps({"prompt": f"def f{n}(x):"}) for n in range(3)))
     settings = {"data_dir": tmp_path, "prompts": 3, "repeats": 1, "temperature": (1.0,)}
-    text, content = measured(bench=f"all,{mine}", batch_size=(1, 3), **settings)
+    text, content = measured(bench=f"all,{mine}", batch_size=(2, 3), **settings)
     assert "left out: gsm8k: no gsm8k_test.jsonl in" in " ".join(text.split())
+    assert "mine: the last batch holds 1 prompts, not 2" in text
     every = [(each["bench"], list(each["groups"])) for each in content["settings"]]
-    assert every == [
-        ("mt_bench", ["c0", "c1", "all"]),
-        ("mt_bench", ["all"]),
-        ("mine", ["mine", "all"]),
-        ("mine", ["mine", "all"]),
-    ]
+    assert every[:2] == [("mt_bench", ["c0", "c1", "all"]), ("mt_bench", ["all"])]
+    assert every[2:] == [("mine", ["mine", "all"])] * 2
     for setting in content["settings"]:
         rows = setting["groups"]["all"]
-        assert rows["dart"]["prompts"] == (6 if setting["bench"] == "mt_bench" else 3)
-        check_row(rows["dart"], rows["plain"], "dart", rows["dart"]["prompts"], 1)
+        count = 6 if setting["bench"] == "mt_bench" else 3
+        check_row(rows["dart"], rows["plain"], "dart", count, 1)
     # Caches fit the benchmark's own prompts, whatever else is measured.
     lengths = [setting["max_length"] for setting in content["settings"]]
     assert lengths[0] == lengths[1] > lengths[2] == lengths[3]
-    uneven = measured(bench=str(mine), batch_size=(2,), **settings)[0]
-    assert "mine: the last batch holds 1 prompts, not 2" in uneven
-
-
-def test_a_target_for_chats_is_asked_questions_by_default(measured, tiny, tmp_path):
-    target = shutil.copytree(tiny.target, tmp_path / "target")
-    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    (target / "chat_template.jinja").write_text(template)
-    _, content = measured(target=target, prompts=2, repeats=1)
-    [setting] = content["settings"]
-    assert setting["bench"] == "questions"
-    assert list(setting["groups"]) == ["code", "reasoning", "all"]
 
 
 @pytest.mark.parametrize(
@@ -313,12 +277,12 @@ def test_summary():
 def test_repetitions():
     """A varied text and one that runs in circles, by hand."""
     circles = np.array([1, 2, 3, 4] * 5)  # 13 8-grams, 4 of them distinct
-    assert repeated_grams(circles) == (9, 13)
-    assert repeated_grams(np.arange(20)) == (0, 13)
-    assert repeated_grams(np.arange(7)) == (0, 0)
-    assert not is_varied(circles)
-    assert is_varied(np.arange(20))
-    assert is_varied(np.arange(7))
+    for text, grams, varied in (
+        (circles, (9, 13), False),
+        (np.arange(20), (0, 13), True),
+        (np.arange(7), (0, 0), True),
+    ):
+        assert (repeated_grams(text), is_varied(text)) == (grams, varied)
 
     def run(tokens, steps):
         flags = np.arange(len(tokens)) >= steps
@@ -327,10 +291,7 @@ def test_repetitions():
         return Run("a", {"plain": one, "dart": one})
 
     row = summarize([[run(circles, 4), run(np.arange(20), 10)]], "dart", "plain")
-    assert row.repeated == 9 / 26
-    assert row.varied == 1
-    assert row.tau_varied == 1.9
-    assert row.tau == 38 / 14
+    assert (row.repeated, row.varied, row.tau_varied, row.tau) == (9 / 26, 1, 1.9, 38 / 14)
 
 
 def test_the_standard_error_is_the_ratios():
@@ -340,12 +301,6 @@ def test_the_standard_error_is_the_ratios():
     assert ratio_error(10 * taus, np.full(4, 10)) == pytest.approx(expected)
     assert ratio_error(np.array([12, 24, 36]), np.array([4, 8, 12])) == 0
     assert ratio_error(np.array([5, 0]), np.array([2, 0])) is None
-    rng = np.random.default_rng(0)
-    steps = rng.integers(10, 40, 200)
-    emitted = rng.binomial(6, 0.5, 200) * steps // 2 + steps
-    picked = rng.integers(0, 200, (4000, 200))
-    resampled = emitted[picked].sum(1) / steps[picked].sum(1)
-    assert ratio_error(emitted, steps) == pytest.approx(resampled.std(), rel=0.1)
 
 
 def test_the_papers_setting():
@@ -363,13 +318,9 @@ def test_the_papers_setting():
         ({"max_new_tokens": 5000}, "beyond the target's 2048 positions"),
         ({"batch_size": (5,)}, "--batch-size 5 needs as many prompts, and demo has 4"),
         ({"context": (64, 2043)}, "--context 2043 and 6 new tokens are beyond .* 2048 positions"),
-        ({"shape": "demo"}, "pass --acceptance"),
         ({"shape": "demo", "acceptance": 3}, "--shape brings its own target and drafter"),
-        ({"acceptance": 0.5}, "--acceptance must be at least 1"),
         ({"acceptance": 6}, "lower --acceptance 6"),
         ({"method": "dart,eagle3"}, "pass it as --eagle3"),
-        ({"method": "dart,sps"}, "pass it as --draft-model"),
-        ({"method": "medusa"}, "no method 'medusa'; pass all, or some of plain, dart"),
         ({"bench": "gsm8k", "data_dir": Path("/nowhere")}, r"no gsm8k_test\.jsonl in"),
     ],
 )

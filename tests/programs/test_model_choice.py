@@ -13,13 +13,6 @@ from dart_jax.named import models
 from dart_jax.programs.model_choice import ModelChoice
 
 
-def test_the_demo_model():
-    model = ModelChoice(model="demo").load()
-    assert isinstance(model.drafter, DartConfig)
-    assert model.ngram is not None
-    assert ModelChoice(model="demo", no_ngram=True).load().ngram is None
-
-
 def test_another_drafter_for_the_demos_target(demo_drafters):
     choice = ModelChoice(model="demo", drafter=str(demo_drafters["eagle3"]), no_ngram=True)
     assert isinstance(choice.load().drafter, Eagle3Config)
@@ -40,20 +33,13 @@ def test_another_target_has_only_the_parts_given(tmp_path):
     assert drafter.ngram is None
 
 
-def test_a_target_by_name_has_no_parts():
-    choice = ModelChoice(target="demo")
-    assert choice.load().drafter is None
-    assert choice.title == "demo"
-    assert choice.decided() == choice
-
-
 def test_the_default_is_decided_once(monkeypatch):
     monkeypatch.setattr(models, "default", lambda: models.MODELS["demo"])
     choice = ModelChoice()
     assert choice.decided() == ModelChoice(model="demo")
-    assert choice.title == "demo"
-    assert choice.main_drafter == str(DEMO / "drafter")
-    assert choice.target_path == DEMO / "target"
+    assert (choice.main_drafter, choice.target_path) == (str(DEMO / "drafter"), DEMO / "target")
+    named = ModelChoice(target="demo")  # which has no other parts
+    assert (named.load().drafter, named.decided()) == (None, named)
 
 
 def test_a_named_model_without_a_part(monkeypatch, tmp_path):
@@ -64,12 +50,3 @@ def test_a_named_model_without_a_part(monkeypatch, tmp_path):
     assert choice.main_drafter == str(tmp_path / "drafter")
     with pytest.raises(UserError, match=r"ngram\.dng, a part of SmolLM2: this installation lacks"):
         _ = choice.ngram_model
-
-
-def test_options_that_exclude_each_other():
-    for options, message in (
-        ({"target": "x"}, "--model and --target exclude each other"),
-        ({"revision": "main"}, "--revision is of --target's repository"),
-    ):
-        with pytest.raises(UserError, match=message):
-            ModelChoice(model="demo", **options)

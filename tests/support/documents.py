@@ -10,10 +10,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
-# Programs, by which an indented line is known to be a command and no formula.
-_PROGRAMS = re.compile(
-    r"(python|pip|pytest|git|cmake|ctest|mkdocs|ruff|pyright|bash|DART_\w+=\S+) "
-)
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.M | re.S)
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 
@@ -21,12 +17,11 @@ _COMMENT = re.compile(r"<!--.*?-->", re.S)
 class Command(NamedTuple):
     """One command line of a document: its words, and assignments in front."""
 
-    document: str
     words: list[str]
     variables: list[str]
 
     def __str__(self) -> str:
-        return f"{Path(self.document).name}: {shlex.join([*self.variables, *self.words])}"
+        return shlex.join([*self.variables, *self.words])
 
 
 class Block(NamedTuple):
@@ -38,7 +33,8 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> list[Command]:
-        return [each for line in _joined(self.text) for each in _split("", line)]
+        lines = re.sub(r"\\\n\s*", " ", self.text).splitlines()
+        return [each for line in lines for each in _split(line)]
 
 
 def documents() -> list[Path]:
@@ -47,15 +43,13 @@ def documents() -> list[Path]:
     return sorted(names)
 
 
-def blocks(text: str) -> list[Block]:
-    """All blocks between fences."""
+def blocks(text: str, *languages: str) -> list[Block]:
+    """The blocks between fences, of some languages if any are named."""
     found = _FENCE.finditer(text)
-    return [Block(m[2], _dedent(m[3], m[1]), text[: m.start()]) for m in found]
-
-
-def fenced(text: str, *languages: str) -> list[str]:
-    """The texts of the blocks of some languages."""
-    return [block.text for block in blocks(text) if block.language in languages]
+    every = [
+        Block(m[2], re.sub(f"^{m[1]}", "", m[3], flags=re.M), text[: m.start()]) for m in found
+    ]
+    return [block for block in every if not languages or block.language in languages]
 
 
 def prose(text: str) -> str:
@@ -70,31 +64,16 @@ def inline(text: str) -> list[str]:
 
 
 def commands(path: Path) -> list[Command]:
-    """Every command line of a document: in bash and sh blocks, indented, and between backticks
-    where it has options or files; others name a program and leave the rest to the reader."""
-    return commands_of(str(path.relative_to(ROOT)), path.read_text())
-
-
-def commands_of(document: str, text: str) -> list[Command]:
-    """As `commands`, of a text."""
-    lines = [line for block in fenced(text, "bash", "sh") for line in _joined(block)]
-    indented = re.findall(r"(?:^    .*\n)+", prose(text) + "\n", re.M)
-    lines += [line for block in indented for line in _joined(block) if _PROGRAMS.match(line)]
+    """Every command line of a document: in bash and sh blocks, and between backticks where it has
+    options or files; others name a program and leave the rest to the reader."""
+    text = path.read_text()
     typed = re.compile(r"python -m \S+ .*(--|/)")
-    lines += [code for code in inline(text) if typed.match(code) and "..." not in code]
-    return [each for line in lines for each in _split(document, line)]
+    lines = [code for code in inline(text) if typed.match(code) and "..." not in code]
+    found = [each for block in blocks(text, "bash", "sh") for each in block.commands]
+    return found + [each for line in lines for each in _split(line)]
 
 
-def _joined(block: str) -> list[str]:
-    lines = re.sub(r"\\\n\s*", " ", block).splitlines()
-    return [line.strip() for line in lines if line.strip()]
-
-
-def _dedent(block: str, indent: str) -> str:
-    return "".join(line.removeprefix(indent) for line in block.splitlines(keepends=True))
-
-
-def _split(document: str, line: str) -> list[Command]:
+def _split(line: str) -> list[Command]:
     """The commands of a line; raises ValueError where a shell could not read it."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -107,18 +86,14 @@ def _split(document: str, line: str) -> list[Command]:
     made = []
     for words in filter(None, parts):
         count = next((n for n, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)), 0)
-        made.append(Command(document, words[count:], words[:count]))
+        made.append(Command(words[count:], words[:count]))
     return made
 
 
 def anchors(path: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub and the site both make them."""
     headings = re.findall(r"^#+ +(.+?) *#*$", prose(path.read_text()), re.M)
-    made: set[str] = set()
-    for heading in headings:
-        words = re.sub(r"[^\w\- ]", "", heading.lower()).strip()
-        made.add(re.sub(r"\s", "-", words))
-    return made
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\- ]", "", x.lower()).strip()) for x in headings}
 
 
 def links(path: Path) -> list[str]:

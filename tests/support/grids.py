@@ -25,11 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "all with ci=True",
     )
     parser.addoption("--whole", action="store_true", help="run all tests, and all cases of each")
-    parser.addoption(
-        "--grid-seed",
-        metavar="TEXT",
-        help="choose cases of long grids by this text; by default, by the hash of the commit",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,14 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "parametrised test, a sample of `keep` cases runs always, and with --long one in which "
         "every value of every argument occurs. With `ci`, every --share has the test.",
     )
-    # Workers of pytest-xdist get the value from the process that starts them.
-    config.option.grid_seed = config.option.grid_seed or _commit(config.rootpath)
-
-
-def pytest_report_header(config: pytest.Config) -> str:
-    if config.option.whole:
-        return "grids: whole"
-    return f"grids: samples, as by --grid-seed {config.option.grid_seed}; --whole runs all cases"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -57,29 +44,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long") and not _is_named(item, config.args):
             grids[item.path, getattr(item, "originalname", item.name)].append(item)
+    command = ["git", "-C", str(config.rootpath), "rev-parse", "HEAD"]
+    seed = subprocess.run(command, capture_output=True, text=True).stdout
+    share = config.option.share
     left: set[pytest.Item] = set()
     for (path, name), grid in grids.items():
         marked = {"keep": 0, "ci": False} | grid[0].get_closest_marker("long").kwargs
-        is_long = config.option.long or _is_in_share(config, path.name, name, marked["ci"])
-        size = None if is_long else marked["keep"]
-        left |= {*grid} - {*sample(grid, config.option.grid_seed, size)}
+        shared = share and (marked["ci"] or _number(f"{seed} {path.name} {name}") % share == 0)
+        size = None if config.option.long or shared else marked["keep"]
+        left |= {*grid} - {*_sample(grid, seed, size)}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
 
 
-def sample(grid: Sequence[pytest.Item], seed: str, size: int | None) -> list[pytest.Item]:
-    """The cases of a parametrised test that one run takes.
-
-    Each is the one that brings the most values that no case before it has, and among equal ones
-    the one that the seed chooses.
-
-    Args:
-      grid: all cases of the test.
-      seed: any text.
-      size: the number of cases; None: as many as it takes for every value of every argument to
-        occur.
-    """
-    left = sorted(grid, key=lambda case: hashlib.sha256(f"{seed} {case.nodeid}".encode()).digest())
+def _sample(grid: Sequence[pytest.Item], seed: str, size: int | None) -> list[pytest.Item]:
+    """The cases of a parametrised test that one run takes: so many, or as many as it takes for
+    every value of every argument to occur. Each is the one that brings the most values that no case
+    before it has, and among equal ones the one that the seed chooses."""
+    left = sorted(grid, key=lambda case: _number(f"{seed} {case.nodeid}"))
     missing = set().union(*map(_values, left))
     taken: list[pytest.Item] = []
     while left and (len(taken) < size if size is not None else missing or not taken):
@@ -90,11 +72,8 @@ def sample(grid: Sequence[pytest.Item], seed: str, size: int | None) -> list[pyt
     return taken
 
 
-def _is_in_share(config: pytest.Config, file: str, test: str, always: bool) -> bool:
-    """Returns True if a long test is one of `--share`: always, or if the seed chooses it."""
-    text = f"{config.option.grid_seed} {file} {test}"
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
-    return bool(config.option.share) and (always or number % config.option.share == 0)
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
 
 def _values(case: pytest.Item) -> set[tuple[str, int]]:
@@ -113,12 +92,3 @@ def _is_named(item: pytest.Item, arguments: Sequence[str]) -> bool:
         and (own == name or own.startswith((f"{name}[", f"{name}::")))
         for file, _, name in named
     )
-
-
-def _commit(root: Path) -> str:
-    """The hash of the commit that is tested, or a word where there is none."""
-    command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "no commit"

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from dart_jax.engine.request import MOST_LOGPROBS
-from eval.serving.servers import library_tokens
+from eval.benchmarks.prompts import held_out_text
 
 # Longest prompt and answer, and what templates and tools add to a prompt, in tokens.
 _PROMPT, _ANSWER, _ADDED = 1200, 200, 40
@@ -51,7 +51,8 @@ class _Draw:
     """Draws requests and their parts."""
 
     def __init__(self, tokenizer, seed, max_length):
-        self._tokenizer, self._library = tokenizer, library_tokens(tokenizer)
+        self._tokenizer = tokenizer
+        self._library = np.array(tokenizer.encode(held_out_text()))
         self._rng = np.random.default_rng(seed)
         self._answer = min(_ANSWER, max_length // 3)
         self._prompt = min(_PROMPT, max_length - self._answer - _ADDED)

@@ -32,7 +32,7 @@ def main(level: Any, method: Any, program: Any = "step") -> None:
     findings = inspect(compiled, 1.0, Path(tempfile.mkdtemp()))
     report = {
         "violations": list(violations(Result(case, program, findings))),
-        "exchanges": [x._asdict() for x in findings.collectives],
+        "exchanges": findings.exchanges,
         "part": 4 * case.config.target.vocab_size // 4,
     }
     print(json.dumps(report))

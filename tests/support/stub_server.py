@@ -1,10 +1,8 @@
-"""A server with OpenAI's API and no model: its text depends on the request alone, and it can be
-told to misbehave."""
+"""A server with OpenAI's completions and no model: its text depends on the request alone."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import json
 import threading
@@ -12,34 +10,28 @@ import time
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 WORDS = ("def ", "return ", "self", "x ", "\n\n", "    if ", "):\n", "one ", "two ")
 
 
-@dataclasses.dataclass
-class Faults:
-    """What it does wrong."""
-
-    compiles: int = 0  # programs after the warm-up
-    fails: bool = False  # every request fails with status 500
-
-
 class StubServer:
-    """Listens at a free port until the block ends.
+    """Listens at a free port until the block ends, and streams `tau` tokens every 5 ms, four
+    answers at a time.
 
     Attributes:
       url: where.
-      seen: bodies of all valid requests, in order.
+      seen: bodies of all requests, in order.
+      compiles: programs that it says it has compiled.
+      fails: whether every request fails with status 500.
     """
 
-    def __init__(self, faults: Faults | None = None, slots: int = 16, step: float = 0.002, tau=2):
-        self.faults, self.slots, self.step, self.tau = faults or Faults(), slots, step, tau
+    def __init__(self, *, tau: int = 2, fails: bool = False):
+        self.tau, self.fails = tau, fails
         self.seen: list[dict] = []
-        self.running = self.waiting = self.drafts = self.generated = 0
-        self.free = asyncio.Semaphore(slots)
+        self.compiles = self.running = self.drafts = self.generated = 0
+        self.free = asyncio.Semaphore(4)
 
     def __enter__(self):
         routes = [
@@ -62,71 +54,35 @@ class StubServer:
         self.thread.join()
 
     async def _complete(self, request):
-        try:
-            asked = await request.json()
-        except ClientDisconnect:
-            return JSONResponse({})  # nobody reads it
-        if self.faults.fails:
+        if self.fails:
             return JSONResponse({"error": {"message": "broken"}}, 500)
+        asked = await request.json()
         self.seen.append(asked)
-        parts = self._parts(asked, request)
-        if asked.get("stream", False):
+        return StreamingResponse(self._events(asked), media_type="text/event-stream")
 
-            async def events():
-                async for part in parts:
-                    yield f"data: {json.dumps(part)}\n\n"
-                yield "data: [DONE]\n\n"
-
-            return StreamingResponse(events(), media_type="text/event-stream")
-        whole = [part async for part in parts]
-        if not whole or "usage" not in whole[-1]:
-            return JSONResponse({})  # nobody reads it
-        *texts, last, usage = whole
-        text = "".join(part["choices"][0]["text"] for part in texts)
-        finish = last["choices"][0]["finish_reason"]
-        return JSONResponse(usage | _choice(text, finish))
-
-    async def _parts(self, asked, request):
-        """Yields the chunks of an answer, as long as its client is there."""
-        self.waiting += 1
-        try:
-            await self.free.acquire()
-        finally:
-            self.waiting -= 1
-        self.running += 1
-        try:
-            pieces = self._text(asked)
-            for start in range(0, len(pieces), self.tau):
-                await asyncio.sleep(self.step)
-                some = pieces[start : start + self.tau]
+    async def _events(self, asked):
+        async with self.free:
+            self.running += 1
+            noise = hashlib.shake_128(json.dumps(asked["prompt"]).encode())
+            words = [WORDS[each % len(WORDS)] for each in noise.digest(asked["max_tokens"])]
+            for start in range(0, len(words), self.tau):
+                await asyncio.sleep(0.005)
+                some = words[start : start + self.tau]
                 self.drafts += 1
                 self.generated += len(some)
-                if await request.is_disconnected():
-                    return
-                yield _choice("".join(some), None)
-            yield _choice("", "length")
-            usage = {"completion_tokens": len(pieces), "prompt_tokens": len(asked["prompt"])}
-            yield {"choices": [], "usage": usage}
-        finally:
+                yield _event({"text": "".join(some), "finish_reason": None})
             self.running -= 1
-            self.free.release()
-
-    def _text(self, asked):
-        key = [asked["prompt"], asked.get("temperature"), asked.get("seed")]
-        noise = hashlib.shake_128(json.dumps(key).encode()).digest(asked["max_tokens"])
-        return [WORDS[each % len(WORDS)] for each in noise]
+        yield _event({"text": "", "finish_reason": "length"}, completion_tokens=len(words))
+        yield "data: [DONE]\n\n"
 
     def _metrics(self):
         return (
-            "# TYPE dart:num_requests_running gauge\n"
-            f'dart:num_requests_running{{model="stub"}} {self.running}\n'
-            f'dart:num_requests_waiting{{model="stub"}} {self.waiting}\n'
-            f"dart:compilations_total {self.faults.compiles}\n"
+            f"dart:num_requests_running {self.running}\n"
+            f"dart:compilations_total {self.compiles}\n"
             f"dart:spec_decode_num_drafts_total {self.drafts}\n"
             f"dart:spec_decode_num_accepted_tokens_total {self.generated - self.drafts}\n"
-            f"dart:generation_tokens_total {self.generated}\n"
         )
 
 
-def _choice(text, finish):
-    return {"choices": [{"index": 0, "text": text, "finish_reason": finish}]}
+def _event(choice, **usage):
+    return f"data: {json.dumps({'choices': [{'index': 0} | choice], 'usage': usage})}\n\n"

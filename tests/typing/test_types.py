@@ -61,9 +61,7 @@ def test_checkers(checker, tmp_path):
 
 @pytest.mark.long(ci=True)
 def test_the_script_runs():
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    subprocess.run([sys.executable, SCRIPT], check=True, timeout=500)
 
 
 def test_the_script_uses_the_whole_api():

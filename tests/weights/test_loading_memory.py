@@ -1,8 +1,8 @@
 """A process that loads a checkpoint reads its share, and takes little memory beyond it."""
 
-import contextlib
 import math
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -13,7 +13,6 @@ from process_memory import memory
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.sharding.mesh import MeshShape
-from dart_jax.programs.child import Child
 from dart_jax.programs.processes import DistributedConfig, free_address, initialize
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.tensor_files import open_tensors
@@ -66,14 +65,10 @@ def test_a_process_reads_its_share(count, options, tmp_path, monkeypatch):
     save_target(tmp_path, config, params, max_shard_size=-(-size // 4))
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     address = free_address()
-    configs = [DistributedConfig(False, address, count, n) for n in range(count)]
-    with ThreadPoolExecutor(count) as pool, contextlib.ExitStack() as stack:
-        children = [stack.enter_context(Child(tmp_path / f"{n}.log")) for n in range(count)]
-        calls = [
-            pool.submit(child.call, load, tmp_path, each if count > 1 else DistributedConfig())
-            for child, each in zip(children, configs, strict=True)
-        ]
-        measured = [call.result() for call in calls]
+    together = [DistributedConfig(False, address, count, n) for n in range(count)]
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        configs = together if count > 1 else [DistributedConfig()]
+        measured = list(pool.map(load, [tmp_path] * count, configs))
     for each in measured:
         # The tied embeddings are 20 % of the model, and every process has them whole.
         assert 0.8 * size / count < each.share < 1.3 * size / count

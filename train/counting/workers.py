@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -14,7 +15,16 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.programs.child import HeldBack
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes started in the block never receive Ctrl-C: they inherit the signal mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Workers:
@@ -37,7 +47,7 @@ class Workers:
         waiting: deque[Future] = deque()
         try:
             for task in tasks:
-                with HeldBack():  # the first call starts the workers
+                with _interrupts_held_back():  # the first call starts the workers
                     waiting.append(self._pool.submit(function, *task))
                 if len(waiting) == 2 * self.number:
                     yield waiting.popleft().result()
