@@ -169,7 +169,7 @@ def test_a_chat_goes_on_after_any_answer(tokenizer):
     serve(tokenizer, test)
 
 
-SOME = ["SmolLM3", "Qwen3", "Qwen3-Coder", "Mistral v3", "Gemma 2", "DeepSeek-V3"]
+SOME = ["SmolLM3", "Qwen3", "Qwen3-Coder", "Mistral v7", "Gemma 2", "DeepSeek-V3"]
 
 
 @pytest.mark.parametrize("family", SOME)
