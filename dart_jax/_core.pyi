@@ -58,12 +58,6 @@ def pack_blocks(type: str, rows: _UInt8, tiles: _UInt8, threads: int) -> int:
     """Stores blocks of a GGUF file, rows [out, bytes], in tiles [ceil(out / 32), tile_bytes];
     returns how many weights are not finite. Without holding the GIL."""
 
-def measure_parts(on: bool) -> None:
-    """Begins to measure where the core's time goes, from zeros; or ends."""
-
-def part_seconds() -> dict[str, float]:
-    """Seconds of the core's calls by part, see native/include/dart/stopwatch.h."""
-
 def pack_q8_0(weights: _Float32, tiles: _UInt8, threads: int) -> None:
     """Rounds weights [out, in] to Q8_0, in tiles [ceil(out / 32), tile_bytes]. Without holding the
     GIL."""

@@ -7,7 +7,6 @@
 #include "bindings.h"
 #include "dart/blocks.h"
 #include "dart/instructions.h"
-#include "dart/stopwatch.h"
 #include "numpy_arrays.h"
 
 #ifdef DART_FFI
@@ -86,16 +85,6 @@ std::size_t tile_bytes(const std::string& name, std::size_t inputs) {
   return dart::tile_bytes(form, inputs);
 }
 
-// Seconds by part, see dart/stopwatch.h.
-py::dict part_seconds() {
-  constexpr const char* kNames[dart::kParts] = {"products", "attention", "rows", "waiting", "heads",
-                                                "drafter",  "draws",     "search", "caches", "other"};
-  const auto seconds = dart::measured_seconds();
-  py::dict named;
-  for (std::size_t i = 0; i < dart::kParts; ++i) named[kNames[i]] = seconds[i];
-  return named;
-}
-
 }  // namespace
 
 #ifdef DART_FFI
@@ -114,8 +103,6 @@ void bind_cpu(pybind11::module_& m) {
   m.def("pack_blocks", &pack_blocks, py::arg("type"), py::arg("rows"), py::arg("tiles"),
         py::arg("threads"));
   m.def("pack_q8_0", &pack_q8_0, py::arg("weights"), py::arg("tiles"), py::arg("threads"));
-  m.def("measure_parts", &dart::measure, py::arg("on"));
-  m.def("part_seconds", &part_seconds);
   pybind11::dict handlers;
 #ifdef DART_FFI
   for (const auto& [name, handler] : ffi_handlers()) {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "dart/layer.h"
-#include "dart/stopwatch.h"
 #include "ffi_handlers.h"
 #include "ffi_cache.h"
 #include "ffi_shapes.h"
@@ -96,7 +95,6 @@ ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints us
                   std::string_view activation, float eps, float offset, float multiplier,
                   float scale, float cap, Numbers counts, Sizes ins, Numbers types,
                   Sizes outs) {
-  const dart::Timed timed(dart::Part::kOther);
   const auto shape = x.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
   const std::size_t count = used_rows(used, t);
@@ -185,7 +183,6 @@ ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats 
                        ffi::Result<ffi::AnyBuffer> v, float eps, float scale,
                        std::int32_t window, Numbers counts, Sizes ins, Numbers types,
                        Sizes outs) {
-  const dart::Timed timed(dart::Part::kDrafter);
   const auto shape = embeds.dimensions();
   const std::size_t b = size(shape[0]), t = size(shape[1]), d = size(shape[2]);
   dart::DraftLayer layer{};

@@ -5,7 +5,6 @@
 
 #include "dart/draws.h"
 #include "dart/noise.h"
-#include "dart/stopwatch.h"
 #include "ffi_handlers.h"
 #include "ffi_shapes.h"
 #include "ffi_used.h"
@@ -44,7 +43,6 @@ ffi::Error draw(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR1<f
                 ffi::BufferR1<ffi::S32> top_k, ffi::BufferR1<ffi::F32> top_p,
                 ffi::BufferR1<ffi::F32> min_p, ffi::Buffer<ffi::S32> used, ffi::Result<ffi::BufferR3<ffi::F32>> values,
                 ffi::Result<ffi::BufferR3<ffi::S32>> indices) {
-  const dart::Timed timed(dart::Part::kDraws);
   const auto shape = x.dimensions(), found = values->dimensions(), of_keys = keys.dimensions();
   const auto b = static_cast<std::size_t>(shape[0]), t = static_cast<std::size_t>(shape[1]);
   const auto size = static_cast<std::size_t>(shape[2]), count = static_cast<std::size_t>(found[2]);

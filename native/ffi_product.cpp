@@ -5,7 +5,6 @@
 
 #include "dart/blocks.h"
 #include "dart/matrix.h"
-#include "dart/stopwatch.h"
 #include "ffi_handlers.h"
 #include "ffi_shapes.h"
 #include "ffi_tiles.h"
@@ -30,7 +29,6 @@ ffi::Error product(ffi::ThreadPool pool, Rows x, Floats scale, Floats bias, Floa
                    std::string_view input, float eps, float offset,
                    ffi::Span<const std::int32_t> counts, ffi::Span<const std::int64_t> ins,
                    ffi::Span<const std::int32_t> types, ffi::Span<const std::int64_t> outs) {
-  const dart::Timed timed(dart::Part::kHeads);
   const auto shape = x.dimensions();
   const bool norm = input == "norm", gated = input == "silu" || input == "gelu";
   const std::size_t rows = size(shape[0]), width = size(shape[1]);

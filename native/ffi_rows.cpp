@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "dart/rows.h"
-#include "dart/stopwatch.h"
 #include "ffi_handlers.h"
 #include "ffi_cache.h"
 #include "ffi_used.h"
@@ -20,7 +19,6 @@ namespace ffi = xla::ffi;
 ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
                    ffi::Result<ffi::Buffer<ffi::F32>> values,
                    ffi::Result<ffi::Buffer<ffi::S32>> indices) {
-  const dart::Timed timed(dart::Part::kDraws);
   const auto shape = x.dimensions(), found = values->dimensions();
   if (shape.size() == 0 || found.size() != shape.size() || found.back() > shape.back() ||
       values->element_count() != indices->element_count()) {
@@ -46,7 +44,6 @@ ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
 ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
                   ffi::Buffer<ffi::S32> pages, ffi::Buffer<ffi::S32> used,
                   ffi::RemainingArgs arrays, ffi::RemainingRets caches) {
-  const dart::Timed timed(dart::Part::kCaches);
   const std::int64_t b = index.dimensions()[0], room = index.dimensions()[1];
   const auto table = pages.dimensions();
   const bool paged = table.size() == 2;

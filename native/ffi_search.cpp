@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include "dart/stopwatch.h"
 #include "dart/tree_search.h"
 #include "ffi_handlers.h"
 #include "ffi_shapes.h"
@@ -16,7 +15,6 @@ namespace ffi = xla::ffi;
 ffi::Error search(ffi::BufferR0<ffi::S32> handle, ffi::BufferR2<ffi::S32> packed,
                   ffi::Result<ffi::BufferR3<ffi::S32>> trees, std::int64_t context,
                   std::int64_t levels, std::int64_t candidates, bool pairs, bool draws) {
-  const dart::Timed timed(dart::Part::kSearch);
   const auto shape = packed.dimensions();
   const dart::DraftBatch batch{packed.typed_data(), size(shape[0]),   size(context), size(levels),
                                size(candidates),    pairs, draws};

@@ -1,6 +1,5 @@
 #include "dart/layer.h"
 
-#include "dart/stopwatch.h"
 #include "layer_parts.h"
 
 namespace dart {
@@ -21,10 +20,7 @@ void run(const Layer& layer, const Matrix* next, Resources& resources) {
   make_new_rows(heads, layer.new_rows, heads.rows, attention, resources);
   attention.q = heads.q;
   attention.out = scratch.take<float>(rows * width);
-  {
-    const Timed timed(Part::kAttention);
-    attend(attention, resources.instructions, resources.team);
-  }
+  attend(attention, resources.instructions, resources.team);
   run_after_attention(layer.after, attention.out, layer.x, rows, layer.y, next, resources);
 }
 

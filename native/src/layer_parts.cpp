@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "dart/stopwatch.h"
-
 namespace dart {
 namespace {
 
@@ -38,7 +36,6 @@ void add_product(const Matrix& matrix, const Inputs& inputs, const Norm& norm, f
 
 void make_new_rows(Heads heads, const NewRows& to, std::size_t kept, Attention& attention,
                    Resources& resources) {
-  const Timed timed(Part::kRows);
   const std::size_t h = heads.head_size, count = heads.sequences * heads.kv_heads;
   const std::size_t numbers = count * heads.rows * h;
   heads.k = resources.scratch.take<float>(2 * numbers);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "dart/stopwatch.h"
-
 namespace dart {
 namespace {
 
@@ -61,7 +59,6 @@ void multiply(const Matrix& matrix, const Inputs& inputs, std::size_t rows, cons
       in_8_bits ? resources.scratch.take<Int8Inputs>(rows * groups) : nullptr;
   resources.team.read_ahead(beginning_of(matrix));
   if (prepared || in_8_bits) {
-    const Timed timed(Part::kRows);
     share_rows(rows, rows * in * kOperations, resources.team,
                [&](std::size_t begin, std::size_t end) {
                  if (prepared) prepare(inputs, in, begin, end, made, instructions);
@@ -73,7 +70,6 @@ void multiply(const Matrix& matrix, const Inputs& inputs, std::size_t rows, cons
   }
   const auto parts = products(matrix, read, rounded, rows, residual, y);
   if (next != nullptr) resources.team.read_ahead(beginning_of(*next));
-  const Timed timed(Part::kProducts);
   multiply(parts.data(), parts.size(), instructions, resources.team);
 }
 

@@ -4,7 +4,6 @@
 #include <thread>
 #include <utility>
 
-#include "dart/stopwatch.h"
 #include "thread_pool.h"
 
 namespace dart {
@@ -68,7 +67,6 @@ void Team::share(std::size_t chunks, const std::function<void(std::size_t)>& com
   const std::uint64_t number = (piece_.load(std::memory_order_relaxed) >> kHalf) + 1;
   piece_.store(number << kHalf | chunks, std::memory_order_release);
   take_chunks(0);
-  const Timed waiting(Part::kWaiting);
   Reader reader{*this, 0};
   wait_until([&] {
     if (done_.load(std::memory_order_acquire) == chunks) return true;
