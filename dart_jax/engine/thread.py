@@ -351,7 +351,7 @@ class EngineThread:
 
     def _snapshot(self) -> Statistics:
         return self._engine.statistics(
-            accepted=len(self._news),
+            accepted=sum(each in self._accepted for each in self._news.copy()),
             compilations=self._compiled_for_requests,
             compilation_seconds=self._waited,
             failed=self._failed,

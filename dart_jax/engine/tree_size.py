@@ -255,13 +255,16 @@ class TreeSizes:
     @property
     def touring(self) -> bool:
         """True while sizes are still to be visited."""
-        return any(kind.tour for kind in self._kinds.values())
+        with self._lock:
+            return any(kind.tour for kind in self._kinds.values())
 
     def tour(self, rows: int, mode: SamplingMode) -> None:
         """Visits all sizes before anything else, so that programs are compiled and costs known."""
         if self._is_fixed(rows):
             return
         with self._lock:
+            for other in self._kinds.values():
+                other.tour = []  # of a visit that was interrupted
             kind, every = self._kind(rows, mode), [*self.sizes[rows][1:]]
             # Of plain decoding, too, whose first one is not timed: it compiles.
             visits = max(3, -(-(ENOUGH + 1) // len(every)))

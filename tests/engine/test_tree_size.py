@@ -107,6 +107,14 @@ def test_a_wrong_cost_of_plain_decoding_is_soon_replaced(tmp_path):
     assert known_in(tmp_path).costs[PLAIN] < 1.5
 
 
+def test_times_with_compilation_teach_nothing():
+    sizes = policy()
+    for _ in range(20):
+        state = sizes.choose(1, "greedy")
+        sizes.learn(1, "greedy", state.size, state.left, None, None)
+    assert sizes._kinds[1, "greedy"].costs.known == {}
+
+
 @pytest.mark.parametrize("nodes", [0, 5])
 def test_a_fixed_size(nodes):
     sizes = TreeSizes({1: (0, nodes) if nodes else (0,)}, fixed=True)

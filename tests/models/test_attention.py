@@ -90,7 +90,14 @@ def test_keys_and_values_in_bfloat16(size):
     np.testing.assert_allclose(got, expected, rtol=0, atol=2**-8 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("kernel", "head_dim"), [("interpret", 80), ("interpret-mosaic", 40)])
+@pytest.mark.parametrize(
+    ("kernel", "head_dim"),
+    [
+        ("interpret", 80),
+        ("interpret-mosaic", 40),
+        pytest.param("native", 40, marks=needs_native),
+    ],
+)
 def test_sizes_that_kernels_leave_to_plain_jax(kernel, head_dim):
     new, filled, _ = attention_arrays(AttentionShape(1, 2, 1, 3, 20, head_dim), 0)
     np.testing.assert_array_equal(attend([new], filled, kernel=kernel), attend([new], filled))

@@ -85,7 +85,7 @@ def way_here(
             "smaller one"
         )
     if way == "device":
-        raise UserError(f"--search device cannot be: {why_not}")
+        raise UserError(f"--search device cannot be: {why_not}; choose auto")
     tell(f"trees are searched by the host, which waits for the device at every step: {why_not}")
     return "host"
 

@@ -39,18 +39,23 @@ _CLASSES: dict[str, BlockLayout] = {
 SPECULATORS = {name.lower(): f"{name}DraftModel" for name in ("DFlash", "DSpark", "DFlash2")}
 GATES = {"vanilla": "none", "gated": "sigmoid"}
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
-_READ = """
+# What is read in `dflash_config` and at the top level alike; in the former alone, in the latter.
+_ANYWHERE = """
     block_size target_layer_ids mask_token_id num_target_layers target_hidden_size
     markov_rank markov_head_type enable_confidence_head confidence_head_with_markov
-    confidence_head_alpha conv_kernel_size conv_group_size selector_rank selector_top_k
+    conv_kernel_size conv_group_size selector_rank selector_top_k
     input_embedding_scale output_multiplier final_logit_softcapping
-    dflash_config projector_type causal causal_head is_causal attention_mode num_anchors
-    transformer_layer_config draft_vocab_size sample_from_anchor aux_hidden_state_layer_ids
-    sliding_window_non_causal
+"""
+_NESTED = {
+    *f"{_ANYWHERE} projector_type causal causal_head attention_mode confidence_head_alpha".split()
+}
+_TOP = f"""
+    {_ANYWHERE} dflash_config is_causal num_anchors transformer_layer_config draft_vocab_size
+    sample_from_anchor aux_hidden_state_layer_ids sliding_window_non_causal
     vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim
     rms_norm_eps max_position_embeddings hidden_act attention_bias mlp_bias quantization_config
 """
-_KNOWN = IGNORED | {*_READ.split()}
+_KNOWN = IGNORED | {*_TOP.split()}
 _FLAGS = """
     causal causal_head is_causal sample_from_anchor sliding_window_non_causal use_sliding_window
     enable_confidence_head confidence_head_with_markov
@@ -73,7 +78,7 @@ _UNSCALED = dict.fromkeys(SCALES, (1, None)) | {"final_logit_softcapping": (0, N
 
 def block_layout(json: Mapping[str, Any]) -> BlockLayout | None:
     """Tells the layout of a block drafter's config; None if it is another model's."""
-    if json.get("speculators_model_type") in SPECULATORS:
+    if json.get("speculators_model_type") in [*SPECULATORS]:
         return "speculators"
     named = sorted(classes(json) & _CLASSES.keys())
     layout = _CLASSES[named[0]] if named else None
@@ -103,10 +108,11 @@ def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]
             if not kind:
                 cure = f"pass one with {name}={values[0]!r}"
                 refuse(where, name, values, f" in block drafters; {cure}")
-    if unknown := ", ".join(sorted({*own, *layers} - _KNOWN)):
+    unknown = [f"dflash_config.{name}" for name in {*nested} - _NESTED]
+    if unknown := sorted([*unknown, *({*json, *layers} - _KNOWN)]):
         raise UserError(
-            f"config.json has fields that are not known here: {unknown}; remove them if they do "
-            "not change what the drafter computes"
+            f"config.json has fields that are not known here: {', '.join(unknown)}; remove them "
+            "if they do not change what the drafter computes"
         )
     _check_types({**own, **layers})
     fields = {name: value for name, value in layers.items() if value is not None}

@@ -63,8 +63,8 @@ _SELECTOR = {
     "pairs.next.weight": "candidate_selector.successor_codebook",
     "pairs.gate.": "candidate_selector.hidden_projection.",
 }
-# Modules of drafters outside of the first layer.
-_OUTSIDE = ("embed_tokens", "fc", "fc_norm", "input_norm", "layers", "lm_head", "norm")
+# Modules of drafters outside of their layer.
+_OUTSIDE = ("embed_tokens", "fc", "fc_norm", "input_norm", "lm_head", "norm")
 # Beginnings of names in files of other classes -> in those of the language model: the text part of
 # vision-language models, older and newer, and models that were saved without a head.
 _TEXT_PREFIXES = {
