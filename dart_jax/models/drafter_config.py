@@ -38,8 +38,8 @@ class DartConfig(DraftLayerConfig):
       shifted: whether the anchor predicts too, so that each mask row predicts one token further.
         The paper's ablation compares with unshifted drafters, where only the mask rows predict;
         the reference cannot read them.
-      pair_rank: rank of the learned pair scores (see `models.networks.pairs`); 0 for none, as in all
-        published drafters.
+      pair_rank: rank of the learned pair scores (see `models.networks.pairs`); 0 for none,
+        as in all published drafters.
     """
 
     num_hidden_layers: ClassVar[int] = 1
