@@ -25,6 +25,7 @@ from dart_jax.text.tokenizer import Tokenizer
 NAMES = ("get_weather", "f.g-h", "f")
 FORMATS = [*dict.fromkeys(filter(None, _BY_TEMPLATE.values()))]
 MISTRAL, MISTRAL_LIST = _BY_TEMPLATE["[ARGS]"], _BY_TEMPLATE["[TOOL_CALLS]"]
+PHI = _BY_TEMPLATE["<|tool_call|>"]
 MARKS = [mark for format in FORMATS for mark in format.marks]
 
 texts = st.text() | st.sampled_from(MARKS).map(lambda mark: f"\n{mark}\n")
@@ -139,6 +140,8 @@ def test_pieces_are_read_as_the_whole(format, data, places, parallel, must):
 
 
 BARE = "<function=f><parameter=s>v</parameter></function>"
+CALL, OTHER = '{"name": "f", "arguments": {}}', '{"arguments": {"x": 1}, "name": "f"}'
+SEVERAL = [("f", "{}"), ("f", '{"x": 1}'), ("f", "{}")]
 WRITTEN = [
     # Text, what is left of it, and calls.
     (HERMES, 'H. <tool_call>\n{"arguments": {"x": 1}, "name": "f"}', "H.", [("f", '{"x": 1}')]),
@@ -150,6 +153,13 @@ WRITTEN = [
     (HERMES, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
     (HERMES, '<tool_call>{"name": "f", "arguments": 1}', None, []),
     (HERMES, "<tool_call>\n<tool_call> a", "<tool_call>\n<tool_call> a", []),
+    # Several with one mark, divided by spaces, or in another order.
+    (HERMES, f"<tool_call>\n{CALL}\n{OTHER}\n{CALL}\n</tool_call> M.", " M.", SEVERAL),
+    (HERMES, f"<tool_call>{CALL}\n{OTHER[:-1]}", f"\n{OTHER[:-1]}", SEVERAL[:1]),
+    (PHI, f"<|tool_call|>[{CALL}, {OTHER}, {CALL}]<|/tool_call|>", "", SEVERAL),
+    (MISTRAL_LIST, f"[TOOL_CALLS][{CALL}, {OTHER}, {CALL}] {CALL}", f" {CALL}", SEVERAL),
+    (MISTRAL_LIST, f'[TOOL_CALLS][{CALL}, {{"x": 1}}]', ', {"x": 1}]', SEVERAL[:1]),
+    (LLAMA, f"{CALL}; {OTHER}\n{CALL}", "", SEVERAL),
     # Where nothing ends a call, only a mark, or a list, begins a further one.
     (MISTRAL, '[TOOL_CALLS]f[CALL_ID]1a[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
     (MISTRAL, "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{}", "", [("f", "{}"), ("f", "{}")]),

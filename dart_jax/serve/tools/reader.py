@@ -67,6 +67,7 @@ class _Patterns(NamedTuple):
       call: its beginning up to the arguments, from the mark on.
       other: the beginning of one whose parts are in another order.
       further: the beginning of one that follows another without a mark.
+      further_other: the same where its parts are in another order.
       end: what ends calls.
       item: in XML, the beginning of an argument up to its value, or the end of all.
       value_end: in XML, the end of a value.
@@ -76,6 +77,7 @@ class _Patterns(NamedTuple):
     call: regex.Pattern[str]
     other: regex.Pattern[str]
     further: regex.Pattern[str]
+    further_other: regex.Pattern[str]
     end: regex.Pattern[str]
     item: regex.Pattern[str]
     value_end: regex.Pattern[str]
@@ -94,12 +96,13 @@ def _patterns(format: ToolFormat) -> _Patterns:
         mark = rf"(?<!\s)\s*+(?:{any_of(*format.begins)})"
         optional = "?" if name_begin else ""
         call = rf"\s*+(?:(?P<mark>{begin})\s*){optional}{name}"
-        other = further = "(?!)"
+        other = further = further_other = "(?!)"
     else:
         mark = rf"(?<!\s)\s*+(?P<mark>{begin})" if format.begin else rf"\A\s*+{_PYTHON_TAG}(?=\{{)"
         call = rf"{mark}[\s\[]*+{_HEAD if format.arguments else _BARE_HEAD}"
         other = rf"{mark}[\s\[]*+(?=\{{)"
-        further = rf"\s*[,;]\s*{_HEAD}" if format.arguments else "(?!)"
+        further_other = r"\s*+[,;]?\s*+(?=\{)" if format.arguments else "(?!)"
+        further = further_other + _HEAD
     value_begin = rf"\s*{regex.escape(format.value_begin)}" if format.value_begin else ""
     space = regex.escape(format.value_space)
     item = (
@@ -109,7 +112,7 @@ def _patterns(format: ToolFormat) -> _Patterns:
     )
     value_end = f"(?:{space})?(?:{any_of(*format.ends)})"
     after = rf"[\s\]]*(?:{end})" if format.end else r"\s*\]"
-    texts = (mark, call, other, further, after, item, value_end)
+    texts = (mark, call, other, further, further_other, after, item, value_end)
     return _Patterns(*(regex.compile(text, regex.DOTALL) for text in texts))
 
 
@@ -159,6 +162,8 @@ class CallReader:
         """Reads more of the answer; `final`: nothing follows. Returns its parts in their order."""
         self._rest += text
         self._final, self._parts = final, []
+        if self._rest.isspace() and not final:  # what follows tells to what it belongs
+            return []
         while self._read():
             pass
         return self._parts
@@ -185,8 +190,7 @@ class CallReader:
                 return self._begin(len(call[0]), call["name"])
             if call is None and (other := self._patterns.other.match(self._rest, mark.start())):
                 self._add_text(self._take(mark.start()))
-                self._nesting, self._known = _Nesting(), len(other[0])
-                return self._go_on(self._object)
+                return self._read_object(len(other[0]), len(mark[0]) or 1)
             place = mark.end()
             if mark.partial or not self._format.begin:
                 break
@@ -194,31 +198,38 @@ class CallReader:
         self._add_text(text if text.strip() or not (self.count and self._silent) else "")
         return False
 
-    def _object(self) -> bool:
-        """Reads a call whose parts are in another order, once it is complete; otherwise its mark is
-        text."""
-        mark, other = (each.match(self._rest) for each in self._patterns[:3:2])
-        assert mark is not None
-        assert other is not None
+    def _read_object(self, begin: int, mark: int) -> bool:
+        """Begins a call whose parts are in another order, at a brace. If it is none, so many
+        characters are text."""
+        self._nesting, self._known = _Nesting(), begin
+        return self._go_on(functools.partial(self._object, begin, mark))
+
+    def _object(self, begin: int, mark: int) -> bool:
+        """Reads such a call, once it is complete."""
         end = self._nesting.end(self._rest[self._known :])
         if end is None and not self._final:
             self._known = len(self._rest)
             return False
         if end is not None:
-            name, arguments = _call_in(self._rest[len(other[0]) : self._known + end])
+            name, arguments = _call_in(self._rest[begin : self._known + end])
             if name and self._is_call(name, self._format.begin):
                 return self._begin(self._known + end, name, arguments)
-        self._add_text(self._take(len(mark[0]) or 1))
+        self._add_text(self._take(mark))
         return self._go_on(self._text)
 
     def _after(self) -> bool:
         """Reads what follows a call: another one, the end of all, or text."""
-        further = self._patterns.further.match(self._rest, partial=not self._final)
-        end = self._patterns.end.match(self._rest, partial=not self._final)
+        patterns, wait = self._patterns, not self._final
+        further, other, end = found = [
+            each.match(self._rest, partial=wait)
+            for each in (patterns.further, patterns.further_other, patterns.end)
+        ]
         if further and not further.partial and self._is_call(further["name"], self._format.begin):
             return self._begin(len(further[0]), further["name"])
-        if any(found is not None and found.partial for found in (further, end)):
+        if any(each is not None and each.partial for each in found):
             return False
+        if other:
+            return self._read_object(len(other[0]), 0)
         self._take(0 if end is None else len(end[0]))
         return self._go_on(self._text)
 
