@@ -9,13 +9,16 @@ model, which continues Python code. Only this machine can ask, unless --host say
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import logging
+import logging.handlers
 import os
+import queue
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -29,6 +32,9 @@ from dart_jax.serve.config import ServeConfig
 
 if TYPE_CHECKING:
     from dart_jax.serve.process import Server
+
+# Lines of the log that wait to be written; further ones are lost.
+_MOST_LINES = 10_000
 
 
 def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]:
@@ -93,12 +99,25 @@ def _cluster(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
     return Cluster(choice, config.serving, config.cluster, config.drain)
 
 
-def log_to_stderr(requests: bool) -> None:
-    """Writes warnings, and lines about requests if they are wanted."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+@contextlib.contextmanager
+def log_to_stderr(requests: bool) -> Iterator[None]:
+    """Writes warnings, and lines about requests if they are wanted, on a thread: a log that nobody
+    reads holds up no answer."""
+    writer = logging.StreamHandler()
+    writer.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = logging.handlers.QueueHandler(lines)
+    handler.addFilter(lambda _: lines.qsize() < _MOST_LINES)
+    listener = logging.handlers.QueueListener(lines, writer)
+    logging.basicConfig(handlers=[handler], format="%(message)s", level=logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     for name in ("uvicorn.access", "dart_jax.serve.log", "dart_jax.engine") if requests else ():
         logging.getLogger(name).setLevel(logging.INFO)
+    listener.start()
+    try:
+        yield
+    finally:
+        listener.stop()
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -107,12 +126,12 @@ def main(args: Sequence[str] | None = None) -> None:
         config = parse(ServeConfig, args, __doc__)
         # Ends at once while the model is loaded, even as the first process of a container.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-        log_to_stderr(config.log_requests)
-        server, opened = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
-        try:
-            server.run([opened])
-        finally:
-            server.service.close()
+        with log_to_stderr(config.log_requests):
+            server, opened = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
+            try:
+                server.run([opened])
+            finally:
+                server.service.close()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +48,27 @@ def test_requests_are_logged(served):
         client.completions.create(model="demo", prompt="x", max_tokens=0)
     lines = '"POST /v1/completions HTTP/1.1" 200', "+ 4, length, ", "400"
     wait_until(lambda: all(line in served.log.read_text()[before:] for line in lines))
+
+
+def test_a_log_that_nobody_reads_holds_up_nothing():
+    """As a terminal that is stopped: a pipe, which is full."""
+    reader, writer = os.pipe()
+    code = """if True:
+        import logging
+        from dart_jax.serve.__main__ import log_to_stderr
+        with log_to_stderr(True):
+            for _ in range(2000):
+                logging.getLogger("dart_jax.serve.log").info("x" * 50)
+            print("went on", flush=True)
+    """
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer, text=True) as process:
+        os.close(writer)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "went on\n"
+        with open(reader) as log:
+            assert log.read().count("x" * 50) == 2000
+        assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize(
@@ -138,12 +162,19 @@ def test_headers_without_an_end(connect, part):
             drip(connection)
 
 
-def test_a_body_that_does_not_come(connect):
+@pytest.mark.parametrize(
+    ("length", "status", "message"),
+    [
+        (99, 408, "the body did not come within 1 seconds"),
+        (1_000_001, 413, "the body is larger than 1,000,000 bytes, the most that is read"),
+    ],
+)
+def test_a_body_that_does_not_come(connect, length, status, message):
+    """Nor is it awaited if it says that it is too large."""
     with connect() as connection:
-        connection.sendall(HEAD + b"Content-Length: 99\r\n\r\n{")
-        status, _, body = answer_of(connection)
-    assert status == 408
-    assert json.loads(body)["error"]["message"] == "the body did not come within 1 seconds"
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n{" % length)
+        found, _, body = answer_of(connection)
+    assert (found, json.loads(body)["error"]["message"]) == (status, message)
 
 
 def test_slow_bodies_and_answers_are_not_cut(connect):

@@ -417,14 +417,17 @@ async def _body(request: Request, most: int) -> bytes:
     if coding.lower() != "identity":
         message = f"bodies in {coding!r:.40} are not read; send JSON as it is"
         raise ApiError(415, message, code="unsupported_encoding", headers=CLOSE)
+    message = f"the body is larger than {most:,} bytes, the most that is read"
+    too_large = ApiError(413, message, code="request_too_large", headers=CLOSE)
+    if int(request.headers.get("content-length", 0)) > most:
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(MOST_SECONDS):
             async for part in request.stream():
                 body += part
                 if len(body) > most:
-                    message = f"the body is larger than {most:,} bytes, the most that is read"
-                    raise ApiError(413, message, code="request_too_large", headers=CLOSE)
+                    raise too_large
     except TimeoutError:
         message = f"the body did not come within {MOST_SECONDS:g} seconds"
         raise ApiError(408, message, headers=CLOSE) from None
