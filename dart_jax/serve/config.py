@@ -51,7 +51,8 @@ class ServeConfig(ModelChoice):
     drain: float = 30.0
     """Seconds that running answers have to finish after SIGTERM or Ctrl-C."""
     log_requests: bool = True
-    """Log a line for every request, and one every ten seconds while texts are generated."""
+    """Log a line for every request, one for every answer of the model, and one every ten seconds
+    while texts are generated."""
     metrics_names: Literal["dart", "vllm"] = "dart"
     """Beginning of the names of metrics; vllm is for tools that look for vLLM's."""
     serving: tyro.conf.OmitArgPrefixes[EngineConfig] = EngineConfig()
