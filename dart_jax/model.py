@@ -294,6 +294,15 @@ class DartModel:
     @overload
     def generate(
         self,
+        prompts: str | Sequence[int] | Chat,
+        config: transformers.GenerationConfig,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion | list[Completion]: ...
+    @overload
+    def generate(
+        self,
         prompts: Batch,
         config: GenerationConfig | transformers.GenerationConfig | None = None,
         *,
