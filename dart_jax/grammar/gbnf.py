@@ -148,10 +148,18 @@ class _Parser:
             return "token", value if value[0] == "<" else f"<[^{value[3:]}"
         if kind == "set":
             ranges = _RANGE.findall(value.removeprefix("^"))
-            codes = tuple((_code(first), _code(last or first)) for first, last in ranges)
+            if not ranges:  # as for llama.cpp
+                return "seq", ()
+            codes = tuple(
+                (self._code(first, piece), self._code(last or first, piece))
+                for first, last in ranges
+            )
+            if any(first > last for first, last in codes):
+                raise self._wrong("a range goes backwards", piece.start())
             return "chars", codes, value.startswith("^")
         if kind == "text":
-            codes = map(_code, re.findall(_CHARACTER, value, re.DOTALL | re.VERBOSE))
+            found = re.findall(_CHARACTER, value, re.DOTALL | re.VERBOSE)
+            codes = (self._code(character, piece) for character in found)
             chars = tuple(("chars", ((code, code),), False) for code in codes)
             return chars[0] if len(chars) == 1 else ("seq", chars)
         if value == ".":
@@ -166,14 +174,20 @@ class _Parser:
         if sign in "*+?":
             return int(sign == "+"), 1 if sign == "?" else None
         least, comma, most = (x.strip() for x in sign[1:-1].partition(","))
-        if not least and not most:
+        if (not least and not most) or max(len(least), len(most)) > 9:
             raise self._wrong("this is no number of times", piece.start())
         count = int(least or 0)
-        return count, count if not comma else int(most) if most else None
+        limit = count if not comma else int(most) if most else None
+        if limit is not None and limit < count:
+            raise self._wrong("the most times are fewer than the least", piece.start())
+        return count, limit
 
-
-def _code(character: str) -> int:
-    """The number of a character, which may be escaped."""
-    if len(character) > 2:
-        return int(character[2:], 16)
-    return ord(_ESCAPES.get(character, character[-1]))
+    def _code(self, character: str, piece: re.Match[str]) -> int:
+        """The number of a character, which may be escaped."""
+        if len(character) > 2:
+            code = int(character[2:], 16)
+        else:
+            code = ord(_ESCAPES.get(character, character[-1]))
+        if 0xD800 <= code < 0xE000 or code > 0x10FFFF:  # half a surrogate pair, or no code
+            raise self._wrong(f"{character!a} is no character", piece.start())
+        return code

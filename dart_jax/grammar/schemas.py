@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
@@ -18,8 +18,13 @@ Schema = dict[str, Any]
 
 # Formats of strings that llguidance knows -> texts that have them, if not all. Other formats are
 # notes for the reader.
-_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-][01][0-9]:[0-5][0-9])"
+_DATE = (
+    "([0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|[02468][048]00|[13579][26]00)-02-29)"
+)
+_TIME = (
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HOST = r"[a-zA-Z0-9]{1,63}([-.][a-zA-Z0-9]{1,30}){0,6}"
 FORMATS = {
@@ -32,16 +37,16 @@ FORMATS = {
     "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
     "ipv6": "([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}",
     "uri": rf"[a-z]{{1,12}}://{_HOST}(:[0-9]{{1,4}})?(/[a-zA-Z0-9._~/?&=+-]*)?",
-    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
 }
+_WHOLE = ("date", "date-time", "ipv4", "time", "uuid")  # those of which these are all texts
 
-# Keywords that have schemas: by name; one or a list. OpenAPI has those of `schemas` in
-# `components`.
-_NAMED_PARTS = {"properties", "patternProperties", "$defs", "definitions", "schemas"}
+# Keywords that have schemas: by name; one or a list. Definitions count where they are referred to.
+_NAMED_PARTS = {"properties", "patternProperties"}
 _PARTS = {
-    "additionalItems", "additionalProperties", "allOf", "anyOf", "components", "items", "oneOf",
-    "prefixItems",
+    "additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems",
 }  # fmt: skip
+_DEFINITIONS = {"$defs", "definitions"}
 
 # Keywords by which an object may need properties that `properties` does not name; those that
 # describe it elsewhere; and all that describe one.
@@ -61,6 +66,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "dependencies": ({},),
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
+    "minProperties": (0,),
     "not": (False,),
     "nullable": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -70,7 +76,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 # Keywords that say where other schemas are.
-_PLACES = {"$anchor", "$defs", "$id", "components", "definitions"}
+_PLACES = {"$anchor", "$id", "components", *_DEFINITIONS}
 
 # Bounds of numbers -> the sign of those that forbid little.
 _SIGNS = {"minimum": -1, "maximum": 1, "exclusiveMinimum": -1, "exclusiveMaximum": 1}
@@ -93,7 +99,8 @@ def prepared(schema: Mapping[str, Any] | bool | str) -> Schema:
       RecursionError, TypeError, ValueError: it is no schema.
       UserError: it allows no text, or cannot be said in other words.
     """
-    root = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
+    source = schema if isinstance(schema, str) else json.dumps(schema)
+    root = json.loads(source, parse_float=_number)
     if root is True:
         return {}
     if root is False:
@@ -101,7 +108,7 @@ def prepared(schema: Mapping[str, Any] | bool | str) -> Schema:
     if not isinstance(root, dict):
         raise ValueError("it must be an object")
     root.pop("x-guidance", None)  # options of the compiler
-    schemas = [*_within(root)]
+    schemas = _within(root)
     for each in schemas:
         _clean(each)
     _close(schemas)
@@ -116,23 +123,41 @@ def target(root: Any, reference: Any) -> Any:
         return None
     for step in urllib.parse.unquote(reference).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        root = root.get(step) if isinstance(root, Mapping) else None
+        if isinstance(root, list) and step[:9].isdecimal() and int(step[:9]) < len(root):
+            root = root[int(step[:9])]
+        else:
+            root = root.get(step) if isinstance(root, Mapping) else None
     return root
 
 
-def _within(root: Schema) -> Iterator[Schema]:
-    """A schema and all in it, also those that nothing refers to."""
+def _number(text: str) -> float | int:
+    """A number as short as it can be written: 1.0 is the same as 1."""
+    value = float(text)
+    return int(value) if abs(value) <= _EXACT and value.is_integer() else value
+
+
+def _within(root: Schema) -> list[Schema]:
+    """A schema, all in it, and what these refer to: where that has a name, any definition."""
+    named, found = {*_NAMED_PARTS}, dict[int, Schema]()
     todo: list[Any] = [root]
     while todo:
         each = todo.pop()
-        if not isinstance(each, dict):
+        if not isinstance(each, dict) or id(each) in found:
             continue
-        yield each
+        if "$ref" in each:
+            meant = target(root, each["$ref"])
+            if meant is None and not named >= _DEFINITIONS:
+                named |= _DEFINITIONS
+                todo += found.values()
+                found.clear()
+            todo.append(meant)
+        found[id(each)] = each
         for name, value in each.items():
-            if name in _NAMED_PARTS and isinstance(value, dict):
+            if name in named and isinstance(value, dict):
                 todo += value.values()
             elif name in _PARTS:
                 todo += value if isinstance(value, list) else [value]
+    return [*found.values()]
 
 
 def _clean(schema: Schema) -> None:
@@ -191,23 +216,40 @@ def _rewrite(schema: Schema, root: Schema) -> None:
     if "propertyNames" in schema:
         rule = _rule_of_names(schema.pop("propertyNames"), root)
         schema["allOf"] = [*schema.get("allOf", []), rule]
-    if schema.pop("nullable", None) is True:  # as OpenAPI 3.0 allows null as well
+    if schema.get("not") in (True, {}):
+        del schema["not"]
+        schema["enum"] = []
+    if schema.pop("nullable", None) is not True:
+        return
+    # OpenAPI 3.0 allows null as well.
+    if schema.keys() & {"const", "enum", *_ELSEWHERE}:
         rest = {name: schema.pop(name) for name in [*schema] if name not in _PLACES}
         schema["anyOf"] = [rest, {"type": "null"}]
+    elif isinstance(types := schema.get("type"), str | list):
+        schema["type"] = [*([types] if isinstance(types, str) else types), "null"]
 
 
 def _is_exclusive(schema: Schema, root: Schema) -> bool:
-    """True if at most one option of a `oneOf` can hold, since a property or their types tell which;
-    llguidance looks at neither where they refer to other schemas."""
+    """True if at most one option of a `oneOf` can hold, since their types, values or a property
+    tell which; llguidance does not look at all of that."""
     if not isinstance(options := schema.get("oneOf"), list):
         return False
-    types = list[Any]()
+    meant = list[Schema]()
     for option in options:
-        meant = target(root, option.get("$ref")) or option if isinstance(option, dict) else {}
-        of_any = "nullable" in option or "nullable" in meant
-        types.append(None if of_any else meant.get("type"))
-    told = {"number" if each == "integer" else each for each in types if isinstance(each, str)}
-    return "discriminator" in schema or len(told) == len(options)
+        said = option if isinstance(option, dict) else {}
+        referred = target(root, said["$ref"]) if "$ref" in said else said
+        known = isinstance(referred, dict) and "nullable" not in {*said, *referred}
+        meant.append(referred if known else {})
+    types = [each["type"] for each in meant if isinstance(each.get("type"), str)]
+    by_type = len({"number" if each == "integer" else each for each in types}) == len(options)
+    named = [each.get("enum", [each.get("const")]) for each in meant]
+    values = [json.dumps(value, sort_keys=True) for each in named for value in each]
+    by_value = all(each.keys() & {"const", "enum"} for each in meant)
+    by_value = by_value and len({*values}) == len(values)
+    teller = schema.get("discriminator")
+    name = teller.get("propertyName") if isinstance(teller, dict) else None
+    by_name = all(name in (each.get("properties") or ()) for each in meant)
+    return by_type or by_value or by_name
 
 
 def _rule_of_names(names: Any, root: Schema) -> Schema:
@@ -228,11 +270,11 @@ def _rule_of_names(names: Any, root: Schema) -> Schema:
         pattern = said["pattern"]
     elif said and said.keys() <= {"minLength", "maxLength"}:
         pattern = f"^(?s:.){{{said.get('minLength', 0)},{said.get('maxLength', '')}}}$"
-    elif [*said] == ["format"]:
+    elif [*said] == ["format"] and said["format"] in _WHOLE:
         pattern = f"^({FORMATS[said['format']]})$"
     else:
         raise UserError(
             "the JSON schema has propertyNames that are not supported; they may have one of enum, "
-            "const, pattern, format, or lengths"
+            f"const, pattern, lengths, or a format ({', '.join(_WHOLE)})"
         )
     return {"patternProperties": {pattern: True}, "additionalProperties": False}

@@ -173,6 +173,12 @@ def test_a_tokenizer_with_more_tokens_than_the_target():
     assert size - 1 in tokens_of(masks[0])
 
 
+def test_a_text_that_leaves_its_grammar():
+    matcher = started(regex="ab")
+    matcher.advance(TOKENIZER.encode("x"))
+    assert "cannot go on under its grammar" in str(matcher.error)
+
+
 def test_a_broken_lexer_is_replaced(monkeypatch):
     """Texts under a grammar share its lexer, which breaks for all where one of them takes too much
     work: the others go on, with the tokens that they had."""

@@ -57,6 +57,7 @@ COLOURS = {"type": "string", "enum": ["red", "green"]}
 CAT = {"type": "object", "properties": {"k": {"const": "cat"}}, "required": ["k"]}
 DOG = {"type": "object", "properties": {"k": {"enum": ["dog", "pug"]}}, "required": ["k"]}
 BASE = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = BASE | {"nullable": True}
 REFERRED = {"oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}], "$defs": {"c": CAT, "d": DOG}}
 
 
@@ -80,6 +81,16 @@ REFERRED = {"oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}], "$defs": {"
             ['{"éé": 1}', '{"abc": 1}'],
             ['{"a": 1}', '{"abcd": 1}'],
         ),
+        *(
+            ({"type": "object", "propertyNames": {"format": name}}, [f'{{"{good}": 1}}'],
+             [f'{{"{bad}": 1}}'])
+            for name, good, bad in (
+                ("date", "2024-01-31", "2023-04-31"),
+                ("date", "2024-02-29", "2023-02-29"),
+                ("date-time", "2000-02-29T23:59:59.123456+05:30", "2024-01-31"),
+                ("uuid", "ABCDEF01-2345-6789-abcd-ef0123456789", "a"),
+            )
+        ),
         # Null, as OpenAPI says it.
         (COLOURS | {"nullable": True}, ['"red"', "null"], ['"blue"']),
         (
@@ -88,9 +99,16 @@ REFERRED = {"oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}], "$defs": {"
             ['{"a": 1}'],
         ),
         (BASE | {"nullable": True}, ["null", '{"a": 1}'], ['{"b": 1}', '{"a": null}']),
+        (
+            {"type": ["object", "null"], "properties": {"a": {"$ref": "#/properties/b"},
+                "b": COLOURS}, "nullable": True},
+            ["null", '{"a": "red"}'],
+            ["1", '{"a": 1}'],
+        ),
         # One of several that exclude each other.
         ({"oneOf": [CAT, DOG]}, ['{"k": "cat"}', '{"k": "pug"}'], ['{"k": "cow"}']),
         (REFERRED | {"discriminator": {"propertyName": "k"}}, ['{"k": "dog"}'], ['{"k": 1}']),
+        ({"oneOf": [{"const": 2.0}, {"enum": [3, "3"]}]}, ["2", "3", '"3"'], ["4"]),
         (
             {"oneOf": [{"$ref": "#/$defs/c"}, {"type": "null"}], "$defs": {"c": CAT}},
             ['{"k": "cat"}', "null"],
@@ -104,6 +122,21 @@ REFERRED = {"oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}], "$defs": {"
             ['"x"'],
             ["1"],
         ),
+        *(
+            ({"type": "array", "items": {"$ref": reference}} | rest, ["[null]"], ['[{"b": 1}]'])
+            for reference, rest in (
+                ("#/$defs/v1/title", {"$defs": {"v1": {"title": CLOSED}}}),
+                ("#/x/anyOf/1", {"x": {"anyOf": [True, CLOSED]}}),
+                ("#here", {"$defs": {"a": CLOSED | {"$anchor": "here"}}}),
+                ("https://a.org/a", {"definitions": {"a": CLOSED | {"$id": "https://a.org/a"}}}),
+            )
+        ),
+        (
+            BASE | {"$defs": {"a": {"allOf": [BASE, BASE]}, "b": {"const": 2**60},
+                "c": {"propertyNames": {"minLength": 1, "enum": []}}}},  # nothing refers to these
+            ['{"a": 1}'],
+            ['{"b": 1}'],
+        ),
         # Bounds that types of 64 bits and floats have.
         *(
             ({"type": kind, "minimum": -end, "maximum": end}, [str(2**53), "-1"], ['"a"'])
@@ -113,6 +146,9 @@ REFERRED = {"oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}], "$defs": {"
         ({"type": "number", "minimum": -1.797e308, "maximum": 1.797e308}, ["1e200", "-2"], ["a"]),
         ({"type": "string", "maxLength": 2**63 - 1}, ['"a"'], ["1"]),
         # Others.
+        ({"type": "string", "minLength": 2.0, "maxLength": 3e0}, ['"ab"'], ['"a"', '"abcd"']),
+        (BASE | {"minProperties": 0}, ['{"a": 1}'], ['{"b": 1}']),
+        ({"properties": {"a": {"not": {}}}}, ["{}"], ['{"a": 1}']),
         ({"const": None}, ["null"], ["1"]),
         ({"type": "object", "additionalProperties": {}}, ['{"a": 1}'], ["[]"]),
         ({"type": "string", "maxLength": None, "description": "\ud800"}, ['"a"'], ["1"]),
@@ -142,6 +178,12 @@ def test_honoured(schema, good, bad):
         ({"propertyNames": {"$ref": "#/nowhere"}}, "propertyNames"),
         ({"oneOf": [BASE, {"type": "object"}]}, "oneOf whose options may hold at once"),
         (REFERRED, "oneOf whose options may hold at once"),
+        (
+            {"oneOf": [BASE, {"type": "object"}], "discriminator": {"propertyName": "a"}},
+            "oneOf whose options may hold at once",
+        ),
+        ({"oneOf": [{"$ref": "#/title"}, BASE], "title": "a"}, "the JSON schema cannot be used"),
+        ({"propertyNames": {"format": "email"}}, "or a format (date, "),
         ({"$ref": "https://example.org/a"}, "https://example.org/a"),
         ({"const": "\ud800"}, "surrogates"),
         ({"const": 2**63 - 1}, "a number above 2**53"),
