@@ -159,7 +159,7 @@ def no_meaning(size: int) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1] * size,
+        "tokenizer.ggml.token_type": [*[1] * (size - 1), 2],
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": 1,
     }

@@ -405,6 +405,11 @@ CARELESS = {
         {"tokenizer.ggml.eos_token_id": 10**6, "tokenizer.ggml.eos_token_ids": [2, 9, 999]},
         {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eos_token_ids": [9]},
     ),
+    "ids in lists": (
+        {},
+        {"tokenizer.ggml.eos_token_id": [2, 4], "tokenizer.ggml.eos_token_ids": 9},
+        {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eos_token_ids": [4, 9]},
+    ),
     "a template by name alone": (
         {},
         {"tokenizer.chat_template.chatml": "x"},
@@ -416,7 +421,7 @@ CARELESS = {
 @pytest.mark.parametrize("name", CARELESS)
 def test_older_and_careless_metadata(name, tmp_path):
     changes, careless, proper = CARELESS[name]
-    types = {"tokenizer.ggml.token_type": [1] * 4} if "tokenizer.ggml.tokens" in proper else {}
+    types = {"tokenizer.ggml.token_type": [1, 1, 1, 3]} if "tokenizer.ggml.tokens" in proper else {}
     save(tmp_path / "hf", dataclasses.replace(LLAMA, **changes))
     one = write(tmp_path / "one.gguf", tmp_path / "hf", extra=careless | types)
     other = write(tmp_path / "other.gguf", tmp_path / "hf", extra=proper | types)
@@ -498,6 +503,22 @@ def test_what_begins_or_ends_a_turn_is_a_control_token(tmp_path):
     assert load_eos(directory)[-1] == ids[-1]
 
 
+def test_control_tokens_of_sentencepiece_typed_as_text(tmp_path):
+    """Those that look it are, but for what two others make."""
+    metadata = metadata_of(byte_fallback())
+    tokens = metadata["tokenizer.ggml.tokens"]
+    first = len(tokens)
+    tokens += ["<|im_start|>", "<|im_end|>", "<|", "e|>", "<|e|>"]
+    metadata["tokenizer.ggml.token_type"] += [1] * 5
+    metadata["tokenizer.ggml.scores"] += [-1e4] * 5
+    tokenizer = Tokenizer.load(converted(tmp_path, metadata))
+    ids = tokenizer.encode("<|im_start|>a<|im_end|>")
+    assert (ids[1], ids[-1]) == (first, first + 1)
+    assert tokenizer.decode(ids[2:-1]) == "a"
+    assert {first, first + 1} <= {*tokenizer.special_ids}
+    assert first + 4 not in tokenizer.special_ids
+
+
 def test_how_the_authors_sample(tmp_path):
     """As `generation_config.json` has it."""
     fields = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0, "penalty_repeat": 1.05}
@@ -508,6 +529,15 @@ def test_how_the_authors_sample(tmp_path):
     assert options == {"eos_token_id": [1], "repetition_penalty": 1.05, **sampling}
 
 
+@pytest.mark.parametrize("name", ["mirostat", "xtc_probability"])
+def test_a_way_to_sample_that_is_not_supported(name, tmp_path):
+    field = f"general.sampling.{name}"
+    path = written(tmp_path, extra={field: 1})
+    with pytest.warns(InputWarning, match=f"recommends {field}, which is not supported"):
+        load_target(resolved(path))
+    load_target(resolved(write(tmp_path / "none.gguf", tmp_path / "hf", extra={field: 0})))
+
+
 # What lies beside a file.
 
 
@@ -516,6 +546,9 @@ def test_a_chat_template_beside_the_file(own, tmp_path):
     """It wins, whatever the file has, and a change of it counts."""
     path = written(tmp_path, extra={"tokenizer.chat_template": own} if own else {})
     assert Tokenizer.load(resolved(path)).chat_template == own
+    other = json.dumps({"chat_template": "in a config", "tokenizer_class": "NoSuchTokenizer"})
+    (tmp_path / "tokenizer_config.json").write_text(other)
+    assert Tokenizer.load(resolved(path)).chat_template == "in a config"
     for text in ("beside: {{ messages[0].content }}", "{{ messages[0].content }} \u2014 later"):
         (tmp_path / "chat_template.jinja").write_text(text, encoding="utf-8")
         assert Tokenizer.load(resolved(path)).chat_template == text
@@ -564,12 +597,12 @@ DIVISORS = {"rope_freqs.weight": np.ones(4, np.float32)}
         ({"llama.attention.sliding_window": "4096"}, {}, "sliding_window = '4096', .* no number"),
         ({"llama.attention.head_count_kv": [2, 1, 2]}, {}, "differs from layer to layer"),
         ({"llama.rope.scale_linear": 2.0}, {}, r"rope\.scale_linear = 2\.0, which"),
-        ({"tokenizer.ggml.token_type": [1, 1]}, {}, "has a damaged one"),
-        (
-            {"tokenizer.ggml.token_type": None},
-            {},
-            r"without tokenizer\.ggml\.token_type.*; put the",
-        ),
+        ({"tokenizer.ggml.token_type": [1, 2]}, {}, "has a damaged one"),
+        ({"tokenizer.ggml.token_type": None}, {}, r"\(tokenizer\.ggml\.token_type\).*; put the"),
+        ({"tokenizer.ggml.token_type": [1] * 61}, {}, "has one without kinds of tokens"),
+        ({"tokenizer.ggml.eos_token_id": "2"}, {}, "eos_token_id = '2', which is no number"),
+        ({"tokenizer.ggml.eos_token_id": ["2"]}, {}, r"--remove-metadata .*\.eos_token_id"),
+        ({"tokenizer.ggml.add_bos_token": "false"}, {}, "add_bos_token = 'false', which"),
         ({"tokenizer.ggml.merges": None}, {}, r"without merges \(tokenizer\.ggml\.merges\)"),
         ({"tokenizer.ggml.precompiled_charsmap": [1]}, {}, "the option precompiled_charsmap"),
     ],

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dart_jax.errors import UserError
-from dart_jax.weights.gguf.file import GgufFiles
+from dart_jax.weights.gguf.file import GgufFiles, copy_without
 
 # Fields that say what others or the tensors say, too, or nothing about the computation here.
 _UNUSED = (
@@ -82,7 +81,7 @@ class Fields:
         return UserError(
             f"{path} has {key} = {self.files.metadata.get(key)!r:.60}, which {why}; pass the "
             "model's unquantised checkpoint or, if the field is a mistake, a copy without it: "
-            f"gguf-new-metadata --force --remove-metadata {key} {shlex.quote(str(path))} NEW.gguf"
+            f"{copy_without(path, key)}"
         )
 
     def rest(self) -> list[str]:

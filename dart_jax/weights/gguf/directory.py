@@ -21,16 +21,18 @@ from dart_jax.weights.gguf.names import rope_factors, sources
 from dart_jax.weights.gguf.tensors import INDEX, to_json
 from dart_jax.weights.gguf.tokenizer import (
     backend,
+    check_fields,
     check_vocabulary,
     notes,
     stop_ids,
     tokenizer_config,
 )
 
-_FORMAT = 5  # of these directories; another number makes them anew
+_FORMAT = 6  # of these directories; another number makes them anew
 # Fields of general.sampling -> their names in `transformers`.
 _SAMPLING = {name: name for name in ("top_k", "top_p", "min_p")}
 _SAMPLING |= {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+_NOT_SUPPORTED = ("general.sampling.mirostat", "general.sampling.xtc_probability")  # unless 0
 
 
 def target_directory(path: Path) -> Path:
@@ -66,6 +68,8 @@ def _content(path: Path) -> dict[str, str]:
     config = hf_config(files, rope_factors(files))
     tensors = sources(files, TargetConfig.from_json(config))
     texts, told = _tokenizer(path, files.metadata)
+    recommended = [field for field in _NOT_SUPPORTED if files.metadata.get(field)]
+    told += [f"{path} recommends {field}, which is not supported" for field in recommended]
     config[NOTES] = [*config.get(NOTES, ()), *told]
     index = {"files": [str(one.resolve()) for one in files.paths], "tensors": to_json(tensors)}
     return texts | {
@@ -89,15 +93,19 @@ def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
     """The tokenizer's files, by name, and notes about them. What lies beside the GGUF file takes
-    the place of what it holds: a tokenizer with its config, and a chat template by itself."""
+    the place of what it holds: a tokenizer with its config, and a chat template by itself or in a
+    config."""
+    check_fields(path, metadata)
     beside = {name: path.with_name(name) for name in file.BESIDE}
     beside = {name: one for name, one in beside.items() if one.is_file()}
     config, told = tokenizer_config(metadata), list[str]()
     config["gguf_directory"] = str(path.parent)  # where a user would put a chat template
+    others = read_json(beside[file.TOKENIZER_CONFIG]) if file.TOKENIZER_CONFIG in beside else {}
+    if others.get("chat_template"):
+        config["chat_template"] = others["chat_template"]
     if file.TOKENIZER in beside:
         check_vocabulary(path, beside[file.TOKENIZER], metadata)
-        if file.TOKENIZER_CONFIG in beside:
-            config |= read_json(beside[file.TOKENIZER_CONFIG])
+        config |= others
         texts = {name: _text(one) for name, one in beside.items()}
     else:
         told = notes(path, metadata)

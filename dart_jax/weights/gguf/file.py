@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,6 +85,11 @@ def read(path: Path) -> GgufFiles:
             tensors[tensor.name] = Stored(number, offset, kind, shape)
     metadata = {name: field.contents() for name, field in readers[0].fields.items()}
     return GgufFiles(paths, metadata, tensors)
+
+
+def copy_without(path: Path, field: str) -> str:
+    """Returns the command that copies a file without a field of its metadata."""
+    return f"gguf-new-metadata --force --remove-metadata {field} {shlex.quote(str(path))} NEW.gguf"
 
 
 def _open(path: Path) -> Any:

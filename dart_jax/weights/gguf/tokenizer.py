@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer_files import read_backend
+from dart_jax.weights.gguf.file import copy_without
 
 # Values of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -45,6 +46,11 @@ _ENDS = (
 )
 # Control tokens by their looks, in files that have them as text.
 _CONTROL_LOOKS = re.compile(r"<[|\uff5c].+[|\uff5c]>|</?s>|<(pad|bos|eos)>|<(start|end)_of_\w+>")
+# Fields that are read as numbers, or as true or false.
+_NUMBERS = re.compile(
+    r"tokenizer\.ggml\.((bos|eos|eot|eom|unknown|padding)_token_ids?"
+    r"|add_(bos_token|eos_token|space_prefix))"
+)
 # Ids of SentencePiece in files that do not say them, as in llama.cpp.
 _USUAL = {"bos": 1, "eos": 2, "unknown": 0}
 # Tokens of Phi-3 that do not take the spaces behind them.
@@ -79,21 +85,22 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     tokens = _tokens(metadata)
     if not tokens or kind not in ("gpt2", "llama"):
         raise _refusal(path, f"has a tokenizer of the kind {kind!r}" if tokens else "has none")
-    if not metadata.get("tokenizer.ggml.token_type"):
-        raise _refusal(path, "has one without tokenizer.ggml.token_type")
+    if {*(metadata.get("tokenizer.ggml.token_type") or ())} <= {_NORMAL}:
+        raise _refusal(path, "has one without kinds of tokens (tokenizer.ggml.token_type)")
     for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if metadata.get(f"tokenizer.ggml.{name}"):
             raise _refusal(path, f"has a tokenizer with the option {name}")
     try:
         types = _types(metadata, tokens)
-        unknown = next((t for t, n in zip(tokens, types, strict=True) if n == _UNKNOWN), None)
+        kinds = [*zip(tokens, types, strict=True)]
+        unknown = next((token for token, type_ in kinds if type_ == _UNKNOWN), None)
         if kind == "gpt2":
             tokenizer = _byte_level(path, metadata, tokens)
         else:
             # Gemma's files hold tokens of spaces alone as text.
             tokens = [
                 _SPACE * len(token) if type_ == _USER_DEFINED and not token.strip(" ") else token
-                for token, type_ in zip(tokens, types, strict=True)
+                for token, type_ in kinds
             ]
             tokenizer = _sentencepiece(metadata, tokens, unknown)
     except UserError:
@@ -123,6 +130,17 @@ def check_vocabulary(path: Path, beside: Path, metadata: Mapping[str, Any]) -> N
             f"{beside} is another model's tokenizer: {same} of {len(tokens)} tokens are those of "
             f"{path.name}; move one of them into a directory of its own"
         )
+
+
+def check_fields(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Raises UserError if the file `path` has texts for ids, or for true or false."""
+    for name, value in metadata.items():
+        ids = value if isinstance(value, list) and name.endswith(("_id", "_ids")) else [value]
+        if _NUMBERS.fullmatch(name) and not all(isinstance(id, int) for id in ids):
+            raise UserError(
+                f"{path} has {name} = {value!r:.60}, which is no number, true or false; pass "
+                f"a copy where it is one, or without it: {copy_without(path, name)}"
+            )
 
 
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,21 +195,25 @@ def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _named_ids(metadata: Mapping[str, Any], name: str) -> list[int]:
-    """The ids of the tokens that have a name: mostly one."""
+    """The ids of the tokens that have a name: mostly one; either field may be a list."""
     tokens, field = _tokens(metadata), f"tokenizer.ggml.{name}_token_id"
-    usual = _USUAL.get(name) if metadata.get("tokenizer.ggml.model") == "llama" else None
-    ids = metadata.get(f"{field}s") or ()
-    ids = [metadata.get(field, None if ids else usual), *ids]
-    return [id for id in ids if isinstance(id, int) and 0 <= id < len(tokens)]
+    values = [metadata.get(one, []) for one in (field, f"{field}s")]
+    ids = [id for one in values for id in (one if isinstance(one, list) else [one])]
+    if not ids and metadata.get("tokenizer.ggml.model") == "llama" and name in _USUAL:
+        ids = [_USUAL[name]]
+    return [id for id in ids if 0 <= id < len(tokens)]
 
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     """The kinds of tokens. Those that end a turn are control tokens, whatever the file says, as in
-    llama.cpp; so are normal ones that look it and that no merge makes."""
-    types = list(metadata["tokenizer.ggml.token_type"])
-    merges = metadata.get("tokenizer.ggml.merges") or ()
-    looks = {token for token in tokens if merges and _CONTROL_LOOKS.fullmatch(token)}
-    looks -= {merge.replace(" ", "", 1) for merge in merges}
+    llama.cpp; so are normal ones that look it and that no two others make."""
+    types, vocab = list(metadata["tokenizer.ggml.token_type"]), {*tokens}
+    looks = {token for token in tokens if _CONTROL_LOOKS.fullmatch(token)}
+    if merges := metadata.get("tokenizer.ggml.merges"):
+        looks -= {merge.replace(" ", "", 1) for merge in merges}
+    else:
+        cuts = [(token[:n], token[n:]) for token in looks for n in range(1, len(token))]
+        looks -= {left + right for left, right in cuts if left in vocab and right in vocab}
     for id, token in enumerate(tokens[: len(types)]):
         if token in _ENDS or (types[id] == _NORMAL and token in looks):
             types[id] = _CONTROL
