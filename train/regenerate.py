@@ -143,11 +143,8 @@ class Summary(NamedTuple):
 
 
 def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
-    """Generates the answers and writes the file; `advice` is told what Ctrl-C leaves.
-
-    Raises:
-      UserError: a setting, the models or the data cannot be used; answers made before stay.
-    """
+    """Generates the answers and writes the file; `advice` is told what Ctrl-C leaves. Raises
+    UserError if a setting, the models or the data cannot be used; answers made before stay."""
     began, path = time.monotonic(), log_of(config.out)
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")

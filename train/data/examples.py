@@ -66,20 +66,15 @@ def read_all(
     field: str | None = None,
     memory: int = PARQUET,
 ) -> Iterator[Example]:
-    """Yields the examples of several files, in order; skips empty texts. Warns once of each field
-    that is not used.
+    """Yields the examples of several files, in order, at most `limit`; skips empty texts. Warns
+    once of each field that is not used, and raises UserError if a file cannot be read.
 
     Args:
-      files: the files.
-      limit: maximum number of examples.
       bad: called with the error of a record that cannot be used, which is then skipped; of a text
         that is cut off or damaged, it is the rest. By default a file without examples is an error
         too.
       field: field of the records that holds the text or the chat; None: by their form.
       memory: bytes that reading Parquet may use.
-
-    Raises:
-      UserError: a file cannot be read; says where.
     """
 
     def everything() -> Iterator[Example]:

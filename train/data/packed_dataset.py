@@ -115,17 +115,8 @@ def _row(documents: list[Encoded], context: int) -> Batch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedDataset:
-    """Rows of packed documents, on disk.
-
-    Attributes:
-      tokens: unsigned integers [rows, context].
-      document: unsigned integers [rows, context]; see `Batch`.
-      supervised: bool [rows, context].
-      vocab_size: vocabulary size of the tokens.
-      fingerprint: identifies the content of the rows.
-      statistics: of the packing.
-      outputs: the target's for all rows, the parts of `TeacherOutputs` by name; None without.
-    """
+    """Rows of packed documents, on disk, as the files above hold them; the fingerprint identifies
+    their content, and `outputs` are the target's for all, the parts of `TeacherOutputs` by name."""
 
     tokens: np.ndarray
     document: np.ndarray

@@ -50,8 +50,7 @@ class PackedDart(PackedDrafter):
     config: DartConfig
 
     def score_rows(self, successive: bool) -> int:
-        """Two where mask rows share their scores; see the base class."""
-        return 2 if successive else self.num_positions
+        return 2 if successive else self.num_positions  # two where mask rows share scores
 
     def same_shape(self, options: Any) -> bool:
         """See the base class; pair scores can be added."""
@@ -61,7 +60,6 @@ class PackedDart(PackedDrafter):
     def real_rows(
         self, drafter: DartDrafter, features: jax.Array, data: TeacherBatch, embed: Embed
     ) -> RealRows:
-        """Computes the layer's real rows; see the base class."""
         x = drafter.fc(features)
         inputs = drafter.join(data.embeds, x)
         k, v = drafter.keys(inputs)
@@ -75,8 +73,6 @@ class PackedDart(PackedDrafter):
         anchors: jax.Array,
         successive: bool,
     ) -> jax.Array:
-        """Drafts; see the base class. After successive anchors, mask rows at the same position
-        share their scores."""
         config, document = self.config, data.document
         b, c = anchors.shape
         m = config.draft_length

@@ -60,12 +60,9 @@ class HeadInput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PackedDrafter(abc.ABC):
-    """A drafting method in training; hashable. `drafter` is the network, bound to its parameters.
-
-    Attributes:
-      config: the drafter's config.
-      num_positions: drafted positions, d; but for EAGLE-3 that of the config.
-    """
+    """A drafting method in training, by the drafter's config and the drafted positions, d, which
+    are the config's but for EAGLE-3; hashable. `drafter` is the network, bound to its
+    parameters."""
 
     config: Any
     num_positions: int

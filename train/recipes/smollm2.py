@@ -98,11 +98,8 @@ class SmolLM2Config:
 
 
 def run(config: SmolLM2Config) -> None:
-    """Runs every unfinished stage.
-
-    Raises:
-      UserError: the work directory belongs to another configuration, or a stage cannot run.
-    """
+    """Runs every unfinished stage; raises UserError if the work directory belongs to another
+    configuration, or a stage cannot run."""
     device = "cpu" if jax.default_backend() == "cpu" else "other"
     result = "answers or drafters" * (config.work / _TIMES).is_file()
     begin(config, result, **{"kind of device": device})
