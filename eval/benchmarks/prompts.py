@@ -46,11 +46,8 @@ class Prompt(NamedTuple):
 def demo_prompts(
     tokenizer: Tokenizer, per_group: int, max_tokens: int = PROMPT_TOKENS
 ) -> list[Prompt]:
-    """Returns `per_group` prompts, or fewer, for each group of held-out modules.
-
-    Raises:
-      UserError: a group has no documented function within `max_tokens` tokens.
-    """
+    """Returns `per_group` prompts, or fewer, for each group of held-out modules; raises UserError
+    if a group has no documented function within `max_tokens` tokens."""
     prompts: list[Prompt] = []
     for group in HELD_OUT:
         short = short_prompts(held_out_files(group), tokenizer.encode, max_tokens)
@@ -113,13 +110,8 @@ def passage(
     number: int, tokenizer: Tokenizer, encode: Callable[[str], Sequence[int]], most: int
 ) -> str:
     """Returns the text that makes a prompt `most` tokens long, or a few less; "" if it is as long.
-
-    Args:
-      number: of the question, from 0: its passages end with another topic than its neighbours'.
-      tokenizer: the target's.
-      encode: text to be put before the question -> token ids of the whole prompt.
-      most: the prompt's tokens.
-    """
+    `encode` maps a text before the question to the ids of the whole prompt; passages of questions
+    with successive numbers, from 0, end with different topics."""
     names = sorted(topics)
     ids: list[int] = []
     size = most - len(encode(""))

@@ -45,12 +45,10 @@ class Generation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """Decodes batches, each with an engine of its own.
+    """Decodes batches with a method's model, each with an engine of its own.
 
     Attributes:
-      model: of the method.
       max_length: maximum length of a prompt and its new tokens together.
-      sampling: how the target samples.
       stop: ids that end a text; None for the model's own.
       tree_nodes: of the draft tree; None for as many as pay.
       grammar: what texts must follow, as `Grammars.check` returns it; None for anything.

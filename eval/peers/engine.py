@@ -35,17 +35,9 @@ _LOOKUP, _LLAMA_LOOKUP = 10, 2
 
 
 class Setup(NamedTuple):
-    """The model that an engine runs, and its resources.
-
-    Attributes:
-      name: the engine, of `ENGINES`.
-      model: the options that choose the model.
-      target: directory of the target, from `hub.resolve`.
-      tree_nodes: nodes of DART's draft trees; None for as many as pay.
-      threads: cores that it may use.
-      max_length: prompt and new tokens together, at most.
-      work: directory for its log; exists, and is deleted at the end.
-    """
+    """The model that an engine of `ENGINES` runs: the options that choose it, and the target's
+    directory; the nodes of DART's draft trees, None for as many as pay; the number of cores; the
+    tokens of a prompt and its text, at most; and a directory for its log."""
 
     name: str
     model: ModelChoice
@@ -141,11 +133,8 @@ def load_torch(setup: Setup) -> Loaded:
 def load_llama(setup: Setup) -> Loaded:
     """Loads a GGUF file with the weights as they are stored, through the C interface of
     llama-cpp-python, whose own class copies logits and keeps lists in Python for every token. Keys
-    and values are in float32 if the weights are, otherwise in float16, llama.cpp's default.
-
-    Raises:
-      UserError: the target is no GGUF file.
-    """
+    and values are in float32 if the weights are, otherwise in float16, llama.cpp's default. Raises
+    UserError if the target is no GGUF file."""
     import gguf
 
     from dart_jax.weights.gguf.tensors import gguf_files

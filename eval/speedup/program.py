@@ -58,7 +58,6 @@ def run(config: SpeedupConfig, console: Console) -> None:
         setting = speedup.setting(workload, sampling, size)
         settings.append(setting)
         show(tables.speedup_table(title_of(config, setting), setting.groups))
-        show(tables.repetition_table(setting.all))
         show(tables.time_table(setting.all))
     if len(settings) > 1:
         for each in tables.overview_tables(settings):
@@ -216,11 +215,8 @@ def benchmark_workload(
     context: int | None,
 ) -> Workload:
     """Returns the prompts of a benchmark, or its file; later turns follow the answers of plain
-    decoding. `context`: tokens to which the first turns' prompts are lengthened, if any.
-
-    Raises:
-      UserError: no prompt is short enough.
-    """
+    decoding. `context`: tokens to which the first turns' prompts are lengthened, if any. Raises
+    UserError if no prompt is short enough."""
     benchmark, model = find(name), base.with_drafter(None)
 
     def answer(prompt: np.ndarray) -> np.ndarray:

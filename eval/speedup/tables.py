@@ -14,7 +14,7 @@ from rich.table import Table
 from dart_jax.programs.outputs import write_bytes
 from dart_jax.programs.tables import spread, table
 from eval.benchmarks.prompts import Prompt
-from eval.methods.measure import GRAM, LITTLE, Summary
+from eval.methods.measure import Summary
 from eval.methods.registry import METHODS, PLAIN, Tree
 
 
@@ -122,26 +122,6 @@ def time_table(rows: Mapping[str, Summary]) -> Table:
     ]
     caption = "draft+verify includes copies to the host"
     return table("Time by stage", ("method", *STAGES.values()), cells, caption)
-
-
-def repetition_table(rows: Mapping[str, Summary]) -> Table:
-    """Returns how much the texts repeat themselves, and tau where they hardly do."""
-    cells = [
-        (
-            METHODS[name].title,
-            f"{row.repeated:.0%}",
-            f"{row.tau:.2f}",
-            f"{row.varied}/{row.prompts}",
-            f"{row.tau_varied:.2f}" if row.varied else "-",
-        )
-        for name, row in rows.items()
-    ]
-    caption = (
-        f"repeated: {GRAM}-grams that occurred before in the same text\n"
-        f"varied texts: those of which at most {LITTLE:.0%} are repeated"
-    )
-    columns = ("method", "repeated", "tau", "varied texts", "their tau")
-    return table("Repetitions", columns, cells, caption)
 
 
 # Title of a table of all settings -> its figure.
