@@ -17,6 +17,7 @@ that is written anew, has all answers, and stays until all of them are in --out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -153,7 +154,7 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
         raise UserError(f"--out {config.out} already exists; delete it or name another file")
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     files = without(find_files(config.data), (path.parent, config.out))
-    with work_directory.locked(path.parent), AnswerLog(path) as log:
+    with work_directory.locked(path.parent), contextlib.closing(AnswerLog(path)) as log:
         settings, result = _settings(config, directory), "answers" * (not log.empty)
         work_directory.check_settings(path.parent, settings, result=result, cure="another --out")
         with stage(f"loading {config.target}"):

@@ -33,13 +33,11 @@ class Summary:
     """Results of one method, compared with a baseline; nan where nothing was verified.
 
     Attributes:
-      prompts: prompts measured in each repeat.
-      rates: tokens per second of each repeat, prefill included.
-      speedups: ratios of these to the baseline's.
-      token_seconds: seconds per token after each prompt's first, prefill excluded, by repeat.
-      decoding_speedups: ratios of the baseline's to these.
-      tau: tokens emitted per verification, pooled over all.
-      tau_error: its standard error over prompts; None with fewer than two that were verified.
+      rates: tokens per second of each repeat, prefill included, with `speedups` over the baseline.
+      token_seconds: seconds per token after each prompt's first, prefill excluded, by repeat, with
+        `decoding_speedups`.
+      tau: tokens emitted per verification, pooled over all; its error is the standard error over
+        prompts, None with fewer than two that were verified.
       repeated: share of the 8-grams of all texts that occurred before in the same text: one that
         runs in circles is easy to draft.
       identical: prompts whose tokens equal the baseline's in every repeat.

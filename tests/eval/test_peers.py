@@ -77,7 +77,7 @@ def test_report(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["GGUF", "directory"])
 def test_same_tokens(kind, tiny, tmp_path):
     """Of all engines that are installed and take the target."""
-    target, names = tiny.target, ["transformers", "lookup"]
+    target, names = tiny.target, ["transformers"]
     if kind == "GGUF":
         tokenizer = no_meaning(61)  # llama.cpp needs a merge
         tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"

@@ -143,10 +143,8 @@ class AnswerLog:
         self._file.truncate(end)
         self.empty = not end
 
-    def __enter__(self) -> AnswerLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         with contextlib.suppress(OSError):  # of a full disk, which `add` has raised
             self._file.close()
 

@@ -25,16 +25,11 @@ LONGEST = 2**18  # characters; encoding needs about 100 bytes per character
 
 
 class Example(NamedTuple):
-    """One record's content, or a piece of it.
+    """One record's content, or a piece of it, perhaps the first or the last; from which file and
+    line, and the bytes of all files that were read so far.
 
-    Attributes:
-      content: the content to train on.
-      digest: uniform 64-bit hash of the content, independent of its file. The pieces of a text
-        share it, and so do a record and the answers that `train.regenerate` generated for it.
-      where: file and line, for errors.
-      read: bytes of all files read so far.
-      first: whether it begins the record's content.
-      last: whether it ends it.
+    The digest is a uniform 64-bit hash of the content, independent of its file. The pieces of a
+    text share it, and so do a record and the answers that `train.regenerate` generated for it.
     """
 
     content: Content

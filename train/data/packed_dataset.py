@@ -44,13 +44,9 @@ class Statistics:
 
 
 class Packer:
-    """Packs documents into rows of `context` tokens, deterministically; the statistics are of the
-    closed rows.
-
-    Each document goes into the fullest open row that has room for it; if none has, the fullest row
-    is closed. Texts longer than a row are cut into consecutive pieces; documents with
-    `Encoded.whole` are truncated.
-    """
+    """Packs documents into rows of `context` tokens, each into the fullest open row that has room
+    for it; if none has, the fullest row is closed. Texts longer than a row are cut into consecutive
+    pieces; documents with `Encoded.whole` are truncated. The statistics are of the closed rows."""
 
     def __init__(self, context: int):
         self.context = context

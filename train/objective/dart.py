@@ -123,12 +123,9 @@ def _attend_each(
     document: jax.Array,
     anchors: jax.Array,
 ) -> jax.Array:
-    """Attention of all rows of all blocks, each row with its own scores: float32 [B, H, C, 1 + m,
-    h].
-
-    Queries [B, H, C, 1 + m, h] of the anchors and mask rows, and keys and values [B, K, C, m, h] of
-    the mask rows, are not yet rotated.
-    """
+    """Attention of all rows of all blocks, each row with its own scores, float32 [B, H, C, 1 + m,
+    h], as the queries of the anchors and mask rows; keys and values of the mask rows are [B, K, C,
+    m, h]. All are not yet rotated."""
     b, _, c, rows, _ = q.shape
     offset = jnp.arange(rows, dtype=jnp.int32)
     positions = anchors[:, :, None] + offset[None, None]
@@ -137,7 +134,7 @@ def _attend_each(
     first = window_start(window, positions.reshape(b, c * rows))
     seen = prefix_mask(document, jnp.repeat(anchors, rows, axis=1), first)
     prefix = PartialAttention.to(q.reshape(b, q.shape[1], c * rows, -1), real.k, real.v, seen)
-    prefix = prefix.map(lambda y: _blocks(y, c))
+    prefix = prefix.map(lambda y: y.reshape(*y.shape[:2], c, rows, -1))
     if rows == 1:
         return prefix.out / prefix.total
     own = offset[None, None, 1:] <= offset[None, :, None]
@@ -223,8 +220,3 @@ def _rotate_blocks(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
     b, heads, c, rows, h = x.shape
     flat = rotate(x.reshape(b, heads, c * rows, h), positions.reshape(b, c * rows), rope)
     return flat.reshape(x.shape)
-
-
-def _blocks(x: jax.Array, chunk: int) -> jax.Array:
-    """[B, X, C * R, h] -> [B, X, C, R, h]."""
-    return x.reshape(*x.shape[:2], chunk, -1, x.shape[3])

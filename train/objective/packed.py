@@ -41,15 +41,10 @@ class TeacherBatch(NamedTuple):
 
 
 class HeadInput(NamedTuple):
-    """What the logits of one drafted position are computed from.
-
-    Attributes:
-      hidden: [B, C, D], the last layer's output.
-      t: int32 scalar, the position, from 1.
-      before: int32 [B, C], the text's tokens before those that are predicted.
-      draft_ids: int32 [Vd], the target's id of each draft id, ascending.
-      target_logits: the target's head, [B, C, D] -> float32 [B, C, Vd].
-    """
+    """What the logits of one drafted position are computed from: the last layer's output, [B, C,
+    D]; the position `t`, an int32 scalar, from 1; the text's tokens before those that are
+    predicted, int32 [B, C]; the draft ids (see `Frozen`); and the target's head, [B, C, D] ->
+    float32 [B, C, Vd]."""
 
     hidden: jax.Array
     t: jax.Array

@@ -125,8 +125,7 @@ class PackedForward:
 
     Attributes:
       num_positions: d; but for EAGLE-3 that of the drafter's config.
-      max_chunk: maximum anchors per row processed at a time; None chooses it to fit 256 MB for the
-        drafter's logits of one position and 1 GB for the attention scores.
+      max_chunk: maximum anchors per row processed at a time; None for as many as fit the limits.
       mesh: the devices that share the target and the rows of a batch; None for one.
     """
 

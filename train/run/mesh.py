@@ -56,10 +56,8 @@ def batch_sharding(mesh: Mesh, batch: int, accumulate: int = 1) -> NamedSharding
 
 
 def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
-    """Shardings of trained parameters and optimiser state: over "data", the largest axis that
-    divides evenly. They depend on shapes only, so that parameters and their moments are sharded
-    alike."""
-
+    """Shardings of trained parameters and optimiser state, by shapes alone, so that moments are
+    sharded as their parameters: over "data", the largest axis that divides evenly."""
     groups = mesh.shape["data"]
 
     def sharding(leaf: Any) -> NamedSharding:

@@ -88,12 +88,9 @@ class Trainer:
         self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(self._mesh))
 
     def fit(self) -> Params:
-        """Trains; returns the parameters, on one device of every process.
-
-        Raises:
-          UserError: the run cannot start, resume or be saved; its newest checkpoint stays.
-          SystemExit: SIGTERM or SIGINT arrived; the state was saved.
-        """
+        """Trains; returns the parameters, on one device of every process. Raises UserError if the
+        run cannot start, resume or be saved, and SystemExit after SIGTERM or SIGINT; its newest
+        checkpoint stays."""
         with contextlib.ExitStack() as stack:
             self._start(stack)
             if self._duration.at(self._done) < self._duration.whole:
