@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, read, short_prompts, stdlib
+from dart_jax.data.stdlib import HELD_OUT, held_out_files, short_prompts, stdlib
 from dart_jax.errors import UserError, warn
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, prompt_tokens
@@ -28,11 +28,6 @@ from eval.benchmarks.registry import load_all
 
 # Longest prompt of the demo benchmark.
 PROMPT_TOKENS = 128
-
-
-def held_out_text() -> str:
-    """Returns the held-out modules, one after another."""
-    return "\n".join(read(path) for group in HELD_OUT for path in held_out_files(group))
 
 
 class Prompt(NamedTuple):
@@ -43,19 +38,17 @@ class Prompt(NamedTuple):
     tokens: np.ndarray
 
 
-def demo_prompts(
-    tokenizer: Tokenizer, per_group: int, max_tokens: int = PROMPT_TOKENS
-) -> list[Prompt]:
+def demo_prompts(tokenizer: Tokenizer, per_group: int) -> list[Prompt]:
     """Returns `per_group` prompts, or fewer, for each group of held-out modules; raises UserError
-    if a group has no documented function within `max_tokens` tokens."""
+    if a group has no documented function within `PROMPT_TOKENS` tokens."""
     prompts: list[Prompt] = []
     for group in HELD_OUT:
-        short = short_prompts(held_out_files(group), tokenizer.encode, max_tokens)
+        short = short_prompts(held_out_files(group), tokenizer.encode, PROMPT_TOKENS)
         some = [Prompt(group, *prompt) for prompt in islice(short, per_group)]
         if not some:
             raise UserError(
                 f"no documented function of the group {group!r} in {stdlib()} is within "
-                f"{max_tokens} tokens; this program needs the library's sources and a tokenizer "
+                f"{PROMPT_TOKENS} tokens; this program needs the library's sources and a tokenizer "
                 "made for text"
             )
         prompts += some

@@ -148,8 +148,6 @@ def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Que
       MissingFile: there is no such file.
       UserError: the file, or a record of it, cannot be read or used; says where.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"at least one question of a benchmark is needed, not {limit}")
     benchmark = find(name)
     files = _files(benchmark, data_dir)
     every = (record for path in files for record in records(path, bad=_refuse))

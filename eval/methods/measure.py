@@ -67,11 +67,6 @@ class Summary:
         return statistics.median(self.speedups)
 
     @property
-    def token_ms(self) -> float:
-        """Median of `token_seconds`, in ms."""
-        return 1000 * statistics.median(self.token_seconds)
-
-    @property
     def acceptance(self) -> list[float]:
         """For each drafted position, how often it is accepted if those before it are."""
         reached = np.cumsum(self.lengths[::-1])[::-1].tolist()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import os
 import time
 from collections import Counter
@@ -185,26 +184,17 @@ def load_llama(setup: Setup) -> Loaded:
 
 
 class Engine(NamedTuple):
-    """An engine: its title in tables, what loads it, and the packages that must be installed, name
-    for pip -> name for import."""
+    """An engine: its title in tables, what loads it, and the package of the extra `peers` that it
+    needs, if any."""
 
     title: str
     load: Callable[[Setup], Loaded]
-    packages: dict[str, str]
+    package: str | None = None
 
 
-_TORCH = {"torch": "torch", "transformers": "transformers"}
 ENGINES = {
-    PLAIN: Engine("dart_jax, plain", load_own, {}),
-    "dart": Engine("dart_jax, DART", load_own, {}),
-    "transformers": Engine("PyTorch", load_torch, _TORCH),
-    LLAMA: Engine("llama.cpp", load_llama, {"llama-cpp-python": "llama_cpp"}),
+    PLAIN: Engine("dart_jax, plain", load_own),
+    "dart": Engine("dart_jax, DART", load_own),
+    "transformers": Engine("PyTorch", load_torch, "torch"),
+    LLAMA: Engine("llama.cpp", load_llama, "llama_cpp"),
 }
-
-
-def check_installed(name: str) -> None:
-    """Raises UserError if a package of an engine of `ENGINES` is missing; says what to install."""
-    packages = ENGINES[name].packages
-    missing = [pip for pip, package in packages.items() if not importlib.util.find_spec(package)]
-    if missing:
-        raise UserError(f"not installed: pip install {' '.join(missing)}")

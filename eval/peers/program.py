@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.engine.shapes import length_bucket
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, require
 from dart_jax.machine import available_cores
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
@@ -32,7 +32,7 @@ from eval.benchmarks.prompts import first_prompts
 from eval.methods.decoding import Generation
 from eval.methods.measure import Summary, measure, summarize
 from eval.peers.config import PeersConfig
-from eval.peers.engine import ENGINES, PLAIN, Decode, Setup, check_installed
+from eval.peers.engine import ENGINES, PLAIN, Decode, Setup
 
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
 
@@ -133,7 +133,8 @@ def compare(
         for name in dict.fromkeys((PLAIN, *config.engine)):
             setup = Setup(name, config, target, config.tree_nodes, threads, length, work)
             try:
-                check_installed(name)
+                if package := ENGINES[name].package:
+                    require(package, "peers", "it")
                 with stage(f"loading {ENGINES[name].title}", console):
                     peer = stack.enter_context(Peer(setup))
                     peer([prompts[0].tokens], 2)  # fails here if it cannot run the model

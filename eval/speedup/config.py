@@ -73,10 +73,6 @@ class SpeedupConfig(MethodChoice):
     demo's tokenizer and no n-gram model. Needs --acceptance."""
     repeats: int = 3
     """Measured passes over all prompts, after one that compiles."""
-    seed: int = 0
-    """Seed of sampling; the same for all methods."""
-    json: Path | None = None
-    """Write all measurements to this file."""
     plot: Path | None = None
     """Draw the figure into this file."""
 
@@ -90,8 +86,6 @@ class SpeedupConfig(MethodChoice):
         check_least(self, max_new_tokens=1, prompts=1, repeats=1)
         check_least(self, batch_size=1, tree_nodes=1, context=1, level_decay=0, acceptance=1)
         check_some(self, "temperature", "batch_size")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed must be in 0..{2**32 - 1}")
         if self.acceptance is not None:
             if self.tree_nodes is None:
                 raise UserError(
