@@ -142,12 +142,8 @@ def find(name: str) -> Benchmark:
 
 def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Question]:
     """Loads the first `limit` questions of a benchmark, by name or path of a file; those with names
-    come from `data_dir`, or from the hub.
-
-    Raises:
-      MissingFile: there is no such file.
-      UserError: the file, or a record of it, cannot be read or used; says where.
-    """
+    come from `data_dir`, or from the hub. Raises MissingFile if it is not there, and UserError if
+    it, or a record of it, cannot be read or used."""
     benchmark = find(name)
     files = _files(benchmark, data_dir)
     every = (record for path in files for record in records(path, bad=_refuse))

@@ -72,15 +72,10 @@ def _block(kind: BlockKind, chain: bool = False) -> _ModelOf:
 
 
 class Method(NamedTuple):
-    """One decoding method.
-
-    Attributes:
-      title: its title in tables.
-      model: makes its model from the one with --drafter, or --block; None without its part.
-      most: nodes of its largest trees in `eval.lossless`: more would only be slow.
-      part: the part that it needs, and the option that gives it.
-      chain: whether trees have one candidate for each position.
-    """
+    """One decoding method: its title in tables; what makes its model from the one with --drafter,
+    or --block, None without its part; the nodes of its largest trees in `eval.lossless`, more of
+    which would only be slow; the part that it needs, with the option that gives it; and whether
+    trees have one candidate for each position."""
 
     title: str
     model: _ModelOf

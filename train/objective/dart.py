@@ -125,7 +125,7 @@ def _attend_each(
 ) -> jax.Array:
     """Attention of all rows of all blocks, each row with its own scores, float32 [B, H, C, 1 + m,
     h], as the queries of the anchors and mask rows; keys and values of the mask rows are [B, K, C,
-    m, h]. All are not yet rotated."""
+    m, h]. None is rotated yet."""
     b, _, c, rows, _ = q.shape
     offset = jnp.arange(rows, dtype=jnp.int32)
     positions = anchors[:, :, None] + offset[None, None]
