@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +20,7 @@ from rich.table import Table
 
 from dart_jax.engine.shapes import length_bucket
 from dart_jax.errors import UserError, require
-from dart_jax.machine import available_cores
+from dart_jax.machine import available_cores, end_with_parent
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
 from dart_jax.programs.tables import spread, table
@@ -75,9 +74,7 @@ def _begin(log: Path) -> None:
     with log.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    end_with_parent()
 
 
 def _load(setup: Setup) -> str:
