@@ -93,12 +93,6 @@ def first_prompts(
     ]
 
 
-def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Splits prompts into batches, in order; only the last one may be smaller. A batch may mix
-    prompts of several groups, so that small groups do not leave batches unfilled."""
-    return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-
-
 def passage(
     number: int, tokenizer: Tokenizer, encode: Callable[[str], Sequence[int]], most: int
 ) -> str:

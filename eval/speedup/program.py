@@ -24,7 +24,6 @@ from dart_jax.progress import progress_bars, stage
 from eval.benchmarks.prompts import (
     PROMPT_TOKENS,
     demo_prompts,
-    in_batches,
     long_prompt,
     long_question,
     question_prompts,
@@ -145,7 +144,9 @@ class Speedup:
 
     def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:
         """Compares all methods in one setting."""
-        config, batches = self.config, in_batches(workload.prompts, batch_size)
+        config, prompts = self.config, workload.prompts
+        # They may mix prompts of several groups: small groups would leave batches unfilled.
+        batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
         if len(batches[-1]) < batch_size:
             self.console.print(
                 f"{workload.title}: the last batch holds {len(batches[-1])} prompts, not "
