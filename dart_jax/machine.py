@@ -1,9 +1,12 @@
-"""Cores and memory that this process may use: the machine's, within its control groups' limits."""
+"""Cores and memory that this process may use: the machine's, within its control groups' limits; and
+the end of a worker process."""
 
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +32,13 @@ def available_memory(root: Path = Path("/")) -> int:
     for group in _groups(root):
         memory = min([memory, *_numbers(group, "memory.max")])
     return memory
+
+
+def end_with_parent() -> None:
+    """Makes this process, which `multiprocessing` started, exit when its parent does."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _groups(root: Path) -> Iterator[Path]:

@@ -105,11 +105,8 @@ class DrafterTraining:
 
 
 def train(config: DrafterTraining) -> Path:
-    """Trains and writes the drafter; returns its directory.
-
-    Raises:
-      UserError: an option or input cannot be used; what was saved before stays.
-    """
+    """Trains and writes the drafter; returns its directory. Raises UserError if an option or input
+    cannot be used; what was saved before stays."""
     initialize(config.processes)
     enable_compilation_cache()
     for made in filter(None, (config.out, config.cache)):

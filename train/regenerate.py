@@ -17,6 +17,7 @@ that is written anew, has all answers, and stays until all of them are in --out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -143,11 +144,8 @@ class Summary(NamedTuple):
 
 
 def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
-    """Generates the answers and writes the file; `advice` is told what Ctrl-C leaves.
-
-    Raises:
-      UserError: a setting, the models or the data cannot be used; answers made before stay.
-    """
+    """Generates the answers and writes the file; `advice` is told what Ctrl-C leaves. Raises
+    UserError if a setting, the models or the data cannot be used; answers made before stay."""
     began, path = time.monotonic(), log_of(config.out)
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")
@@ -156,7 +154,7 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
         raise UserError(f"--out {config.out} already exists; delete it or name another file")
     directory = hub.resolve(config.target, patterns=hub.TARGET)
     files = without(find_files(config.data), (path.parent, config.out))
-    with work_directory.locked(path.parent), AnswerLog(path) as log:
+    with work_directory.locked(path.parent), contextlib.closing(AnswerLog(path)) as log:
         settings, result = _settings(config, directory), "answers" * (not log.empty)
         work_directory.check_settings(path.parent, settings, result=result, cure="another --out")
         with stage(f"loading {config.target}"):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dart_jax.data.stdlib import HELD_OUT, held_out_files, read, short_prompts, stdlib
+from dart_jax.data.stdlib import HELD_OUT, held_out_files, short_prompts, stdlib
 from dart_jax.errors import UserError, warn
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.questions import Question, prompt_tokens
@@ -28,11 +28,6 @@ from eval.benchmarks.registry import load_all
 
 # Longest prompt of the demo benchmark.
 PROMPT_TOKENS = 128
-
-
-def held_out_text() -> str:
-    """Returns the held-out modules, one after another."""
-    return "\n".join(read(path) for group in HELD_OUT for path in held_out_files(group))
 
 
 class Prompt(NamedTuple):
@@ -43,22 +38,17 @@ class Prompt(NamedTuple):
     tokens: np.ndarray
 
 
-def demo_prompts(
-    tokenizer: Tokenizer, per_group: int, max_tokens: int = PROMPT_TOKENS
-) -> list[Prompt]:
-    """Returns `per_group` prompts, or fewer, for each group of held-out modules.
-
-    Raises:
-      UserError: a group has no documented function within `max_tokens` tokens.
-    """
+def demo_prompts(tokenizer: Tokenizer, per_group: int) -> list[Prompt]:
+    """Returns `per_group` prompts, or fewer, for each group of held-out modules; raises UserError
+    if a group has no documented function within `PROMPT_TOKENS` tokens."""
     prompts: list[Prompt] = []
     for group in HELD_OUT:
-        short = short_prompts(held_out_files(group), tokenizer.encode, max_tokens)
+        short = short_prompts(held_out_files(group), tokenizer.encode, PROMPT_TOKENS)
         some = [Prompt(group, *prompt) for prompt in islice(short, per_group)]
         if not some:
             raise UserError(
                 f"no documented function of the group {group!r} in {stdlib()} is within "
-                f"{max_tokens} tokens; this program needs the library's sources and a tokenizer "
+                f"{PROMPT_TOKENS} tokens; this program needs the library's sources and a tokenizer "
                 "made for text"
             )
         prompts += some
@@ -103,23 +93,12 @@ def first_prompts(
     ]
 
 
-def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """Splits prompts into batches, in order; only the last one may be smaller. A batch may mix
-    prompts of several groups, so that small groups do not leave batches unfilled."""
-    return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-
-
 def passage(
     number: int, tokenizer: Tokenizer, encode: Callable[[str], Sequence[int]], most: int
 ) -> str:
     """Returns the text that makes a prompt `most` tokens long, or a few less; "" if it is as long.
-
-    Args:
-      number: of the question, from 0: its passages end with another topic than its neighbours'.
-      tokenizer: the target's.
-      encode: text to be put before the question -> token ids of the whole prompt.
-      most: the prompt's tokens.
-    """
+    `encode` maps a text before the question to the ids of the whole prompt; passages of questions
+    with successive numbers, from 0, end with different topics."""
     names = sorted(topics)
     ids: list[int] = []
     size = most - len(encode(""))

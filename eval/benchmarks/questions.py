@@ -35,12 +35,11 @@ from dart_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One item of a benchmark, by name.
+    """One item of a benchmark, by name; from which file and line.
 
     Attributes:
       group: its category if the benchmark has categories, otherwise the benchmark's title.
       turns: the user's turns; the model answers each.
-      where: file and line, for errors.
       raw: text to continue, for models without a chat template; None: the turns.
       before: messages before the first turn: a system prompt, an earlier conversation.
       tools: for the chat template.
@@ -57,11 +56,8 @@ class Question:
 
 def read_question(record: Record, bench: str, title: str, by_category: bool = False) -> Question:
     """Reads the question of a record; `title` is the group of one without a category, or of all
-    unless categories are groups.
-
-    Raises:
-      UserError: the record matches none of the formats, or a field is invalid; says where.
-    """
+    unless categories are groups. Raises UserError if the record matches none of the formats, or a
+    field is invalid."""
     value = record.value
     try:
         value = {"messages": value} if is_messages(value) else value

@@ -84,14 +84,11 @@ def load_all(
     text: str | None, tokenizer: Tokenizer, data_dir: Path | None, limit: int
 ) -> tuple[dict[str, list[Question]], list[str]]:
     """Loads the first `limit` questions of each of several benchmarks; of `all`, of those that are
-    there.
+    there. Errors as for `load` and `parse_names`.
 
     Args:
       text: comma-separated names and files, or `DEMO`, which has no questions. None: our own
         questions for a target with a chat template, otherwise `DEMO`.
-      tokenizer: the target's.
-      data_dir: as for `load`, whose errors and those of `parse_names` this has.
-      limit: at least 1.
 
     Returns:
       Name or file -> questions; and why benchmarks of `all` were left out.
@@ -114,13 +111,9 @@ def load_all(
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Splits comma-separated names and files into arguments for `load`, without duplicates.
-
-    `all` stands for every name but that of `OWN`.
-
-    Raises:
-      UserError: one is neither a name nor a file, or two have the same name.
-    """
+    """Splits comma-separated names and files into arguments for `load`, without duplicates; `all`
+    stands for every name but that of `OWN`. Raises UserError if one is neither a name nor a file,
+    or two have the same name."""
     names: dict[str, str] = {}
     for each in _split(text):
         for name in BENCHMARKS if each == "all" else (each,):
@@ -149,14 +142,8 @@ def find(name: str) -> Benchmark:
 
 def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Question]:
     """Loads the first `limit` questions of a benchmark, by name or path of a file; those with names
-    come from `data_dir`, or from the hub.
-
-    Raises:
-      MissingFile: there is no such file.
-      UserError: the file, or a record of it, cannot be read or used; says where.
-    """
-    if limit is not None and limit < 1:
-        raise UserError(f"at least one question of a benchmark is needed, not {limit}")
+    come from `data_dir`, or from the hub. Raises MissingFile if it is not there, and UserError if
+    it, or a record of it, cannot be read or used."""
     benchmark = find(name)
     files = _files(benchmark, data_dir)
     every = (record for path in files for record in records(path, bad=_refuse))

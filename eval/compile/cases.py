@@ -39,14 +39,9 @@ _SERVED_STEPS, _STOP_IDS = 4, 8
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One method in one setting, as `CompileConfig` names them.
-
-    Attributes:
-      nodes: tree nodes without the root.
-      prompt: tokens of the prefill; of more than 512, the last chunk is compiled.
-      dtype: of weights and caches.
-      execution: how the models are computed, and the mesh of several devices.
-    """
+    """One method in one setting, as `CompileConfig` names them, with trees of so many nodes besides
+    the root; of a prompt of more than 512 tokens, the last chunk is compiled. `execution` is how
+    the models are computed, and the mesh of several devices."""
 
     shape: str
     method: Method

@@ -11,8 +11,7 @@ from dart_jax.programs.command_line import check_least, check_some
 
 Method = Literal["plain", "dart", "eagle3", "dflash", "dspark"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
-# How tokens are drawn: greedily; by temperature, top-k, top-p and min-p; or also with a bias of
-# logits and the penalties for what the text has. The programs depend on nothing else.
+# All of sampling on which programs depend.
 Level = Literal["greedy", "filtered", "full"]
 
 

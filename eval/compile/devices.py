@@ -70,11 +70,8 @@ class Accelerator:
         return Execution.of_gpu(9) if self.gpu else Execution.of_tpu()
 
     def topology(self, count: int) -> tuple[int, ...]:
-        """The layout of the fewest devices that are at least so many; they are linked directly.
-
-        Raises:
-          UserError: no machine or slice has so many.
-        """
+        """The layout of the fewest devices that are at least so many, linked directly; raises
+        UserError if no machine or slice has so many."""
         layouts = _MACHINE if self.gpu else _SLICES
         for layout in layouts:
             if math.prod(layout) >= count:
@@ -105,11 +102,8 @@ ACCELERATORS = {
 
 def compile_only(name: str, count: int = 1) -> list[Any]:
     """Returns devices that programs can be compiled for, but not run on: the fewest that are linked
-    directly and at least `count`.
-
-    Raises:
-      UserError: the compiler for their platform is not installed, or there are no so many.
-    """
+    directly and at least `count`. Raises UserError if the compiler for their platform is not
+    installed, or there are not so many."""
     accelerator = ACCELERATORS[name]
     layout, extra = "x".join(map(str, accelerator.topology(count))), "aot"
     options: dict[str, Any] = {"target_config": accelerator.gpu, "topology": layout}

@@ -100,11 +100,8 @@ NAMES = ("demo", *_SHAPES)
 
 @functools.cache
 def target_of(name: str) -> TargetConfig:
-    """Returns the target of this name, in upper or lower case; `demo` is the bundled one.
-
-    Raises:
-      UserError: there is no shape of this name.
-    """
+    """Returns the target of this name, in upper or lower case; `demo` is the bundled one. Raises
+    UserError if there is none."""
     name = name.lower()
     if name == "demo":
         return read_target_config(DEMO / "target")
@@ -136,11 +133,7 @@ def as_loaded(
 ) -> tuple[TargetConfig, AnyDraftLayer, Execution]:
     """Returns models as `DartModel.from_pretrained` has them on GPUs and TPUs: where devices share
     them, each has a head of keys and values, at least; there and in 8 bits the target's head is
-    untied.
-
-    Raises:
-      UserError: the devices cannot share the target.
-    """
+    untied. Raises UserError if the devices cannot share the target."""
     devices = execution.devices.with_drafter(drafter)
     if devices.mesh is not None:
         check_divides(target, devices.mesh)
@@ -264,10 +257,7 @@ def random_model(
 ) -> DartModel:
     """Creates a model in a shape, with a DART drafter of that shape and the demo's tokenizer; the
     demo's shape has its n-gram model. On a CPU its head is untied, as when a model is loaded.
-
-    Raises:
-      UserError: devices cannot share it.
-    """
+    Raises UserError if devices cannot share it."""
     target = target_of(name)
     target, drafter, execution = as_loaded(target, drafter_of(target), execution)
     if jax.default_backend() == "cpu":

@@ -43,13 +43,8 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass
 class Repeated:
-    """A compiled program that is called again and again.
-
-    Attributes:
-      program: a function of `fixed` and `donated` that returns `donated` anew, and a result.
-      fixed: its other arguments.
-      donated: arrays such as caches, which are updated in place.
-    """
+    """A compiled program that is called again and again: a function of `fixed` and `donated`
+    arrays, such as caches, that returns the latter anew, updated in place, and a result."""
 
     program: jax.stages.Compiled
     fixed: tuple[Any, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dart_jax.data.stdlib import HELD_OUT
@@ -46,10 +45,6 @@ class LosslessConfig(MethodChoice):
     for sizes that change at random, down to plain decoding."""
     samples: int = 1024
     """Sequences sampled for each distribution test, with the first method; 0 skips the tests."""
-    seed: int = 0
-    """Seed of sampling."""
-    json: Path | None = None
-    """Write all results to this file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,8 +58,6 @@ class LosslessConfig(MethodChoice):
             )
         if 0 < self.samples < SAMPLES_AT_ONCE * STARTS:
             raise UserError(f"--samples must be 0 or at least {SAMPLES_AT_ONCE * STARTS}")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed must be in 0..{2**32 - 1}")
         _ = self.samplings  # checks the values
 
     @property

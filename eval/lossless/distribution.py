@@ -28,14 +28,12 @@ class Fit:
     """Result of one test.
 
     Attributes:
-      samples: sequences sampled.
       positions: texts whose continuations are tested together.
       draws: tokens sampled at the tested positions.
       drafted: of these, how many the drafter had proposed.
       at_edge: not counted, as rounding decides whether top-k, top-p or min-p cuts them.
       forbidden: how many the filters cut whatever the rounding.
-      chi2: sum of squared deviations over their variances.
-      dof: degrees of freedom.
+      chi2: sum of squared deviations over their variances, with `dof` degrees of freedom.
       rounding: the largest rounding error of all positions.
       implausible: texts whose logits differ by more than the dtype explains.
     """

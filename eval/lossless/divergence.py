@@ -33,13 +33,10 @@ ENDED = -1
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """The first new token at which a row differs.
+    """The first new token at which the text of a prompt differs: the indices of both, and the ids
+    of plain decoding's token and the drafting method's, `ENDED` if a text had ended.
 
     Attributes:
-      prompt: index of the prompt.
-      new_token: index of the new token.
-      plain: token id of plain decoding; -1 if it had ended.
-      dart: token id of the drafting method; -1 if it had ended.
       margin: difference of the two tokens' exact scores: logits if greedy, otherwise logits over
         temperature plus noise.
       rounding: rounding error of a score.
@@ -98,18 +95,9 @@ def examine(
     plain: np.ndarray,
     dart: np.ndarray,
 ) -> Divergence | None:
-    """Returns the first difference of one row; None if there is none.
-
-    Args:
-      prober: computes the target's logits.
-      sampling: how tokens were drawn.
-      seed: of that.
-      prompt: index of the prompt.
-      row: its row in the batch, which the noise depends on.
-      text: int [n], the prompt.
-      plain: int [m], new tokens of plain decoding.
-      dart: int [m'], new tokens of the drafting method.
-    """
+    """Returns the first difference of the new tokens of plain decoding, int [m], and of a drafting
+    method, int [m'], after a prompt, its index and its `text`, int [n]; None if there is none. The
+    noise depends on the `row` in the batch."""
     if np.array_equal(plain, dart):
         return None
     shorter = min(len(plain), len(dart))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dart_jax.errors import UserError
@@ -40,9 +41,15 @@ class MethodChoice(ModelChoice):
     no_coupling: bool = False
     """Draft without the noise of the target's draws, which is known before; matters only with a
     temperature, and never changes the output."""
+    seed: int = 0
+    """Seed of sampling; the same for all methods."""
+    json: Path | None = None
+    """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed must be in 0..{2**32 - 1}")
         _ = self.methods
 
     @property

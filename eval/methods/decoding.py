@@ -45,12 +45,10 @@ class Generation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """Decodes batches, each with an engine of its own.
+    """Decodes batches with a method's model, each with an engine of its own.
 
     Attributes:
-      model: of the method.
       max_length: maximum length of a prompt and its new tokens together.
-      sampling: how the target samples.
       stop: ids that end a text; None for the model's own.
       tree_nodes: of the draft tree; None for as many as pay.
       grammar: what texts must follow, as `Grammars.check` returns it; None for anything.
@@ -99,12 +97,11 @@ class Decoder:
 @dataclasses.dataclass(frozen=True)
 class ImposedTau:
     """Accepts `tau` tokens per verification on average, bonus included, at least 1, rounded to
-    three decimals, whether or not the target agrees; the work is the same as if it did.
+    three decimals, whether or not the target agrees; the work is the same as if it did. Where fewer
+    nodes are drafted, as in a text's first step, so many tokens are emitted and one more.
 
-    After every verification the number of remaining tokens is a multiple of tau, rounded down.
-    Only the first verification of a sequence may emit more or fewer, pseudo-randomly, so that the
-    average over many sequences is tau. Where fewer nodes are drafted, as in a text's first step, so
-    many tokens are emitted and one more.
+    After every verification the number of remaining tokens is a multiple of tau, rounded down. Only
+    the first one of a sequence may emit more or fewer, pseudo-randomly, so that the average is tau.
     """
 
     tau: float

@@ -17,9 +17,7 @@ import numpy as np
 from eval.benchmarks.prompts import Prompt
 from eval.methods.decoding import Decoder, Generation
 
-# Tokens of a piece of text that counts as a repetition if it occurred before, and the share of
-# repetitions up to which a text counts as varied: one that runs in circles is easy to draft.
-GRAM, LITTLE = 8, 0.2
+_GRAM = 8  # tokens of a piece of text that counts as a repetition if it occurred before
 
 
 class Run(NamedTuple):
@@ -35,15 +33,13 @@ class Summary:
     """Results of one method, compared with a baseline; nan where nothing was verified.
 
     Attributes:
-      prompts: prompts measured in each repeat.
-      rates: tokens per second of each repeat, prefill included.
-      speedups: ratios of these to the baseline's.
-      token_seconds: seconds per token after each prompt's first, prefill excluded, by repeat.
-      decoding_speedups: ratios of the baseline's to these.
-      tau: tokens emitted per verification, pooled over all.
-      tau_error: its standard error over prompts; None with fewer than two that were verified.
-      repeated: share of the 8-grams of all texts that occurred before in the same text.
-      varied: prompts whose texts hardly repeat themselves; `tau_varied` is theirs.
+      rates: tokens per second of each repeat, prefill included, with `speedups` over the baseline.
+      token_seconds: seconds per token after each prompt's first, prefill excluded, by repeat, with
+        `decoding_speedups`.
+      tau: tokens emitted per verification, pooled over all; its error is the standard error over
+        prompts, None with fewer than two that were verified.
+      repeated: share of the 8-grams of all texts that occurred before in the same text: one that
+        runs in circles is easy to draft.
       identical: prompts whose tokens equal the baseline's in every repeat.
       lengths: lengths[n] is the number of verifications that accepted n drafted tokens.
       shares: stage -> its share of the time; they add up to 1.
@@ -59,8 +55,6 @@ class Summary:
     tau: float
     tau_error: float | None
     repeated: float
-    varied: int
-    tau_varied: float
     identical: int
     lengths: list[int]
     shares: dict[str, float]
@@ -71,11 +65,6 @@ class Summary:
     def speedup(self) -> float:
         """Median of `speedups`."""
         return statistics.median(self.speedups)
-
-    @property
-    def token_ms(self) -> float:
-        """Median of `token_seconds`, in ms."""
-        return 1000 * statistics.median(self.token_seconds)
 
     @property
     def acceptance(self) -> list[float]:
@@ -143,7 +132,6 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
     texts = _texts(ours[0])
     emitted = np.array([len(tokens) - 1 for tokens in texts])
     steps = np.concatenate([generation.steps for generation in ours[0]])
-    varied = np.array([is_varied(tokens) for tokens in texts])
     repeated, grams = np.sum([repeated_grams(tokens) for tokens in texts], axis=0).tolist()
     outputs = chain(*(generation.outputs for generation in ours[0]))
     lengths = Counter(length for each in outputs for length in accepted_lengths(each.drafted))
@@ -162,8 +150,6 @@ def summarize(repeats: Sequence[Sequence[Run]], method: str, baseline: str) -> S
         tau=_ratio(emitted.sum(), steps.sum()),
         tau_error=ratio_error(emitted, steps),
         repeated=repeated / grams if grams else 0.0,
-        varied=int(varied.sum()),
-        tau_varied=_ratio(emitted[varied].sum(), steps[varied].sum()),
         identical=int(np.all(same, axis=0).sum()),
         lengths=[lengths[n] for n in range(max(lengths, default=0) + 1)],
         shares={stage: seconds / total for stage, seconds in spent.items()},
@@ -223,13 +209,7 @@ def pace(generations: Iterable[Generation]) -> float:
 
 def repeated_grams(tokens: np.ndarray) -> tuple[int, int]:
     """Returns how many 8-grams of a text, int [n], occurred in it before, and how many it has."""
-    if len(tokens) < GRAM:
+    if len(tokens) < _GRAM:
         return 0, 0
-    grams = np.lib.stride_tricks.sliding_window_view(tokens, GRAM)
+    grams = np.lib.stride_tricks.sliding_window_view(tokens, _GRAM)
     return len(grams) - len(np.unique(grams, axis=0)), len(grams)
-
-
-def is_varied(tokens: np.ndarray) -> bool:
-    """Tells whether at most a fifth of a text's 8-grams repeat earlier ones."""
-    repeated, total = repeated_grams(tokens)
-    return repeated <= LITTLE * total

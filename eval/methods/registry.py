@@ -72,15 +72,10 @@ def _block(kind: BlockKind, chain: bool = False) -> _ModelOf:
 
 
 class Method(NamedTuple):
-    """One decoding method.
-
-    Attributes:
-      title: its title in tables.
-      model: makes its model from the one with --drafter, or --block; None without its part.
-      most: nodes of its largest trees in `eval.lossless`: more would only be slow.
-      part: the part that it needs, and the option that gives it.
-      chain: whether trees have one candidate for each position.
-    """
+    """One decoding method: its title in tables; what makes its model from the one with --drafter,
+    or --block, None without its part; the nodes of its largest trees in `eval.lossless`, more of
+    which would only be slow; the part that it needs, with the option that gives it; and whether
+    trees have one candidate for each position."""
 
     title: str
     model: _ModelOf
@@ -116,11 +111,8 @@ for _each in _KINDS:
 
 def models_of(choice: MethodChoice, base: DartModel) -> tuple[dict[str, DartModel], list[str]]:
     """Returns the models of all methods, which share one target, plain decoding first, and why
-    methods of `all` were left out.
-
-    Raises:
-      UserError: a method requested by name lacks a part, a part cannot be used, or none is left.
-    """
+    methods of `all` were left out; raises UserError if a method requested by name lacks a part, a
+    part cannot be used, or none is left."""
     models: dict[str, DartModel] = {}
     left_out: list[str] = []
     blocks = [name for name in choice.methods if METHODS[name].part == _BLOCK]
@@ -198,16 +190,11 @@ def decoder(
     coupled: bool = True,
     structured_outputs: StructuredOutputs | None = None,
 ) -> Decoder:
-    """Returns the decoder of a method's model.
+    """Returns the decoder of a method's model and draft tree, for texts of `max_length` tokens.
 
     Args:
-      model: the method's model.
-      tree: its draft tree.
-      max_length: rows of the KV cache.
-      sampling: how the target samples.
       acceptance: imposed tau (see `ImposedTau`); stop tokens are then ignored.
       coupled: whether drafts are ranked with the noise of the target's draws.
-      structured_outputs: what the texts must follow.
     """
     search = None
     if tree.level_decay is not None:

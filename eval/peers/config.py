@@ -16,9 +16,8 @@ class PeersConfig(ModelChoice):
     """The model, the engines, and how to time them."""
 
     engine: tuple[str, ...] = tuple(ENGINES)
-    """Engines, of plain, dart, transformers, lookup (transformers with its prompt lookup), and
-    llama.cpp or llama.cpp-lookup, for GGUF targets; plain is always there. Those that lack a
-    package or a part are left out."""
+    """Engines, of plain, dart, transformers, and llama.cpp for GGUF targets; plain is always there.
+    Those that lack a package or a part are left out."""
     bench: str | None = None
     """Benchmarks or files, as for eval.speedup, of which the first turns are answered."""
     data_dir: Path | None = None

@@ -2,14 +2,14 @@
 
 To add one, write a function from a `Setup` to a `Loaded`, which imports what it needs, and an entry
 in `ENGINES`. torch.compile, CTranslate2, ONNX Runtime and OpenVINO, which convert or trace a model
-before they run it, were slower than llama.cpp.
+before they run it, were slower than llama.cpp; and the prompt lookup of transformers and
+llama-cpp-python slower than these without it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import os
 import time
 from collections import Counter
@@ -28,24 +28,13 @@ if TYPE_CHECKING:
 # (prompt, int32 [P]; number of new tokens) -> these, greedily and whichever they are.
 Decode = Callable[[np.ndarray, int], "Generation"]
 
-PLAIN = "plain"
-LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp-lookup"
-# Tokens that prompt lookup drafts, as the documentations of transformers and llama-cpp-python say.
-_LOOKUP, _LLAMA_LOOKUP = 10, 2
+PLAIN, LLAMA = "plain", "llama.cpp"
 
 
 class Setup(NamedTuple):
-    """The model that an engine runs, and its resources.
-
-    Attributes:
-      name: the engine, of `ENGINES`.
-      model: the options that choose the model.
-      target: directory of the target, from `hub.resolve`.
-      tree_nodes: nodes of DART's draft trees; None for as many as pay.
-      threads: cores that it may use.
-      max_length: prompt and new tokens together, at most.
-      work: directory for its log; exists, and is deleted at the end.
-    """
+    """The model that an engine of `ENGINES` runs: the options that choose it, and the target's
+    directory; the nodes of DART's draft trees, None for as many as pay; the number of cores; the
+    tokens of a prompt and its text, at most; and a directory for its log."""
 
     name: str
     model: ModelChoice
@@ -120,12 +109,11 @@ def load_torch(setup: Setup) -> Loaded:
         directory, options["gguf_file"] = files[0].parent, files[0].name
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, **options).eval()
     model.generation_config.eos_token_id = None
-    drafting = {"prompt_lookup_num_tokens": _LOOKUP} if setup.name == "lookup" else {}
 
     def generate(prompt: np.ndarray, new_tokens: int) -> list[int]:
         ids = torch.tensor([prompt.tolist()])
-        mask, length = torch.ones_like(ids), {"max_new_tokens": new_tokens}
-        text = model.generate(ids, attention_mask=mask, do_sample=False, **length, **drafting)
+        mask, how = torch.ones_like(ids), {"do_sample": False, "max_new_tokens": new_tokens}
+        text = model.generate(ids, attention_mask=mask, **how)
         return text[0, len(prompt) :].tolist()
 
     def decode(prompt: np.ndarray, new_tokens: int) -> Generation:
@@ -141,11 +129,8 @@ def load_torch(setup: Setup) -> Loaded:
 def load_llama(setup: Setup) -> Loaded:
     """Loads a GGUF file with the weights as they are stored, through the C interface of
     llama-cpp-python, whose own class copies logits and keeps lists in Python for every token. Keys
-    and values are in float32 if the weights are, otherwise in float16, llama.cpp's default.
-
-    Raises:
-      UserError: the target is no GGUF file.
-    """
+    and values are in float32 if the weights are, otherwise in float16, llama.cpp's default. Raises
+    UserError if the target is no GGUF file."""
     import gguf
 
     from dart_jax.weights.gguf.tensors import gguf_files
@@ -174,67 +159,42 @@ def load_llama(setup: Setup) -> Loaded:
         raise RuntimeError("llama.cpp cannot make a context")
     memory = llama.llama_get_memory(context)
     vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-    draft = None
-    if setup.name == LLAMA_LOOKUP:
-        speculative: Any = importlib.import_module("llama_cpp.llama_speculative")
-        draft = speculative.LlamaPromptLookupDecoding(num_pred_tokens=_LLAMA_LOOKUP)
     room = llama.llama_batch_init(setup.max_length, 0, 1)
 
-    def steps(tokens: Sequence[int], first: int, wanted: int) -> list[int]:
-        """Runs tokens at the positions from `first` on; returns the most likely tokens after the
-        last `wanted` of them."""
+    def step(tokens: Sequence[int], first: int) -> int:
+        """Runs tokens at the positions from `first` on; returns the most likely one after them."""
         room.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
             room.token[i], room.pos[i], room.n_seq_id[i], room.seq_id[i][0] = token, first + i, 1, 0
-            room.logits[i] = i >= len(tokens) - wanted
+            room.logits[i] = i == len(tokens) - 1
         if status := llama.llama_decode(context, room):
             raise RuntimeError(f"llama_decode returned {status}")
-        logits = [llama.llama_get_logits_ith(context, i - wanted) for i in range(wanted)]
-        return [int(np.argmax(np.ctypeslib.as_array(row, (vocab_size,)))) for row in logits]
+        logits = llama.llama_get_logits_ith(context, -1)
+        return int(np.argmax(np.ctypeslib.as_array(logits, (vocab_size,))))
 
     def decode(prompt: np.ndarray, new_tokens: int) -> Generation:
         llama.llama_memory_clear(memory, True)
-        text = [*prompt.tolist(), *steps(prompt.tolist(), 0, 1)]
-        length = len(prompt) + new_tokens
+        text = [*prompt.tolist(), step(prompt.tolist(), 0)]
         start = time.perf_counter()
-        while len(text) < length:
-            drafts = [] if draft is None else draft(np.array(text)).tolist()
-            drafts = drafts[: length - len(text) - 1]
-            at = len(text) - 1
-            tokens = steps([text[-1], *drafts], at, 1 + len(drafts))
-            right = next((i for i, each in enumerate(drafts) if each != tokens[i]), len(drafts))
-            text += tokens[: right + 1]
-            if right < len(drafts):
-                llama.llama_memory_seq_rm(memory, 0, at + 1 + right, -1)
+        while len(text) < len(prompt) + new_tokens:
+            text.append(step(text[-1:], len(text) - 1))
         return _timed(text[len(prompt) :], time.perf_counter() - start)
 
     return stored, decode
 
 
 class Engine(NamedTuple):
-    """An engine: its title in tables, what loads it, and the packages that must be installed, name
-    for pip -> name for import."""
+    """An engine: its title in tables, what loads it, and the package of the extra `peers` that it
+    needs, if any."""
 
     title: str
     load: Callable[[Setup], Loaded]
-    packages: dict[str, str]
+    package: str | None = None
 
 
-_TORCH = {"torch": "torch", "transformers": "transformers"}
-_LLAMA_CPP = {"llama-cpp-python": "llama_cpp"}
 ENGINES = {
-    PLAIN: Engine("dart_jax, plain", load_own, {}),
-    "dart": Engine("dart_jax, DART", load_own, {}),
-    "transformers": Engine("PyTorch", load_torch, _TORCH),
-    "lookup": Engine("PyTorch, prompt lookup", load_torch, _TORCH),
-    LLAMA: Engine("llama.cpp", load_llama, _LLAMA_CPP),
-    LLAMA_LOOKUP: Engine("llama.cpp, prompt lookup", load_llama, _LLAMA_CPP),
+    PLAIN: Engine("dart_jax, plain", load_own),
+    "dart": Engine("dart_jax, DART", load_own),
+    "transformers": Engine("PyTorch", load_torch, "torch"),
+    LLAMA: Engine("llama.cpp", load_llama, "llama_cpp"),
 }
-
-
-def check_installed(name: str) -> None:
-    """Raises UserError if a package of an engine of `ENGINES` is missing; says what to install."""
-    packages = ENGINES[name].packages
-    missing = [pip for pip, package in packages.items() if not importlib.util.find_spec(package)]
-    if missing:
-        raise UserError(f"not installed: pip install {' '.join(missing)}")

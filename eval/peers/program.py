@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.engine.shapes import length_bucket
-from dart_jax.errors import UserError
-from dart_jax.machine import available_cores
+from dart_jax.errors import UserError, require
+from dart_jax.machine import available_cores, end_with_parent
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
 from dart_jax.programs.tables import spread, table
@@ -32,7 +31,7 @@ from eval.benchmarks.prompts import first_prompts
 from eval.methods.decoding import Generation
 from eval.methods.measure import Summary, measure, summarize
 from eval.peers.config import PeersConfig
-from eval.peers.engine import ENGINES, PLAIN, Decode, Setup, check_installed
+from eval.peers.engine import ENGINES, PLAIN, Decode, Setup
 
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
 
@@ -75,9 +74,7 @@ def _begin(log: Path) -> None:
     with log.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    end_with_parent()
 
 
 def _load(setup: Setup) -> str:
@@ -133,7 +130,8 @@ def compare(
         for name in dict.fromkeys((PLAIN, *config.engine)):
             setup = Setup(name, config, target, config.tree_nodes, threads, length, work)
             try:
-                check_installed(name)
+                if package := ENGINES[name].package:
+                    require(package, "peers", "it")
                 with stage(f"loading {ENGINES[name].title}", console):
                     peer = stack.enter_context(Peer(setup))
                     peer([prompts[0].tokens], 2)  # fails here if it cannot run the model

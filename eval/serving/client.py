@@ -53,18 +53,10 @@ class Choice:
 
 @dataclasses.dataclass
 class Answer:
-    """The outcome of a request.
-
-    Attributes:
-      status: HTTP's; 0 without a response.
-      choices: its texts, by their numbers.
-      usage: numbers of tokens, as the server counts them.
-      start: when it was sent, in seconds of `time.perf_counter`, as all times.
-      times: of every chunk with text.
-      end: of its last chunk, or of its failure.
-      error: a description of its failure, in one line.
-      cancelled: whether the client hung up.
-    """
+    """The outcome of a request: HTTP's status, 0 without a response; its texts, by their numbers,
+    and numbers of tokens, as the server counts them; a description of its failure, in one line;
+    and whether the client hung up. Times, when it was sent, of every chunk with text, and of the
+    last chunk or the failure, are in seconds of `time.perf_counter`."""
 
     status: int = 0
     choices: dict[int, Choice] = dataclasses.field(default_factory=dict)

@@ -32,8 +32,7 @@ class Round(NamedTuple):
     """One measurement of a server, of its complete answers.
 
     Attributes:
-      texts: of all requests in their order; None of one that failed.
-      errors: of those that failed.
+      texts: of all requests in their order; None of one that failed, whose error is in `errors`.
       tokens_per_second: new tokens, from the first request to the last token.
       per_token: median seconds per token after the first; None if no answer has two.
       first: median seconds to the first token; None without one.

@@ -44,10 +44,8 @@ class ServingBenchConfig(ModelChoice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, max_new_tokens=1, requests=1, rounds=1, clients=1)
+        check_least(self, max_new_tokens=1, requests=1, rounds=1, clients=1, temperature=0)
         check_some(self, "clients")
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature must be 0 or a positive number, got {self.temperature}")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed must be in 0..{2**32 - 1}")
         if not 0 < self.timeout < float("inf"):
@@ -61,10 +59,7 @@ class ServingBenchConfig(ModelChoice):
 
     def server_options(self, *more: str) -> list[str]:
         """Returns the options of a server with the chosen model, those of --serve-options, and
-        more, which win; raises UserError if the option is not a command line.
-
-        Servers compile what they need before they listen.
-        """
+        more, which win; raises UserError if the option is not a command line."""
         words = [*self.words(), "--warmup", "filtered" if self.temperature else "greedy"]
         try:
             return [*words, *shlex.split(self.serve_options), *more]

@@ -24,7 +24,6 @@ from dart_jax.progress import progress_bars, stage
 from eval.benchmarks.prompts import (
     PROMPT_TOKENS,
     demo_prompts,
-    in_batches,
     long_prompt,
     long_question,
     question_prompts,
@@ -58,7 +57,6 @@ def run(config: SpeedupConfig, console: Console) -> None:
         setting = speedup.setting(workload, sampling, size)
         settings.append(setting)
         show(tables.speedup_table(title_of(config, setting), setting.groups))
-        show(tables.repetition_table(setting.all))
         show(tables.time_table(setting.all))
     if len(settings) > 1:
         for each in tables.overview_tables(settings):
@@ -146,7 +144,9 @@ class Speedup:
 
     def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:
         """Compares all methods in one setting."""
-        config, batches = self.config, in_batches(workload.prompts, batch_size)
+        config, prompts = self.config, workload.prompts
+        # They may mix prompts of several groups: small groups would leave batches unfilled.
+        batches = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
         if len(batches[-1]) < batch_size:
             self.console.print(
                 f"{workload.title}: the last batch holds {len(batches[-1])} prompts, not "
@@ -216,11 +216,8 @@ def benchmark_workload(
     context: int | None,
 ) -> Workload:
     """Returns the prompts of a benchmark, or its file; later turns follow the answers of plain
-    decoding. `context`: tokens to which the first turns' prompts are lengthened, if any.
-
-    Raises:
-      UserError: no prompt is short enough.
-    """
+    decoding. `context`: tokens to which the first turns' prompts are lengthened, if any. Raises
+    UserError if no prompt is short enough."""
     benchmark, model = find(name), base.with_drafter(None)
 
     def answer(prompt: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from rich.table import Table
 from dart_jax.programs.outputs import write_bytes
 from dart_jax.programs.tables import spread, table
 from eval.benchmarks.prompts import Prompt
-from eval.methods.measure import GRAM, LITTLE, Summary
+from eval.methods.measure import Summary
 from eval.methods.registry import METHODS, PLAIN, Tree
 
 
@@ -37,7 +37,7 @@ class Workload(NamedTuple):
 
     @property
     def mean_tokens(self) -> float:
-        """Mean length of the prompts, in tokens."""
+        """Their mean."""
         return statistics.mean(self.prompt_tokens)
 
 
@@ -124,30 +124,10 @@ def time_table(rows: Mapping[str, Summary]) -> Table:
     return table("Time by stage", ("method", *STAGES.values()), cells, caption)
 
 
-def repetition_table(rows: Mapping[str, Summary]) -> Table:
-    """Returns how much the texts repeat themselves, and tau where they hardly do."""
-    cells = [
-        (
-            METHODS[name].title,
-            f"{row.repeated:.0%}",
-            f"{row.tau:.2f}",
-            f"{row.varied}/{row.prompts}",
-            f"{row.tau_varied:.2f}" if row.varied else "-",
-        )
-        for name, row in rows.items()
-    ]
-    caption = (
-        f"repeated: {GRAM}-grams that occurred before in the same text\n"
-        f"varied texts: those of which at most {LITTLE:.0%} are repeated"
-    )
-    columns = ("method", "repeated", "tau", "varied texts", "their tau")
-    return table("Repetitions", columns, cells, caption)
-
-
 # Title of a table of all settings -> its figure.
 _FIGURES: dict[str, Callable[[Summary], float]] = {
     "tau": lambda row: row.tau,
-    "ms per token, without the prefill": lambda row: row.token_ms,
+    "ms per token, without the prefill": lambda row: 1000 * statistics.median(row.token_seconds),
     "speed-up, without the prefill": lambda row: statistics.median(row.decoding_speedups),
     "speed-up": lambda row: row.speedup,
 }

@@ -40,9 +40,9 @@ def texts(*options):
 @pytest.mark.long
 def test_report(tiny, tmp_path, monkeypatch):
     """Plain decoding and DART; an engine that is not installed; one that cannot take the target."""
-    absent = ENGINES["transformers"]._replace(packages={"no-such": "no_such_package"})
+    absent = ENGINES["transformers"]._replace(package="no_such")
     monkeypatch.setitem(ENGINES, "transformers", absent)
-    present = ENGINES[LLAMA]._replace(packages={})
+    present = ENGINES[LLAMA]._replace(package=None)
     monkeypatch.setitem(ENGINES, LLAMA, present)
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "def f(x):"}\n{"prompt": "import os"}\n')
@@ -60,7 +60,7 @@ def test_report(tiny, tmp_path, monkeypatch):
     )
     printed = io.StringIO()
     run(config, Console(file=printed, width=120))
-    assert "left out: PyTorch: not installed: pip install no-such\n" in printed.getvalue()
+    assert "left out: PyTorch: it needs no_such: pip install 'dart" in printed.getvalue()
     assert "left out: llama.cpp: reads GGUF targets only; " in printed.getvalue()
     assert "2/2" in printed.getvalue()
     report = json.loads(config.json.read_text())
@@ -77,14 +77,13 @@ def test_report(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["GGUF", "directory"])
 def test_same_tokens(kind, tiny, tmp_path):
     """Of all engines that are installed and take the target."""
-    target, names = tiny.target, ["transformers", "lookup"]
+    target, names = tiny.target, ["transformers"]
     if kind == "GGUF":
         tokenizer = no_meaning(61)  # llama.cpp needs a merge
         tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"
         tokenizer["tokenizer.ggml.merges"] = ["a b"]
         target, names = tiny_gguf(tmp_path, "Llama", tokenizer=tokenizer), [*names, LLAMA]
-    packages = {name: ENGINES[name].packages.values() for name in names}
-    names = [name for name in names if all(map(importlib.util.find_spec, packages[name]))]
+    names = [name for name in names if importlib.util.find_spec(ENGINES[name].package)]
     if not names:
         pytest.skip("no other engine is installed")
     expected = texts(target, tmp_path, PLAIN)

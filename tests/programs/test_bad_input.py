@@ -32,7 +32,7 @@ CASES = {
     "serve --host no.such.host.invalid": "cannot listen at no.such.host.invalid, port 8000",
     "speedup --prompts 0": "--prompts must be at least 1",
     "speedup --temperature": "--temperature needs at least one value",
-    "speedup --level-decay -1": "--level-decay must be 0 or a positive number",
+    "speedup --level-decay -1": "--level-decay must be at least 0",
     "speedup --method dartt": "no method 'dartt'",
     "speedup --bench squad": "no benchmark or file 'squad'",
     "speedup --acceptance 3": "--acceptance needs --tree-nodes",

@@ -109,7 +109,6 @@ def loss(
         rows = jnp.minimum(anchors + t, end)
         full = jnp.take_along_axis(teacher, rows[..., None], axis=1)
         predictions = Predictions(
-            jnp.int32(t),
             *restrict(full, frozen.draft_ids),
             jnp.argmax(full, axis=-1).astype(jnp.int32),
             draft[:, :, t - 1],

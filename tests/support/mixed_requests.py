@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
+from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.engine.request import MOST_LOGPROBS
-from eval.benchmarks.prompts import held_out_text
 
 # Longest prompt and answer, and what templates and tools add to a prompt, in tokens.
 _PROMPT, _ANSWER, _ADDED = 1200, 200, 40
@@ -52,7 +52,8 @@ class _Draw:
 
     def __init__(self, tokenizer, seed, max_length):
         self._tokenizer = tokenizer
-        self._library = np.array(tokenizer.encode(held_out_text()))
+        modules = [read(path) for group in HELD_OUT for path in held_out_files(group)]
+        self._library = np.array(tokenizer.encode("\n".join(modules)))
         self._rng = np.random.default_rng(seed)
         self._answer = min(_ANSWER, max_length // 3)
         self._prompt = min(_PROMPT, max_length - self._answer - _ADDED)

@@ -67,11 +67,8 @@ class Encoding(NamedTuple):
         self, examples: Sequence[Example], bad: Callable[[UserError], None]
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields batches of documents: their tokens, int32 [n], and offsets, int64 [documents + 1].
-
-        Texts get the tokenizer's special tokens, chats have those of their template. Every document
-        ends with `eos`, unless a further piece of the document follows. An example that cannot be
-        used is left out, and `bad` is called with the error.
-        """
+        Every document ends with `eos`, unless a further piece of it follows. An example that cannot
+        be used is left out, and `bad` is called with the error."""
         encoder = _encoder(self.tokenizer, self.template_kwargs)
         for batch in batched(examples, LONGEST):
             tokens, offsets = [np.zeros(0, np.int32)], [0]

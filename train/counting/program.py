@@ -32,11 +32,8 @@ _VERSION = 3  # of the work directory's format
 
 
 def run(config: NgramConfig) -> str:
-    """Counts and writes the file; returns a summary for the user.
-
-    Raises:
-      UserError: a setting or the data cannot be used.
-    """
+    """Counts and writes the file; returns a summary for the user. Raises UserError if a setting or
+    the data cannot be used."""
     began = time.perf_counter()
     if not config.out.parent.is_dir():
         raise UserError(f"no directory {config.out.parent} for --out; make it first")

@@ -7,7 +7,6 @@ import itertools
 import multiprocessing
 import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from dart_jax.errors import UserError
+from dart_jax.machine import end_with_parent
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ class Workers:
         self._pool: ProcessPoolExecutor | None = None
         if number > 1:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(number, context, initializer=_end_with_parent)
+            self._pool = ProcessPoolExecutor(number, context, initializer=_begin)
 
     def map(self, function: Callable, tasks: Iterable[tuple]) -> Iterator[Any]:
         """Yields results in task order; submits lazily, at most two tasks per worker ahead.
@@ -70,15 +70,7 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
 
-def _end_with_parent() -> None:
-    """Makes this worker exit when its parent process does."""
+def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker per core
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    end_with_parent()

@@ -29,17 +29,9 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass
 class Conversation:
-    """One record, answered with one sampling configuration.
-
-    Attributes:
-      where: file and line, for errors.
-      digest: digest of the record.
-      sampling: index of the sampling configuration.
-      turns: the prompt of each answer: new messages, or the tokens of a single prompt.
-      tools: for the chat template.
-      messages: the messages so far, answers included.
-      answers: the answers so far.
-    """
+    """One record, answered with the sampling configuration of this index; `where` and `digest` are
+    the record's. A turn is the prompt of an answer: new messages, or the tokens of a single prompt;
+    `messages` are those so far, with the answers."""
 
     where: str
     digest: int
@@ -151,10 +143,8 @@ class AnswerLog:
         self._file.truncate(end)
         self.empty = not end
 
-    def __enter__(self) -> AnswerLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         with contextlib.suppress(OSError):  # of a full disk, which `add` has raised
             self._file.close()
 

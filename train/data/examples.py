@@ -25,16 +25,11 @@ LONGEST = 2**18  # characters; encoding needs about 100 bytes per character
 
 
 class Example(NamedTuple):
-    """One record's content, or a piece of it.
+    """One record's content, or a piece of it, perhaps the first or the last; from which file and
+    line, and the bytes of all files that were read so far.
 
-    Attributes:
-      content: the content to train on.
-      digest: uniform 64-bit hash of the content, independent of its file. The pieces of a text
-        share it, and so do a record and the answers that `train.regenerate` generated for it.
-      where: file and line, for errors.
-      read: bytes of all files read so far.
-      first: whether it begins the record's content.
-      last: whether it ends it.
+    The digest is a uniform 64-bit hash of the content, independent of its file. The pieces of a
+    text share it, and so do a record and the answers that `train.regenerate` generated for it.
     """
 
     content: Content
@@ -66,20 +61,15 @@ def read_all(
     field: str | None = None,
     memory: int = PARQUET,
 ) -> Iterator[Example]:
-    """Yields the examples of several files, in order; skips empty texts. Warns once of each field
-    that is not used.
+    """Yields the examples of several files, in order, at most `limit`; skips empty texts. Warns
+    once of each field that is not used, and raises UserError if a file cannot be read.
 
     Args:
-      files: the files.
-      limit: maximum number of examples.
       bad: called with the error of a record that cannot be used, which is then skipped; of a text
         that is cut off or damaged, it is the rest. By default a file without examples is an error
         too.
       field: field of the records that holds the text or the chat; None: by their form.
       memory: bytes that reading Parquet may use.
-
-    Raises:
-      UserError: a file cannot be read; says where.
     """
 
     def everything() -> Iterator[Example]:

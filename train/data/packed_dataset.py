@@ -44,13 +44,9 @@ class Statistics:
 
 
 class Packer:
-    """Packs documents into rows of `context` tokens, deterministically; the statistics are of the
-    closed rows.
-
-    Each document goes into the fullest open row that has room for it; if none has, the fullest row
-    is closed. Texts longer than a row are cut into consecutive pieces; documents with
-    `Encoded.whole` are truncated.
-    """
+    """Packs documents into rows of `context` tokens, each into the fullest open row that has room
+    for it; if none has, the fullest row is closed. Texts longer than a row are cut into consecutive
+    pieces; documents with `Encoded.whole` are truncated. The statistics are of the closed rows."""
 
     def __init__(self, context: int):
         self.context = context
@@ -115,17 +111,8 @@ def _row(documents: list[Encoded], context: int) -> Batch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedDataset:
-    """Rows of packed documents, on disk.
-
-    Attributes:
-      tokens: unsigned integers [rows, context].
-      document: unsigned integers [rows, context]; see `Batch`.
-      supervised: bool [rows, context].
-      vocab_size: vocabulary size of the tokens.
-      fingerprint: identifies the content of the rows.
-      statistics: of the packing.
-      outputs: the target's for all rows, the parts of `TeacherOutputs` by name; None without.
-    """
+    """Rows of packed documents, on disk, as the files above hold them; the fingerprint identifies
+    their content, and `outputs` are the target's for all, the parts of `TeacherOutputs` by name."""
 
     tokens: np.ndarray
     document: np.ndarray

@@ -58,8 +58,7 @@ class DataConfig:
 
 
 class Prepared(NamedTuple):
-    """A data set's two splits: rows to train on, at least one, and rows for evaluation, possibly
-    none."""
+    """A data set's splits: rows to train on, at least one, and for evaluation, possibly none."""
 
     training: PackedDataset
     held_out: PackedDataset
@@ -70,11 +69,8 @@ def prepare(
 ) -> Prepared:
     """Encodes and packs the data into a directory in `directory`, unless that is already done, also
     by another process; says on standard error what was packed and what was skipped. `vocab_size`
-    and `longest` are the target's tokens and positions, which limit the context.
-
-    Raises:
-      UserError: the data cannot be used, or the directory cannot be written; says where.
-    """
+    and `longest` are the target's tokens and positions, which limit the context. Raises UserError
+    if the data cannot be used, or the directory cannot be written."""
     files = without(find_files(config.data), [directory])
     context = config.context or min(_CONTEXT, longest)
     if context > longest:

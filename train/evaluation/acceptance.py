@@ -136,11 +136,8 @@ def _tau(model: DartModel, prompts: list[np.ndarray], new_tokens: int, weight: f
 
 
 def held_out_prompts(dataset: PackedDataset, count: int, longest: int) -> list[np.ndarray]:
-    """Returns prompts from the first documents of a set, each up to its answer, int32 [n].
-
-    A text, which has no answer, is cut in the middle. Prompts of more than `longest` or fewer than
-    8 tokens are skipped.
-    """
+    """Returns prompts from the first documents of a set, each up to its answer, or half of a text,
+    int32 [n]. Those of more than `longest` or fewer than 8 tokens are skipped."""
     prompts: list[np.ndarray] = []
     for row in range(dataset.rows):
         if len(prompts) >= count:

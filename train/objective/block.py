@@ -51,15 +51,12 @@ class PackedBlock(PackedDrafter):
     config: BlockConfig
 
     def score_rows(self, successive: bool) -> int:
-        """The rows of a block; see the base class."""
         return self.config.block_size
 
     def informed(self, params: Params, teacher: Teacher, data: Any, ids: np.ndarray) -> Params:
-        """See `first_weights` and the base class."""
         return first_weights.informed(self.config, params, teacher, data, ids)
 
     def same_shape(self, options: Any) -> bool:
-        """See the base class."""
         brought = (
             *("layout", "draft_vocab_size", "own_head", "rope", "num_target_layers"),
             *("max_position_embeddings", "intermediate_size", "mask_token_id"),
@@ -70,7 +67,6 @@ class PackedBlock(PackedDrafter):
     def real_rows(
         self, drafter: BlockDrafter, features: jax.Array, data: TeacherBatch, embed: Embed
     ) -> ContextRows:
-        """Computes the context's rows; see the base class."""
         mask = jax.lax.stop_gradient(embed(jnp.int32(self.config.mask_token_id)))
         keys = drafter.keys(drafter.context(features), row_index(data.document))
         return ContextRows(keys, mask)
@@ -83,7 +79,6 @@ class PackedBlock(PackedDrafter):
         anchors: jax.Array,
         successive: bool,
     ) -> jax.Array:
-        """Drafts; see the base class."""
         config, (b, c), size = self.config, anchors.shape, self.config.block_size
         positions = anchors[:, :, None] + 1 + jnp.arange(size, dtype=jnp.int32)[None, None]
         place, last = positions.reshape(b, c * size), jnp.repeat(anchors, size, axis=1)

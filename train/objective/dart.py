@@ -50,8 +50,7 @@ class PackedDart(PackedDrafter):
     config: DartConfig
 
     def score_rows(self, successive: bool) -> int:
-        """Two where mask rows share their scores; see the base class."""
-        return 2 if successive else self.num_positions
+        return 2 if successive else self.num_positions  # two where mask rows share scores
 
     def same_shape(self, options: Any) -> bool:
         """See the base class; pair scores can be added."""
@@ -61,7 +60,6 @@ class PackedDart(PackedDrafter):
     def real_rows(
         self, drafter: DartDrafter, features: jax.Array, data: TeacherBatch, embed: Embed
     ) -> RealRows:
-        """Computes the layer's real rows; see the base class."""
         x = drafter.fc(features)
         inputs = drafter.join(data.embeds, x)
         k, v = drafter.keys(inputs)
@@ -75,8 +73,6 @@ class PackedDart(PackedDrafter):
         anchors: jax.Array,
         successive: bool,
     ) -> jax.Array:
-        """Drafts; see the base class. After successive anchors, mask rows at the same position
-        share their scores."""
         config, document = self.config, data.document
         b, c = anchors.shape
         m = config.draft_length
@@ -127,12 +123,9 @@ def _attend_each(
     document: jax.Array,
     anchors: jax.Array,
 ) -> jax.Array:
-    """Attention of all rows of all blocks, each row with its own scores: float32 [B, H, C, 1 + m,
-    h].
-
-    Queries [B, H, C, 1 + m, h] of the anchors and mask rows, and keys and values [B, K, C, m, h] of
-    the mask rows, are not yet rotated.
-    """
+    """Attention of all rows of all blocks, each row with its own scores, float32 [B, H, C, 1 + m,
+    h], as the queries of the anchors and mask rows; keys and values of the mask rows are [B, K, C,
+    m, h]. None is rotated yet."""
     b, _, c, rows, _ = q.shape
     offset = jnp.arange(rows, dtype=jnp.int32)
     positions = anchors[:, :, None] + offset[None, None]
@@ -141,7 +134,7 @@ def _attend_each(
     first = window_start(window, positions.reshape(b, c * rows))
     seen = prefix_mask(document, jnp.repeat(anchors, rows, axis=1), first)
     prefix = PartialAttention.to(q.reshape(b, q.shape[1], c * rows, -1), real.k, real.v, seen)
-    prefix = prefix.map(lambda y: _blocks(y, c))
+    prefix = prefix.map(lambda y: y.reshape(*y.shape[:2], c, rows, -1))
     if rows == 1:
         return prefix.out / prefix.total
     own = offset[None, None, 1:] <= offset[None, :, None]
@@ -227,8 +220,3 @@ def _rotate_blocks(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
     b, heads, c, rows, h = x.shape
     flat = rotate(x.reshape(b, heads, c * rows, h), positions.reshape(b, c * rows), rope)
     return flat.reshape(x.shape)
-
-
-def _blocks(x: jax.Array, chunk: int) -> jax.Array:
-    """[B, X, C * R, h] -> [B, X, C, R, h]."""
-    return x.reshape(*x.shape[:2], chunk, -1, x.shape[3])

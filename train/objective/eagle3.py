@@ -38,13 +38,11 @@ class PackedEagle3(PackedDrafter):
     config: Eagle3Config
 
     def score_rows(self, successive: bool) -> int:
-        """One, of a step at a time; see the base class."""
-        return 1
+        return 1  # of a step at a time
 
     def real_rows(
         self, drafter: Eagle3Drafter, features: jax.Array, data: TeacherBatch, embed: Embed
     ) -> RealRows:
-        """Computes the real rows; see the base class."""
         hidden = drafter.fc(features)
         inputs = drafter.join(data.embeds, hidden)
         return RealRows(inputs, hidden, *drafter.keys_at(inputs, row_index(data.document)))
@@ -57,7 +55,6 @@ class PackedEagle3(PackedDrafter):
         anchors: jax.Array,
         successive: bool,
     ) -> jax.Array:
-        """Drafts along the true tokens; see the base class."""
         (b, c), rope, window = anchors.shape, self.config.rope, self.config.sliding_window
         hidden, inputs = take_rows(real.residual, anchors), take_rows(real.inputs, anchors)
         keys: list[jax.Array] = []

@@ -184,14 +184,8 @@ def nearest_factors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Factors [V, r] and [Vd, r] of the logits after each token, float32, of rank r, or at most D:
     the nearest, where tokens count as often as they occur. Of logits only differences matter, so
-    they are centred.
-
-    Args:
-      means: [V, D], hidden states after each token.
-      counts: [V], how often it occurs.
-      head: [D, Vd], the head's kernel.
-      rank: r.
-    """
+    they are centred. From the hidden states after each token, [V, D], its number of occurrences,
+    [V], and the head's kernel, [D, Vd]."""
     head = head - head.mean(axis=1, keepdims=True)
     energy, basis = np.linalg.eigh(head @ head.T / head.shape[1])
     root = basis * np.sqrt(np.maximum(energy, 1e-6 * energy[-1]))  # root @ root.T is the energy

@@ -39,11 +39,7 @@ from train.objective.predictions import (
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The objective's options.
-
-    Raises:
-      UserError: a value is out of range.
-    """
+    """The objective's options."""
 
     loss: Literal["kl", "tv"] = "kl"
     """Divergence: KL, or a tenth of it plus nine tenths of the total variation, which is how often
@@ -84,11 +80,8 @@ class DrafterLoss:
     def total(
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> jax.Array:
-        """Returns the sum of the losses of these anchors; None stands for all rows.
-
-        Only the trained parameters receive gradients, and nothing before the head if they are all
-        in it.
-        """
+        """Returns the sum of the losses of these anchors; None stands for all rows. Nothing before
+        the head is differentiated if all trained parameters are in it."""
         inputs = self.forward.inputs(params, frozen, batch, anchors)
         trained = ("params",) if params.keys() <= HEAD else ("params", "real")
         return chunked_sum(self._of_chunk, self.forward.chunks(inputs)[0], inputs, trained)
@@ -145,12 +138,11 @@ _SMOOTH = 0.1
 
 
 def path_weights(rates: jax.Array) -> jax.Array:
-    """Returns the weights of positions, [..., d], descending: by how many tokens of the path depend
-    on each.
+    """Returns the weights of positions, descending, by their rates of acceptance if those before
+    are accepted: float32 [..., d] both.
 
-    The expected number of accepted tokens is the sum over j of the product of the rates up to j,
-    float32 [..., d], of acceptance if those before are accepted; position t is in the products from
-    t on (D-PACE, of vLLM's library speculators).
+    The expected number of accepted tokens is the sum over j of the product of the rates up to j;
+    position t weighs as much as the products from t on (D-PACE, of vLLM's library speculators).
     """
     smoothed = (1 - _SMOOTH) * rates + _SMOOTH
     products = jnp.cumprod(smoothed, axis=-1)
@@ -202,11 +194,8 @@ def chunked_sum(
     the term and accumulated: only one chunk's intermediate values are held at a time, and nothing
     is recomputed, as `jax.checkpoint` would do.
 
-    Args:
-      term: traceable; must not close over anything that is differentiated.
-      chunks: static.
-      inputs: a named tuple of trees of arrays.
-      differentiated: the fields that receive gradients, of floating-point arrays.
+    Only the fields `differentiated` of the named tuple `inputs` receive gradients; `term` must not
+    close over anything else that should.
     """
     args = {name: getattr(inputs, name) for name in differentiated}
     fixed = inputs._replace(**dict.fromkeys(differentiated))

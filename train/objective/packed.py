@@ -41,15 +41,10 @@ class TeacherBatch(NamedTuple):
 
 
 class HeadInput(NamedTuple):
-    """What the logits of one drafted position are computed from.
-
-    Attributes:
-      hidden: [B, C, D], the last layer's output.
-      t: int32 scalar, the position, from 1.
-      before: int32 [B, C], the text's tokens before those that are predicted.
-      draft_ids: int32 [Vd], the target's id of each draft id, ascending.
-      target_logits: the target's head, [B, C, D] -> float32 [B, C, Vd].
-    """
+    """What the logits of one drafted position are computed from: the last layer's output, [B, C,
+    D]; the position `t`, an int32 scalar, from 1; the text's tokens before those that are
+    predicted, int32 [B, C]; the draft ids (see `Frozen`); and the target's head, [B, C, D] ->
+    float32 [B, C, Vd]."""
 
     hidden: jax.Array
     t: jax.Array
@@ -60,12 +55,9 @@ class HeadInput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PackedDrafter(abc.ABC):
-    """A drafting method in training; hashable. `drafter` is the network, bound to its parameters.
-
-    Attributes:
-      config: the drafter's config.
-      num_positions: drafted positions, d; but for EAGLE-3 that of the config.
-    """
+    """A drafting method in training, by the drafter's config and the drafted positions, d, which
+    are the config's but for EAGLE-3; hashable. `drafter` is the network, bound to its
+    parameters."""
 
     config: Any
     num_positions: int

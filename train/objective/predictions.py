@@ -42,13 +42,8 @@ HEAD = frozenset({"norm", "lm_head", "pairs", "confidence"})
 
 
 class Frozen(NamedTuple):
-    """The parameters that are not trained.
-
-    Attributes:
-      target: the target's parameters.
-      draft_ids: int32 [Vd], the target's id of each draft id, ascending.
-      drafter: the drafter's parameters that are not trained, by their first name; None if all are.
-    """
+    """The parameters that are not trained: the target's; its id of each draft id, int32 [Vd],
+    ascending; and those of the drafter, by their first name, None if all are trained."""
 
     target: Params
     draft_ids: jax.Array
@@ -64,7 +59,6 @@ class Predictions(NamedTuple):
     """The predictions of a chunk of anchors at one drafted position.
 
     Attributes:
-      t: int32 scalar, the position, from 1.
       teacher: float32 [B, C, Vd], the target's log-probabilities, renormalised over the draft
         vocabulary.
       mass: float32 [B, C], the probability that the target gives to that vocabulary.
@@ -76,7 +70,6 @@ class Predictions(NamedTuple):
         from its prediction to be accepted with; None if it expects none.
     """
 
-    t: jax.Array
     teacher: jax.Array
     mass: jax.Array
     best: jax.Array
@@ -130,15 +123,9 @@ class Chunk(NamedTuple):
 class PackedForward:
     """The forward pass of a target and a drafter over packed rows; hashable.
 
-    `inputs` runs the target over a batch, `chunk` drafts from some of its rows, and `predictions`
-    are those of a chunk at one position.
-
     Attributes:
-      target: the target's config.
-      drafter: the drafter's config.
-      num_positions: d; but for EAGLE-3 that of its config.
-      max_chunk: maximum anchors per row processed at a time; None chooses it to fit 256 MB for the
-        drafter's logits of one position and 1 GB for the attention scores.
+      num_positions: d; but for EAGLE-3 that of the drafter's config.
+      max_chunk: maximum anchors per row processed at a time; None for as many as fit the limits.
       mesh: the devices that share the target and the rows of a batch; None for one.
     """
 
@@ -229,7 +216,6 @@ class PackedForward:
             ),
         )
         return Predictions(
-            t,
             teacher,
             mass,
             best,

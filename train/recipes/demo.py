@@ -149,11 +149,8 @@ def train_drafter(config: DemoConfig, answers: Path) -> Path:
 
 
 def run(config: DemoConfig) -> None:
-    """Runs every unfinished stage.
-
-    Raises:
-      UserError: the work directory belongs to another configuration.
-    """
+    """Runs every unfinished stage; raises UserError if the work directory belongs to another
+    configuration."""
     results = ("target/tokenizer.json", "*-training/checkpoints/[0-9]*", "answers.jsonl*")
     begun = any(path for pattern in results for path in config.work.glob(pattern))
     begin(config, "stages" * begun)

@@ -41,15 +41,13 @@ def write_questions(
     bad: Callable[[UserError], None] = refuse,
 ) -> int:
     """Writes chats for `train.regenerate` from the files of each source, one per line, and returns
-    their number; their answers are placeholders, since that replaces them.
+    their number; their answers are placeholders, since that replaces them. Raises UserError if a
+    file cannot be read, or a source has no question.
 
     Of each chat up to three turns of the user are kept, up to one that is `left_out`
     (`benchmark_questions`), not English, as far as its characters tell, or not of 12 to 1,500
     characters. Sources take turns, and the order within them is random, so that the first lines are
     like all.
-
-    Raises:
-      UserError: a file cannot be read, or a source has no question; says where.
     """
     left_out, rng, count = frozenset(left_out), random.Random(seed), 0
     chats: list[list[list[str]]] = []

@@ -5,9 +5,8 @@
 The target, fetched once, answers questions of ShareGPT and those of --data, greedily and sampled,
 turn by turn. From its answers n-grams are counted and drafters trained: DART's, with the recipe
 `smollm2.toml`; in the same time DSpark's, with `smollm2_dspark.toml`, and EAGLE-3's, with
-`smollm2_eagle3.toml`; and pair scores for DART's with `smollm2_pairs.toml`. A
-laptop's night, an hour of Colab and ten minutes of a large GPU are the same command with other
---minutes.
+`smollm2_eagle3.toml`; and pair scores for DART's with `smollm2_pairs.toml`. A laptop's night, an
+hour of Colab and ten minutes of a large GPU are the same command with other --minutes.
 
 --export receives `drafter` (DART, with the pair scores), `dspark`, `eagle3`, `ngram.dng`. Each is
 written as soon as it is made. The same command goes on where it stopped.
@@ -98,11 +97,8 @@ class SmolLM2Config:
 
 
 def run(config: SmolLM2Config) -> None:
-    """Runs every unfinished stage.
-
-    Raises:
-      UserError: the work directory belongs to another configuration, or a stage cannot run.
-    """
+    """Runs every unfinished stage; raises UserError if the work directory belongs to another
+    configuration, or a stage cannot run."""
     device = "cpu" if jax.default_backend() == "cpu" else "other"
     result = "answers or drafters" * (config.work / _TIMES).is_file()
     begin(config, result, **{"kind of device": device})

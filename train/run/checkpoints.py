@@ -45,11 +45,8 @@ class Checkpoints:
 
     def resume(self, abstract: TrainState) -> tuple[int, float, TrainState] | None:
         """Returns the newest checkpoint's step, seconds of training and state, with the shapes,
-        dtypes and shardings of `abstract`; None if there is no checkpoint.
-
-        Raises:
-          UserError: the run was started with other settings, or the checkpoint cannot be read.
-        """
+        dtypes and shardings of `abstract`, or None; raises UserError if the run was started with
+        other settings, or the checkpoint cannot be read."""
         if not self._checkpointer.checkpoints:
             return None
         newest = self._checkpointer.checkpoints[-1]

@@ -18,11 +18,7 @@ _STEPS = 1000  # by default
 
 @dataclasses.dataclass(frozen=True)
 class TrainerConfig(OptimizerConfig):
-    """The length, the devices and the outputs of a run.
-
-    Raises:
-      UserError: a number is out of range.
-    """
+    """The length, the devices and the outputs of a run."""
 
     steps: int | None = None
     """Total number of updates; 1000 unless --minutes is given. The learning rate's schedule depends

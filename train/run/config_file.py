@@ -24,16 +24,8 @@ T = TypeVar("T")
 
 
 def parse(cls: type[T], args: Sequence[str] | None, description: str | None) -> T:
-    """Reads the command line, on top of the file given by a leading `--config FILE`.
-
-    Args:
-      cls: a dataclass of options and nested option dataclasses.
-      args: the command line; None takes the one that the process was started with.
-      description: for `--help`.
-
-    Raises:
-      UserError: the file cannot be read, or as `command_line.parse` for both together.
-    """
+    """Reads a command line as `command_line.parse`, on top of the file given by a leading
+    `--config FILE`; raises UserError also if that cannot be read."""
     args = sys.argv[1:] if args is None else list(args)
     first, _, name = (args or [""])[0].partition("=")
     if first == "--config" and (name or len(args) > 1):

@@ -27,11 +27,7 @@ SMALL = 2**12
 def make_mesh(shape: str | None = None, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh ("data", "model") of a shape such as "data=2,model=4"; by default each of
     all devices has some of the rows. A process's devices are adjacent, so that it reads adjacent
-    rows.
-
-    Raises:
-      UserError: as `MeshShape.parse` and `MeshShape.make`.
-    """
+    rows. Raises UserError as `MeshShape.parse` and `MeshShape.make`."""
     devices = devices or jax.devices()
     sizes = MeshShape(data=len(devices)) if shape is None else MeshShape.parse(shape)
     return sizes.make(devices)
@@ -60,10 +56,8 @@ def batch_sharding(mesh: Mesh, batch: int, accumulate: int = 1) -> NamedSharding
 
 
 def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:
-    """Shardings of trained parameters and optimiser state: over "data", the largest axis that
-    divides evenly. They depend on shapes only, so that parameters and their moments are sharded
-    alike."""
-
+    """Shardings of trained parameters and optimiser state, by shapes alone, so that moments are
+    sharded as their parameters: over "data", the largest axis that divides evenly."""
     groups = mesh.shape["data"]
 
     def sharding(leaf: Any) -> NamedSharding:

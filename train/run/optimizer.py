@@ -26,11 +26,7 @@ _TABLES = frozenset({"embed_tokens", "lm_head", "prev", "next"})
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser; the defaults are the paper's where it states them.
-
-    Raises:
-      UserError: a number is out of range.
-    """
+    """The optimiser; the defaults are the paper's where it states them."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon orthogonalises the updates of matrices (Jordan 2024), scaled to the size of AdamW's
@@ -75,9 +71,8 @@ def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.A
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Returns the optimiser at a learning rate of 1: its updates are to be multiplied by it."""
 
-    def rate(step: ArrayLike) -> jax.Array:
-        # A number would do; but with a function the state counts steps, as in earlier checkpoints.
-        del step
+    # A number would do; but with a function the state counts steps, as in earlier checkpoints.
+    def rate(_: ArrayLike) -> jax.Array:
         return jnp.ones((), jnp.float32)
 
     def is_matrix(params: Any) -> Any:

@@ -23,12 +23,9 @@ _RECENT = 50  # steps that the shown loss and pace are averaged over
 
 
 class Duration:
-    """The progress of a run, the same in all processes.
-
-    Time passes from the end of the first update on, which compiles, and again from there when the
-    run resumes; it includes evaluations and checkpoints. `whole` is the end of the learning rate's
-    schedule: updates, or parts of the time.
-    """
+    """The progress of a run, the same in all processes. Time, with that of evaluations and
+    checkpoints, passes from the end of a process's first update on, which compiles. `whole` is the
+    end of the learning rate's schedule: updates, or parts of the time."""
 
     def __init__(self, config: TrainerConfig, seconds: float = 0.0):
         """Starts with the time that earlier processes trained."""

@@ -51,16 +51,9 @@ def make_update(
     any, and `grad_norm`, of the gradient before clipping.
 
     The gradient of the *sum* of losses is accumulated in float32 over microbatches and divided
-    once, so that the number of microbatches does not change the result. With bfloat16, each
-    microbatch's own gradient is first rounded to bfloat16.
-
-    Args:
-      loss: of one microbatch; receives its parameters in `dtype`.
-      optimizer: turns a gradient into an update, at a learning rate of 1.
-      mesh: the devices.
-      shardings: of the state, which is donated.
-      dtype: in which the loss is computed.
-      seed: microbatch i of step n gets the key fold_in(fold_in(key(seed), n), i).
+    once, so that the number of microbatches does not change the result. The loss of a microbatch is
+    computed in `dtype`; with bfloat16, its own gradient is first rounded to that. Microbatch i of
+    step n gets the key fold_in(fold_in(key(seed), n), i). The state is donated.
     """
 
     def total(params: Any, frozen: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -118,11 +111,8 @@ class BatchSource(Protocol):
 
 
 def load(batches: BatchSource, step: int, sharding: NamedSharding, accumulate: int) -> Any:
-    """Returns one step's batch as global arrays [accumulate, batch / accumulate, ...].
-
-    Microbatch i starts at row i * batch / accumulate, whatever the mesh. Each process reads only
-    the rows that its own devices need, once.
-    """
+    """Returns one step's batch as global arrays [accumulate, batch / accumulate, ...], in the order
+    of its rows whatever the mesh. A process reads only those that its own devices need, once."""
     size = batches.batch // accumulate
     needed = sharding.addressable_devices_indices_map((accumulate, size)).values()
     spans = [rows.indices(size) for _, rows in filter(None, needed)]

@@ -62,17 +62,14 @@ class Trainer:
         Args:
           name: shown next to the progress.
           params: initial parameters; they are not donated.
-          loss: see `Loss`, of one microbatch; jitted here.
+          loss: of one microbatch; jitted here.
           batches: the data; `batches.batch` must be `config.batch_size`.
-          config: the recipe.
+          config: the recipe; raises UserError if the devices cannot share its batches.
           directory: receives `checkpoints/` and `metrics.jsonl`.
           frozen: a tree of arrays that the loss needs, such as the target's parameters.
           evaluate: from the parameters, whole on every device, to figures that join the metrics.
           settings: more that must not change when a run resumes, by name; JSON values.
           tokens_per_step: for the reported tokens per second; 0 if unknown.
-
-        Raises:
-          UserError: the batches do not divide among the devices.
         """
         if batches.batch != config.batch_size:
             raise ValueError(f"batches of {batches.batch} rows, not of {config.batch_size}")
@@ -91,12 +88,9 @@ class Trainer:
         self._gather = jax.jit(lambda tree: tree, out_shardings=replicated(self._mesh))
 
     def fit(self) -> Params:
-        """Trains; returns the parameters, on one device of every process.
-
-        Raises:
-          UserError: the run cannot start, resume or be saved; its newest checkpoint stays.
-          SystemExit: SIGTERM or SIGINT arrived; the state was saved.
-        """
+        """Trains; returns the parameters, on one device of every process. Raises UserError if the
+        run cannot start, resume or be saved, and SystemExit after SIGTERM or SIGINT; its newest
+        checkpoint stays."""
         with contextlib.ExitStack() as stack:
             self._start(stack)
             if self._duration.at(self._done) < self._duration.whole:

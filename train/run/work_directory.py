@@ -24,11 +24,8 @@ _SHORT = 60  # characters of two values that an error tells; digests, which say 
 
 @contextlib.contextmanager
 def locked(work: Path) -> Iterator[None]:
-    """Creates the directory and locks it for this process.
-
-    Raises:
-      UserError: another process holds the lock, or the directory holds other files.
-    """
+    """Creates the directory and locks it for this process; raises UserError if another process
+    holds the lock, or the directory holds other files."""
     try:
         work.mkdir(exist_ok=True)
         if any(work.iterdir()) and not (work / _LOCK).is_file():
@@ -58,11 +55,7 @@ def check_settings(
     work: Path, settings: dict[str, Any], *, result: str, cure: str = "another --work, or delete it"
 ) -> None:
     """Compares the settings, JSON values by option name, with those of an earlier run, if it left a
-    `result`, in words, and records them.
-
-    Raises:
-      UserError: what is there was made with other settings; names the `cure`.
-    """
+    `result`, in words, and records them; raises UserError with the `cure` if they are others."""
     path = work / _SETTINGS
     settings = json.loads(json.dumps(settings))
     if result and path.is_file():
@@ -71,11 +64,8 @@ def check_settings(
 
 
 def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any], cure: str) -> None:
-    """Compares settings by name with those saved, with which `what`, in words, was made.
-
-    Raises:
-      UserError: some differ; names them, the old values that can be typed, and the `cure`.
-    """
+    """Compares settings by name with those saved, with which `what`, in words, was made; raises
+    UserError that names those that differ, the old values that can be typed, and the `cure`."""
     changed = []
     for name in {**saved, **settings}:
         old, new = (each.get(name) for each in (saved, settings))
@@ -93,11 +83,8 @@ def check_same(what: str, saved: Mapping[str, Any], settings: Mapping[str, Any],
 def contents(directory: Path, patterns: Iterable[str]) -> str:
     """Returns a digest of a model's files whose names fit `patterns`, and of GGUF files that the
     directory names, by names, sizes and contents, so that a copy is the same model. Of a large file
-    it takes samples: models of one size differ in most places.
-
-    Raises:
-      UserError: one cannot be read.
-    """
+    it takes samples: models of one size differ in most places. Raises UserError if one cannot be
+    read."""
     digest, files = hashlib.sha256(), gguf_files(directory)
     for path in directory.iterdir():
         if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns):

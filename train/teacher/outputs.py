@@ -46,11 +46,9 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
     states in bfloat16; computes what is missing in the cache. Safe to call from several runs at
     once; the processes of a run compute together, and the first of them writes.
 
-    The directory, which all processes see, is created if needed and may hold the outputs for other
-    rows and targets as well. An interrupted computation resumes.
-
-    Raises:
-      UserError: the directory cannot be written, or not be read by all processes.
+    The directory, which all processes see, may hold the outputs for other rows and targets as well.
+    An interrupted computation resumes. Raises UserError if it cannot be written, or not be read by
+    all processes.
     """
     rows, dtype = dataset.rows, str(dtype_of(teacher.params))
     identity = [teacher.digest, dtype, dataset.fingerprint, TeacherOutputs._fields]

@@ -37,9 +37,7 @@ class Teacher:
       stored: the shapes of its checkpoint.
       config: the shapes of `params`: where devices share them, with an untied head, and heads of
         keys and values for each device.
-      params: the weights.
       digest: identifies the checkpoint's files, whatever the devices.
-      mesh: the devices; None for one.
     """
 
     stored: TargetConfig
@@ -51,11 +49,7 @@ class Teacher:
     @classmethod
     def load(cls, directory: Path, dtype: np.dtype, mesh: Mesh) -> Teacher:
         """Loads a checkpoint onto the devices of a run; a process reads no more of it than they
-        get.
-
-        Raises:
-          UserError: as `load_target`, or the devices cannot share the target.
-        """
+        get. Raises UserError as `load_target`, or if the devices cannot share the target."""
         digest = contents(directory, hub.TARGET)
         if mesh.size == 1:
             config, params = load_target(directory, dtype)
