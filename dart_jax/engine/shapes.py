@@ -47,9 +47,9 @@ _SHRINKS = 8
 # eight positions, of which few pay, take a tenth of a step more.
 _FEW_NODES = 4
 
-# Rows of all sequences that a step verifies on an accelerator, about: up to some hundred it waits
-# for its weights.
-_ROWS = 400
+# Rows of all sequences that a step verifies, about: on an accelerator, which waits for its weights
+# up to some hundred; and their nodes on a CPU, where batches of 3 and more are fastest without.
+_ROWS, _NODES_ON_CPU = 400, 16
 
 
 def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchConfig:
@@ -86,8 +86,8 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
 def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
     """Returns the sizes of draft trees that steps choose from, ascending from 0.
 
-    On a CPU the largest has twice `default_tree`'s nodes: more are slower than plain decoding
-    whatever is accepted. There are few sizes, since programs are compiled for each.
+    On a CPU the largest has at most twice `default_tree`'s nodes: more are slower than plain
+    decoding whatever is accepted. There are few sizes, since programs are compiled for each.
 
     Args:
       drafter: the drafting method's config; None for plain decoding.
@@ -97,7 +97,7 @@ def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
         return (0,)
     most, _ = default_tree(drafter, rows)
     if jax.default_backend() == "cpu" and not (drafter.traits.chain and drafter.traits.sequential):
-        most *= 2
+        most = min(2 * most, max(_NODES_ON_CPU // rows, 1))
     sizes = [most]
     while len(sizes) < 3 and sizes[-1] > 1:
         sizes.append(max(sizes[-1] // 2, 1))

@@ -208,4 +208,5 @@ def test_sizes_to_choose_from(models, rows):
         sizes = tree_sizes(drafter, rows)
         assert sizes[0] == 0 < sizes[1]
         assert [*sizes] == sorted(set(sizes))
-        assert sizes[-1] <= 2 * default_tree(drafter)[0]
+        assert sizes[-1] <= 2 * default_tree(drafter, rows)[0]
+        assert rows == 1 or rows * sizes[-1] <= max(16, rows)
