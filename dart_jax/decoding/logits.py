@@ -31,7 +31,7 @@ class LogitsConfig:
     Attributes:
       processors: applied in turn, after the repetition penalty and before the temperature.
       logprobs: number of most likely tokens reported with the log-probability of each emitted
-        token; None reports none.
+        token, if any.
       scores: whether the scores of the whole vocabulary are reported.
     """
 
@@ -160,7 +160,7 @@ def token_scores(
     tokens: jax.Array,
     vocabulary: Vocabulary = WHOLE,
 ) -> TokenScores | None:
-    """Returns what is reported about the tokens; None if nothing is requested.
+    """Returns what is reported about the tokens, or None if nothing is requested.
 
     Args:
       config: what is requested.

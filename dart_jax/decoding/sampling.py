@@ -15,7 +15,7 @@ from dart_jax.decoding.vocabulary import WHOLE, Vocabulary, first_of
 from dart_jax.errors import UserError
 from dart_jax.models.cpu import available, or_nothing, used_rows
 
-# For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
+# Up to this top-k the largest logits are sorted, for any k: one program serves all.
 MOST_SORTED = 128
 
 
@@ -78,7 +78,7 @@ class Sampling:
 
 
 class SamplingValues(NamedTuple):
-    """`Sampling` as arguments of a compiled program: scalars, or a value per row, [B]; None for
+    """`Sampling` as arguments of a compiled program: scalars, or a value per row, [B]. None for
     steps that are skipped.
 
     Which fields are None is compiled in, the values are not: another temperature or k does not
@@ -112,7 +112,7 @@ class Noise(NamedTuple):
     Attributes:
       keys: uint32 [B, 2], see `row_keys`.
       first: int32 [B], the position of level 0.
-      table: float32 [B, P, V], `gumbel_noise` at P levels; None where the C++ core draws, which
+      table: float32 [B, P, V], `gumbel_noise` at P levels. None where the C++ core draws, which
         makes the noise of tokens that may be drawn.
     """
 
@@ -349,7 +349,7 @@ def most_noisy(
       noise: of all levels.
       levels: int32 [B, T].
       count: how many, 0 to size.
-      ids: int32 [size], the logits' tokens; None if they are the whole vocabulary.
+      ids: int32 [size], the logits' tokens, or None for the whole vocabulary.
 
     Returns:
       Float32 and where they are, int32, [B, T, count]; see `models.cpu.largest`. Tokens that the
@@ -385,8 +385,8 @@ _RANDOM = "threefry2x32"
 def noise_at(
     sampling: SamplingValues, keys: jax.Array, first: jax.Array, count: int, vocab: int, core: bool
 ) -> Noise | None:
-    """The noise of `count` positions from `first`, int32 [B], on; None in greedy decoding. Without
-    a table, if the C++ core draws."""
+    """Returns the noise of `count` positions from `first`, int32 [B], on, or None in greedy
+    decoding. It has no table if the C++ core draws."""
     if sampling.temperature is None:
         return None
     noise = Noise(keys, first)
@@ -397,8 +397,8 @@ def row_keys(seed: jax.Array, row: jax.Array) -> jax.Array:
     """The keys of rows' noise, uint32 [B, 2], from a seed, uint32 scalar or [B], and their numbers,
     int32 [B].
 
-    Threefry whatever JAX's default is: "rbg" gives other numbers to the same key in a batch of
-    another size, so plain decoding and a draft tree would not draw alike.
+    Always Threefry, even if JAX's default is another: "rbg" gives other numbers to the same key in
+    a batch of another size, so plain decoding and a draft tree would not draw alike.
     """
 
     def key(seed: jax.Array, row: jax.Array) -> jax.Array:
@@ -412,7 +412,7 @@ def gumbel_noise(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
     """Gumbel noise float32 [B, P, V]; row b's depends only on (keys[b], position).
 
     The same key therefore gives the same token whether a position is reached by plain decoding or
-    as a node of a draft tree, and whatever the other rows are.
+    as a node of a draft tree, and does not depend on the other rows.
 
     Args:
       keys: uint32 [B, 2], see `row_keys`.

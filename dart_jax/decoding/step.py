@@ -68,7 +68,7 @@ def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -
 
     A node is accepted if its parent is accepted and its token is the one the target drew at the
     parent (docs/method.md, section 5). A draw depends only on the logits and on its absolute
-    position, so the emitted tokens are exactly those of plain decoding.
+    position, so exactly the tokens of plain decoding are emitted.
 
     Args:
       tree: the verified tree.
@@ -172,7 +172,7 @@ def decode_step(
 def verify(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Verified:
-    """Runs the target over the trees, int32 [B, 4, n + 1]; None for only the roots."""
+    """Runs the target over the trees, int32 [B, 4, n + 1], or with None over only the roots."""
     target = bind(config.target, params["target"], config.execution.target)
     tree = _tree(config, state, trees)
     with jax.named_scope("verify"), only_rows(_used(config, tree)):

@@ -103,7 +103,7 @@ def chain(
       root: int32 [B, 1].
       tokens: int32 [B, N], each the child of the one before.
       count: int32 [B], how many of them are real nodes.
-      scores: float32 [B, N], see `scores_of`; None for 0.
+      scores: float32 [B, N], see `scores_of`; by default 0.
     """
     b, n = tokens.shape
     scores = jnp.zeros((b, n), jnp.float32) if scores is None else scores

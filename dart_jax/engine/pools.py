@@ -31,7 +31,7 @@ class Pools(NamedTuple):
 
     Attributes:
       target: the target's keys and values, [P, K, page, h] per layer.
-      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]; None if the drafting
+      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]. None if the drafting
         method keeps nothing, and for programs that do not draft.
     """
 

@@ -104,7 +104,7 @@ class RowTable:
     """
 
     def __init__(self, slots: int, pages: int, group: int):
-        """Creates free slots for requests of so many pages at most; each group of devices counts
+        """Creates free slots for requests of at most `pages` pages; each group of devices counts
         the slots of its own."""
         self._group = group
         self.numbers = np.zeros((slots + 1, NUMBERS), np.int32)
@@ -144,8 +144,8 @@ class RowTable:
         self.stop[slot] = self.pages[slot] = -1
 
     def rows(self, slots: SequenceOf[int | None], pages: int) -> Rows:
-        """The rows of some slots, with the first `pages` columns of their tables; None for no
-        request."""
+        """Returns the rows of some slots, with the first `pages` columns of their tables. A slot
+        None is no request."""
         at = [len(self.numbers) - 1 if slot is None else slot for slot in slots]
         return Rows(self.numbers[at], self.values[at], self.stop[at], self.pages[at, :pages])
 
@@ -157,7 +157,7 @@ class History(NamedTuple):
       seen: bool [slots, V], tokens of prompt and text.
       counts: int32 [slots, V], occurrences in the text.
       bias: float32 [slots, V].
-      tokens: int32 [slots, S], prompt and text, then -1; None without logits processors.
+      tokens: int32 [slots, S], prompt and text, then -1. None without logits processors.
     """
 
     seen: jax.Array

@@ -18,8 +18,8 @@ from dart_jax.models.traits import Traits
 # A table has at most this many times the places that are needed, and so has a chunk.
 STEP = 4
 
-# Rows that take as long as what a chunk takes on a CPU beside its rows: on two cores of a Xeon
-# smollm2's take 9 ms and 1.2 ms for each row, the demo's 1.5 and 0.2 ms.
+# Rows that take as long as the fixed time of a chunk on a CPU: on two cores of a Xeon smollm2's
+# take 9 ms and 1.2 ms for each row, the demo's 1.5 and 0.2 ms.
 _CHUNK_ROWS = 8
 
 # The same on an accelerator, which waits for its weights.
@@ -55,7 +55,7 @@ _ROWS = 400
 def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchConfig:
     """Returns the search parameters for a drafter: the paper's, unless `options` say otherwise.
 
-    Pair scores know much of what the n-gram model knows, whose weight is halved beside them.
+    Pair scores know much of what the n-gram model knows, so its weight is halved with them.
     """
     if drafter is not None and drafter.traits.pairs:
         options = {"ngram_weight": 0.25, **options}
@@ -63,7 +63,7 @@ def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchC
 
 
 def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int, SearchConfig]:
-    """Returns the default number of draft tree nodes, beside the root, and the search parameters.
+    """Returns the default number of draft tree nodes, besides the root, and the search parameters.
 
     On CPU, where every row costs time, there are few, as many for a whole batch as for one
     sequence; elsewhere as many as in the reference implementations: 60 nodes for DART and block
@@ -72,7 +72,7 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
     device.
 
     Args:
-      drafter: the drafter; None for DART.
+      drafter: the drafter, by default DART.
       batch: sequences decoded together.
     """
     batch = max(batch, 1)
@@ -86,11 +86,11 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
 def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
     """Returns the sizes of draft trees that steps choose from, ascending from 0.
 
-    On a CPU the largest has twice `default_tree`'s nodes: more are slower than plain decoding
-    whatever is accepted. There are few sizes, since programs are compiled for each.
+    On a CPU the largest has twice `default_tree`'s nodes: more are slower than plain decoding even
+    if all are accepted. There are few sizes, since programs are compiled for each.
 
     Args:
-      drafter: the drafting method's config; None for plain decoding.
+      drafter: the drafting method's config, or None for plain decoding.
       rows: sequences that a step decodes together.
     """
     if drafter is None:
@@ -168,7 +168,7 @@ class Shapes:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that take as long as what a chunk takes beside its rows, about."""
+        """Rows that take about as long as the fixed time of a chunk."""
         return _CHUNK_ROWS_ELSEWHERE if self.together else _CHUNK_ROWS
 
     def longest_chunk(self, rows: int) -> int:

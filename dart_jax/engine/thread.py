@@ -36,7 +36,7 @@ _MOST_COMPILED = 100
 # would wait for the program that is being compiled.
 _QUIET_SECONDS = 2.0
 
-# Receives what each step gives a request, on the engine's thread, which it must not hold up.
+# Receives what each step gives a request, on the engine's thread, which it must not block.
 OnOutput = Callable[[Output], object]
 
 
@@ -118,7 +118,7 @@ class Ticket(Protocol):
 
     @property
     def begun(self) -> float | None:
-        """The time at which it first got a slot, in seconds of `time.monotonic`; None before."""
+        """The time at which it first got a slot, in seconds of `time.monotonic`, or None before."""
         ...
 
     def cancel(self) -> None:

@@ -65,7 +65,7 @@ class State(NamedTuple):
     Attributes:
       size: nodes of the trees that its program has room for; 0 for plain decoding.
       left: its steps that are left.
-      paying: says which of the nodes pay; None for all.
+      paying: says which of the nodes pay, by default all.
     """
 
     size: int
@@ -242,8 +242,8 @@ class TreeSizes:
           sizes: see the class.
           fixed: always take the largest, and verify all of its nodes.
           stepwise: steps of one row take time only for the nodes that they verify.
-          first: nodes of all rows to begin with; None for the largest size.
-          directory: keeps knowledge between processes; None for nowhere.
+          first: nodes of all rows to begin with, by default the largest size.
+          directory: where knowledge is kept between processes, if anywhere.
           program: what costs depend on besides rows and sampling, see `path_for`.
         """
         self.sizes = sizes
@@ -302,9 +302,9 @@ class TreeSizes:
           size: of the trees.
           steps: of the program.
           lessons: what became of the trees, of all rows together.
-          seconds: of all steps; None if that tells nothing, as where a program was compiled.
+          seconds: of all steps, or None if that tells nothing, as where a program was compiled.
           times: uint32 [steps, 2], when each step was verified, in microseconds, and how many nodes
-            it had; None if that is not known, or tells nothing.
+            it had. None if that is not known, or tells nothing.
         """
         if self._is_fixed(rows):
             return

@@ -1,8 +1,8 @@
 """The beam search on the device: candidates and an n-gram table give the trees of a batch.
 
-Trees are those of the C++ search (native/src/bounded_search.cpp), up to ties: scores may be rounded
-otherwise, and of equal scores the node created first is the better one. As there, nodes that can no
-longer enter the tree are left out; but level by level, not one by one.
+Builds the same trees as the C++ search (native/src/bounded_search.cpp), up to ties: scores may be
+rounded differently, and of equal scores the node created first is the better one. As there, nodes
+that can no longer enter the tree are left out; but level by level, not one by one.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _Beam(NamedTuple):
     Attributes:
       score: float32 [B, W]; `_NEVER` in a place without a node.
       candidate: int32 [B, W], the node's place among its level's candidates.
-      known: int32 [B, W, order - 1], the n-gram contexts after it; None without n-grams.
-      count: int32 [B], places that are taken, with those of nodes that were left out.
+      known: int32 [B, W, order - 1], the n-gram contexts after it, or None without n-grams.
+      count: int32 [B], places that are taken, including nodes that were left out.
     """
 
     score: jax.Array
@@ -83,7 +83,7 @@ def beam_search(
     """Searches the trees of a batch.
 
     Args:
-      table: the n-grams; None searches with only the drafter's scores.
+      table: the n-grams, or None to search with only the drafter's scores.
       context: int32 [B, C], the newest tokens. The last one is the root; a negative one gives a row
         of zeros.
       tokens: int32 [B, d, k], see `read_candidates`.
@@ -181,7 +181,7 @@ def _keep(best: _Best, score: jax.Array, start: jax.Array) -> _Best:
 def _choose(
     best: _Best, beam: _Beam, level: _Level, most: int, width: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Selects those of the best nodes that are extended next.
+    """Selects the nodes to extend next from the best ones.
 
     Of the level's children no others can have descendants in the tree. Those not ending in EOS come
     first, then those that do; each in the order of the best nodes.
@@ -195,7 +195,7 @@ def _choose(
 
     Returns:
       Their places among the best nodes, int32 [B, W], N beyond the last; and the beam's places that
-      are taken, int32 [B], with those of children that are not among the best.
+      are taken, int32 [B], including children that are not among the best.
     """
     k, nodes = level.token.shape[1], best.number.shape[1]
     usable = level.token >= 0

@@ -29,7 +29,7 @@ class DeviceSearch:
     Attributes:
       host_buffer: layout of the packed candidates.
       nodes: N, the root not counted.
-      table: the n-grams, on the device; None searches with only the drafter's scores.
+      table: the n-grams, on the device, or None to search with only the drafter's scores.
       eos: tokens that end a sequence.
       search: parameters.
     """

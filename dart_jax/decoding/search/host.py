@@ -55,13 +55,13 @@ class HostSearch:
         Args:
           host_buffer: layout of the packed candidates.
           nodes: N, the root not counted.
-          ngram: n-gram model; None searches with only the drafter's scores. If the host buffer has
-            no candidates, only the n-gram model drafts.
+          ngram: n-gram model, or None to search with only the drafter's scores. If the host buffer
+            has no candidates, only the n-gram model drafts.
           eos: tokens that end a sequence.
           search: parameters.
-          threads: rows of a batch searched in parallel; None uses all cores that this
-            process may use.
-          native: see the attribute; None where XLA can, on CPUs.
+          threads: rows of a batch searched in parallel, by default one per core that this process
+            may use.
+          native: see the attribute; by default True where XLA can, on CPUs.
 
         Raises:
           ValueError: a parameter is out of range.
