@@ -85,5 +85,5 @@ def _huge(size: int) -> np.ndarray:
 
 
 def _glibc(name: str) -> Callable[..., int] | None:
-    """A function of the C library; None on systems where that lacks it."""
+    """Returns a function of the C library, or None where that lacks it."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

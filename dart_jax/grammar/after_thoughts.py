@@ -14,7 +14,7 @@ class AfterThoughts:
     """One such text, which allows tokens as a `Matcher` does.
 
     Attributes:
-      done: False, since the grammar holds up to the end.
+      done: False, since the grammar applies to the end.
     """
 
     done = False

@@ -2,7 +2,7 @@
 
 llguidance reads a text in lexemes: regular expressions, each of which takes as many characters as
 it can. A grammar of characters may mean less: after `[a-z]*` may come a `z`. Here its rules are
-split into lexemes for which this makes no difference: whatever may follow one begins with a
+split into lexemes for which this makes no difference: all that may follow one begins with a
 character that cannot continue it, nor another lexeme that begins alike. Single characters always
 do, but are slow.
 """

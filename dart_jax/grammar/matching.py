@@ -229,9 +229,9 @@ class Matcher:
     """One text under a grammar.
 
     Attributes:
-      error: why the text cannot go on; None while it can.
+      error: why the text cannot go on, or None while it can.
       slow: trees that took too long.
-      done: False, since the grammar holds up to the end.
+      done: False, since the grammar applies to the end.
     """
 
     done = False
@@ -244,7 +244,7 @@ class Matcher:
         eos: tuple[int, ...],
         again: Callable[[], llguidance.LLMatcher | None],
     ):
-        """See `Grammars.start`; `again`: begins anew with another lexer, unless that takes long."""
+        """See `Grammars.start`; `again`: restarts with another lexer, unless that takes long."""
         self._again, self._text = again, list[int]()
         self.slow = 0
         self._state, self._tokens, self._eos = state, tokens, frozenset(eos)

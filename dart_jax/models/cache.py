@@ -63,8 +63,8 @@ def init_cache(
 
 
 def first_rows(cache: AnyCache, count: int) -> AnyCache | None:
-    """Returns a cache's first rows, to attend to; None for no rows. Of a cache in pages these are
-    the pages that have them."""
+    """Returns a cache's first rows, to attend to, or None for no rows. Of a cache in pages these
+    are the pages that have them."""
     if count == 0:
         return None
     if isinstance(cache, PagedCache):

@@ -88,7 +88,7 @@ def _register() -> bool:
     if not callable_:
         _logger.warning(
             "this jaxlib cannot call dart_jax's C++ core, so models on CPUs are computed by JAX "
-            "alone, two to four times as slowly; reinstall dart-jax beside this jaxlib "
+            "alone, two to four times as slowly; reinstall dart-jax with this jaxlib "
             "(pip install --force-reinstall --no-deps --no-cache-dir dart-jax)"
         )
     return callable_
@@ -112,8 +112,8 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def copy_page(pools: AnyArrays, source: jax.Array, target: jax.Array) -> AnyArrays:
-    """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place, whatever
-    the order of a page's numbers is."""
+    """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place, for any
+    order of a page's numbers."""
     return in_place("dart_copy_page", pools, source.reshape(1), target.reshape(1))
 
 

@@ -22,7 +22,7 @@ from dart_jax.models.traits import DraftingConfig
 
 # Layout of files as the authors of DART and EAGLE-3 write them.
 REFERENCE = "reference"
-# Fields that drafters' configs have in common with those of targets, but for RoPE.
+# Fields that drafters' configs have in common with targets', except RoPE.
 SHARED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
@@ -46,7 +46,7 @@ class DraftLayerConfig(DraftingConfig):
 
     Attributes:
       sliding_window: positions that a row sees, its own included, in the layers that have such a
-        window, for DART and EAGLE-3 all; None for all positions.
+        window, for DART and EAGLE-3 all. None for all positions.
       own_embedding: whether the drafter has an embedding of its own, which its weights tell.
       own_head: whether it has a head of its own.
       pair_rank: rank of the pair scores; 0 for none.

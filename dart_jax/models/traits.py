@@ -1,4 +1,4 @@
-"""What other code asks of a drafter's config, whatever its kind."""
+"""What other code asks of a drafter's config of any kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Traits:
       kind: the method's name, for programs.
       title: the same for people, with what it has beyond its kind.
       search: what a search builds its trees from, the candidates of one forward pass or the n-gram
-        model alone; None if the method drafts its trees itself.
+        model alone. None if the method drafts its trees itself.
       sequential: whether larger trees take more passes of a drafter.
       couples: whether it ranks its drafts with the noise of the target's draws.
       pairs: whether it scores pairs of successive tokens.
@@ -40,8 +40,8 @@ class Traits:
 
 
 class DraftingConfig:
-    """Base class of configs that select a drafting method: those of drafters, of a small language
-    model, and of methods without parameters. A `target` is a `TargetConfig`."""
+    """Base class of configs that select a drafting method: of drafters, of a small language model,
+    and of methods without parameters. A `target` is a `TargetConfig`."""
 
     @property
     def traits(self) -> Traits:
@@ -63,7 +63,7 @@ class DraftingConfig:
         return target.feature_layers
 
     def with_window(self, window: int | None) -> Self:
-        """Returns the config of the same drafter with a window in all layers; None for none."""
+        """Returns the config of the same drafter with a window in all layers, or None for none."""
         raise UserError(
             "a window is that of a DART, EAGLE-3 or block drafter; pass one, or leave the window "
             "out"

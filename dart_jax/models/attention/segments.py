@@ -40,9 +40,9 @@ class Prefix(NamedTuple):
       k: keys [B, K, S, h]; in pages, [P, K, R, h].
       v: values, as `k`.
       length: int32 [B], valid rows; every new row sees those from its `first` on.
-      first: int32 [B, T], the first row that each new row sees, with a sliding window; None if
-        they see all.
-      pages: int32 [B, n], where rows are in pools of pages (see `PagedCache`): S = n * R; None if
+      first: int32 [B, T], the first row that each new row sees, with a sliding window. None if they
+        see all.
+      pages: int32 [B, n], where rows are in pools of pages (see `PagedCache`): S = n * R. None if
         they are in one piece.
     """
 
@@ -60,7 +60,7 @@ class Prefix(NamedTuple):
         length: jax.Array | None,
         first: jax.Array | None = None,
     ) -> Prefix | None:
-        """The rows of a cache's layer; None without a cache."""
+        """Returns the rows of a cache's layer, or None without a cache."""
         if cache is None or length is None:
             return None
         layers, pages = parts(cache)
@@ -104,7 +104,7 @@ def window_start(window: int | None, positions: jax.Array) -> jax.Array | None:
     """Returns the first position that rows see through a sliding window, int32 [B, T].
 
     Args:
-      window: positions that a row sees, its own included; None for all, which returns None.
+      window: positions that a row sees, its own included. None for all, which returns None.
       positions: int32 [B, T], of the rows.
     """
     return None if window is None else jnp.maximum(positions - window + 1, 0)
@@ -115,7 +115,7 @@ def windowed(mask: jax.Array, first: jax.Array | None, positions: jax.Array) -> 
 
     Args:
       mask: bool, broadcastable to [B, T, S].
-      first: int32 [B, T], from `window_start`; None leaves the mask as it is.
+      first: int32 [B, T], from `window_start`, or None to leave the mask as it is.
       positions: int32 [B, S], of the keys.
     """
     return mask if first is None else mask & (positions[:, None] >= first[:, :, None])
@@ -125,8 +125,8 @@ class Scoring(NamedTuple):
     """Options of the scores, which are computed from products of queries and keys.
 
     Attributes:
-      scale: factor on the products; None for h ** -0.5.
-      cap: softcap: scores become cap * tanh(score / cap), before masking; None for none.
+      scale: factor on the products, by default h ** -0.5.
+      cap: softcap, if any: scores become cap * tanh(score / cap) before masking.
     """
 
     scale: float | None = None

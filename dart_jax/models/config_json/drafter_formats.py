@@ -1,5 +1,5 @@
-"""Formats of drafters other than DART's and EAGLE-3's own, told by their `config.json`; those of
-block drafters are in `block_formats.py`."""
+"""Formats of drafters other than DART's and EAGLE-3's own, told by their `config.json`. For block
+drafters see `block_formats.py`."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ class LayerOptions:
       experts: the kernel of mixtures of experts.
       shards: devices that share the model's weights.
       fused: whether projections that read the same input are one (see `platform.weights`).
-      kv: dtype of keys and values, rounded once, when they are made: those of new rows have the
-        same bits as when they are cached.
+      kv: dtype of keys and values, rounded once, when they are made: new rows have the same bits as
+        when they are cached.
     """
 
     attention: AttentionKernel = "dense"

@@ -102,8 +102,8 @@ def pack(weights: jax.Array, transposed: bool = False, dtype: DTypeLike | None =
 
 
 def pack_exactly(weights: jax.Array, transposed: bool = False) -> Tiles:
-    """Stores weights in tiles of bfloat16 if that holds their values exactly, as it does those of
-    most published checkpoints; otherwise of their dtype."""
+    """Stores weights in tiles of bfloat16 if that holds their values exactly, as it does for most
+    published checkpoints; otherwise of their dtype."""
     exact = bool(_fits_bfloat16(weights))
     return pack(weights, transposed, jnp.bfloat16 if exact else None)
 
@@ -189,8 +189,8 @@ def product(
     Args:
       inputs: x, [..., in], float32 or bfloat16.
       weights: W, [in, out].
-      bias: [out]; None for none.
-      residual: [..., out]; None for none.
+      bias: [out], if any.
+      residual: [..., out], if any.
 
     Returns:
       [..., out], of x's dtype.

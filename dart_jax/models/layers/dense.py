@@ -29,7 +29,7 @@ class Init(NamedTuple):
 
     Attributes:
       dtype: of all.
-      rngs: for random values; None where only shapes matter, then they are 0.
+      rngs: for random values. None where only shapes matter, then they are 0.
     """
 
     dtype: DTypeLike = jnp.float32

@@ -1,8 +1,8 @@
 """Block drafters: DFlash, DSpark, DFlash2 and JetSpec (docs/method.md, section 8).
 
-Layers like those of a Qwen3 target run over a block: a sequence's newest token, the *anchor*, and
-mask tokens after it. In every layer queries come from the block, keys and values from the block and
-from the context: all positions before the anchor, each one row made of the target's features. Only
+Layers like a Qwen3 target's run over a block: a sequence's newest token, the *anchor*, and mask
+tokens after it. In every layer queries come from the block, keys and values from the block and from
+the context: all positions before the anchor, each one row made of the target's features. Only
 context rows are cached; the block's are dropped after each draft.
 """
 

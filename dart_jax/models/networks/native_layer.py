@@ -60,11 +60,11 @@ def run_draft_layer(
       residual: the residual stream of the real rows, float32 [B, T, D].
       rotation: cosines and sines for queries and keys, float32 [B, T + m, r / 2].
       last: int32 [B], the anchors among the real rows.
-      prefix: cached rows; None for none.
+      prefix: cached rows, if any.
       kv_heads: K.
       kv_dtype: of keys and values, float32 or bfloat16.
       eps: of all norms.
-      window: positions that a row sees, its own included; None for all.
+      window: positions that a row sees, its own included; by default all.
 
     Returns:
       The residual stream of the anchor and the mask rows after the layer, [B, 1 + m, D], which

@@ -89,7 +89,7 @@ class PairScores(nnx.Module):
 
     def all_next(self, factors: jax.Array, shards: int = 1) -> jax.Array:
         """Scores of all second tokens: [..., r] -> float32 [..., Vd]; of a device's part of them
-        where so many devices share the head."""
+        where `shards` devices share the head."""
         following = self.next.get_value()
         if isinstance(following, Tiles):
             return product(factors.astype(jnp.float32), following)

@@ -367,7 +367,7 @@ class Target(nnx.Module):
           positions: int32 [B, T], of the tokens in their sequences: for RoPE and sliding windows.
           mask: bool, broadcastable to [B, T, T]; row t sees new row s where [b, t, s] is set.
             Each row must see itself.
-          cache: all layers' keys and values, capacity S, in pages or not; None for no prefix.
+          cache: all layers' keys and values, capacity S, in pages or not; None without a prefix.
           length: int32 [B], valid rows of the cache, which are the tokens at positions 0 to
             length - 1. Every new row sees all of them, and a sliding window only shrinks what a row
             sees.
