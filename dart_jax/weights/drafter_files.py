@@ -76,9 +76,9 @@ def with_stored_parts(
       files: by the authors' names; an embedding that is the target's is dropped, and so is such a
         head of a block drafter. A head that is missing becomes the target's, unless the drafter can
         share that.
-      config: as `config.json` says.
-      embedding: [V, D], the target's; None if it is not known.
-      target: its directory; None if it is not known.
+      config: from `config.json`.
+      embedding: [V, D], the target's, if known.
+      target: its directory, if known.
 
     Raises:
       UserError: there is no embedding to read, or no head.
@@ -104,7 +104,7 @@ def with_stored_parts(
 
 
 def _with_head(files: TensorFiles, config: AnyDrafterConfig, target: Path | None) -> bool:
-    """Completes `files` by the drafter's head, or drops it; tells whether it is in them then.
+    """Completes `files` by the drafter's head, or drops it; returns whether it is in them then.
 
     A block drafter of the whole vocabulary shares the target's head; of one with a draft
     vocabulary a missing head is some of the target's rows, since it is trained with these.
@@ -156,7 +156,7 @@ def draft_vocabulary(
       The config with the number of tokens that are left, and their target ids, int32 [Vd].
 
     Raises:
-      UserError: the ids are missing, damaged or not those of a target.
+      UserError: the ids are missing, damaged or not a target's.
     """
     ids = _stored_ids(files, config)
     size = config.vocab_size if target_size is None else target_size

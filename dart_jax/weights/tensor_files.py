@@ -20,7 +20,7 @@ from dart_jax.weights.gguf.tensors import INDEX as GGUF_INDEX
 from dart_jax.weights.gguf.tensors import open_gguf
 
 WEIGHTS = "model.safetensors"
-# A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
+# A drafter's pair scores: next to the weights, so that readers that do not know them find the rest
 # as it is without them.
 PAIR_SCORES, _PAIRS = f"{formats.PAIR_SCORES}.safetensors", f"{formats.PAIR_SCORES}."
 ADAPTER = "adapter_config.json"  # of a LoRA adapter, which is refused

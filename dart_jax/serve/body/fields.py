@@ -1,7 +1,7 @@
-"""The fields of requests: those that clients may use, and those that make no difference.
+"""Fields of requests that clients may use, and fields that make no difference.
 
-Names and defaults are those of OpenAI's API, with the extensions of vLLM. Every other field is
-refused by name: it might change the answer.
+Names and defaults are as in OpenAI's API, with the extensions of vLLM. Every other field is refused
+by name: it might change the answer.
 """
 
 from __future__ import annotations
@@ -174,12 +174,12 @@ class GenerationFields(RequestFields):
 
     @property
     def most_tokens(self) -> int | None:
-        """The maximum number of new tokens; None for all that fit."""
+        """The maximum number of new tokens, or None for all that fit."""
         return self.max_tokens
 
     @property
     def top(self) -> int | None:
-        """Number of most likely tokens to report; None for no log-probabilities."""
+        """Number of most likely tokens to report, or None for no log-probabilities."""
         raise NotImplementedError
 
     @property
@@ -238,7 +238,7 @@ class ToolChoice:
 
     Attributes:
       mode: "none", "auto", "required", or "function", which is a call of the only one.
-      names: those of functions; None for all.
+      names: of functions, by default all.
     """
 
     mode: str = "auto"

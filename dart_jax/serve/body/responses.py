@@ -1,4 +1,4 @@
-"""Requests for responses, as those of chats."""
+"""Requests of the responses API, as chat requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chat_of(fields: ResponseFields) -> ChatFields:
     if LOGPROBS in fields.include:
         values |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
         if fields.tools and fields.tool_choice != "none":
-            raise bad("log-probabilities beside tools are not supported", "include")
+            raise bad("log-probabilities with tools are not supported", "include")
     elif fields.top_logprobs:
         raise bad(f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
     values["tools"] = [_nested(tool) for tool in fields.tools]
@@ -78,7 +78,7 @@ def _nested_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format(text: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `response_format` of a text's options; None if there is none."""
+    """Returns the `response_format` of a text's options, if there is one."""
     for name, value in text.items():
         if name != "format" and value not in (None, "medium"):
             raise bad(f"text.{name} is not supported by this server; leave it out", "text")

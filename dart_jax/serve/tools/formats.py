@@ -161,7 +161,7 @@ _BY_TEMPLATE: Mapping[str, ToolFormat | None] = {
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Returns the format that a chat template, given by its source, teaches; None if it teaches
+    """Returns the format that a chat template, given by its source, teaches, or None if it teaches
     none that is known."""
     if "tools" not in template:
         return None

@@ -71,7 +71,7 @@ class _Call(NamedTuple):
       given: as the client sent it.
       name: of the function.
       text: its arguments, as the model wrote them.
-      arguments: the same; None if they are no JSON object.
+      arguments: the same as an object, or None if they are no JSON object.
     """
 
     given: Mapping[str, Any]

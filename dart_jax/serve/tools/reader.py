@@ -135,8 +135,8 @@ class CallReader:
 
         Args:
           format: of its calls.
-          tools: names of the tools -> their parameters. Where nothing marks a call, those of other
-            names are none.
+          tools: names of the tools -> their parameters. Where nothing marks a call, other names are
+            not calls.
           parallel: read all calls; otherwise only the first.
           must: there is nothing but calls, so that text is a part of one that was cut off.
         """

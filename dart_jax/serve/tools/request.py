@@ -39,7 +39,7 @@ class Tools:
 
     @classmethod
     def of(cls, fields: ChatFields, tokenizer: Tokenizer) -> Tools | None:
-        """Returns the tools of a request; None if its answer cannot call any.
+        """Returns the tools of a request, or None if its answer cannot call any.
 
         Raises:
           ApiError: a tool is asked for that is not there.
@@ -89,7 +89,7 @@ class Tools:
         and none is strict.
 
         Args:
-          answer: the structure of a text that calls no tool; None if that may be anything.
+          answer: the structure of a text that calls no tool, or None if that may be anything.
         """
         some = len(self.functions) < len(self.described) or any(x.strict for x in self.functions)
         return self.must or answer is not None or some
@@ -110,7 +110,7 @@ class Tools:
             schema = {"type": "object"} if answer.json_object else answer.json
             if schema is None:
                 raise UserError(
-                    "beside tools there can be JSON only; use a JSON schema, or leave out one of "
+                    "with tools there can be JSON only; use a JSON schema, or leave out one of "
                     "them"
                 )
             other = json_grammar(schema, compact=answer.disable_any_whitespace)

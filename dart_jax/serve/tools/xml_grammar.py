@@ -15,7 +15,7 @@ from dart_jax.serve.tools.parameters import Parameters
 
 _ANY, _NOTHING = "/(?s:.*)/", "(/a/ & /b/)"
 
-# What is written of kinds of values beside texts, where that is known without their schema, and
+# What is written of kinds of values besides texts, where that is known without their schema, and
 # with what the others begin.
 _WRITTEN = {
     "null": "null",
@@ -73,7 +73,7 @@ class XmlArguments:
 
         Args:
           format: of calls.
-          marks: those of the format that are tokens -> their ids.
+          marks: the format's marks that are tokens -> their ids.
           number: of the function; its rules have it in their names.
           schema: of the arguments.
 
@@ -125,14 +125,14 @@ class XmlArguments:
         self.rules.append(f"p_{rule}: {key} {self._lark(opening)} ({values}) {line}")
         self._length += len(values)
         if self._length > _LONGEST:
-            raise _cannot("so large definitions for so many parameters; leave some out")
+            raise _cannot("definitions this large for this many parameters; leave some out")
         return f"p_{rule}"
 
     def _values(self, rule: str, schema: Any) -> Iterator[str]:
         """Adds rules of a value and the mark that ends it; returns what refers to them.
 
         A lexeme is as long as it can be. So texts have a terminal together with what ends them, and
-        JSON stands beside it only if its first character tells it from all texts there.
+        JSON is an alternative only if its first character tells it from all texts there.
         """
         format, kinds = self._format, self._parameters.kinds(schema)
         apart = kinds

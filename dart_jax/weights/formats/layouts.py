@@ -2,8 +2,8 @@
 
 They are the parameters' paths, but for the rules below. Files store kernels transposed ([out, in])
 and each expert separately. Parameters with the same name share a tensor: they are concatenated
-along its output axis, as in Phi-3's files, and in those of the modules of `transformers`, which can
-write all experts in one tensor.
+along its output axis, as in files of Phi-3 and of the modules of `transformers`, which can write
+all experts in one tensor.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SELECTOR = {
 }
 # Modules of drafters outside of the first layer.
 _OUTSIDE = ("embed_tokens", "fc", "fc_norm", "input_norm", "layers", "lm_head", "norm")
-# Beginnings of names in files of other classes -> in those of the language model: the text part of
+# Prefixes of names in files of other classes -> in files of the language model: the text part of
 # vision-language models, older and newer, and models that were saved without a head.
 _TEXT_PREFIXES = {
     "model.language_model.": "model.",
@@ -90,7 +90,7 @@ class Piece(NamedTuple):
     Attributes:
       path: the parameter's path.
       shape: the shape of the piece as stored.
-      expert: the index of the expert; None if the piece is the whole parameter.
+      expert: the index of the expert, or None if the piece is the whole parameter.
       transposed: whether the last two axes are swapped.
     """
 
@@ -205,8 +205,8 @@ _NAMES: dict[type, Callable[[Any, Collection[str]], Names]] = {
 
 
 def text_tensor(name: str) -> str | None:
-    """Returns the name that a tensor has in a language model of text alone; None if it belongs to
-    another part of a vision-language model."""
+    """Returns the name that a tensor has in a language model of text alone, or None if it belongs
+    to another part of a vision-language model."""
     if name.startswith(_OTHER_PARTS):
         return None
     for prefix, replacement in _TEXT_PREFIXES.items():

@@ -66,7 +66,7 @@ class Fields:
         return value
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """The shape of a tensor; None if there is none of that name."""
+        """Returns the shape of a tensor, or None if there is none of that name."""
         stored = self.files.tensors.get(tensor)
         return None if stored is None else stored.shape
 
@@ -331,7 +331,7 @@ def _pattern(of: Fields, usual: int) -> dict[str, Any]:
 
 
 def _qwen_moe(of: Fields, model_type: str, *, renormalized: bool) -> dict[str, Any]:
-    """Mixtures of experts of Qwen; their widths are those of the tensors."""
+    """Returns fields of Qwen's mixtures of experts; their widths are the tensors'."""
     config: dict[str, Any] = {
         "model_type": model_type,
         "num_experts": of.need("expert_count"),
@@ -345,9 +345,9 @@ def _qwen_moe(of: Fields, model_type: str, *, renormalized: bool) -> dict[str, A
     return config
 
 
-# Of a model's config: what whoever reads it is told.
+# Key of a model's config: notes for its reader.
 NOTES = "gguf_notes"
-# `general.architecture` -> the fields that its models have besides those of all.
+# `general.architecture` -> the fields that its models have besides the common ones.
 _ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "gemma": lambda _: {"model_type": "gemma"},
     "gemma2": _gemma2,

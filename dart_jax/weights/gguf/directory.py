@@ -27,7 +27,7 @@ from dart_jax.weights.gguf.tokenizer import (
     tokenizer_config,
 )
 
-_FORMAT = 5  # of these directories; another number makes them anew
+_FORMAT = 5  # of these directories; another number makes them again
 # Fields of general.sampling -> their names in `transformers`.
 _SAMPLING = {name: name for name in ("top_k", "top_p", "min_p")}
 _SAMPLING |= {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
@@ -88,8 +88,8 @@ def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The tokenizer's files, by name, and notes about them. What lies beside the GGUF file takes
-    the place of what it holds: a tokenizer with its config, and a chat template by itself."""
+    """Returns the tokenizer's files, by name, and notes about them. Files next to the GGUF file
+    take the place of what it holds: a tokenizer with its config, and a chat template by itself."""
     beside = {name: path.with_name(name) for name in file.BESIDE}
     beside = {name: one for name, one in beside.items() if one.is_file()}
     config, told = tokenizer_config(metadata), list[str]()

@@ -125,7 +125,7 @@ def size_of(kind: str, shape: tuple[int, ...]) -> int:
 
 @functools.cache
 def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray] | None:
-    """A function that makes floats of rows of bytes; None for floats."""
+    """Returns a function that makes floats of rows of bytes, or None for floats."""
     if kind in _FLOATS:
         return None
     import gguf
