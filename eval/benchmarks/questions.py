@@ -14,8 +14,8 @@ Every record is read by the first of these formats that its fields match:
     {"prompt": ".."}                                   any other, used unchanged
 
 A record with `messages`, `conversations` or another chat (see `dart_jax.data.contents`) is read
-after `turns`: the model answers its user's turns, up to a tool call. System prompts and tools
-beside any of these are part of the prompts.
+after `turns`: the model answers its user's turns, up to a tool call. System prompts and tools with
+any of these are part of the prompts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Question:
       group: its category if the benchmark has categories, otherwise the benchmark's title.
       turns: the user's turns; the model answers each.
       where: file and line, for errors.
-      raw: text to continue, for models without a chat template; None: the turns.
+      raw: text to continue, for models without a chat template, by default the turns.
       before: messages before the first turn: a system prompt, an earlier conversation.
       tools: for the chat template.
     """
@@ -184,7 +184,7 @@ _FORMATS: dict[tuple[str, ...], Callable[[dict[str, Any]], list[str]]] = {
     ("prompt",): lambda _: [],
 }
 
-# Tasks beside which nothing else is read.
+# Tasks with which nothing else is read.
 _SINGLE = ("problem", "question", "query")
 
 

@@ -90,7 +90,7 @@ def load_all(
       text: comma-separated names and files, or `DEMO`, which has no questions. None: our own
         questions for a target with a chat template, otherwise `DEMO`.
       tokenizer: the target's.
-      data_dir: as for `load`, whose errors and those of `parse_names` this has.
+      data_dir: as for `load`; raises as `load` and `parse_names`.
       limit: at least 1.
 
     Returns:

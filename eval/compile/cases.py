@@ -84,7 +84,7 @@ class Case:
         return self.batch // self.execution.devices.groups
 
     def on(self, mesh: Any) -> Case:
-        """The same on a mesh of devices; None for one device."""
+        """Returns the same on a mesh of devices, or on one device for None."""
         return dataclasses.replace(
             self, execution=dataclasses.replace(self.execution, devices=Devices(mesh))
         )

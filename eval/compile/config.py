@@ -33,7 +33,7 @@ class CompileConfig:
     batch_size: tuple[int, ...] = (1,)
     """Sequences decoded together."""
     tree_nodes: tuple[int, ...] = (60,)
-    """Nodes of the draft tree, beside the root."""
+    """Nodes of the draft tree, besides the root."""
     context: tuple[int, ...] = (2048,)
     """Cached tokens of each sequence."""
     weights: tuple[Literal["stored", "int8"], ...] = ("stored",)
@@ -42,7 +42,7 @@ class CompileConfig:
     """Sampling of tokens: greedy; filtered, by temperature, top-k, top-p and min-p; or full, also
     with a bias of logits and the penalties for which a server's requests may ask."""
     layers: int | None = None
-    """Compile only so many layers of the target, to be quicker; at least 7."""
+    """Compile only this many layers of the target, to be quicker; at least 7."""
     mesh: str = "data=1,model=1"
     """Devices that decode together, such as data=1,model=8; programs: all but search."""
     check: bool = False

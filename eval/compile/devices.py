@@ -70,10 +70,10 @@ class Accelerator:
         return Execution.of_gpu(9) if self.gpu else Execution.of_tpu()
 
     def topology(self, count: int) -> tuple[int, ...]:
-        """The layout of the fewest devices that are at least so many; they are linked directly.
+        """Returns the layout of the fewest devices, at least `count`, that are linked directly.
 
         Raises:
-          UserError: no machine or slice has so many.
+          UserError: no machine or slice has that many.
         """
         layouts = _MACHINE if self.gpu else _SLICES
         for layout in layouts:
@@ -108,7 +108,7 @@ def compile_only(name: str, count: int = 1) -> list[Any]:
     directly and at least `count`.
 
     Raises:
-      UserError: the compiler for their platform is not installed, or there are no so many.
+      UserError: the compiler for their platform is not installed, or there are not enough devices.
     """
     accelerator = ACCELERATORS[name]
     layout, extra = "x".join(map(str, accelerator.topology(count))), "aot"

@@ -46,7 +46,7 @@ class Repeated:
     """A compiled program that is called again and again.
 
     Attributes:
-      program: a function of `fixed` and `donated` that returns `donated` anew, and a result.
+      program: a function of `fixed` and `donated` that returns the new `donated` and a result.
       fixed: its other arguments.
       donated: arrays such as caches, which are updated in place.
     """
@@ -56,7 +56,7 @@ class Repeated:
     donated: Any = ()
 
     def __call__(self, calls: int) -> float:
-        """Makes so many calls in a row; returns the seconds of one."""
+        """Makes `calls` calls in a row; returns the seconds of one."""
         result, began = None, time.perf_counter()
         for _ in range(calls):
             self.donated, result = self.program(*self.fixed, self.donated)
@@ -106,7 +106,7 @@ def measure_steps(
 def prepared_state(
     config: DecodeConfig, params: DecodeParams, batch: int, context: int
 ) -> tuple[DecodeState, jax.Array]:
-    """Returns the state after so many tokens, most of whose cached rows are zeros, and the host
+    """Returns the state after `context` tokens, most of whose cached rows are zeros, and the host
     buffer. Times do not depend on what the rows hold."""
     caches = caches_without_rows(config.reading, params, batch, config.capacity(context))
     random, vocabulary = jax.random.key(0), config.target.vocab_size

@@ -33,7 +33,7 @@ class Fit:
       draws: tokens sampled at the tested positions.
       drafted: of these, how many the drafter had proposed.
       at_edge: not counted, as rounding decides whether top-k, top-p or min-p cuts them.
-      forbidden: how many the filters cut whatever the rounding.
+      forbidden: how many the filters cut with any rounding.
       chi2: sum of squared deviations over their variances.
       dof: degrees of freedom.
       rounding: the largest rounding error of all positions.

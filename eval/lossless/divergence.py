@@ -98,7 +98,7 @@ def examine(
     plain: np.ndarray,
     dart: np.ndarray,
 ) -> Divergence | None:
-    """Returns the first difference of one row; None if there is none.
+    """Returns the first difference of one row, or None.
 
     Args:
       prober: computes the target's logits.
@@ -166,7 +166,7 @@ class Prober:
     def __init__(self, model: DartModel, nodes: int):
         """`nodes` is the size of the trees to imitate."""
         self._config, self._params = model.target, model.params["target"]
-        # Beside weights in blocks inputs are rounded to 8 bits, and the sums of other kernels would
+        # With weights in blocks inputs are rounded to 8 bits, and the sums of other kernels would
         # differ by steps of that: the model's own kernels compute them.
         own = in_blocks(self._params)
         self._options = model.execution.target if own else LayerOptions()

@@ -51,9 +51,9 @@ class Decoder:
       model: of the method.
       max_length: maximum length of a prompt and its new tokens together.
       sampling: how the target samples.
-      stop: ids that end a text; None for the model's own.
-      tree_nodes: of the draft tree; None for as many as pay.
-      grammar: what texts must follow, as `Grammars.check` returns it; None for anything.
+      stop: ids that end a text, by default the model's own.
+      tree_nodes: of the draft tree, by default as many as pay.
+      grammar: what texts must follow, as `Grammars.check` returns it, if anything.
       options: others of `DartModel.engine`.
     """
 

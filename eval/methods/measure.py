@@ -41,7 +41,7 @@ class Summary:
       token_seconds: seconds per token after each prompt's first, prefill excluded, by repeat.
       decoding_speedups: ratios of the baseline's to these.
       tau: tokens emitted per verification, pooled over all.
-      tau_error: its standard error over prompts; None with fewer than two that were verified.
+      tau_error: its standard error over prompts, if at least two were verified.
       repeated: share of the 8-grams of all texts that occurred before in the same text.
       varied: prompts whose texts hardly repeat themselves; `tau_varied` is theirs.
       identical: prompts whose tokens equal the baseline's in every repeat.
@@ -182,7 +182,7 @@ def _ratio(one: float, other: float) -> float:
 
 def ratio_error(emitted: np.ndarray, steps: np.ndarray) -> float | None:
     """Returns the standard error of the ratio of two sums over prompts, tokens and verifications,
-    int [n] each; None if it is unknown.
+    int [n] each, or None if it is unknown.
 
     It is linear in the deviations from the ratio (Cochran, Sampling Techniques, 6.4): the prompts
     are the sample, since the verifications of one prompt are not independent.
@@ -230,6 +230,6 @@ def repeated_grams(tokens: np.ndarray) -> tuple[int, int]:
 
 
 def is_varied(tokens: np.ndarray) -> bool:
-    """Tells whether at most a fifth of a text's 8-grams repeat earlier ones."""
+    """Returns whether at most a fifth of a text's 8-grams repeat earlier ones."""
     repeated, total = repeated_grams(tokens)
     return repeated <= LITTLE * total

@@ -76,7 +76,8 @@ class Method(NamedTuple):
 
     Attributes:
       title: its title in tables.
-      model: makes its model from the one with --drafter, or --block; None without its part.
+      model: makes its model from the one with --drafter, or --block, or returns None without its
+        part.
       most: nodes of its largest trees in `eval.lossless`: more would only be slow.
       part: the part that it needs, and the option that gives it.
       chain: whether trees have one candidate for each position.

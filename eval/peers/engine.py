@@ -41,7 +41,7 @@ class Setup(NamedTuple):
       name: the engine, of `ENGINES`.
       model: the options that choose the model.
       target: directory of the target, from `hub.resolve`.
-      tree_nodes: nodes of DART's draft trees; None for as many as pay.
+      tree_nodes: nodes of DART's draft trees, by default as many as pay.
       threads: cores that it may use.
       max_length: prompt and new tokens together, at most.
       work: directory for its log; exists, and is deleted at the end.

@@ -32,12 +32,12 @@ class Round(NamedTuple):
     """One measurement of a server, of its complete answers.
 
     Attributes:
-      texts: of all requests in their order; None of one that failed.
+      texts: of all requests in their order, None for a failed one.
       errors: of those that failed.
       tokens_per_second: new tokens, from the first request to the last token.
-      per_token: median seconds per token after the first; None if no answer has two.
-      first: median seconds to the first token; None without one.
-      tau: tokens per verification, bonus token included; None without drafts.
+      per_token: median seconds per token after the first, if an answer has two.
+      first: median seconds to the first token, if there is one.
+      tau: tokens per verification, bonus token included, or None without drafts.
       compilations: programs compiled meanwhile.
     """
 

@@ -60,8 +60,8 @@ class ServingBenchConfig(ModelChoice):
         _ = self.server_options()
 
     def server_options(self, *more: str) -> list[str]:
-        """Returns the options of a server with the chosen model, those of --serve-options, and
-        more, which win; raises UserError if the option is not a command line.
+        """Returns the options of a server with the chosen model, --serve-options, and more, which
+        win; raises UserError if the option is not a command line.
 
         Servers compile what they need before they listen.
         """

@@ -138,7 +138,7 @@ def repetition_table(rows: Mapping[str, Summary]) -> Table:
     ]
     caption = (
         f"repeated: {GRAM}-grams that occurred before in the same text\n"
-        f"varied texts: those of which at most {LITTLE:.0%} are repeated"
+        f"varied texts: texts with at most {LITTLE:.0%} repeated"
     )
     columns = ("method", "repeated", "tau", "varied texts", "their tau")
     return table("Repetitions", columns, cells, caption)

@@ -30,7 +30,7 @@ enum class WeightType {
 
 constexpr bool in_blocks(WeightType type) { return type >= WeightType::kQ4_0; }
 
-// Inputs of a group: those of a block, or of one of eight parts of one of the K types.
+// Inputs of a group: a block's, or those of one of eight parts of one of the K types.
 constexpr std::size_t kGroup = 32;
 constexpr std::size_t kGroupsOfSuper = 8;
 
