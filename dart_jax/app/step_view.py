@@ -41,7 +41,7 @@ def coloured(pieces: Iterable[Piece]) -> str:
 
 
 def counts(step: Step) -> str:
-    """Tells how many tokens a step drafted, accepted and emitted."""
+    """Describes how many tokens a step drafted, accepted and emitted."""
     drafted = 0 if step.draft is None else np.count_nonzero(step.draft.tree[2])
     return f"{drafted} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
 

@@ -1,4 +1,4 @@
-"""The messages of a chat, as data sets spell them.
+"""Messages of a chat, as data sets spell them.
 
 | | |
 |---|---|

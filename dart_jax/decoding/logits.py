@@ -189,8 +189,8 @@ def token_scores(
 def log_probabilities(
     logits: jax.Array, tokens: jax.Array, count: int, vocabulary: Vocabulary
 ) -> TokenScores:
-    """The log-probabilities of tokens [B, P] and of the `count` most likely ones in their places;
-    for the others see `token_scores`."""
+    """Returns the log-probabilities of tokens [B, P] and of the `count` most likely ones in their
+    places; for the others see `token_scores`."""
     logprobs = vocabulary.log_softmax(logits)
     chosen = vocabulary.at(logprobs, tokens)
     top, ids = vocabulary.top_k(logprobs, count)

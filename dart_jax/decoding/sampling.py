@@ -121,14 +121,14 @@ class Noise(NamedTuple):
     table: jax.Array | None = None
 
     def at(self, level: jax.Array) -> Noise:
-        """The noise of one level, int32 scalar, alone."""
+        """Returns the noise of one level, int32 scalar, alone."""
         table = self.table
         if table is not None:
             table = jax.lax.dynamic_slice_in_dim(table, level, 1, axis=1)
         return Noise(self.keys, self.first + level, table)
 
     def made(self, count: int, vocab: int) -> Noise:
-        """The same with a table, of `count` levels at least."""
+        """Returns the same with a table, of `count` levels at least."""
         if self.table is not None:
             return self
         position = self.first[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
@@ -294,7 +294,7 @@ def _ordered(x: jax.Array) -> jax.Array:
 
 
 def _search_threshold(order: jax.Array, k: jax.Array, vocabulary: Vocabulary) -> jax.Array:
-    """The k-th largest of uint32 [..., V], [..., 1]; 0 if there are fewer.
+    """Returns the k-th largest of uint32 [..., V], [..., 1]; 0 if there are fewer.
 
     Found bit by bit, so that k need not be a compile-time constant: 32 counts cost less than
     sorting the vocabulary.
@@ -312,7 +312,7 @@ def _search_threshold(order: jax.Array, k: jax.Array, vocabulary: Vocabulary) ->
 def _nucleus_threshold(
     probability: jax.Array, top_p: jax.Array, vocabulary: Vocabulary
 ) -> jax.Array:
-    """The largest threshold such that the tokens at least that likely sum to `top_p` or more.
+    """Returns the largest threshold such that tokens at least that likely sum to `top_p` or more.
 
     Bisects over the bits of a float32, which have the same order as the non-negative numbers they
     represent: 30 masked sums cost less than sorting the vocabulary.
@@ -341,7 +341,7 @@ def most_noisy(
     count: int,
     ids: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The largest of filtered logits plus noise, by the C++ core.
+    """Returns the largest of filtered logits plus noise, by the C++ core.
 
     Args:
       sampling: has a temperature.
@@ -394,8 +394,8 @@ def noise_at(
 
 
 def row_keys(seed: jax.Array, row: jax.Array) -> jax.Array:
-    """The keys of rows' noise, uint32 [B, 2], from a seed, uint32 scalar or [B], and their numbers,
-    int32 [B].
+    """Returns the keys of rows' noise, uint32 [B, 2], from a seed, uint32 scalar or [B], and their
+    numbers, int32 [B].
 
     Always Threefry, even if JAX's default is another: "rbg" gives other numbers to the same key in
     a batch of another size, so plain decoding and a draft tree would not draw alike.

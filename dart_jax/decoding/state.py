@@ -95,7 +95,7 @@ class DecodeConfig:
         return DecodeConfig(self.target, self.drafter, nodes=1, execution=self.execution)
 
     def scoring(self, logprobs: int) -> DecodeConfig:
-        """The config to compile the reading of prompts for whose tokens are scored: see
+        """Returns the config to compile the reading of prompts for whose tokens are scored: see
         `LogitsConfig.logprobs`."""
         return dataclasses.replace(self.reading, logits=LogitsConfig(logprobs=logprobs))
 

@@ -267,12 +267,12 @@ def draft_input(
 
 
 def noise_of_draft(config: DecodeConfig, state: DecodeState) -> Noise | None:
-    """The noise of the draws that will verify the next trees, if they are drafted with it."""
+    """Returns the noise of draws that will verify the next trees, if they are drafted with it."""
     return _noise_after(config, state) if config.couples else None
 
 
 def _noise_after(config: DecodeConfig, state: DecodeState) -> Noise | None:
-    """The noise of the draws after the root and after nodes of each depth."""
+    """Returns the noise of the draws after the root and after nodes of each depth."""
     levels, vocab = config.max_depth + 1, config.target.vocab_size
     core = config.execution.draws_in_core
     with jax.named_scope("noise"):
@@ -310,8 +310,8 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
 
 
 def _used(config: DecodeConfig, tree: DraftTree) -> jax.Array | None:
-    """The slots up to the last node, int32 scalar, if only they are computed: no accepted path has
-    others, so nobody reads what they hold. None for all."""
+    """Returns the slots up to the last node, int32 scalar, if only they are computed: no accepted
+    path has others, so nobody reads what they hold. None for all."""
     if not config.reads_only_used or len(tree.tokens) > 1:
         return None
     places = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)

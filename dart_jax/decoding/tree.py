@@ -58,8 +58,8 @@ def unpack(packed: jax.Array) -> DraftTree:
 
 
 def scores_of(packed: jax.Array) -> jax.Array:
-    """The scores in packed trees, float32 [B, N + 1]: a log-probability of each node's path or what
-    takes its place, descending along it; 0 for the root and unused slots."""
+    """Returns the scores in packed trees, float32 [B, N + 1]: a log-probability of each node's path
+    or what takes its place, descending along it; 0 for the root and unused slots."""
     return jax.lax.bitcast_convert_type(packed[:, 3], jnp.float32)
 
 
@@ -116,7 +116,7 @@ def chain(
 
 
 def ancestor_mask(tree: DraftTree, max_depth: int) -> jax.Array:
-    """The mask of each node's ancestors, itself included: bool [B, N + 1, N + 1].
+    """Returns the mask of each node's ancestors, itself included: bool [B, N + 1, N + 1].
 
     Pointer jumping: after r rounds a row holds its nearest 2**r ancestors.
     """

@@ -1,4 +1,4 @@
-"""The options of an engine."""
+"""Options of an engine."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ class Engine:
         return groups
 
     def _placed(self, sequences: SequenceOf[Sequence], rows: int) -> dict[int, Sequence]:
-        """The sequences by their rows in a program with `rows` for each group."""
+        """Returns the sequences by their rows in a program with `rows` for each group."""
         return {
             group * rows + n: sequence
             for group, each in enumerate(self._by_group(sequences))

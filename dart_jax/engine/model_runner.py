@@ -195,7 +195,7 @@ class ModelRunner:
         return jax.device_get(scores)
 
     def _pools_for(self, drafts: bool) -> Pools:
-        """The pools that a program needs."""
+        """Returns the pools that a program needs."""
         return self._pools if drafts else self._pools._replace(draft=None)
 
     def _keep(self, pools: Pools) -> None:
@@ -231,7 +231,7 @@ class ModelRunner:
     def program(
         self, nodes: int, mode: SamplingMode, *, follows: bool = False, masked: bool = False
     ) -> BurstProgram:
-        """The program of bursts with trees of `nodes` nodes; see `BurstProgram`."""
+        """Returns the program of bursts with trees of `nodes` nodes; see `BurstProgram`."""
         kind = nodes, mode, follows and self.reads_drafts, masked
         if kind not in self._programs:
             config, steps = config_of(self.config, nodes, mode), self.shapes.steps
@@ -386,7 +386,7 @@ class ModelRunner:
     def _drafts_of(
         self, texts: Mapping[int, Sequence], trees: np.ndarray | None, nodes: np.ndarray
     ) -> dict[int, Draft]:
-        """The drafts of the sequences that report them, by their place; `nodes` [n] were
+        """Returns the drafts of the sequences that report them, by their place; `nodes` [n] were
         verified. Copies: views would keep all rows alive."""
         drafts, last = {}, self._drafts
         for i, sequence in texts.items():
@@ -402,7 +402,7 @@ class ModelRunner:
         return drafts
 
     def _proposals(self, host_buffer: HostBuffer, nodes: int) -> HostSearch | None:
-        """The search for more nodes than these, if the host searches."""
+        """Returns the search for more nodes than these, if the host searches."""
         if not isinstance(self.search, HostSearch):
             return None
         search = self._resized(self.search, host_buffer, min(_PROPOSED * nodes, MAX_NODES))
@@ -410,7 +410,7 @@ class ModelRunner:
         return search
 
     def _resized(self, search: TreeSearch, host_buffer: HostBuffer, nodes: int) -> TreeSearch:
-        """The search for trees of another size, made once."""
+        """Returns the search for trees of another size, made once."""
         key = host_buffer, nodes
         if key not in self._searches:
             same = key == (search.host_buffer, search.nodes)

@@ -1,4 +1,4 @@
-"""The pages of a group of devices: who holds them, and which texts begin as others did."""
+"""Pages of a group of devices: who holds them, and which texts begin as others did."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EMPTY_HASH: PageHash = b""
 
 
 def hash_page(before: PageHash, tokens: np.ndarray) -> PageHash:
-    """The hash of a page, given that of the page before and int32 [page + 1]: its tokens, and the
-    next one."""
+    """Returns the hash of a page, given that of the page before and int32 [page + 1]: its tokens,
+    and the next one."""
     return hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest()
 
 
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 
 class _Contents(NamedTuple):
-    """The contents of a page, complete or not.
+    """Contents of a page, complete or not.
 
     Attributes:
       before: the hash of the page before.
@@ -171,7 +171,8 @@ class PagePool:
     def _most_alike(
         self, before: PageHash, tokens: np.ndarray, drafted: bool
     ) -> tuple[int | None, int]:
-        """The page that shares the most rows with the tokens after a beginning, and how many."""
+        """Returns the page that shares most rows with the tokens after a beginning, and how
+        many."""
         best, most = None, SHARED_ROWS - 1
         after = self._after.get(before, OrderedDict())
         for page in reversed(after):

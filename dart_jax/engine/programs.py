@@ -65,7 +65,7 @@ class BurstProgram:
 
 
 def config_of(config: DecodeConfig, nodes: int, mode: SamplingMode) -> DecodeConfig:
-    """The config for trees of `nodes` nodes, 0 for plain decoding, and a mode."""
+    """Returns the config for trees of `nodes` nodes, 0 for plain decoding, and a mode."""
     logits = config.logits
     if mode != "full":
         logits = dataclasses.replace(logits, logprobs=None)
@@ -384,7 +384,7 @@ def _write(collected: jax.Array, path: jax.Array, at: jax.Array) -> jax.Array:
 def _begin(
     static: BurstProgram, pools: Pools, history: History | None, rows: Rows
 ) -> tuple[DecodeState, jax.Array, jax.Array]:
-    """The state before the first step, the rows' slots, and the most nodes of their trees."""
+    """Returns the state before the first step, the rows' slots, and their trees' most nodes."""
     numbers, pages = jnp.asarray(rows.numbers), jnp.asarray(rows.pages)
     slots = numbers[:, SLOT]
     of_slots: dict[str, Any] = {}

@@ -28,7 +28,7 @@ SAMPLING_MODES: tuple[SamplingMode, ...] = ("greedy", "sampled", "filtered", "fu
 
 
 def highest(modes: Iterable[SamplingMode]) -> SamplingMode:
-    """The lowest mode that serves the requests of all of these."""
+    """Returns the lowest mode that serves the requests of all of these."""
     return SAMPLING_MODES[max(map(SAMPLING_MODES.index, modes))]
 
 
@@ -175,7 +175,7 @@ class Logprobs(NamedTuple):
 
     @classmethod
     def of(cls, scores: TokenScores, most: int) -> Logprobs:
-        """The scores of n tokens, without the axis of rows, and with `most` of the most likely."""
+        """Returns the scores of n tokens, without the axis of rows, with the `most` likeliest."""
         own, ids, top = map(np.asarray, (scores.logprobs, scores.top_ids, scores.top_logprobs))
         ranks = None if scores.ranks is None else np.asarray(scores.ranks)
         return cls(own, ids[:, :most], top[:, :most], ranks)
@@ -239,7 +239,7 @@ class Output:
 
     @classmethod
     def joined(cls, outputs: Sequence[Output]) -> Output:
-        """The outputs of a request, one after another, as one; without their drafts."""
+        """Returns the outputs of a request, one after another, as one; without their drafts."""
         if not outputs:
             return cls.without_tokens()
         scores = [each.scores for each in outputs if each.scores is not None]

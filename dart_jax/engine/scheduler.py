@@ -51,7 +51,7 @@ class Scheduler:
         return [*self.running, *self.reading]
 
     def group(self, sequence: Sequence) -> int:
-        """The group of devices that has a sequence's slot."""
+        """Returns the group of devices that has a sequence's slot."""
         assert sequence.slot is not None
         return sequence.slot // self._slots
 

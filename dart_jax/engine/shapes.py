@@ -163,7 +163,7 @@ class Shapes:
         return next(n for n in self.rows if n >= sequences)
 
     def fewer_rows(self, rows: int) -> int:
-        """The next smaller number of rows; 0 if there is none."""
+        """Returns the next smaller number of rows; 0 if there is none."""
         return max((n for n in self.rows if n < rows), default=0)
 
     @property
@@ -172,7 +172,8 @@ class Shapes:
         return _CHUNK_ROWS_ELSEWHERE if self.together else _CHUNK_ROWS
 
     def longest_chunk(self, rows: int) -> int:
-        """The longest chunk of at most `rows` rows, if there is one; or the shortest of all."""
+        """Returns the longest chunk of at most `rows` rows if there is one, or the shortest of
+        all."""
         return max((n for n in self.chunks if n <= rows), default=self.chunks[0])
 
     def chunk_for(self, tokens: int) -> int:
@@ -184,7 +185,7 @@ class Shapes:
         return min(enough, fewer, key=lambda first: self._cost(tokens, first))
 
     def _cost(self, tokens: int, first: int) -> int:
-        """The cost of reading `tokens` with a chunk of length `first` first, in rows."""
+        """Returns the cost of reading `tokens` with a chunk of length `first` first, in rows."""
         rest = tokens - first
         others = self._cost(rest, self.chunk_for(rest)) if rest > 0 else 0
         return first + _CHUNK_ROWS + others

@@ -73,7 +73,7 @@ class Statistics:
 
 
 def add(one: Statistics, other: Statistics) -> Statistics:
-    """The sum of two."""
+    """Returns the sum of two."""
     sums = {
         field.name: getattr(one, field.name) + getattr(other, field.name)
         for field in dataclasses.fields(Statistics)

@@ -100,7 +100,7 @@ class StepCosts:
         return known if self.plain is None else {PLAIN: self.plain, **known}
 
     def of(self, nodes: np.ndarray) -> np.ndarray:
-        """The costs of numbers of nodes, float [n]."""
+        """Returns the costs of numbers of nodes, float [n]."""
         # What is assumed weighs as two steps.
         at = np.array([0, 8, *self._sums], float)
         costs, weights = np.array(
@@ -184,7 +184,7 @@ class Known(NamedTuple):
 
 
 def path_for(directory: Path, program: Hashable) -> Path:
-    """The file of what is known of a program, whose `repr` is the same in every process."""
+    """Returns the file of what is known of a program, whose `repr` is the same in every process."""
     device = jax.devices()[0].device_kind, available_cores(), jax.__version__
     name = hashlib.sha256(repr((program, device)).encode()).hexdigest()[:32]
     return directory / f"{name}.json"

@@ -1,4 +1,4 @@
-"""The options of `DartModel.generate` and `DartModel.stream`."""
+"""Options of `DartModel.generate` and `DartModel.stream`."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
 
 
 def _unknown(unknown: Sequence[str], names: Sequence[str]) -> str:
-    """The message for options that do not exist."""
+    """Returns the message for options that do not exist."""
     name = unknown[0]
     if name in transformers_options.NAMES:
         return f"{name} is not supported; the options are {', '.join(names)}"

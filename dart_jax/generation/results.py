@@ -111,7 +111,7 @@ class Completion:
         return f"Completion({text!r}, {self._summary()})"
 
     def _repr_html_(self) -> str:
-        """The text in a notebook, with drafted tokens marked."""
+        """Returns the text in a notebook, with drafted tokens marked."""
         marked = "".join(
             f'<span style="background: #2da44e33">{html.escape(piece)}</span>'
             if piece.drafted

@@ -173,7 +173,7 @@ class _Parser:
 
 
 def _code(character: str) -> int:
-    """The number of a character, which may be escaped."""
+    """Returns the number of a character, which may be escaped."""
     if len(character) > 2:
         return int(character[2:], 16)
     return ord(_ESCAPES.get(character, character[-1]))

@@ -58,7 +58,7 @@ def with_lexemes(rules: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _references(node: Node) -> set[str]:
-    """The rules that a part refers to."""
+    """Returns the rules that a part refers to."""
     kind, value = node[:2]
     if kind in ("seq", "alt"):
         return set().union(*map(_references, value))
@@ -79,7 +79,7 @@ def _sizes(rules: Mapping[str, Node]) -> dict[str, float]:
 
 
 def _size(node: Node, sizes: Mapping[str, float]) -> float:
-    """The same of a part."""
+    """Returns the same of a part."""
     kind, value = node[:2]
     if kind in ("seq", "alt"):
         return sum(_size(part, sizes) for part in value)

@@ -75,7 +75,7 @@ class Masked(NamedTuple):
 
 
 def all_but(ids: Iterable[int], vocab_size: int) -> np.ndarray:
-    """The mask of all tokens but some, uint32 [W]; see `Masked`."""
+    """Returns the mask of all tokens but some, uint32 [W]; see `Masked`."""
     mask = np.full(-(-vocab_size // 32), 2**32 - 1, np.uint32)
     for id in ids:
         mask[id // 32] &= ~np.uint32(1 << id % 32)
@@ -221,7 +221,7 @@ _stack_size = threading.Lock()
 
 @functools.lru_cache(maxsize=4)
 def grammars_of(tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]) -> Grammars:
-    """The `Grammars` of a target, the same for all users of a tokenizer."""
+    """Returns the `Grammars` of a target, the same for all users of a tokenizer."""
     return Grammars(tokenizer, vocab_size, eos)
 
 
@@ -288,7 +288,7 @@ class Matcher:
         self.error = GrammarError(why if no_more else reported)
 
     def allows(self, ids: np.ndarray) -> np.ndarray:
-        """Tells which tokens may follow the text: bool, as `ids`."""
+        """Returns which tokens may follow the text: bool, as `ids`."""
         mask = np.zeros(self._words, np.int32)
         self.fill(mask, self._state)
         return (mask[ids // 32] >> ids % 32 & 1) > 0
@@ -333,7 +333,7 @@ class Matcher:
         return Masked(growing.tree, masks)
 
     def _anything(self, tree: np.ndarray, nodes: int) -> Masked:
-        """The root of a tree, after which anything may follow."""
+        """Returns the root of a tree, after which anything may follow."""
         root = np.zeros((4, nodes + 1), np.int32)
         root[0, 0] = tree[0, 0]
         return Masked(root, np.full((nodes + 1, self._kept), 2**32 - 1, np.uint32))
@@ -358,7 +358,7 @@ class Matcher:
         return tokens
 
     def _only_name(self, mask: np.ndarray) -> bytes:
-        """The name of the special token that a mask allows alone; empty if it allows others."""
+        """Returns the name of the only special token a mask allows; empty if it allows others."""
         [words] = np.nonzero(mask)
         if len(words) != 1:
             return b""

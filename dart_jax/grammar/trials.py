@@ -107,7 +107,7 @@ class Trials:
         raise UserError(f"{kind} is too large or too deep for the compiler; make it simpler")
 
     async def _answer(self, job: str) -> dict[str, str]:
-        """The answer of a trial; empty if it ended without one."""
+        """Returns the answer of a trial; empty if it ended without one."""
         if self._process is not None and self._process.ended:
             self.close()
         if self._process is None:

@@ -188,7 +188,7 @@ class BlockConfig(DraftLayerConfig):
         return json
 
     def _written(self) -> dict[str, Any]:
-        """The config in its layout, whether that has a place for all fields or not."""
+        """Returns the config in its layout, whether that has a place for all fields or not."""
         layers, heads = self._layers_json(), self._heads_json()
         if self.layout == "speculators":
             kind = "dspark" if "markov_rank" in heads else "dflash"
@@ -235,7 +235,7 @@ class BlockConfig(DraftLayerConfig):
         return {"architectures": [name], **json, "dflash_config": nested}
 
     def _layers_json(self) -> dict[str, Any]:
-        """The fields of the layers, as Qwen3's config has them."""
+        """Returns the fields of the layers, as Qwen3's config has them."""
         names = (*SHARED, "num_hidden_layers", "sliding_window")
         kinds = [
             SLIDING if i in self.sliding_layers else FULL for i in range(self.num_hidden_layers)
@@ -253,7 +253,7 @@ class BlockConfig(DraftLayerConfig):
         }
 
     def _heads_json(self) -> dict[str, Any]:
-        """The fields of pair scores, convolutions and the head of confidence."""
+        """Returns the fields of pair scores, convolutions and the head of confidence."""
         json: dict[str, Any] = {}
         if self.conv_group_size is not None:
             json |= {"conv_kernel_size": 2, "conv_group_size": self.conv_group_size}

@@ -42,7 +42,7 @@ def parts(cache: Cache) -> tuple[KVCache, jax.Array | None]:
 
 
 def with_layers(cache: AnyCache, layers: KVCache) -> AnyCache:
-    """The cache with other layers."""
+    """Returns the cache with other layers."""
     new = cache._replace(layers=layers) if isinstance(cache, PagedCache) else layers
     return cast(AnyCache, new)
 

@@ -293,7 +293,7 @@ def _windows(
 def _default_layer_types(
     json: Mapping[str, Any], architecture: Architecture, layers: int, *, windowed: bool
 ) -> list[str]:
-    """The kind of each layer's attention by the rule `Architecture.windows`."""
+    """Returns the kind of each layer's attention by the rule `Architecture.windows`."""
     rule, pattern = architecture.windows, architecture.window_pattern
     if isinstance(rule, int):
         if pattern is not None and not json.get("layer_types"):
@@ -373,7 +373,7 @@ def _moe(json: Mapping[str, Any]) -> MoEConfig:
 
 
 def _moe_json(model_type: str, moe: MoEConfig) -> dict[str, Any]:
-    """The fields of the experts in a Qwen-MoE or Mixtral config."""
+    """Returns the fields of the experts in a Qwen-MoE or Mixtral config."""
     json: dict[str, Any] = {"num_experts_per_tok": moe.num_experts_per_tok}
     if model_type == "mixtral":
         sizes = {"intermediate_size": moe.intermediate_size}

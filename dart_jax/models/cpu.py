@@ -51,7 +51,7 @@ def only_rows(used: jax.Array | None) -> Iterator[None]:
 
 
 def used_rows() -> jax.Array:
-    """The number of rows that `only_rows` sets, int32 [1]; without elements for all rows."""
+    """Returns the number of rows that `only_rows` sets, int32 [1]; no elements for all rows."""
     used = _used.get()
     return or_nothing(None, jnp.int32) if used is None else used.reshape(1)
 
@@ -72,7 +72,7 @@ _registered: bool | None = None  # None: not tried
 
 
 def _register() -> bool:
-    """Tells XLA of the C++ functions; returns False if there are none that it can call."""
+    """Registers the C++ functions with XLA; returns False if there are none that it can call."""
     try:
         jax.local_devices(backend="cpu")
     except RuntimeError:
@@ -95,8 +95,8 @@ def _register() -> bool:
 
 
 def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k largest entries of every row, largest first; of equal ones the first, and before all
-    others NaN.
+    """Returns the k largest entries of every row, largest first; of equal ones the first, and
+    before all others NaN.
 
     Args:
       x: float32 [..., V].
@@ -140,5 +140,5 @@ def unwritten(arrays: AnyArrays) -> AnyArrays:
 
 
 def clock(computed: jax.Array) -> jax.Array:
-    """The time when something was computed: microseconds, a uint32 scalar."""
+    """Returns the time when something was computed: microseconds, a uint32 scalar."""
     return jax.ffi.ffi_call("dart_clock", jax.ShapeDtypeStruct((), jnp.uint32))(computed)

@@ -82,7 +82,7 @@ class DraftLayerConfig(DraftingConfig):
     def for_target(
         cls, target: TargetConfig, draft_vocab_size: int | None = None, **fields: Any
     ) -> Self:
-        """The config of a drafter whose layers have the shapes of the target's.
+        """Returns the config of a drafter whose layers have the shapes of the target's.
 
         Args:
           target: the target's config.
@@ -135,7 +135,7 @@ class DraftLayerConfig(DraftingConfig):
         }
 
     def completed(self, names: Collection[str], path: Path) -> Self:
-        """The config, completed by the names of the tensors in the file `path`.
+        """Returns the config, completed by the names of the tensors in the file `path`.
 
         Raises:
           UserError: the file has more than one layer of a DART or EAGLE-3 drafter.

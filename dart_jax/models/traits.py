@@ -10,7 +10,7 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traits:
-    """The traits of a drafting method, as its config determines them.
+    """Traits of a drafting method, as its config determines them.
 
     Attributes:
       kind: the method's name, for programs.
@@ -58,8 +58,8 @@ class DraftingConfig:
         return self
 
     def layers_read(self, target: Any) -> tuple[int, ...]:
-        """The target's layers whose input it reads, ascending; empty if the target is too small to
-        have them."""
+        """Returns the target's layers whose input it reads, ascending; empty if the target is too
+        small to have them."""
         return target.feature_layers
 
     def with_window(self, window: int | None) -> Self:

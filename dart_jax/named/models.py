@@ -1,4 +1,4 @@
-"""The models that have a name: where their parts are, and which one programs take by default."""
+"""Models that have a name: where their parts are, and which one programs take by default."""
 
 from __future__ import annotations
 

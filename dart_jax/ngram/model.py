@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 
 class Continuations(NamedTuple):
-    """The tokens that followed one context."""
+    """Tokens that followed one context."""
 
     context: tuple[int, ...]
     count: int  # of the context

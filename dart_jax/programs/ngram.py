@@ -1,4 +1,4 @@
-"""The commands that inspect and convert n-gram files, of `dart-jax ngram`."""
+"""Commands that inspect and convert n-gram files, of `dart-jax ngram`."""
 
 from __future__ import annotations
 

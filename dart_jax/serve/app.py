@@ -89,7 +89,7 @@ def make_app(service: Service) -> Starlette:
 
 
 class Routes:
-    """The routes of a service."""
+    """Routes of a service."""
 
     def __init__(self, service: Service):
         """`service` generates the texts."""

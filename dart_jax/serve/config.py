@@ -1,4 +1,4 @@
-"""The options of the server."""
+"""Options of the server."""
 
 from __future__ import annotations
 

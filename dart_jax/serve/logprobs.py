@@ -32,7 +32,7 @@ class Score(NamedTuple):
 
 
 class TokenTexts:
-    """The bytes and the text of single tokens, which may be parts of characters."""
+    """Bytes and texts of single tokens, which may be parts of characters."""
 
     def __init__(self, tokenizer: Tokenizer):
         """Reads from the tokenizer how it writes bytes."""

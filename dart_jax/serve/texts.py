@@ -1,4 +1,4 @@
-"""The texts of one answer while the engine generates them."""
+"""Texts of one answer while the engine generates them."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _pairs(logprobs: Logprobs) -> Iterator[tuple[float, list[tuple[int, float]]]
 
 
 class Texts:
-    """The texts of one answer, with attributes as `__init__` has them.
+    """Texts of one answer, with attributes as `__init__` has them.
 
     The engine's outputs are kept here while a slow client reads: not more than the texts
     themselves, and they are sent together once the client has caught up.

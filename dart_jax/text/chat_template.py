@@ -56,7 +56,7 @@ class ChatTemplate:
     def messages(
         self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[Message]:
-        """The messages of a chat, each with a `role`, as the template takes them.
+        """Returns the messages of a chat, each with a `role`, as the template takes them.
 
         Fields that say nothing are left out. Instructions that it would not show with these options
         are part of the user's next turn. Where it reads contents only as lists of parts, as
@@ -157,7 +157,7 @@ class ChatTemplate:
         return all(probe in text for probe in probes.values())
 
     def _with_parts(self, messages: list[Message]) -> list[Message]:
-        """The messages, with texts as lists of parts where it reads only these."""
+        """Returns the messages, with texts as lists of parts where it reads only these."""
         if not self._only_parts:
             return messages
         return [each | {"content": _parts(each.get("content", ""))} for each in messages]
@@ -173,7 +173,7 @@ class ChatTemplate:
         return all(probe in self._text(messages) for probe in probes)
 
     def _text(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
-        """The text of some messages; empty if the template refuses them."""
+        """Returns the text of some messages; empty if the template refuses them."""
         return self._try(self._with_parts(messages), options)
 
     def _try(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
@@ -215,7 +215,7 @@ def _saying(message: Mapping[str, Any]) -> Message:
 
 
 def _first_together(messages: list[Message]) -> list[Message]:
-    """The messages with instructions only at the beginning, as one, and in the user's turns."""
+    """Moves instructions to the beginning, as one message, and into the user's turns."""
     first = list(takewhile(_instructs, messages))
     content = reduce(_joined, (message.get("content") for message in first), None)
     begin = [message | {"content": content} for message in first[:1]]
@@ -223,8 +223,8 @@ def _first_together(messages: list[Message]) -> list[Message]:
 
 
 def _moved(messages: list[Message]) -> list[Message]:
-    """The messages with instructions as parts of the user's next turns; where the next turn is not
-    the user's, of the last one, or as a turn."""
+    """Returns the messages with instructions as parts of the user's next turns; where the next turn
+    is not the user's, of the last one, or as a turn."""
     result: list[Message] = []
     waiting = None  # instructions for the next turn
     for message in (*messages, None):

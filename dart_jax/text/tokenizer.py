@@ -135,7 +135,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=self.adds_to_chat(text))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
-        """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
+        """Returns what `encode_chat` encodes, without adding special tokens; raises the same."""
         _check_messages(messages)
         if not self.chat_template:
             where = f"a {FILE} by itself"
@@ -156,9 +156,9 @@ class Tokenizer:
             raise UserError(f"the chat template refuses the messages: {line(error)}") from error
 
     def template_for(self, options: Mapping[str, Any]) -> str:
-        """The source of the chat template that the options choose, as in transformers: the one that
-        `chat_template` names, or is; else the one for `tools`, if there are some; else the default.
-        Raises UserError if there is no such template."""
+        """Returns the source of the chat template that the options choose, as in transformers: the
+        one that `chat_template` names, or is; else the one for `tools`, if there are some; else the
+        default. Raises UserError if there is no such template."""
         template, choice = self.chat_template, options.get("chat_template")
         names = sorted(template) if isinstance(template, dict) else []
         if choice is not None and choice not in names and "{" not in choice:

@@ -32,7 +32,7 @@ _PADDING = 1024
 
 
 def authors_names(files: TensorFiles, config: AnyDrafterConfig) -> TensorFiles:
-    """The tensors by the names that the authors of EAGLE-3 and DART, or of DFlash, give them.
+    """Returns the tensors by the names that EAGLE-3's and DART's, or DFlash's, authors use.
 
     Some begin all names with `model.`. Of EAGLE-3 drafters, vLLM, speculators and ModelOpt call the
     first layer `layers.0`.
@@ -70,7 +70,7 @@ def with_stored_parts(
     embedding: jax.Array | Tiles | None,
     target: Path | None,
 ) -> AnyDrafterConfig:
-    """The config, completed by what the file holds.
+    """Returns the config, completed by what the file holds.
 
     Args:
       files: by the authors' names; an embedding that is the target's is dropped, and so is such a
@@ -136,7 +136,7 @@ def _with_head(files: TensorFiles, config: AnyDrafterConfig, target: Path | None
 
 
 def _head_of(target: Path) -> Tensor | None:
-    """The head as a target's files store it; of a tied one, the embedding."""
+    """Returns the head as a target's files store it; of a tied one, the embedding."""
     tensors = {text_tensor(name): tensor for name, tensor in open_tensors(target).tensors.items()}
     return tensors.get(HEAD, tensors.get(EMBEDDING_OF_TARGET))
 
@@ -180,7 +180,7 @@ def draft_vocabulary(
 
 
 def _stored_ids(files: TensorFiles, config: DraftLayerConfig) -> np.ndarray:
-    """The target id of each draft id, int32 [Vd]."""
+    """Returns the target id of each draft id, int32 [Vd]."""
     size = config.draft_vocab_size
     draftable = files.tensors.pop("t2d", None)
     stored = files.tensors.pop("d2t", None)
@@ -218,7 +218,7 @@ def _marked(ids: np.ndarray, flags: np.ndarray) -> bool:
 
 
 def embedding_shape(embedding: jax.Array | Tiles | Tensor) -> tuple[int, int]:
-    """The tokens and the width of an embedding [V, D], which may be in tiles."""
+    """Returns the tokens and the width of an embedding [V, D], which may be in tiles."""
     rows, columns = embedding.shape
     return (columns, rows) if isinstance(embedding, Tiles) else (rows, columns)
 

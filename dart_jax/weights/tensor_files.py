@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint directory: in one file, or in shards listed in an index."""
+"""Tensors of a checkpoint directory: in one file, or in shards listed in an index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
 
 class TensorFiles(NamedTuple):
-    """The tensors of a directory.
+    """Tensors of a directory.
 
     Attributes:
       path: the file of weights, or the index of the shards.

@@ -1,4 +1,4 @@
-"""The programs of decoding in the shape of a published model, with abstract arguments: nothing is
+"""Programs of decoding in the shape of a published model, with abstract arguments: nothing is
 allocated."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of `eval.compile`."""
+"""Options of `eval.compile`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Level = Literal["greedy", "filtered", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class CompileConfig:
-    """The programs to compile, and the device."""
+    """Programs to compile, and the device."""
 
     device: Literal["h200", "b200", "v5e", "v6e"] = "h200"
     """GPUs need the extra aot, TPUs the extra tpu (in an environment without CUDA's)."""

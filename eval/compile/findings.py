@@ -41,7 +41,7 @@ class Graphs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The figures of a program; a loop's body counts once.
+    """Figures of a program; a loop's body counts once.
 
     Attributes:
       kernels: number of kernels; on a TPU, of instructions.
@@ -122,7 +122,7 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
 
 
 def layer_of(scope: str) -> int | None:
-    """The target's layer in a path of named scopes."""
+    """Returns the target's layer in a path of named scopes."""
     match = None if _DRAFT.search(scope) else _LAYER.search(scope)
     return int(match[1]) if match else None
 
@@ -169,7 +169,7 @@ def read_graphs(folder: Path) -> Graphs | None:
 
 
 def _name(run: Run) -> str:
-    """The scopes that a run comes from, without JAX's own, and the instruction."""
+    """Returns the scopes that a run comes from, without JAX's own, and the instruction."""
     scopes = [part for part in run.scope.split("/")[:-1] if not re.search(r"[()]", part)]
     return "/".join([*scopes, run.instruction.name])
 
@@ -244,7 +244,7 @@ class Instruction(NamedTuple):
     rest: str
 
     def attribute(self, name: str) -> str:
-        """The value of an attribute without spaces; empty if there is none."""
+        """Returns the value of an attribute without spaces; empty if there is none."""
         match = re.search(rf'\b{name}=(?:"([^"]*)"|%?([\w.\-]+))', self.rest)
         return next(filter(None, match.groups()), "") if match else ""
 
@@ -319,7 +319,7 @@ def _runs(computations: dict[str, list[Instruction]], name: str) -> Iterator[Run
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
-    """The arrays of a printed shape, from left to right."""
+    """Returns the arrays of a printed shape, from left to right."""
     parts = (x for x in _ARRAY.findall(shape) if x[0] in _BYTES)
     return tuple(
         Array(dtype, tuple(map(int, filter(None, axes.split(",")))), "T(" in at and "S(1)" in at)

@@ -1,5 +1,4 @@
-"""The times of a step, its search and a plain step, with one batch and context; the device's
-limits."""
+"""Times of a step, its search and a plain step, with one batch and context; the device's limits."""
 
 from __future__ import annotations
 
@@ -145,7 +144,7 @@ def repeated_step(
 
 
 class Hardware(NamedTuple):
-    """The limits of a device: bytes per second, read and written, of a large copy, the fastest of
+    """Limits of a device: bytes per second, read and written, of a large copy, the fastest of
     several, as the device may be shared; operations per second of a large matrix product, two per
     multiply-add; and bytes available for arrays, on a CPU the free memory."""
 

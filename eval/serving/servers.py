@@ -1,5 +1,5 @@
-"""The servers that are started here, and the requests to them, which depend on the options and
-their number alone."""
+"""Servers that are started here, and the requests to them, which depend on the options and their
+number alone."""
 
 from __future__ import annotations
 

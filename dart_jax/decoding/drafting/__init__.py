@@ -69,5 +69,5 @@ def drafting_method(
 
 
 def drafter_title(drafter: AnyDrafter | None) -> str:
-    """The name of a drafting method, for people."""
+    """Returns the name of a drafting method, for people."""
     return "none" if drafter is None else drafter.traits.title

@@ -24,7 +24,7 @@ _NEVER = -np.float32(np.inf)  # the score of a place without a node
 
 
 class _Level(NamedTuple):
-    """The candidates of one level.
+    """Candidates of one level.
 
     Attributes:
       token: int32 [B, k], see `UsableCandidates`.
@@ -42,7 +42,7 @@ class _Level(NamedTuple):
 
 
 class _Beam(NamedTuple):
-    """The nodes that are extended.
+    """Nodes that are extended.
 
     Attributes:
       score: float32 [B, W]; `_NEVER` in a place without a node.
@@ -169,7 +169,7 @@ def _levels(
 
 
 def _keep(best: _Best, score: jax.Array, start: jax.Array) -> _Best:
-    """The best N of those so far and the children, the first of which is number `start`."""
+    """Returns the best N of those so far and the children, the first of which is number `start`."""
     batch, nodes = best.number.shape
     score = jnp.where(score == 0, np.float32(0), score)  # -0 equals 0
     every = jnp.concatenate([best.score, score.reshape(batch, -1)], axis=1)
@@ -231,7 +231,7 @@ def _next_beam(
     place: jax.Array,
     count: jax.Array,
 ) -> tuple[_Beam, jax.Array]:
-    """The nodes at places among the best as a beam, and their numbers, int32 [B, W]."""
+    """Returns the nodes at places among the best as a beam, and their numbers, int32 [B, W]."""
     batch, k = level.token.shape
     number = _take(best.number, place, 0)
     child = number - level.start
@@ -245,14 +245,14 @@ def _next_beam(
 
 
 def _take(x: jax.Array, at: jax.Array, fill: float | np.floating) -> jax.Array:
-    """The entries of each row of x [B, n] at int32 [B, m]; `fill` beyond the end."""
+    """Returns the entries of each row of x [B, n] at int32 [B, m]; `fill` beyond the end."""
     return jnp.take_along_axis(x, at, axis=1, mode="fill", fill_value=fill)
 
 
 def _tree(
     root: jax.Array, token: jax.Array, best: _Best, parents: jax.Array, width: int
 ) -> jax.Array:
-    """The best nodes as a packed tree without its root, int32 [B, 4, N].
+    """Returns the best nodes as a packed tree without its root, int32 [B, 4, N].
 
     Args:
       root: int32 [B].

@@ -72,7 +72,7 @@ class DeviceSearch:
         return _in_program(self, packed)
 
     def resized(self, host_buffer: HostBuffer, nodes: int) -> DeviceSearch:
-        """The same search for trees of another size."""
+        """Returns the same search for trees of another size."""
         return dataclasses.replace(self, host_buffer=host_buffer, nodes=nodes)
 
 

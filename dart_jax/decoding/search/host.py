@@ -87,14 +87,14 @@ class HostSearch:
 
     @classmethod
     def tree_unflatten(cls, shape: tuple[HostBuffer, int, bool], leaves: Any) -> HostSearch:
-        """The search as programs see it, which only has `in_program`."""
+        """Returns the search as programs see it, which only has `in_program`."""
         search = object.__new__(cls)
         search.host_buffer, search.nodes, search.native = shape
         (search.handle,) = leaves
         return search
 
     def resized(self, host_buffer: HostBuffer, nodes: int) -> HostSearch:
-        """The same search for trees of another size."""
+        """Returns the same search for trees of another size."""
         return type(self)(host_buffer, nodes, native=self.native, **self._options)
 
     def __repr__(self) -> str:

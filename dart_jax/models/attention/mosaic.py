@@ -111,7 +111,7 @@ def attend_mosaic(
 
 
 class _Sizes(NamedTuple):
-    """The sizes of blocks."""
+    """Sizes of blocks."""
 
     rows: int  # queries of a block
     padded_rows: int  # queries of a key head, padded to whole blocks
@@ -139,7 +139,7 @@ class _Sizes(NamedTuple):
 
 
 def _cached(sizes: _Sizes, head_dim: int, part: int) -> Any:
-    """The spec of a block of cached keys or values, or of one of its pages."""
+    """Returns the spec of a block of cached keys or values, or of one of its pages."""
 
     def place(
         b: Any, head: Any, row: Any, key: Any, begin: Any, end: Any, _: Any, table: Any

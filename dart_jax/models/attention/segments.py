@@ -82,8 +82,8 @@ class Prefix(NamedTuple):
         return valid & (at >= self.first[:, :, None])
 
     def in_one_piece(self) -> Prefix:
-        """The same rows without pages, [B, K, S, h]: what the table names is copied, and what is
-        not filled is 0."""
+        """Returns the same rows without pages, [B, K, S, h]: what the table names is copied, and
+        what is not filled is 0."""
         if self.pages is None:
             return self
         count, kv_heads, size, h = self.k.shape
@@ -133,11 +133,11 @@ class Scoring(NamedTuple):
     cap: float | None = None
 
     def factor(self, head_dim: int) -> float:
-        """The factor on the products for heads of this size."""
+        """Returns the factor on the products for heads of this size."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
     def of(self, products: jax.Array, head_dim: int) -> jax.Array:
-        """The scores of products, before masking."""
+        """Returns the scores of products, before masking."""
         score = products * self.factor(head_dim)
         return score if self.cap is None else softcap(score, self.cap)
 

@@ -1,4 +1,4 @@
-"""The fields of drafters' `config.json` that are options, and those that change nothing here.
+"""Fields of drafters' `config.json` that are options, and those that change nothing here.
 
 The others that `dart_jax.models.drafter_config` honours are the fields of its dataclasses. What
 nobody knows is named in a warning: the formats' own programs do not read it either.
@@ -116,7 +116,7 @@ def sliding_window(json: Mapping[str, Any]) -> int | None:
 
 
 def eagle_config(json: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields that an EAGLE-3 drafter's config has in `eagle_config`.
+    """Returns the fields that an EAGLE-3 drafter's config has in `eagle_config`.
 
     Raises:
       UserError: one of them has a value with which the computation is another one.

@@ -36,7 +36,7 @@ class LayerOptions:
         return self.shards > 1
 
     def cache_dtype(self, dtype: DTypeLike) -> DTypeLike:
-        """The dtype of keys and values, of a model whose activations have `dtype`."""
+        """Returns the dtype of keys and values, of a model whose activations have `dtype`."""
         return dtype if self.kv == "auto" else jnp.dtype(self.kv)
 
     def rounded(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:

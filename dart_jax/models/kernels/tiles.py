@@ -76,7 +76,7 @@ class Tiles:
         return not BLOCK_TYPES.isdisjoint(self.types)
 
     def rows(self, outputs: jax.Array) -> jax.Array:
-        """The weights of outputs, int32 [...], of a matrix in one part: float32 [..., in]."""
+        """Returns weights of outputs, int32 [...], of a matrix in one part: float32 [..., in]."""
         _check_core()
         (tiles,), (out,) = self.parts, self.outs
         shape = jax.ShapeDtypeStruct((*outputs.shape, self.d_in), jnp.float32)
@@ -85,7 +85,7 @@ class Tiles:
         )
 
     def transposed(self) -> jax.Array:
-        """The matrix as floats: float32 [out, in]."""
+        """Returns the matrix as floats: float32 [out, in]."""
         return self.rows(jnp.arange(self.shape[1], dtype=jnp.int32))
 
 
@@ -227,14 +227,14 @@ def product(
 
 
 def type_numbers(*matrices: Tiles) -> np.ndarray:
-    """The core's numbers of the types of all parts, int32."""
+    """Returns the core's numbers of the types of all parts, int32."""
     types = [type for matrix in matrices for type in matrix.types]
     return np.array([_core.weight_types[type] for type in types], np.int32)
 
 
 def described(*matrices: Tiles) -> dict[str, np.ndarray]:
-    """The description of matrices for the core, one after another: parts and inputs of each, and
-    types and outputs of each part."""
+    """Returns the description of matrices for the core, one after another: parts and inputs of
+    each, and types and outputs of each part."""
     return {
         "counts": np.array([len(matrix.parts) for matrix in matrices], np.int32),
         "ins": np.array([matrix.d_in for matrix in matrices], np.int64),

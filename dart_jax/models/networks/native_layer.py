@@ -2,7 +2,7 @@
 
 Between the calls for products, heads and attention XLA would run small operations, each of which
 costs a microsecond or more, and the core's threads read ahead from layer to layer. What is computed
-is the same, but for the attention of rows without a prefix, which the core computes, too.
+is the same, except the attention of rows without a prefix, which the core computes, too.
 """
 
 from __future__ import annotations

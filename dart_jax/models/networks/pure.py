@@ -55,7 +55,7 @@ def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False
 
 
 def dtype_of(target: Params) -> np.dtype:
-    """The dtype of a target's activations."""
+    """Returns the dtype of a target's activations."""
     return target["norm"]["scale"].dtype
 
 

@@ -76,7 +76,7 @@ class Execution:
         return self.attention == "native"
 
     def on(self, mesh: Mesh) -> Execution:
-        """The same on several devices. On CPUs plain JAX: they are for trying out.
+        """Returns the same on several devices. On CPUs plain JAX: they are for trying out.
 
         Raises:
           UserError: keys and values are in bfloat16, which only one CPU computes.

@@ -12,12 +12,12 @@ from dart_jax.models.sharding.mesh import DATA, MODEL
 
 
 def total(x: jax.Array) -> jax.Array:
-    """The sum of what the devices have."""
+    """Returns the sum of what the devices have."""
     return jax.lax.psum(x, MODEL)
 
 
 def largest(x: jax.Array) -> jax.Array:
-    """The largest of what the devices have."""
+    """Returns the largest of what the devices have."""
     return jax.lax.pmax(x, MODEL)
 
 
@@ -40,10 +40,10 @@ def once(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
 
 
 def over_groups(x: jax.Array) -> jax.Array:
-    """The sum over all groups of devices."""
+    """Returns the sum over all groups of devices."""
     return jax.lax.psum(x, DATA)
 
 
 def shard_offset(size: int) -> jax.Array:
-    """The start of a device's part of an axis of `size` entries for each, int32."""
+    """Returns the start of a device's part of an axis of `size` entries for each, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""The devices that decode together, and which models they share."""
+"""Devices that decode together, and which models they share."""
 
 from __future__ import annotations
 

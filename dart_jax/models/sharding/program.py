@@ -113,7 +113,7 @@ def program(
 
 
 def specs_of(tree: Any, split_drafter: bool = False) -> Any:
-    """The specs in a tree of them, for `jax.shard_map`, where devices share the drafter or not."""
+    """Returns a tree's specs for `jax.shard_map`, where devices share the drafter or not."""
 
     def spec(x: P | OnDevices) -> P:
         if isinstance(x, P):

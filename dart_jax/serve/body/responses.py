@@ -68,7 +68,7 @@ def _nested(tool: Mapping[str, Any], key: str = "function") -> dict[str, Any]:
 
 
 def _nested_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice of tools as chats have it."""
+    """Returns the choice of tools as chats have it."""
     if choice.get("type") != "allowed_tools":
         return _nested(choice)
     tools = choice.get("tools")
@@ -138,7 +138,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
 
 
 def _answer(messages: list[dict[str, Any]], *, text: bool = False) -> dict[str, Any]:
-    """The answer of which an item is a part: the last message, or a new one.
+    """Returns the answer of which an item is a part: the last message, or a new one.
 
     Args:
       messages: so far.
@@ -152,7 +152,7 @@ def _answer(messages: list[dict[str, Any]], *, text: bool = False) -> dict[str, 
 
 
 def _content(content: Any, where: str) -> str:
-    """The text of a content."""
+    """Returns the text of a content."""
     if isinstance(content, str):
         return content
     return joined(content if isinstance(content, list) else [content], where, _TEXTS)

@@ -29,7 +29,7 @@ _SPACE = " \t\n\r"
 
 
 class Parameters:
-    """The parameters of a function.
+    """Parameters of a function.
 
     Attributes:
       schema: of its arguments, an object.

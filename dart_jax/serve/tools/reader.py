@@ -366,7 +366,7 @@ class _Nesting:
 
 
 def _call_in(text: str) -> tuple[str | None, str]:
-    """The name and the arguments of a call; no name if it is none."""
+    """Returns the name and the arguments of a call; no name if it is none."""
     try:
         call: Any = json.loads(text, strict=False)
     except (RecursionError, ValueError):

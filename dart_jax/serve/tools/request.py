@@ -19,7 +19,7 @@ from dart_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """The tools that an answer may call.
+    """Tools that an answer may call.
 
     Attributes:
       functions: what they are.
@@ -95,7 +95,7 @@ class Tools:
         return self.must or answer is not None or some
 
     def size(self, answer: StructuredOutputs | None) -> int:
-        """The size of all schemas that a text has to follow, in bytes; `answer` as in `holds`."""
+        """Returns the bytes of all schemas that a text has to follow; `answer` as in `holds`."""
         schemas = [StructuredOutputs(json=self._schema(each)) for each in self.functions]
         return sum(each.size for each in (*schemas, *([] if answer is None else [answer])))
 
@@ -117,7 +117,7 @@ class Tools:
         return StructuredOutputs(grammar=self._grammar(other))
 
     def _grammar(self, answer: str | None) -> str:
-        """The same in llguidance's Lark; `answer`: the JSON of a text that calls no tool."""
+        """Returns it in llguidance's Lark; `answer`: the JSON of a text that calls no tool."""
         calls = " | ".join(f"call_{n}" for n in range(len(self.functions)))
         rules = [f"call: {calls}"]
         for n, function in enumerate(self.functions):
@@ -140,7 +140,7 @@ class Tools:
         return "\n".join(["%llguidance {}", *rules])
 
     def _schema(self, function: Function) -> Mapping[str, Any]:
-        """The schema of a function's arguments, where the answer has to follow it."""
+        """Returns the schema of a function's arguments, where the answer has to follow it."""
         if not (self.must or function.strict):
             return {"type": "object"}
         return {**(function.parameters or {"properties": {}}), "type": "object"}

@@ -152,7 +152,7 @@ class XmlArguments:
             yield f"%json {json_grammar(self._alone(schema))} {after}"
 
     def _texts(self, schema: Any, depth: int = 0) -> str:
-        """The texts that a schema allows, for a terminal; `depth`: references to it."""
+        """Returns the texts that a schema allows, for a terminal; `depth`: references to it."""
         if depth > _DEEPEST:
             raise _cannot("definitions that refer to each other so often; make them flatter")
         if not isinstance(schema, Mapping):

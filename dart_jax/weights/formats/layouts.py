@@ -1,7 +1,7 @@
-"""The names of parameters in checkpoint files.
+"""Names of parameters in checkpoint files.
 
-They are the parameters' paths, but for the rules below. Files store kernels transposed ([out, in])
-and each expert separately. Parameters with the same name share a tensor: they are concatenated
+They are the parameters' paths, except for the rules below. Files store kernels transposed ([out,
+in]) and each expert separately. Parameters with the same name share a tensor: they are concatenated
 along its output axis, as in files of Phi-3 and of the modules of `transformers`, which can write
 all experts in one tensor.
 """
@@ -136,7 +136,7 @@ def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
 
 
 def _entries(name_of: Names, params: Any) -> dict[str, Entry]:
-    """The entries of a file that holds these parameters."""
+    """Returns the entries of a file that holds these parameters."""
     pieces: dict[str, list[Piece]] = {}
     for path, leaf in leaves(params):
         name, transposed = name_of(path), path[-1] in _TRANSPOSED

@@ -25,7 +25,7 @@ Region = tuple[slice, ...]
 
 
 class Blocks(NamedTuple):
-    """The blocks in which a GGUF file has a matrix.
+    """Blocks in which a GGUF file has a matrix.
 
     Attributes:
       type: GGUF's name of their type.
@@ -55,7 +55,7 @@ class Tensor(NamedTuple):
     blocks: Blocks | None = None
 
     def transposed(self) -> Tensor:
-        """The tensor with its last two axes swapped."""
+        """Returns the tensor with its last two axes swapped."""
 
         def swapped(axes: tuple) -> tuple:
             return (*axes[:-2], axes[-1], *axes[-2:-1])

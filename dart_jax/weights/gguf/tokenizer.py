@@ -168,8 +168,8 @@ def notes(path: Path, metadata: Mapping[str, Any]) -> list[str]:
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text, a turn or a message: those that are named, and those whose texts are
-    known to, as in llama.cpp."""
+    """Returns the ids that end a text, a turn or a message: those that are named, and those whose
+    texts are known to, as in llama.cpp."""
     tokens = _tokens(metadata)
     ids = [id for name in ("eos", "eot", "eom") for id in _named_ids(metadata, name)]
     texts = [id for id, token in enumerate(tokens) if token in _ENDS]
@@ -177,7 +177,7 @@ def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _named_ids(metadata: Mapping[str, Any], name: str) -> list[int]:
-    """The ids of the tokens that have a name: mostly one."""
+    """Returns the ids of the tokens that have a name: mostly one."""
     tokens, field = _tokens(metadata), f"tokenizer.ggml.{name}_token_id"
     usual = _USUAL.get(name) if metadata.get("tokenizer.ggml.model") == "llama" else None
     ids = metadata.get(f"{field}s") or ()
@@ -199,7 +199,7 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
 
 
 def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
-    """The vocabulary; empty in a file that has none."""
+    """Returns the vocabulary; empty in a file that has none."""
     return metadata.get("tokenizer.ggml.tokens") or []
 
 
@@ -255,7 +255,7 @@ def _sentencepiece(
 
 
 def _merges(vocab: Mapping[str, int], rank: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The pairs of tokens whose union is one, the best union first."""
+    """Returns the pairs of tokens whose union is one, the best union first."""
     pairs = []
     for token in sorted(vocab, key=lambda token: (rank[token], vocab[token])):
         cuts = ((token[:n], token[n:]) for n in range(1, len(token)))
