@@ -110,8 +110,7 @@ class Tools:
             schema = {"type": "object"} if answer.json_object else answer.json
             if schema is None:
                 raise UserError(
-                    "with tools there can be JSON only; use a JSON schema, or leave out one of "
-                    "them"
+                    "with tools there can be JSON only; use a JSON schema, or leave out one of them"
                 )
             other = json_grammar(schema, compact=answer.disable_any_whitespace)
         return StructuredOutputs(grammar=self._grammar(other))
