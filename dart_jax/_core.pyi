@@ -63,7 +63,7 @@ def pack_q8_0(weights: _Float32, tiles: _UInt8, threads: int) -> None:
     GIL."""
 
 def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32]:
-    """A perfect hash of pairs of integers [n], all different (see
+    """Returns a perfect hash of pairs of integers [n], all different (see
     native/include/dart/perfect_hash.h), made without holding the GIL: the size of the table, the
     buckets' seeds, and the keys' places [n]."""
 

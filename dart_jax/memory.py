@@ -45,7 +45,7 @@ def give_back() -> None:
 
 
 def aligned(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An empty array aligned for XLA, so that on a CPU it is used without a copy."""
+    """Returns an empty array aligned for XLA, so that on a CPU it is used without a copy."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)

@@ -99,7 +99,7 @@ class DartModel:
         return f"DartModel({', '.join(f'{name}: {what}' for name, what in self._parts().items())})"
 
     def _repr_html_(self) -> str:
-        """A table of the model's parts, for notebooks."""
+        """Returns a table of the model's parts, for notebooks."""
         parts = (map(html.escape, part) for part in self._parts().items())
         rows = "".join(f"<tr><th>{name}</th><td>{what}</td></tr>" for name, what in parts)
         return f"<table><caption>DartModel</caption>{rows}</table>"

@@ -101,8 +101,8 @@ class SamplingValues(NamedTuple):
 
 
 def per_row(value: jax.Array, dims: int) -> jax.Array:
-    """A scalar or values [B] such that they apply to the rows of an array [B, ...] of `dims`
-    dimensions."""
+    """Reshapes a scalar or values [B] such that they apply to the rows of an array [B, ...] of
+    `dims` dimensions."""
     return value.reshape(value.shape + (1,) * (dims - value.ndim))
 
 

@@ -53,7 +53,7 @@ class DraftTree(NamedTuple):
 
 
 def unpack(packed: jax.Array) -> DraftTree:
-    """A packed tree, int32 [B, 4, N + 1], as the search returns it -> DraftTree."""
+    """Unpacks a tree, int32 [B, 4, N + 1], as the search returns it."""
     return DraftTree(packed[:, 0], packed[:, 1], packed[:, 2])
 
 

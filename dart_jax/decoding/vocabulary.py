@@ -30,7 +30,7 @@ class Vocabulary:
     shards: int = 1
 
     def local_shard(self, x: jax.Array) -> jax.Array:
-        """A device's part of [..., V], which all have."""
+        """Returns a device's part of [..., V], which all have."""
         return x if self.shards == 1 else local_shard(x, self.shards)
 
     def largest(self, x: jax.Array) -> jax.Array:

@@ -255,7 +255,7 @@ class Engine:
             self._give(sequence, Output.without_tokens(finish="length", prompt_logprobs=scores))
 
     def _tokens_to_read(self) -> int:
-        """Tokens that a step reads."""
+        """Returns how many tokens a step reads."""
         shapes, seconds = self.runner.shapes, self._last_burst
         most = shapes.chunks[-1]
         if not self.scheduler.running or seconds is None:
@@ -422,8 +422,8 @@ class Engine:
         return sum(self._held) / len(self._held) if self._held else 1.0
 
     def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
-        """A snapshot, with requests that were accepted and not added yet, and with `others`' own
-        fields."""
+        """Returns a snapshot, with requests that were accepted and not added yet, and with
+        `others`' own fields."""
         scheduler = self.scheduler
         return dataclasses.replace(
             self.counts,

@@ -233,7 +233,7 @@ class Output:
 
     @classmethod
     def without_tokens(cls, **fields: Any) -> Output:
-        """An output of no tokens."""
+        """Returns an output of no tokens."""
         none = np.zeros(0, np.int32)
         return cls(none, none, **fields)
 

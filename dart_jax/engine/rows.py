@@ -73,7 +73,7 @@ def _sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
 
 
 def values_of(request: Request, vocab_size: int) -> np.ndarray:
-    """A request's row of `Rows.values`."""
+    """Returns a request's row of `Rows.values`."""
     sampling = request.sampling
     return np.array(
         [

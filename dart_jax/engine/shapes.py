@@ -177,7 +177,7 @@ class Shapes:
         return max((n for n in self.chunks if n <= rows), default=self.chunks[0])
 
     def chunk_for(self, tokens: int) -> int:
-        """Tokens of the next chunk, such that `tokens` are read the soonest."""
+        """Returns the length of the next chunk, such that `tokens` are read the soonest."""
         enough = next((n for n in self.chunks if n >= tokens), self.chunks[-1])
         if self.together or tokens >= self.chunks[-1]:
             return enough

@@ -148,7 +148,7 @@ class AnyEngine(Protocol):
         ...
 
     def statistics(self) -> Statistics:
-        """A snapshot."""
+        """Returns a snapshot."""
         ...
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class EngineThread:
         return _Ticket(self, sequence)
 
     def statistics(self) -> Statistics:
-        """A snapshot, at most a step old. Callable from any thread."""
+        """Returns a snapshot, at most a step old. Callable from any thread."""
         return self._statistics
 
     def close(self) -> None:

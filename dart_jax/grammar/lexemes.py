@@ -79,7 +79,7 @@ def _sizes(rules: Mapping[str, Node]) -> dict[str, float]:
 
 
 def _size(node: Node, sizes: Mapping[str, float]) -> float:
-    """Returns the same of a part."""
+    """Returns the characters of a part's expression; see `_sizes`."""
     kind, value = node[:2]
     if kind in ("seq", "alt"):
         return sum(_size(part, sizes) for part in value)
@@ -89,7 +89,7 @@ def _size(node: Node, sizes: Mapping[str, float]) -> float:
 
 
 def _fold(node: Node, sizes: Mapping[str, float], split: set[Node]) -> Node:
-    """A part with lexemes for regular expressions that are not to be `split`."""
+    """Returns a part with lexemes for regular expressions that are not to be `split`."""
     kind, value = node[:2]
     size = _size(node, sizes)
     if kind == "chars" or (size <= _MOST_CHARACTERS and node not in split):

@@ -166,7 +166,7 @@ class Grammars:
         return Matcher(compiled.deep_copy(), self._tokens, self.vocab_size, self.eos, again)
 
     def _get(self, source: str) -> tuple[llguidance.LLMatcher, float]:
-        """A grammar, compiled if it is not, and the seconds that this took."""
+        """Returns a grammar, compiled if it is not, and the seconds that this took."""
         with self._lock:
             found = self._compiled.get(source)
         # Without the lock, so that nobody waits for the compilation of another grammar.
@@ -350,7 +350,7 @@ class Matcher:
             mask.view(np.uint32)[first // 32] = 1 << first % 32
 
     def certain(self, state: llguidance.LLMatcher) -> list[int]:
-        """Tokens that a tokenizer makes of the characters that must follow, if any must."""
+        """Returns tokens that a tokenizer makes of the characters that must follow, if any must."""
         tokens, forced = state.compute_ff_tokens(), state.compute_ff_bytes()
         tokens = tokens or self._tokens.tokenize_bytes(forced)
         if b"\xff" not in forced and any(map(self._tokens.is_special_token, tokens)):

@@ -120,7 +120,7 @@ def target(root: Any, reference: Any) -> Any:
 
 
 def _within(root: Schema) -> Iterator[Schema]:
-    """A schema and all in it, also those that nothing refers to."""
+    """Yields a schema and all in it, also those that nothing refers to."""
     todo: list[Any] = [root]
     while todo:
         each = todo.pop()

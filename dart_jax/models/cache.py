@@ -37,7 +37,7 @@ AnyCache = TypeVar("AnyCache", bound=Cache)
 
 
 def parts(cache: Cache) -> tuple[KVCache, jax.Array | None]:
-    """A cache's layers and its table of pages, None if it is in one piece."""
+    """Returns a cache's layers and its table of pages, None if it is in one piece."""
     return cache if isinstance(cache, PagedCache) else (cache, None)
 
 

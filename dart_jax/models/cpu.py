@@ -34,7 +34,7 @@ def available() -> bool:
 
 
 def or_nothing(array: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """An optional argument: the array, or one without elements."""
+    """Returns the array of an optional argument, or one without elements."""
     return jnp.zeros((0,), dtype) if array is None else array.astype(dtype)
 
 

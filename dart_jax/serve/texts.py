@@ -131,7 +131,7 @@ class Text:
 
 
 def _pairs(logprobs: Logprobs) -> Iterator[tuple[float, list[tuple[int, float]]]]:
-    """Each token's own log-probability, and the most likely ids with theirs."""
+    """Yields each token's own log-probability, and the most likely ids with theirs."""
     columns = logprobs.own.tolist(), logprobs.top_ids.tolist(), logprobs.top.tolist()
     for own, ids, values in zip(*columns, strict=True):
         yield own, list(zip(ids, values, strict=True))

@@ -65,7 +65,7 @@ class ChatTemplate:
         return self._with_parts(self._with_known_roles(list(map(_saying, messages)), options))
 
     def without_thoughts(self, message: Mapping[str, Any]) -> Message:
-        """A message of the history, as models that think take it.
+        """Returns a message of the history, as models that think take it.
 
         What the assistant thought, at the beginning of its content or in a field of its own, is
         left out, unless the template reads such a field, and decides which turns show it.
@@ -147,7 +147,7 @@ class ChatTemplate:
         return _moved(system)
 
     def _instructed(self, messages: list[Message], options: Mapping[str, Any]) -> bool:
-        """Whether it shows all instructions of a chat."""
+        """Returns whether it shows all instructions of a chat."""
         probes = {n: f"q{n}probe" for n, each in enumerate(messages) if _instructs(each)}
         chat = list(messages)
         for n, probe in probes.items():
@@ -163,7 +163,7 @@ class ChatTemplate:
         return [each | {"content": _parts(each.get("content", ""))} for each in messages]
 
     def _shows_calls(self, *names: str, **fields: str) -> bool:
-        """Whether it shows a message with calls of these names and with further fields."""
+        """Returns whether it shows a message with calls of these names and with further fields."""
         style, results = self.calls, [_RESULT] * len(names)
         return style is not None and self._shows(
             [_USER, _calling(style, *names) | fields, *results], *names, *fields.values()
@@ -188,7 +188,7 @@ def _instructs(message: Message) -> bool:
 
 
 def _thinks(content: str) -> bool:
-    """Whether an answer begins with thoughts that end: else it may speak of the mark."""
+    """Returns whether an answer begins with thoughts that end: else it may speak of the mark."""
     return content.lstrip().startswith(THINK) and END_OF_THINK in content
 
 
@@ -253,5 +253,5 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def _parts(content: Any) -> Any:
-    """A text as a list of parts; other contents as they are."""
+    """Returns a text as a list of parts, and other contents as they are."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content

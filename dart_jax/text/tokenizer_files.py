@@ -144,7 +144,7 @@ def _adds_nothing(
 
 
 def _named(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Returns the special tokens that a config names."""
+    """Yields the special tokens that a config names."""
     for name, value in fields.items():
         several: Iterable[Any] = ()
         if name in ("additional_special_tokens", "extra_special_tokens"):

@@ -129,7 +129,7 @@ def prepared_state(
 def _step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: Any, caches: Any
 ) -> tuple[Any, jax.Array]:
-    """A step that leaves the state as it is, except for the caches."""
+    """Returns a step that leaves the state as it is, except for the caches."""
     state = dataclasses.replace(state, target_cache=caches[0], draft_state=caches[1])
     state, _, packed = decode_step(config, params, state, trees)
     return (state.target_cache, state.draft_state), packed

@@ -154,7 +154,7 @@ def beam_search(
 def _levels(
     candidates: UsableCandidates, eos: tuple[int, ...], level_decay: float, width: int
 ) -> _Level:
-    """All levels, along the first axis."""
+    """Returns all levels, along the first axis."""
     _, depth, k = candidates.token.shape
     weights = np.array([(n + 1.0) ** -level_decay for n in range(depth)], np.float32)
     starts = np.maximum(k + width * k * np.arange(-1, depth - 1), 0)
@@ -279,6 +279,6 @@ def _tree(
 
 
 def _with_root(root: jax.Array, tree: jax.Array) -> jax.Array:
-    """A tree with its root, int32 [B, 4, N + 1]."""
+    """Returns a tree with its root, int32 [B, 4, N + 1]."""
     top = jnp.pad(jnp.maximum(root, 0)[:, None, None], ((0, 0), (0, TREE_ROWS - 1), (0, 0)))
     return jnp.concatenate([top, tree], axis=2)

@@ -36,13 +36,13 @@ class Init(NamedTuple):
     rngs: nnx.Rngs | None = None
 
     def random(self, *shape: int) -> nnx.Param:
-        """A parameter with random values."""
+        """Returns a parameter with random values."""
         if self.rngs is None:
             return self.full(0, *shape)
         return nnx.Param(_INIT(self.rngs.params(), shape, self.dtype))
 
     def full(self, value: float, *shape: int) -> nnx.Param:
-        """A parameter with one value."""
+        """Returns a parameter with one value."""
         return nnx.Param(jnp.full(shape, value, self.dtype))
 
 

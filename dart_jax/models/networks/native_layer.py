@@ -96,7 +96,7 @@ def run_draft_layer(
 
 
 def no_prefix(rows: jax.ShapeDtypeStruct) -> Prefix:
-    """A cache without rows, for new keys or values [B, K, T, h]."""
+    """Returns a cache without rows, for new keys or values [B, K, T, h]."""
     b, kv_heads, _, h = rows.shape
     none = jnp.zeros((b, kv_heads, 0, h), rows.dtype)
     return Prefix(none, none, jnp.zeros(b, jnp.int32))

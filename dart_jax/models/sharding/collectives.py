@@ -27,7 +27,7 @@ def joined(x: jax.Array) -> jax.Array:
 
 
 def local_shard(x: jax.Array, count: int, axis: int = -1) -> jax.Array:
-    """A device's part of an array that all have: n of the m n entries of an axis."""
+    """Returns a device's part of an array that all have: n of the m n entries of an axis."""
     size = x.shape[axis] // count
     return jax.lax.dynamic_slice_in_dim(x, shard_offset(size), size, axis=axis % x.ndim)
 

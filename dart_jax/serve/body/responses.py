@@ -62,7 +62,7 @@ def chat_of(fields: ResponseFields) -> ChatFields:
 
 
 def _nested(tool: Mapping[str, Any], key: str = "function") -> dict[str, Any]:
-    """A tool, or the choice of one, as chats have it: all but the type under a key."""
+    """Returns a tool, or the choice of one, as chats have it: all but the type under a key."""
     content = {name: value for name, value in tool.items() if name != "type" and value is not None}
     return {"type": tool.get("type"), key: content}
 

@@ -207,7 +207,7 @@ class XmlArguments:
         return f"{first} {name} {last}"
 
     def _alone(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """A schema with the definitions that it may use."""
+        """Returns a schema with the definitions that it may use."""
         definitions = self._parameters.definitions
         for found in _REFERENCE.findall(json.dumps([schema, definitions])):
             reference = json.loads(found)
@@ -220,7 +220,7 @@ class XmlArguments:
 
 
 def _prepared(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema without keywords that say nothing."""
+    """Returns a schema without keywords that say nothing."""
     prepared = json.loads(json_grammar(schema))
     del prepared["x-guidance"]
     return prepared
@@ -243,7 +243,7 @@ def _any_of(texts: list[str]) -> str:
 
 
 def _search(pattern: str) -> str:
-    """A regular expression that may match anywhere in a text, as one of the whole text."""
+    """Returns a regular expression that may match anywhere in a text, as one of the whole text."""
     branches, depth = [[""]], 0
     for term in _TERM.findall(pattern):
         depth += (term == "(") - (term == ")")
@@ -260,7 +260,7 @@ def _search(pattern: str) -> str:
 
 
 def _slashed(pattern: str) -> str:
-    """A regular expression between slashes in llguidance's Lark."""
+    """Returns a regular expression between slashes in llguidance's Lark."""
     from llguidance import regex_to_lark
 
     return regex_to_lark(pattern, "dw")

@@ -150,7 +150,7 @@ def _entries(name_of: Names, params: Any) -> dict[str, Entry]:
 
 
 def _name(path: ParamPath) -> str:
-    """A path as a name, with the last part that PyTorch's modules have."""
+    """Returns a path as a name, with the last part that PyTorch's modules have."""
     *modules, last = map(str, path)
     last = "weight" if last in ("kernel", "scale") else last
     return ".".join([*modules, f"{last}.weight" if last in _TABLES else last])
