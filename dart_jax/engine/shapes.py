@@ -18,8 +18,8 @@ from dart_jax.models.traits import Traits
 # A table has at most this many times the places that are needed, and so has a chunk.
 STEP = 4
 
-# Rows that take as long as the fixed time of a chunk on a CPU: on two cores of a Xeon smollm2's
-# take 9 ms and 1.2 ms for each row, the demo's 1.5 and 0.2 ms.
+# Rows that take as long as the fixed time of a chunk on a CPU: on two cores of a Xeon a chunk of
+# smollm2's takes 9 ms and 1.2 ms for each row, of the demo's 1.5 and 0.2 ms.
 _CHUNK_ROWS = 8
 
 # The same on an accelerator, which waits for its weights.
