@@ -107,7 +107,7 @@ def find_programs() -> None:
     """Puts the directory of `eval` and `train` first on the path, for this process only.
 
     In a wheel these packages lie below `dart_jax`, as their names are too general for the top of
-    everybody's environment; in a checkout beside it.
+    everybody's environment; in a checkout next to it.
     """
     package = Path(dart_jax.__file__).parent
     installed = package / "_programs"

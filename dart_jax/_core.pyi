@@ -51,8 +51,8 @@ _Float32: TypeAlias = NDArray[np.float32]
 _Level: TypeAlias = tuple[_Int32, _Int64, _Int64]
 
 def tile_bytes(type: str, inputs: int) -> int:
-    """The size of a tile of blocks; raises ValueError if there is no such type, or `inputs` is no
-    multiple of its blocks."""
+    """Returns the size of a tile of blocks; raises ValueError if there is no such type, or `inputs`
+    is no multiple of its blocks."""
 
 def pack_blocks(type: str, rows: _UInt8, tiles: _UInt8, threads: int) -> int:
     """Stores blocks of a GGUF file, rows [out, bytes], in tiles [ceil(out / 32), tile_bytes];
@@ -63,7 +63,7 @@ def pack_q8_0(weights: _Float32, tiles: _UInt8, threads: int) -> None:
     GIL."""
 
 def perfect_hash(first: _Int32, second: _Int32) -> tuple[int, _UInt16, _Int32]:
-    """A perfect hash of pairs of integers [n], all different (see
+    """Returns a perfect hash of pairs of integers [n], all different (see
     native/include/dart/perfect_hash.h), made without holding the GIL: the size of the table, the
     buckets' seeds, and the keys' places [n]."""
 
@@ -74,8 +74,8 @@ class NgramModel:
         """`checksums`: also verify the sections' checksums, which reads the whole file."""
 
     def header(self) -> dict[str, Any]:
-        """The fields of docs/ngram-format.md: version, order, precision, vocab_size, tokens and
-        fingerprint; per n-gram length, the lists ngrams, dropped and min_count; and the section
+        """Returns the fields of docs/ngram-format.md: version, order, precision, vocab_size, tokens
+        and fingerprint; per n-gram length, the lists ngrams, dropped and min_count; and the section
         sizes list_bytes and unigram_bytes."""
 
     def levels(self) -> list[_Level]:
@@ -89,7 +89,7 @@ class NgramModel:
         that followed it, ascending, and the count of each."""
 
     def probabilities(self, context: _Int32, candidates: _Int32) -> _Float32:
-        """The probabilities of candidates [k], in any order, after a context [n]."""
+        """Returns the probabilities of candidates [k], in any order, after a context [n]."""
 
 class NgramBuilder:
     """Builds an n-gram file from sorted windows (dart_jax/ngram/windows.py)."""

@@ -55,7 +55,7 @@ def make_once(
 
     Args:
       path: where it is, or appears as a whole.
-      make: writes it to the path that it is given, beside which it may leave other files.
+      make: writes it to the path that it is given; may leave other files next to it.
       cure: what to do if it cannot be written, besides freeing space.
 
     Raises:

@@ -106,7 +106,7 @@ def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
     default = GenerationConfig()
     given = {f.name: getattr(config.generation, f.name) for f in dataclasses.fields(default)}
     changes = {name: value for name, value in given.items() if value != getattr(default, name)}
-    # A temperature above 0 asks for sampling, and 0 for none, whatever the file says.
+    # A temperature above 0 asks for sampling, and 0 for none, regardless of the file.
     own = model.generation_config
     own = dataclasses.replace(own, do_sample=None) if "temperature" in changes else own
     return GenerationConfig.of(own, changes)

@@ -1,4 +1,4 @@
-"""The parts of a model, loaded from files, as they are computed here."""
+"""Parts of a model, loaded from files, as they are computed here."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def parts_in_words(
 
 
 def _parameter_count(params: Any) -> str:
-    """The number of parameters, such as 1.7 B."""
+    """Returns the number of parameters, such as 1.7 B."""
     is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731
     count = sum(leaf.size for leaf in jax.tree.leaves(params, is_leaf=is_leaf))
     return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

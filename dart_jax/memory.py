@@ -45,7 +45,7 @@ def give_back() -> None:
 
 
 def aligned(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An empty array aligned for XLA, so that on a CPU it is used without a copy."""
+    """Returns an empty array aligned for XLA, so that on a CPU it is used without a copy."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
@@ -85,5 +85,5 @@ def _huge(size: int) -> np.ndarray:
 
 
 def _glibc(name: str) -> Callable[..., int] | None:
-    """A function of the C library; None on systems where that lacks it."""
+    """Returns a function of the C library, or None where that lacks it."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -74,9 +74,10 @@ class DartModel:
 
     Attributes:
       target: the target's shapes; a tied head has its own kernel where that is faster (`untie`).
-      drafter: config of the drafting method, such as the drafter's shapes; None for plain decoding.
+      drafter: config of the drafting method, such as the drafter's shapes, or None for plain
+        decoding.
       params: see `DecodeParams`.
-      ngram: n-gram model of the tree search; None searches with only the DART drafter's scores.
+      ngram: n-gram model of the tree search; None to search with only DART's scores.
       tokenizer: the target's.
       eos: all end-of-sequence ids of the target's generation config.
       execution: how the models are computed.
@@ -98,7 +99,7 @@ class DartModel:
         return f"DartModel({', '.join(f'{name}: {what}' for name, what in self._parts().items())})"
 
     def _repr_html_(self) -> str:
-        """A table of the model's parts, for notebooks."""
+        """Returns a table of the model's parts, for notebooks."""
         parts = (map(html.escape, part) for part in self._parts().items())
         rows = "".join(f"<tr><th>{name}</th><td>{what}</td></tr>" for name, what in parts)
         return f"<table><caption>DartModel</caption>{rows}</table>"
@@ -155,12 +156,12 @@ class DartModel:
           attention: what computes attention to the cache: "native", the C++ core, for CPUs,
             "triton", a kernel for NVIDIA GPUs from the A100 on, "mosaic", one for TPUs, or "dense",
             plain JAX; "auto" is the platform's best.
-          weights_dtype: "stored" keeps those of the files, on one CPU with the C++ core also in
+          weights_dtype: "stored" keeps the files' dtypes, on one CPU with the C++ core also in
             blocks of 4 to 8 bits; "float" dequantises them; "int8" rounds the linear layers' to 8
             bits: there in blocks of 32, and their inputs too; elsewhere with a scale for each
-            output, and also those of a mixture's experts.
-          kv_dtype: of cached keys and values; "auto" is `dtype`, or bfloat16 beside blocks. On CPUs
-            "bfloat16" also rounds queries and softmax weights.
+            output, and also the weights of a mixture's experts.
+          kv_dtype: of cached keys and values; "auto" is `dtype`, or bfloat16 with weights in
+            blocks. On CPUs "bfloat16" also rounds queries and softmax weights.
           search: what searches draft trees: "host", C++ on the host; "device", JAX, with the n-gram
             model in the device's memory, with a DART drafter; "auto" is the platform's best.
           ngram_device_memory: bytes that the n-gram model may take on the device, for "device".
@@ -168,9 +169,9 @@ class DartModel:
             devices that share the weights of target and drafter (`model`), each with some of a
             batch's rows (`data`). None for one device.
           drafter_window: positions that a DART, EAGLE-3 or block drafter sees, its own included, in
-            all layers; 0 for all positions; None for what its config says.
+            all layers; 0 for all positions; by default what its config says.
           revision: branch, tag or commit of the target's repository.
-          token: hub token; None uses the stored login.
+          token: hub token, by default the stored login.
 
         Raises:
           UserError: something is missing, damaged or not supported, or the parts do not match.
@@ -226,9 +227,9 @@ class DartModel:
 
         Args:
           drafter: directory or `owner/name`, as for `from_pretrained`; a config that needs no
-            parameters, such as `NgramConfig` or `PromptLookupConfig`; None for plain decoding.
+            parameters, such as `NgramConfig` or `PromptLookupConfig`; or None for plain decoding.
           drafter_window: of a drafter in a directory, as for `from_pretrained`.
-          token: hub token; None uses the stored login.
+          token: hub token, by default the stored login.
 
         Raises:
           UserError: as `from_pretrained`.
@@ -332,7 +333,7 @@ class DartModel:
           prompts: text, token ids, or a chat (a list of messages with `role` and `content`,
             formatted with the target's chat template); or a list of such prompts, of any lengths,
             which are decoded as a batch.
-          config: generation options, here or in `transformers`' class; None for the defaults;
+          config: generation options, here or in `transformers`' class;
             `DartModel.generation_config` has the target's own.
           num_return_sequences: continue each prompt this many times, with different draws.
           options: fields of `GenerationConfig`, which override those of `config`; None leaves one
@@ -340,7 +341,7 @@ class DartModel:
 
         Returns:
           A completion; or a list of completions for a list of prompts or with
-          `num_return_sequences`, those of the same prompt next to each other.
+          `num_return_sequences`, with the same prompt's next to each other.
 
         Raises:
           UserError: an option is unknown or out of range, or a prompt cannot be decoded.
@@ -367,7 +368,7 @@ class DartModel:
         `str` with a `drafted` flag and the `row` of its text in the batch), each as soon as it is
         final and never splitting a character; joined they are the text that `generate` returns.
         Its `completions` are the completions so far; `completion` is the first one. Arguments and
-        errors are those of `generate`.
+        errors are as for `generate`.
         """
         sequences = sequences_of(config) if num_return_sequences is None else num_return_sequences
         config = GenerationConfig.of(config, options)
@@ -423,13 +424,13 @@ class DartModel:
 
         Args:
           options: its options.
-          search: parameters of the tree search; None for the drafter's own.
+          search: parameters of the tree search, by default the drafter's own.
           use_ngram: use the n-gram model in the search, if there is one.
           logits: processors of the target's logits, and what is reported about them.
           coupled: whether drafts are ranked with the noise of the target's draws.
           candidates: tokens of each position that the search chooses from; with 1 it makes chains.
           acceptance: see `DecodeConfig`.
-          policy: makes what chooses the sizes of trees; None for what this model's engines have
+          policy: makes what chooses the sizes of trees, by default what this model's engines have
             learned.
 
         Raises:

@@ -107,7 +107,7 @@ def say(line: str) -> None:
 @contextlib.contextmanager
 def stage(description: str, console: Console | None = None) -> Iterator[Callable[[str], None]]:
     """Shows that work of unknown length is going on, on a console (stderr by default); yields a
-    function that describes it anew."""
+    function that changes the description."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Bars(*columns, console=console or Console(stderr=True), transient=True) as bars:
         task = bars.add_task(description, total=None)

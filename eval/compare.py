@@ -33,7 +33,7 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class CompareConfig:
-    """The reports to compare."""
+    """Reports to compare."""
 
     before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE")]
     """JSON of eval.speedup."""

@@ -56,7 +56,7 @@ class MemoryConfig:
     batch_size: int = 1
     """Sequences decoded together."""
     tree_nodes: int = 60
-    """Nodes of the draft tree, beside the root."""
+    """Nodes of the draft tree, besides the root."""
 
     def __post_init__(self) -> None:
         from dart_jax.decoding.tree import MAX_NODES

@@ -76,7 +76,7 @@ void attend_used(dart::Attention attention, std::size_t used, std::size_t thread
 
 // See dart::Attention. `first` has no elements where every row sees all cached rows, and `pages` is
 // one-dimensional where sequences have no pages. If `used` has an element, there is one sequence,
-// and only so many of its rows are computed and seen: what follows them in `out` is not written.
+// and only that many of its rows are computed and seen: what follows them in `out` is not written.
 ffi::Error attention(ffi::ThreadPool pool, Array q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                      ffi::AnyBuffer new_k, ffi::AnyBuffer new_v,
                      ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::S32> first,

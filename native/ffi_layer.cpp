@@ -85,11 +85,11 @@ LayerArguments take_layer(const ffi::RemainingArgs& all, std::size_t& at) {
           take<Any>(all, at)};
 }
 
-// See dart::Layer. The arguments that remain are those of each layer: LayerArguments, of which optional
+// See dart::Layer. The arguments that remain are, for each layer, LayerArguments, of which optional
 // ones have no elements, and the tiles of qkv, out, gate_up and down: see MatrixReader. The results
-// that remain are the new keys and values of each. `pages` is one-dimensional where sequences have no
-// pages. If `used` has an element, there is one sequence, and only so many of its rows are computed
-// and seen: what follows them in the results is not written.
+// that remain are the new keys and values of each. `pages` is one-dimensional where sequences have
+// no pages. If `used` has an element, there is one sequence, and only that many of its rows are
+// computed and seen: what follows them in the results is not written.
 ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints used,
                   ffi::RemainingArgs arguments, ffi::Result<Rows> y, ffi::RemainingRets made,
                   std::string_view activation, float eps, float offset, float multiplier,
@@ -173,8 +173,8 @@ ffi::Error layers(ffi::ThreadPool pool, Rows x, Ints length, Ints pages, Ints us
 }
 
 // See dart::DraftLayer and `layers`. The arguments that remain are the tiles of q, kv, out, gate_up and
-// down. If `used` has an element, there is one sequence, of whose real rows only so many are there:
-// keys and values are made, and y is not written.
+// down. If `used` has an element, there is one sequence with only that many real rows: keys and
+// values are made, and y is not written.
 ffi::Error draft_layer(ffi::ThreadPool pool, Rows embeds, Rows residual, Floats mask_row,
                        Floats embeds_norm, Floats residual_norm, Floats before_mlp, Rows cos,
                        Rows sin, Ints last, ffi::AnyBuffer cached_k, ffi::AnyBuffer cached_v,

@@ -35,8 +35,8 @@ ffi::Error noise(ffi::ThreadPool pool, ffi::BufferR2<ffi::U32> keys,
 
 // See dart::Draws: logits [B, T, size], temperature [B], keys [B, 2], first [B], levels [B, T], ids
 // [size], and filters [B]; ids and filters have no elements where there are none -> values and
-// indices [B, T, count]. If `used` has an element, only so many rows of one sequence are drawn from, and
-// the others become 0.
+// indices [B, T, count]. If `used` has an element, only that many rows of one sequence are drawn
+// from, and the others become 0.
 ffi::Error draw(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR1<ffi::F32> temperature,
                 ffi::BufferR2<ffi::U32> keys, ffi::BufferR1<ffi::S32> first,
                 ffi::BufferR2<ffi::S32> levels, ffi::BufferR1<ffi::S32> ids,

@@ -55,7 +55,7 @@ ffi::Error product(ffi::ThreadPool pool, Rows x, Floats scale, Floats bias, Floa
   return ffi::Error::Success();
 }
 
-// Outputs' weights, as rows: ids [..] -> [.., in]. Ids beyond the ends are those of the ends.
+// Outputs' weights, as rows: ids [..] -> [.., in]. Ids beyond the ends are clamped.
 ffi::Error take(ffi::AnyBuffer tiles, ffi::Buffer<ffi::S32> ids, ffi::Result<Floats> rows,
                 std::int32_t type, std::int64_t out) {
   const std::size_t count = ids.element_count();

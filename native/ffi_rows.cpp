@@ -40,7 +40,7 @@ ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
 // keys and of values in turn, and then, in the same order, new rows [B, K, T, h]; the results are the
 // caches, written in place.
 // `pages` is one-dimensional where sequences have no pages. If `used` has an element, there is one
-// sequence, and only so many of its rows are kept: another text may have those after them.
+// sequence, and only that many of its rows are kept: another text may have the rows after them.
 ffi::Error append(ffi::BufferR2<ffi::S32> index, ffi::BufferR1<ffi::S32> length,
                   ffi::Buffer<ffi::S32> pages, ffi::Buffer<ffi::S32> used,
                   ffi::RemainingArgs arrays, ffi::RemainingRets caches) {

@@ -21,7 +21,7 @@ auto or_null(const Array& array) {
   return array.element_count() == 0 ? nullptr : array.typed_data();
 }
 
-// True if an optional argument is not there or has so many elements.
+// True if an optional argument is not there or has `count` elements.
 template <class Array>
 bool none_or(const Array& array, std::size_t count) {
   return array.element_count() == 0 || array.element_count() == count;

@@ -26,8 +26,8 @@ inline bool has_tiles(const xla::ffi::AnyBuffer& tiles, dart::WeightType type, s
          size(1) == in && size(2) == dart::kTileWidth;
 }
 
-// Reads matrices that follow each other among the arguments, with so many parts and inputs each, and
-// types and outputs of each part.
+// Reads matrices that follow each other among the arguments, given each matrix's number of parts
+// and inputs, and each part's type and outputs.
 class MatrixReader {
  public:
   MatrixReader(const xla::ffi::RemainingArgs& arguments, xla::ffi::Span<const std::int32_t> counts,

@@ -32,7 +32,8 @@ class AppConfig(ModelChoice):
     port: int = 7860
     """Port of the page; 0 picks a free one."""
     tree_nodes: int | None = None
-    """Nodes of the draft tree, beside the root; 0 for plain decoding. By default as many as pay."""
+    """Nodes of the draft tree, besides the root; 0 for plain decoding. By default as many as
+    pay."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

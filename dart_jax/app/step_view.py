@@ -16,7 +16,7 @@ from dart_jax.generation import Piece, Step
 
 _STYLE = Path(__file__).with_name("tree.css")
 
-# Characters that a template of the page would interpret, besides those of HTML.
+# Characters that a template of the page would interpret, besides HTML's special characters.
 _TEMPLATE = str.maketrans({sign: f"&#{ord(sign)};" for sign in "$`{}\\"})
 # Characters that could hide or reorder text, such as direction marks and unpaired surrogates.
 _HIDDEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -41,7 +41,7 @@ def coloured(pieces: Iterable[Piece]) -> str:
 
 
 def counts(step: Step) -> str:
-    """Tells how many tokens a step drafted, accepted and emitted."""
+    """Describes how many tokens a step drafted, accepted and emitted."""
     drafted = 0 if step.draft is None else np.count_nonzero(step.draft.tree[2])
     return f"{drafted} drafted, {step.drafted} accepted, {len(step.tokens)} emitted"
 

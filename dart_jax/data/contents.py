@@ -17,13 +17,13 @@ A record is read as the first of these forms that matches its fields:
     [{"role": "user", "content": ".."}, ..]                     messages without a name
     ".."
 
-`messages` describes messages. Beside a chat, these fields are read:
+`messages` describes messages. With a chat, these fields are read as well:
 
     system, system_prompt, system_message   the first message; refused if the chat has another
     tools                                   for the chat template; a list, or one as JSON
 
 A field that would change the content and is not read is refused by name. Other fields are not used;
-those that belong to no form are named in a warning, as are `chosen` and `rejected` beside a chat.
+fields that belong to no form are named in a warning, as are `chosen` and `rejected` with a chat.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dart_jax.data.messages import (
 from dart_jax.data.records import kind
 from dart_jax.errors import UserError
 
-# The names of fields are those of the data sets on the hub and of the programs that train on them.
+# Field names as in data sets on the hub and the programs that train on them.
 TURNS = ("messages", "conversations", "conversation")
 PAIRS = (
     ("prompt", "completion"),
@@ -56,7 +56,7 @@ PAIRS = (
 MORE = ("input", "context")  # of an instruction
 SYSTEM = ("system", "system_prompt", "system_message")
 _MASKS = ("labels", "loss_mask", "completion_mask", "assistant_masks")
-_UNWANTED = ("label", "kto_tag")  # false beside an answer that is not wanted
+_UNWANTED = ("label", "kto_tag")  # false with an answer that is not wanted
 REFUSED = {
     "functions": "write them as `tools`",
     "history": "write it as `messages`",
@@ -228,7 +228,7 @@ def _form_of(record: dict[str, Any]) -> tuple[str, ...]:
     data = record.get("data")
     texts = isinstance(data, list) and all(isinstance(each, str) for each in data)
     others += (("data",),) if texts or is_messages(data) else ()
-    # Beside another form it may be the number of tokens, or their texts.
+    # With another form it may be the number of tokens, or their texts.
     ids = isinstance(tokens, list) and all(type(token) is int for token in tokens)
     if tokens is not None and (ids or "prompt_length" in record or not others):
         return ("tokens",)
@@ -258,10 +258,10 @@ def _refuse_unread(record: dict[str, Any], form: tuple[str, ...]) -> None:
 
 
 def refuse_more(record: dict[str, Any], question: str) -> None:
-    """Raises UserError for more of a question, which is only read beside an instruction."""
+    """Raises UserError for more of a question, which is only read with an instruction."""
     for name in MORE:
         if record.get(name) and question != "instruction":
-            raise UserError(f"`{name}` beside `{question}` is not read; write it there")
+            raise UserError(f"`{name}` with `{question}` is not read; write it there")
 
 
 def refuse_unsupported(record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The messages of a chat, as data sets spell them.
+"""Messages of a chat, as data sets spell them.
 
 | | |
 |---|---|
@@ -130,7 +130,7 @@ def _message(turn: Any, name: str) -> tuple[dict[str, Any], bool]:
 
 
 def _taken(turn: dict[str, Any], names: tuple[str, ...], name: str) -> Any:
-    """Takes the one of several fields that a message has; None if it has none."""
+    """Takes the one of several fields that a message has, or None."""
     values = {key: turn.pop(key) for key in names if key in turn}
     if len(values) > 1:
         raise UserError(f"{name} has {' and '.join(f'`{key}`' for key in values)}; leave one")

@@ -86,7 +86,7 @@ class Skipped:
         self.first = self.first or str(error)
 
     def __str__(self) -> str:
-        """Says it at the end of a summary; nothing if there is none."""
+        """Returns the end of a summary, empty if no record is bad."""
         first = f", the first: {self.first}" if self.first else ""
         return f", skipped {self.count:,} bad records{first}" if self.count else ""
 

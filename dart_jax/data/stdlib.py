@@ -61,7 +61,7 @@ def read(path: Path) -> str:
 
 
 def module_files(module: str) -> list[Path]:
-    """Returns the source files of a module, or all those of a package."""
+    """Returns the source files of a module or a package."""
     file, package = stdlib() / f"{module}.py", stdlib() / module
     return [file] if file.is_file() else sorted(package.rglob("*.py"))
 

@@ -83,8 +83,8 @@ class HostBuffer:
         return jnp.concatenate([context[:, :-1], root, *parts], axis=1)
 
     def unpack(self, packed: Array) -> tuple[Array, Array, Array, Array]:
-        """The context int32 [B, 4], ids int32 [B, d, k], logits float32 [B, d, k], and pair scores
-        float32 [B, d - 1, k, k], or [B, 0, k, k] without any. Of numpy's array, views."""
+        """Returns the context int32 [B, 4], ids int32 [B, d, k], logits float32 [B, d, k], and pair
+        scores float32 [B, d - 1, k, k], or [B, 0, k, k] without any. Of numpy's array, views."""
         size = self.positions * self.candidates
         shape = (len(packed), self.positions, self.candidates)
         columns = itertools.accumulate([CONTEXT, size, size, math.prod(self.pairs_shape)])

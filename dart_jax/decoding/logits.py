@@ -31,7 +31,7 @@ class LogitsConfig:
     Attributes:
       processors: applied in turn, after the repetition penalty and before the temperature.
       logprobs: number of most likely tokens reported with the log-probability of each emitted
-        token; None reports none.
+        token, if any.
       scores: whether the scores of the whole vocabulary are reported.
     """
 
@@ -160,7 +160,7 @@ def token_scores(
     tokens: jax.Array,
     vocabulary: Vocabulary = WHOLE,
 ) -> TokenScores | None:
-    """Returns what is reported about the tokens; None if nothing is requested.
+    """Returns what is reported about the tokens, or None if nothing is requested.
 
     Args:
       config: what is requested.
@@ -189,8 +189,8 @@ def token_scores(
 def log_probabilities(
     logits: jax.Array, tokens: jax.Array, count: int, vocabulary: Vocabulary
 ) -> TokenScores:
-    """The log-probabilities of tokens [B, P] and of the `count` most likely ones in their places;
-    for the others see `token_scores`."""
+    """Returns the log-probabilities of tokens [B, P] and of the `count` most likely ones in their
+    places; for the others see `token_scores`."""
     logprobs = vocabulary.log_softmax(logits)
     chosen = vocabulary.at(logprobs, tokens)
     top, ids = vocabulary.top_k(logprobs, count)

@@ -77,7 +77,7 @@ class Lessons(NamedTuple, Generic[AnyArray]):
 
 
 def prior_rates() -> np.ndarray:
-    """The rates of a drafter of which nothing is known, float32 [BINS]: smollm2's, about."""
+    """Returns rates for a drafter of which nothing is known, float32 [BINS]: about smollm2's."""
     gain = -_WIDTH * (np.arange(_GAINS, dtype=np.float32) + 0.5)
     return np.tile(1 / (1 + np.exp(-1.9 - 1.9 * gain)), _LEVELS)
 
@@ -99,7 +99,7 @@ def nodes_that_pay(probabilities: AnyArray, costs: AnyArray) -> AnyArray:
 
 
 def tokens_of(probabilities: AnyArray) -> AnyArray:
-    """The tokens that a step is expected to emit with the first 0 to N nodes, [..., N + 1]."""
+    """Returns the tokens expected of a step with the first 0 to N nodes, [..., N + 1]."""
     xp = probabilities.__array_namespace__()
     ones = xp.ones_like(probabilities[..., :1])
     return xp.cumsum(xp.concatenate([ones, probabilities], axis=-1), axis=-1)
@@ -114,8 +114,8 @@ def doubted(trees: jax.Array, confidence: jax.Array) -> jax.Array:
 
 
 def probabilities_of(trees: jax.Array, rates: jax.Array, max_depth: int) -> jax.Array:
-    """The probabilities of packed trees' nodes, float32 [B, N + 1]: 1 for the root, 0 for unused
-    slots."""
+    """Returns the probabilities of packed trees' nodes, float32 [B, N + 1]: 1 for the root, 0 for
+    unused slots."""
     tree = unpack(trees)
     logs = jnp.where(tree.real, jnp.log(jnp.take(rates, _bins(trees))), 0)
     root = jnp.arange(logs.shape[1], dtype=jnp.int32)[None] == 0
@@ -151,7 +151,7 @@ def first_nodes(trees: jax.Array, nodes: jax.Array) -> jax.Array:
 
 
 def _bins(trees: jax.Array) -> jax.Array:
-    """The nodes' bins, int32 [B, N + 1]."""
+    """Returns the nodes' bins, int32 [B, N + 1]."""
     scores = scores_of(trees)
     gains = scores - jnp.take_along_axis(scores, trees[:, 1], axis=1)
     level = jnp.clip(trees[:, 2] - 1, 0, _LEVELS - 1)

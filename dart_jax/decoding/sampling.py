@@ -15,7 +15,7 @@ from dart_jax.decoding.vocabulary import WHOLE, Vocabulary, first_of
 from dart_jax.errors import UserError
 from dart_jax.models.cpu import available, or_nothing, used_rows
 
-# For a top-k up to this many the largest logits are sorted, whatever k: one program serves all.
+# Up to this top-k the largest logits are sorted, for any k: one program serves all.
 MOST_SORTED = 128
 
 
@@ -78,7 +78,7 @@ class Sampling:
 
 
 class SamplingValues(NamedTuple):
-    """`Sampling` as arguments of a compiled program: scalars, or a value per row, [B]; None for
+    """`Sampling` as arguments of a compiled program: scalars, or a value per row, [B]. None for
     steps that are skipped.
 
     Which fields are None is compiled in, the values are not: another temperature or k does not
@@ -101,8 +101,8 @@ class SamplingValues(NamedTuple):
 
 
 def per_row(value: jax.Array, dims: int) -> jax.Array:
-    """A scalar or values [B] such that they apply to the rows of an array [B, ...] of `dims`
-    dimensions."""
+    """Reshapes a scalar or values [B] such that they apply to the rows of an array [B, ...] of
+    `dims` dimensions."""
     return value.reshape(value.shape + (1,) * (dims - value.ndim))
 
 
@@ -112,7 +112,7 @@ class Noise(NamedTuple):
     Attributes:
       keys: uint32 [B, 2], see `row_keys`.
       first: int32 [B], the position of level 0.
-      table: float32 [B, P, V], `gumbel_noise` at P levels; None where the C++ core draws, which
+      table: float32 [B, P, V], `gumbel_noise` at P levels. None where the C++ core draws, which
         makes the noise of tokens that may be drawn.
     """
 
@@ -121,14 +121,14 @@ class Noise(NamedTuple):
     table: jax.Array | None = None
 
     def at(self, level: jax.Array) -> Noise:
-        """The noise of one level, int32 scalar, alone."""
+        """Returns the noise of one level, int32 scalar, alone."""
         table = self.table
         if table is not None:
             table = jax.lax.dynamic_slice_in_dim(table, level, 1, axis=1)
         return Noise(self.keys, self.first + level, table)
 
     def made(self, count: int, vocab: int) -> Noise:
-        """The same with a table, of `count` levels at least."""
+        """Returns the same with a table, of `count` levels at least."""
         if self.table is not None:
             return self
         position = self.first[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
@@ -294,7 +294,7 @@ def _ordered(x: jax.Array) -> jax.Array:
 
 
 def _search_threshold(order: jax.Array, k: jax.Array, vocabulary: Vocabulary) -> jax.Array:
-    """The k-th largest of uint32 [..., V], [..., 1]; 0 if there are fewer.
+    """Returns the k-th largest of uint32 [..., V], [..., 1]; 0 if there are fewer.
 
     Found bit by bit, so that k need not be a compile-time constant: 32 counts cost less than
     sorting the vocabulary.
@@ -312,7 +312,7 @@ def _search_threshold(order: jax.Array, k: jax.Array, vocabulary: Vocabulary) ->
 def _nucleus_threshold(
     probability: jax.Array, top_p: jax.Array, vocabulary: Vocabulary
 ) -> jax.Array:
-    """The largest threshold such that the tokens at least that likely sum to `top_p` or more.
+    """Returns the largest threshold such that tokens at least that likely sum to `top_p` or more.
 
     Bisects over the bits of a float32, which have the same order as the non-negative numbers they
     represent: 30 masked sums cost less than sorting the vocabulary.
@@ -341,7 +341,7 @@ def most_noisy(
     count: int,
     ids: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The largest of filtered logits plus noise, by the C++ core.
+    """Returns the largest of filtered logits plus noise, by the C++ core.
 
     Args:
       sampling: has a temperature.
@@ -349,7 +349,7 @@ def most_noisy(
       noise: of all levels.
       levels: int32 [B, T].
       count: how many, 0 to size.
-      ids: int32 [size], the logits' tokens; None if they are the whole vocabulary.
+      ids: int32 [size], the logits' tokens, or None for the whole vocabulary.
 
     Returns:
       Float32 and where they are, int32, [B, T, count]; see `models.cpu.largest`. Tokens that the
@@ -385,8 +385,8 @@ _RANDOM = "threefry2x32"
 def noise_at(
     sampling: SamplingValues, keys: jax.Array, first: jax.Array, count: int, vocab: int, core: bool
 ) -> Noise | None:
-    """The noise of `count` positions from `first`, int32 [B], on; None in greedy decoding. Without
-    a table, if the C++ core draws."""
+    """Returns the noise of `count` positions from `first`, int32 [B], on, or None in greedy
+    decoding. It has no table if the C++ core draws."""
     if sampling.temperature is None:
         return None
     noise = Noise(keys, first)
@@ -394,11 +394,11 @@ def noise_at(
 
 
 def row_keys(seed: jax.Array, row: jax.Array) -> jax.Array:
-    """The keys of rows' noise, uint32 [B, 2], from a seed, uint32 scalar or [B], and their numbers,
-    int32 [B].
+    """Returns the keys of rows' noise, uint32 [B, 2], from a seed, uint32 scalar or [B], and their
+    numbers, int32 [B].
 
-    Threefry whatever JAX's default is: "rbg" gives other numbers to the same key in a batch of
-    another size, so plain decoding and a draft tree would not draw alike.
+    Always Threefry, even if JAX's default is another: "rbg" gives other numbers to the same key in
+    a batch of another size, so plain decoding and a draft tree would not draw alike.
     """
 
     def key(seed: jax.Array, row: jax.Array) -> jax.Array:
@@ -412,7 +412,7 @@ def gumbel_noise(keys: jax.Array, position: jax.Array, vocab: int) -> jax.Array:
     """Gumbel noise float32 [B, P, V]; row b's depends only on (keys[b], position).
 
     The same key therefore gives the same token whether a position is reached by plain decoding or
-    as a node of a draft tree, and whatever the other rows are.
+    as a node of a draft tree, and does not depend on the other rows.
 
     Args:
       keys: uint32 [B, 2], see `row_keys`.

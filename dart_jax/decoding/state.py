@@ -29,7 +29,7 @@ class DecodeConfig:
 
     Attributes:
       target: the target's shapes.
-      drafter: config of the drafting method; None for plain decoding.
+      drafter: config of the drafting method, or None for plain decoding.
       nodes: tree nodes without the root, N.
       candidates: top-k tokens per drafted position that are passed to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
@@ -54,7 +54,7 @@ class DecodeConfig:
 
     @functools.cached_property
     def drafting(self) -> DraftingMethod | None:
-        """The drafting method; None for plain decoding."""
+        """The drafting method, or None for plain decoding."""
         if self.drafter is None or self.nodes == 0:
             return None
         return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle)
@@ -95,7 +95,7 @@ class DecodeConfig:
         return DecodeConfig(self.target, self.drafter, nodes=1, execution=self.execution)
 
     def scoring(self, logprobs: int) -> DecodeConfig:
-        """The config to compile the reading of prompts for whose tokens are scored: see
+        """Returns the config to compile the reading of prompts for whose tokens are scored: see
         `LogitsConfig.logprobs`."""
         return dataclasses.replace(self.reading, logits=LogitsConfig(logprobs=logprobs))
 
@@ -135,8 +135,7 @@ class DecodeState:
 
     Attributes:
       target_cache: keys and values of all tokens of a sequence except the last, the root.
-      draft_state: state of the drafting method, such as the drafter's KV cache; None if it has
-        none.
+      draft_state: state of the drafting method, such as the drafter's KV cache, if it has any.
       length: int32 [B], rows in the target's cache; also the root's position.
       context: int32 [B, 4], the last tokens of each sequence, ending with the root; -1 where there
         are fewer.
@@ -144,17 +143,18 @@ class DecodeState:
       stop: int32 [n], ids that end a sequence, or [B, n]; -1 is padding.
       keys: uint32 [B, 2], of the rows' noise (see `sampling.row_keys`).
       sampling: how the target samples.
-      seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
-      counts: int32 [B, V], how often the new text has each token; None without penalties for that.
-      bias: float32 [B, V], added to the logits; None for none.
-      tokens: int32 [B, S], the sequences up to the root, then -1; None without logits processors.
-      scores: what is reported about the tokens that the last step emitted; None if nothing is.
+      seen: bool [B, V], tokens in the sequence so far, or None without a repetition penalty.
+      counts: int32 [B, V], how often each token occurs in the new text, or None without penalties
+        for that.
+      bias: float32 [B, V], added to the logits, if any.
+      tokens: int32 [B, S], the sequences up to the root, then -1. None without logits processors.
+      scores: what is reported about the tokens that the last step emitted, if anything.
       trees: int32 [B, 4, N + 1], the next trees if they are built on the device; otherwise None.
-      confidence: in the next trees, see `Proposal`; None if the method cannot tell.
+      confidence: in the next trees, see `Proposal`.
       noise: of the draws after the root and after nodes of each depth, with which the next trees
-        were drafted; None if they were drafted without.
+        were drafted, if any.
       masks: uint32 [B, N + 1, W], of the tokens that may follow each node of the tree that is
-        verified (see `leave_out`); None for all.
+        verified (see `leave_out`), or None for all.
     """
 
     target_cache: Cache

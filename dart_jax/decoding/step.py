@@ -68,7 +68,7 @@ def accept(tree: DraftTree, mask: jax.Array, drawn: jax.Array, max_depth: int) -
 
     A node is accepted if its parent is accepted and its token is the one the target drew at the
     parent (docs/method.md, section 5). A draw depends only on the logits and on its absolute
-    position, so the emitted tokens are exactly those of plain decoding.
+    position, so exactly the tokens of plain decoding are emitted.
 
     Args:
       tree: the verified tree.
@@ -172,7 +172,7 @@ def decode_step(
 def verify(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: jax.Array | None
 ) -> Verified:
-    """Runs the target over the trees, int32 [B, 4, n + 1]; None for only the roots."""
+    """Runs the target over the trees, int32 [B, 4, n + 1], or with None over only the roots."""
     target = bind(config.target, params["target"], config.execution.target)
     tree = _tree(config, state, trees)
     with jax.named_scope("verify"), only_rows(_used(config, tree)):
@@ -267,12 +267,12 @@ def draft_input(
 
 
 def noise_of_draft(config: DecodeConfig, state: DecodeState) -> Noise | None:
-    """The noise of the draws that will verify the next trees, if they are drafted with it."""
+    """Returns the noise of draws that will verify the next trees, if they are drafted with it."""
     return _noise_after(config, state) if config.couples else None
 
 
 def _noise_after(config: DecodeConfig, state: DecodeState) -> Noise | None:
-    """The noise of the draws after the root and after nodes of each depth."""
+    """Returns the noise of the draws after the root and after nodes of each depth."""
     levels, vocab = config.max_depth + 1, config.target.vocab_size
     core = config.execution.draws_in_core
     with jax.named_scope("noise"):
@@ -310,8 +310,8 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
 
 
 def _used(config: DecodeConfig, tree: DraftTree) -> jax.Array | None:
-    """The slots up to the last node, int32 scalar, if only they are computed: no accepted path has
-    others, so nobody reads what they hold. None for all."""
+    """Returns the slots up to the last node, int32 scalar, if only they are computed: no accepted
+    path has others, so nobody reads what they hold. None for all."""
     if not config.reads_only_used or len(tree.tokens) > 1:
         return None
     places = jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)

@@ -53,13 +53,13 @@ class DraftTree(NamedTuple):
 
 
 def unpack(packed: jax.Array) -> DraftTree:
-    """A packed tree, int32 [B, 4, N + 1], as the search returns it -> DraftTree."""
+    """Unpacks a tree, int32 [B, 4, N + 1], as the search returns it."""
     return DraftTree(packed[:, 0], packed[:, 1], packed[:, 2])
 
 
 def scores_of(packed: jax.Array) -> jax.Array:
-    """The scores in packed trees, float32 [B, N + 1]: a log-probability of each node's path or what
-    takes its place, descending along it; 0 for the root and unused slots."""
+    """Returns the scores in packed trees, float32 [B, N + 1]: a log-probability of each node's path
+    or what takes its place, descending along it; 0 for the root and unused slots."""
     return jax.lax.bitcast_convert_type(packed[:, 3], jnp.float32)
 
 
@@ -103,7 +103,7 @@ def chain(
       root: int32 [B, 1].
       tokens: int32 [B, N], each the child of the one before.
       count: int32 [B], how many of them are real nodes.
-      scores: float32 [B, N], see `scores_of`; None for 0.
+      scores: float32 [B, N], see `scores_of`; by default 0.
     """
     b, n = tokens.shape
     scores = jnp.zeros((b, n), jnp.float32) if scores is None else scores
@@ -116,7 +116,7 @@ def chain(
 
 
 def ancestor_mask(tree: DraftTree, max_depth: int) -> jax.Array:
-    """The mask of each node's ancestors, itself included: bool [B, N + 1, N + 1].
+    """Returns the mask of each node's ancestors, itself included: bool [B, N + 1, N + 1].
 
     Pointer jumping: after r rounds a row holds its nearest 2**r ancestors.
     """

@@ -30,31 +30,31 @@ class Vocabulary:
     shards: int = 1
 
     def local_shard(self, x: jax.Array) -> jax.Array:
-        """A device's part of [..., V], which all have."""
+        """Returns a device's part of [..., V], which all have."""
         return x if self.shards == 1 else local_shard(x, self.shards)
 
     def largest(self, x: jax.Array) -> jax.Array:
-        """The largest of each row, [..., 1]."""
+        """Returns the largest of each row, [..., 1]."""
         top = jnp.max(x, axis=-1, keepdims=True)
         return top if self.shards == 1 else collectives.largest(top)
 
     def total(self, x: jax.Array) -> jax.Array:
-        """The sum of each row, [..., 1], in the dtype of x."""
+        """Returns the sum of each row, [..., 1], in the dtype of x."""
         sum_ = jnp.sum(x, axis=-1, keepdims=True, dtype=x.dtype)
         return sum_ if self.shards == 1 else collectives.total(sum_)
 
     def softmax(self, x: jax.Array) -> jax.Array:
-        """The probabilities of logits."""
+        """Returns the probabilities of logits."""
         odds = jnp.exp(x - self.largest(x))
         return odds / self.total(odds)
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
-        """The logarithms of the probabilities of logits."""
+        """Returns the logarithms of the probabilities of logits."""
         below = x - self.largest(x)
         return below - jnp.log(self.total(jnp.exp(below)))
 
     def at(self, x: jax.Array, token: jax.Array) -> jax.Array:
-        """The numbers of tokens [...] in [..., V], [..., 1]; a negative one is token 0."""
+        """Returns the numbers of tokens [...] in [..., V], [..., 1]; a negative one is token 0."""
         token = jnp.maximum(token, 0)[..., None]
         if self.shards == 1:
             return jnp.take_along_axis(x, token, axis=-1)
@@ -63,7 +63,7 @@ class Vocabulary:
         return collectives.total(jnp.where(at < 0, 0, own))
 
     def top(self, x: jax.Array, count: int) -> jax.Array:
-        """The largest `count` numbers of each row, descending; fewer if there are fewer."""
+        """Returns the largest `count` numbers of each row, descending; fewer if there are fewer."""
         most, _ = exact_top_k(x, min(count, x.shape[-1]))
         if self.shards == 1:
             return most
@@ -71,8 +71,8 @@ class Vocabulary:
         return exact_top_k(every, min(count, every.shape[-1]))[0]
 
     def top_k(self, x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-        """The largest `count` of each row of float32 numbers, descending, and where they are,
-        int32; of equal ones the first. Fewer if there are fewer."""
+        """Returns the largest `count` of each row of float32 numbers, descending, and where they
+        are, int32; of equal ones the first. Fewer if there are fewer."""
         most, at = exact_top_k(x, min(count, x.shape[-1]))
         if self.shards == 1 or count == 0:
             return most, at
@@ -81,8 +81,8 @@ class Vocabulary:
         return best, jnp.take_along_axis(places, chosen, axis=-1)
 
     def argmax(self, x: jax.Array) -> jax.Array:
-        """The place of the largest number of each row, int32; the first one wins ties; -1 if there
-        is a NaN."""
+        """Returns the place of the largest number of each row, int32; the first one wins ties; -1
+        if there is a NaN."""
         at = _argmax(x)
         if self.shards == 1:
             return at
@@ -118,7 +118,7 @@ def _argmax_by_core(x: jax.Array) -> jax.Array:
 
 
 def first_of(most: jax.Array, at: jax.Array) -> jax.Array:
-    """The index of the first of the largest numbers of rows; -1 for rows that hold NaN.
+    """Returns the index of the first of the largest numbers of rows; -1 for rows that hold NaN.
 
     Args:
       most: float32 [..., k], as `models.cpu.largest` orders them.
@@ -135,7 +135,7 @@ def _argmax_in_one(x: jax.Array) -> jax.Array:
 
 
 def exact_top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k largest entries of every row, largest first; of equal ones the first.
+    """Returns the k largest entries of every row, largest first; of equal ones the first.
 
     The result of `jax.lax.top_k`, which on accelerators sorts whole rows. On CPUs the C++ core
     passes over them once. Elsewhere rows are split into blocks, and only the k blocks with the

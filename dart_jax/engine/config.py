@@ -1,4 +1,4 @@
-"""The options of an engine."""
+"""Options of an engine."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class EngineConfig:
     """Tokens in a page, in which this memory is given to requests."""
     chunk: int | None = None
     """Tokens of prompts that are read at a time, at most; by default 128 on CPUs, otherwise 512.
-    Beside running texts fewer are read, in about the time of a burst."""
+    While texts are running fewer are read, in about the time of a burst."""
     burst: int | None = None
     """Steps that the device takes before the host sees their tokens, at most: a text that is
     streamed arrives in pieces of that length. By default as many as take about 30 ms."""
     queue: int = 256
     """Requests that may wait for a slot."""
     tree_nodes: int | None = None
-    """Nodes of the draft tree, beside the root; 0 for plain decoding. By default as many as pay at
+    """Nodes of the draft tree, besides the root; 0 for plain decoding. By default as many as pay at
     the present load, down to plain decoding."""
     prefix_cache: bool = True
     """Keep the keys and values of past texts for requests that begin with the same tokens."""

@@ -2,10 +2,10 @@
 
 Every `Engine.step` reads some of the next prompts, and then takes a burst of steps of all requests
 that have been read. A request that arrives during a burst is therefore read right after it, and a
-long prompt holds up the others by little at a time: beside running texts reading takes little more
-time than a burst, and otherwise it takes the tokens of a chunk. In every other step the prompt that
-lacks the least is the first, in the others the oldest: short prompts do not wait for long ones, nor
-those for ever. Offline all prompts are read before the first burst.
+long prompt delays the others by little at a time: while texts are running, reading takes little
+more time than a burst, and otherwise it takes the tokens of a chunk. In every other step the prompt
+that lacks the least is the first, in the others the oldest: short prompts do not wait for long
+ones, nor those for ever. Offline all prompts are read before the first burst.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from dart_jax.models.sharding.mesh import first_of
 # Tokens that are read in the time in which one is written, about.
 _READ_FASTER = 4
 
-# Time in which prompts are read beside running texts, in bursts, and the fewest tokens: a stream's
-# gaps become two and a half times as long, and a prompt takes two to three times as long as alone.
+# Time in which prompts are read while texts are running, in bursts, and the fewest tokens: a
+# stream's gaps become two and a half times as long, and a prompt takes two to three times as long
+# as alone.
 _READING, _LEAST_READ = 1.5, 16
 
 # Seconds of a burst, about, unless its steps are set: requests arrive meanwhile, and streamed texts
@@ -74,7 +75,7 @@ class Engine:
         Args:
           runner: calls the model's programs.
           options: the options.
-          tree_sizes: chooses the sizes of trees; None for the largest in every step.
+          tree_sizes: chooses the sizes of trees, by default the largest in every step.
           grammars: of the target; needed for requests with a grammar or `min_new_tokens`.
         """
         shapes, reuse = runner.shapes, options.prefix_cache and not options.offline
@@ -169,7 +170,7 @@ class Engine:
         """Reads some of the next prompts, and takes a burst of steps of those that were read.
 
         Args:
-          limit: of the steps; None for as many as programs take.
+          limit: the most steps, by default as many as programs take.
 
         Returns:
           What requests were given; a request whose output is the `last` has ended.
@@ -211,8 +212,8 @@ class Engine:
         return pending
 
     def _read_some(self) -> bool | None:
-        """Reads as much as a step may, beside running texts; returns None if there is nothing to
-        read, and otherwise whether the device may still be reading."""
+        """Reads as much as a step may while texts are running. Returns None if there is nothing to
+        read, otherwise whether the device may still be reading."""
         scheduler, shapes = self.scheduler, self.runner.shapes
         times = self._last_burst is not None and (scheduler.running or self._row_seconds is None)
         left, rows, began = self._tokens_to_read(), 0, self._clock()
@@ -254,7 +255,7 @@ class Engine:
             self._give(sequence, Output.without_tokens(finish="length", prompt_logprobs=scores))
 
     def _tokens_to_read(self) -> int:
-        """Tokens that a step reads."""
+        """Returns how many tokens a step reads."""
         shapes, seconds = self.runner.shapes, self._last_burst
         most = shapes.chunks[-1]
         if not self.scheduler.running or seconds is None:
@@ -265,9 +266,9 @@ class Engine:
         return min(max(rows, _LEAST_READ), most)
 
     def _like(self, first: Sequence, length: int, left: int) -> list[Sequence]:
-        """The sequences to read beside the first: as many tokens of each, at most, all with or all
-        without the drafter, and all with or all without scores; one of each group if no more than
-        `left` tokens may be read."""
+        """Returns the sequences to read with the first: as many tokens of each, at most, all with
+        or all without the drafter, and all with or all without scores; one of each group if no more
+        than `left` tokens may be read."""
         scheduler, shapes = self.scheduler, self.runner.shapes
         most = shapes.prompts_for(length)
         if most * length > left:
@@ -293,7 +294,7 @@ class Engine:
         return groups
 
     def _placed(self, sequences: SequenceOf[Sequence], rows: int) -> dict[int, Sequence]:
-        """The sequences by their rows in a program with `rows` for each group."""
+        """Returns the sequences by their rows in a program with `rows` for each group."""
         return {
             group * rows + n: sequence
             for group, each in enumerate(self._by_group(sequences))
@@ -421,8 +422,8 @@ class Engine:
         return sum(self._held) / len(self._held) if self._held else 1.0
 
     def statistics(self, accepted: int = 0, **others: Any) -> Statistics:
-        """A snapshot, with requests that were accepted and not added yet, and with `others`' own
-        fields."""
+        """Returns a snapshot, with requests that were accepted and not added yet, and with
+        `others`' own fields."""
         scheduler = self.scheduler
         return dataclasses.replace(
             self.counts,

@@ -23,7 +23,7 @@ from dart_jax.models.platform.execution import Execution
 ANYTHING = np.uint32(2**32 - 1)
 
 # Gives the search that proposes nodes from the candidates of a host buffer, more than the number
-# there is room for, since some will not fit; None where the host does not search.
+# there is room for, since some will not fit. None where the host does not search.
 Proposals = Callable[[HostBuffer, int], HostSearch | None]
 
 
@@ -59,7 +59,7 @@ class Fitter:
         Args:
           place: the row.
           tree: int32 [4, N + 1], what was drafted.
-          candidates: what it was built from, and how that is laid out: int32 [1, width]; None if
+          candidates: what it was built from, and how that is laid out: int32 [1, width]. None if
             nothing was drafted.
         """
         matcher, nodes = self._matchers[place], tree.shape[1] - 1

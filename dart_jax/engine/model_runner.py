@@ -51,8 +51,8 @@ class Burst(NamedTuple):
     Attributes:
       outputs: of each sequence.
       steps: how many were taken.
-      lessons: what it tells about drafts, of all rows together; None if nothing.
-      times: uint32 [steps, 2], see `BurstResult`; None where all slots of a tree take time.
+      lessons: what it tells about drafts, of all rows together, if anything.
+      times: uint32 [steps, 2], see `BurstResult`. None where all slots of a tree take time.
     """
 
     outputs: list[Output]
@@ -68,7 +68,7 @@ class ModelRunner:
     Attributes:
       config: static; for the largest trees.
       params: see `DecodeParams`.
-      search: for these trees; None if the drafting method needs none.
+      search: for these trees, if the drafting method needs one.
       shapes: what programs are compiled for.
       pages: of the pools of each group of devices.
     """
@@ -119,7 +119,7 @@ class ModelRunner:
             self.copy(*sequence.copy, group=slot * self.shapes.groups // self.shapes.slots)
             sequence.copy = None
         self._table.begin(slot, sequence.request, self.vocab_size)
-        # Of any mode: beside one that needs a history, a step adds the logit bias of all slots.
+        # Of any mode: with one that needs a history, a step adds the logit bias of all slots.
         if sequence.mode == "full" or self._history is not None:
             history = self._history or self._empty_history()
             text = sequence.tokens, sequence.prompt_length
@@ -141,7 +141,7 @@ class ModelRunner:
         all without scores; returns for how many of each group it takes time.
 
         Args:
-          texts: the sequences, by their rows among those of all groups.
+          texts: the sequences, by their rows among all groups' rows.
           rows: of each group, for which the program is compiled.
           length: tokens of each, for which it is compiled.
           most: tokens that are read, where that takes less time than reading all.
@@ -195,7 +195,7 @@ class ModelRunner:
         return jax.device_get(scores)
 
     def _pools_for(self, drafts: bool) -> Pools:
-        """The pools that a program needs."""
+        """Returns the pools that a program needs."""
         return self._pools if drafts else self._pools._replace(draft=None)
 
     def _keep(self, pools: Pools) -> None:
@@ -231,7 +231,7 @@ class ModelRunner:
     def program(
         self, nodes: int, mode: SamplingMode, *, follows: bool = False, masked: bool = False
     ) -> BurstProgram:
-        """The program of bursts with trees of `nodes` nodes; see `BurstProgram`."""
+        """Returns the program of bursts with trees of `nodes` nodes; see `BurstProgram`."""
         kind = nodes, mode, follows and self.reads_drafts, masked
         if kind not in self._programs:
             config, steps = config_of(self.config, nodes, mode), self.shapes.steps
@@ -254,13 +254,13 @@ class ModelRunner:
         """Takes steps of sequences that have been read, until all have ended.
 
         Args:
-          texts: those that take part, by their rows among those of all groups.
+          texts: the sequences that take part, by their rows among all groups' rows.
           rows: of each group, for which the program is compiled.
           program: verifies and drafts.
           limit: the most steps, at most `program.steps`; the sequences have pages for them.
           least: end also when fewer sequences than that go on.
-          paying: says which nodes pay; None to verify all.
-          width: columns of the table of pages; None for as many as the sequences need.
+          paying: says which nodes pay, by default all.
+          width: columns of the table of pages, by default as many as the sequences need.
         """
         config, count = program.config, rows * self.shapes.groups
         slots: list[int | None] = [None] * count
@@ -347,7 +347,7 @@ class ModelRunner:
         )
 
     def _trees(self, texts: Mapping[int, Sequence], rows: int, nodes: int) -> np.ndarray | None:
-        """The trees to verify first, int32 [rows, 4, N + 1]; None for plain decoding."""
+        """Returns the trees to verify first, int32 [rows, 4, N + 1], or None for plain decoding."""
         if not nodes:
             return None
         trees = np.zeros((rows, TREE_ROWS, nodes + 1), np.int32)
@@ -386,7 +386,7 @@ class ModelRunner:
     def _drafts_of(
         self, texts: Mapping[int, Sequence], trees: np.ndarray | None, nodes: np.ndarray
     ) -> dict[int, Draft]:
-        """The drafts of the sequences that report them, by their place; `nodes` [n] were
+        """Returns the drafts of the sequences that report them, by their place; `nodes` [n] were
         verified. Copies: views would keep all rows alive."""
         drafts, last = {}, self._drafts
         for i, sequence in texts.items():
@@ -402,7 +402,7 @@ class ModelRunner:
         return drafts
 
     def _proposals(self, host_buffer: HostBuffer, nodes: int) -> HostSearch | None:
-        """The search for more nodes than these, if the host searches."""
+        """Returns the search for more nodes than these, if the host searches."""
         if not isinstance(self.search, HostSearch):
             return None
         search = self._resized(self.search, host_buffer, min(_PROPOSED * nodes, MAX_NODES))
@@ -410,7 +410,7 @@ class ModelRunner:
         return search
 
     def _resized(self, search: TreeSearch, host_buffer: HostBuffer, nodes: int) -> TreeSearch:
-        """The search for trees of another size, made once."""
+        """Returns the search for trees of another size, made once."""
         key = host_buffer, nodes
         if key not in self._searches:
             same = key == (search.host_buffer, search.nodes)

@@ -1,4 +1,4 @@
-"""The pages of a group of devices: who holds them, and which texts begin as others did."""
+"""Pages of a group of devices: who holds them, and which texts begin as others did."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EMPTY_HASH: PageHash = b""
 
 
 def hash_page(before: PageHash, tokens: np.ndarray) -> PageHash:
-    """The hash of a page, given that of the page before and int32 [page + 1]: its tokens, and the
-    next one."""
+    """Returns the hash of a page, given that of the page before and int32 [page + 1]: its tokens,
+    and the next one."""
     return hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest()
 
 
@@ -36,7 +36,7 @@ class Found(NamedTuple):
     Attributes:
       pages: complete ones.
       page_hash: the hash of the last one.
-      source: a page whose first rows are those that follow; None if there are too few.
+      source: a page that begins with the rows that follow, if there are enough.
       rows: how many.
     """
 
@@ -47,11 +47,11 @@ class Found(NamedTuple):
 
 
 class _Contents(NamedTuple):
-    """The contents of a page, complete or not.
+    """Contents of a page, complete or not.
 
     Attributes:
       before: the hash of the page before.
-      tokens: int32 [rows + 1], those of its rows, and the next one.
+      tokens: int32 [rows + 1], its rows' tokens and the next one.
       drafted: rows that the drafter has written, too.
     """
 
@@ -61,7 +61,7 @@ class _Contents(NamedTuple):
 
 
 def shared_rows(one: np.ndarray, other: np.ndarray) -> int:
-    """The rows that two texts, int32 [n], share: those of tokens that are the same, and the next
+    """Returns how many rows two texts, int32 [n], share: one for each equal token, and the next
     one, too, because the drafter's row joins the feature of its own token with the next token."""
     count = min(len(one), len(other))
     differs = one[:count] != other[:count]
@@ -112,7 +112,8 @@ class PagePool:
         return len(self._empty) + len(self._idle)
 
     def take(self, count: int) -> list[int] | None:
-        """Takes pages, whose contents are undefined; None, and no page, if there are too few."""
+        """Takes pages, whose contents are undefined. Returns None and takes none if there are too
+        few."""
         if count > self.free:
             return None
         return [self._take_one() for _ in range(count)]
@@ -170,7 +171,8 @@ class PagePool:
     def _most_alike(
         self, before: PageHash, tokens: np.ndarray, drafted: bool
     ) -> tuple[int | None, int]:
-        """The page that shares the most rows with the tokens after a beginning, and how many."""
+        """Returns the page that shares most rows with the tokens after a beginning, and how
+        many."""
         best, most = None, SHARED_ROWS - 1
         after = self._after.get(before, OrderedDict())
         for page in reversed(after):
@@ -204,7 +206,7 @@ class PagePool:
         Args:
           page: the page.
           before: the hash of the page before.
-          tokens: int32 [rows + 1], those of the rows that are written, and the next one.
+          tokens: int32 [rows + 1], the written rows' tokens and the next one.
           drafted: how many of the rows the drafter has written.
         """
         if not self.reuse:

@@ -27,11 +27,11 @@ _MOST_MEMORY_ELSEWHERE = 8 * 10**9
 
 
 class Pools(NamedTuple):
-    """The pages of all requests; every group of devices has pages of its own.
+    """Pages of all requests; every group of devices has pages of its own.
 
     Attributes:
       target: the target's keys and values, [P, K, page, h] per layer.
-      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]; None if the drafting
+      draft: the drafter's; of prompt lookup the tokens, int32 [P, page]. None if the drafting
         method keeps nothing, and for programs that do not draft.
     """
 
@@ -58,12 +58,12 @@ def empty_pools(config: DecodeConfig, params: DecodeParams, *, pages: int, page:
 
 
 def written(pools: Pools, target: Cache, draft: Any, pages: jax.Array) -> Pools:
-    """The pools after what programs wrote into caches with pages, int32 [n, m]."""
+    """Returns the pools after what programs wrote into caches with pages, int32 [n, m]."""
     return Pools(parts(target)[0], _draft_pool(pools.draft, draft, pages))
 
 
 def drafter_state(pool: Any, pages: jax.Array) -> Any:
-    """The state of the drafting method of texts with pages, int32 [n, m]."""
+    """Returns the state of the drafting method of texts with pages, int32 [n, m]."""
     if isinstance(pool, jax.Array):
         tokens = pool.at[jnp.where(pages < 0, len(pool), pages)].get(mode="fill", fill_value=0)
         return tokens.reshape(len(pages), -1)
@@ -71,7 +71,7 @@ def drafter_state(pool: Any, pages: jax.Array) -> Any:
 
 
 def _draft_pool(pool: Any, state: Any, pages: jax.Array) -> Any:
-    """The pool with a new state."""
+    """Returns the pool with a new state."""
     if isinstance(pool, jax.Array):
         tokens = state.reshape(*pages.shape, -1)
         return pool.at[jnp.where(pages < 0, len(pool), pages)].set(tokens, mode="drop")

@@ -47,7 +47,7 @@ from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, program
 
 @dataclasses.dataclass(frozen=True)
 class BurstProgram:
-    """The static part of a burst: what it is compiled for, beside the number of its rows.
+    """The static part of a burst: what it is compiled for, besides the number of its rows.
 
     Attributes:
       config: the models, and trees of N nodes; without a drafter for plain decoding.
@@ -65,7 +65,7 @@ class BurstProgram:
 
 
 def config_of(config: DecodeConfig, nodes: int, mode: SamplingMode) -> DecodeConfig:
-    """The config for trees of `nodes` nodes, 0 for plain decoding, and a mode."""
+    """Returns the config for trees of `nodes` nodes, 0 for plain decoding, and a mode."""
     logits = config.logits
     if mode != "full":
         logits = dataclasses.replace(logits, logprobs=None)
@@ -85,13 +85,13 @@ class BurstResult(NamedTuple, Generic[AnyArray]):
       tokens: int32 [n, S], the emitted ones.
       ranks: int32 [n, S], the places in their trees of the nodes that drafted them; 0 for the
         target's own.
-      scores: of the tokens, [n, S, ...]; None unless the mode is `full`.
+      scores: of the tokens, [n, S, ...], in mode `full`.
       counts: int32 [n, 4]: tokens emitted, steps taken, trees verified, and their nodes.
-      lessons: what became of the trees; None unless nodes must pay.
+      lessons: what became of the trees, if nodes must pay.
       times: uint32 [1, K, 2], when each step was verified, in microseconds, and how many nodes it
-        had; None where all slots of a tree take time.
+        had. None where all slots of a tree take time.
       active: bool [n], the rows that go on.
-      trees: int32 [n, 4, N + 1], the next trees; None for plain decoding.
+      trees: int32 [n, 4, N + 1], the next trees, or None for plain decoding.
       packed: int32 [n, width], the host buffer of the last step, with the candidates that the
         search built these trees from.
     """
@@ -136,7 +136,7 @@ def read_chunk(
         rows beyond a prompt's end is overwritten later, or has no page.
       start: int32 [n], the first ones' positions.
       pages: int32 [n, m], the requests'.
-      used: int32 scalar, how many rows are computed, of one prompt on a CPU; None for all.
+      used: int32 scalar, how many rows are computed, of one prompt on a CPU; by default all.
       shape: static.
     """
     caches = Caches(PagedCache(pools.target, pages), drafter_state(pools.draft, pages))
@@ -194,18 +194,18 @@ def burst(
       static: static.
       params: see `DecodeParams`.
       pools: donated.
-      history: donated; None unless the mode is `full`.
+      history: donated; only in mode `full`.
       rows: the requests.
       trees: int32 [n, 4, N + 1], for the first step; a root without nodes where nothing is drafted
         yet. None for plain decoding.
-      search: builds the next trees from the candidates; None if the drafting method needs none.
+      search: builds the next trees from the candidates, if the drafting method needs a search.
       limit: int32 scalar, the most steps; at most `static.steps`.
       least: int32 scalar, at least 1: end when fewer requests than that go on.
-      masks: uint32 [n, N + 1, W], of the tokens that may follow each node of the first trees; None
-        if no text has a grammar.
+      masks: uint32 [n, N + 1, W], of the tokens that may follow each node of the first trees, if a
+        text has a grammar.
       fitter: int32 scalar, says what may follow the nodes of later ones (see `fit_in_program`);
         None without masks.
-      paying: says which nodes pay; None to verify all.
+      paying: says which nodes pay, by default all.
     """
     config = static.config
     searched = None if search is None else search.in_program
@@ -384,7 +384,7 @@ def _write(collected: jax.Array, path: jax.Array, at: jax.Array) -> jax.Array:
 def _begin(
     static: BurstProgram, pools: Pools, history: History | None, rows: Rows
 ) -> tuple[DecodeState, jax.Array, jax.Array]:
-    """The state before the first step, the rows' slots, and the most nodes of their trees."""
+    """Returns the state before the first step, the rows' slots, and their trees' most nodes."""
     numbers, pages = jnp.asarray(rows.numbers), jnp.asarray(rows.pages)
     slots = numbers[:, SLOT]
     of_slots: dict[str, Any] = {}

@@ -28,7 +28,7 @@ SAMPLING_MODES: tuple[SamplingMode, ...] = ("greedy", "sampled", "filtered", "fu
 
 
 def highest(modes: Iterable[SamplingMode]) -> SamplingMode:
-    """The lowest mode that serves the requests of all of these."""
+    """Returns the lowest mode that serves the requests of all of these."""
     return SAMPLING_MODES[max(map(SAMPLING_MODES.index, modes))]
 
 
@@ -37,7 +37,7 @@ class Request:
     """A prompt and its options.
 
     The text that follows depends on these alone: the same request gives the same tokens alone or
-    beside any others, drafted or not, and those of `DartModel.generate` with the same options.
+    with any others, drafted or not, and from `DartModel.generate` with the same options.
 
     Attributes:
       tokens: int32 [n], the prompt.
@@ -50,13 +50,13 @@ class Request:
       seed: seed of sampling, in 0..2**32 - 1.
       choice: which of several texts with the same seed; the row that `num_return_sequences` gives
         it.
-      max_length: maximum length of the prompt and the text together; None for the engine's.
-      stop_ids: ids that end the text, beside those with which a grammar ends.
+      max_length: maximum length of the prompt and the text together, by default the engine's.
+      stop_ids: ids that end the text, besides those with which a grammar ends.
       min_new_tokens: none of them follows before this number of tokens; not with a grammar.
-      grammar: what the text must follow, as `Grammars.check` returns it; None for anything.
-      thoughts: what the text may have before that; None for nothing.
-      logprobs: report every token's log-probability, and this many of the most likely tokens; None
-        for none. They are the target's, before penalties, temperature and filters.
+      grammar: what the text must follow, as `Grammars.check` returns it, if anything.
+      thoughts: what the text may have before that, if anything.
+      logprobs: report every token's log-probability, and this many of the most likely tokens. They
+        are the target's, before penalties, temperature and filters.
       prompt_logprobs: report the same of every token of the prompt after the first, with its rank,
         given those before it; the first output has them.
       drafts: report what each step verified.
@@ -175,7 +175,7 @@ class Logprobs(NamedTuple):
 
     @classmethod
     def of(cls, scores: TokenScores, most: int) -> Logprobs:
-        """The scores of n tokens, without the axis of rows, and with `most` of the most likely."""
+        """Returns the scores of n tokens, without the axis of rows, with the `most` likeliest."""
         own, ids, top = map(np.asarray, (scores.logprobs, scores.top_ids, scores.top_logprobs))
         ranks = None if scores.ranks is None else np.asarray(scores.ranks)
         return cls(own, ids[:, :most], top[:, :most], ranks)
@@ -208,10 +208,10 @@ class Output:
       tokens: int32 [n], the new ids; the last one may be a stop id.
       ranks: int32 [n], the places in their trees of the nodes that drafted them, from the best one,
         1, on; 0 for tokens that the target drew in its own step.
-      finish: why the text ended; None if more follows.
+      finish: why the text ended, or None if more follows.
       verified: draft trees that were verified.
       nodes: of these trees, roots not counted.
-      scores: what is reported about the tokens, without the batch axis; None if nothing is.
+      scores: what is reported about the tokens, without the batch axis, if anything.
       prompt_logprobs: of the prompt's tokens after the first, if they were asked for; only in the
         first output.
       cached: tokens of the prompt that were not read, since their keys and values were there; only
@@ -233,13 +233,13 @@ class Output:
 
     @classmethod
     def without_tokens(cls, **fields: Any) -> Output:
-        """An output of no tokens."""
+        """Returns an output of no tokens."""
         none = np.zeros(0, np.int32)
         return cls(none, none, **fields)
 
     @classmethod
     def joined(cls, outputs: Sequence[Output]) -> Output:
-        """The outputs of a request, one after another, as one; without their drafts."""
+        """Returns the outputs of a request, one after another, as one; without their drafts."""
         if not outputs:
             return cls.without_tokens()
         scores = [each.scores for each in outputs if each.scores is not None]
@@ -278,8 +278,8 @@ class Output:
         return (len(self.tokens) - 1) / self.steps if self.steps else float("nan")
 
     def logprobs(self, most: int | None) -> Logprobs | None:
-        """The log-probabilities of the tokens and of the `most` likely ones; None if they were not
-        asked for."""
+        """Returns the log-probabilities of the tokens and of the `most` likely ones, or None if
+        they were not asked for."""
         if most is None or self.scores is None:
             return None
         return Logprobs.of(self.scores, most)

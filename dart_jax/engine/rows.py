@@ -1,4 +1,4 @@
-"""The numbers by which a step knows its requests, packed into few arrays.
+"""Numbers by which a step knows its requests, packed into few arrays.
 
 A program call costs some microseconds for every array, so there are few.
 """
@@ -59,7 +59,7 @@ def state_of(rows: Rows, mode: SamplingMode) -> dict[str, Any]:
 
 
 def _sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
-    """The sampling options of rows, in the order of `SamplingValues`, that a mode has."""
+    """Returns the sampling options of rows, in the order of `SamplingValues`, that a mode has."""
     values = jnp.asarray(packed)
     temperature, top_k, top_p, min_p, *penalties = (values[:, i] for i in range(VALUES))
     sampling = SamplingValues()
@@ -73,7 +73,7 @@ def _sampling_of(mode: SamplingMode, packed: ArrayLike) -> SamplingValues:
 
 
 def values_of(request: Request, vocab_size: int) -> np.ndarray:
-    """A request's row of `Rows.values`."""
+    """Returns a request's row of `Rows.values`."""
     sampling = request.sampling
     return np.array(
         [
@@ -91,20 +91,20 @@ def values_of(request: Request, vocab_size: int) -> np.ndarray:
 
 
 def keys_of(request: Request) -> np.ndarray:
-    """The key of a request's noise, int32 [2]."""
+    """Returns the key of a request's noise, int32 [2]."""
     keys = jax.jit(row_keys)(np.uint32(request.seed), np.array([request.choice], np.int32))
     return np.asarray(keys)[0].view(np.int32)
 
 
 class RowTable:
-    """The rows of all slots, and one after them without a request.
+    """Rows of all slots, and one after them without a request.
 
     Attributes:
       numbers, values, stop, pages: see `Rows`; for slots + 1 rows.
     """
 
     def __init__(self, slots: int, pages: int, group: int):
-        """Creates free slots for requests of so many pages at most; each group of devices counts
+        """Creates free slots for requests of at most `pages` pages; each group of devices counts
         the slots of its own."""
         self._group = group
         self.numbers = np.zeros((slots + 1, NUMBERS), np.int32)
@@ -144,8 +144,8 @@ class RowTable:
         self.stop[slot] = self.pages[slot] = -1
 
     def rows(self, slots: SequenceOf[int | None], pages: int) -> Rows:
-        """The rows of some slots, with the first `pages` columns of their tables; None for no
-        request."""
+        """Returns the rows of some slots, with the first `pages` columns of their tables. A slot
+        None is no request."""
         at = [len(self.numbers) - 1 if slot is None else slot for slot in slots]
         return Rows(self.numbers[at], self.values[at], self.stop[at], self.pages[at, :pages])
 
@@ -157,7 +157,7 @@ class History(NamedTuple):
       seen: bool [slots, V], tokens of prompt and text.
       counts: int32 [slots, V], occurrences in the text.
       bias: float32 [slots, V].
-      tokens: int32 [slots, S], prompt and text, then -1; None without logits processors.
+      tokens: int32 [slots, S], prompt and text, then -1. None without logits processors.
     """
 
     seen: jax.Array
@@ -167,7 +167,7 @@ class History(NamedTuple):
 
 
 def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
-    """The history of free slots, with tokens up to a length if it is given."""
+    """Returns the history of free slots, with tokens up to a length if it is given."""
     shape = (slots, vocab_size)
     tokens = None if length is None else jnp.full((slots, length), -1, jnp.int32)
     return History(
@@ -178,8 +178,8 @@ def empty_history(slots: int, vocab_size: int, length: int | None = None) -> His
 def with_history(
     history: History, slot: int, request: Request, tokens: np.ndarray, prompt: int
 ) -> History:
-    """The history, which is donated, with that of a request in a slot, whose prompt and text are
-    `tokens`, int32 [n], the first `prompt` of them the prompt's."""
+    """Returns the history, which is donated, with that of a request in a slot, whose prompt and
+    text are `tokens`, int32 [n], the first `prompt` of them the prompt's."""
     vocab_size = history.seen.shape[1]
     seen, bias = np.zeros(vocab_size, bool), np.zeros(vocab_size, np.float32)
     seen[tokens] = True

@@ -26,7 +26,7 @@ class Scheduler:
       reading: sequences that are being read, the oldest first.
       running: sequences that take part in steps, the oldest first.
       queries: prompt tokens that were looked up among cached pages.
-      hits: those of them that were found.
+      hits: the ones that were found.
       preemptions: how often a running sequence had to wait again.
     """
 
@@ -51,7 +51,7 @@ class Scheduler:
         return [*self.running, *self.reading]
 
     def group(self, sequence: Sequence) -> int:
-        """The group of devices that has a sequence's slot."""
+        """Returns the group of devices that has a sequence's slot."""
         assert sequence.slot is not None
         return sequence.slot // self._slots
 
@@ -59,8 +59,8 @@ class Scheduler:
         self, drafts: Callable[[Sequence], bool] = lambda sequence: False
     ) -> Sequence | None:
         """Gives the next waiting sequence a slot and pages for its tokens so far, and begins to
-        read it; None if there is none, or no room for it. `drafts`: whether the drafter will read
-        a sequence, too."""
+        read it. Returns None if there is none, or no room for it. `drafts`: whether the drafter
+        will read a sequence, too."""
         groups = [group for group, free in enumerate(self._free) if free]
         groups.sort(key=lambda group: -len(self._free[group]))
         for sequence in self.waiting if groups else ():

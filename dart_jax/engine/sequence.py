@@ -21,24 +21,24 @@ class Sequence:
     Attributes:
       request: what was asked for.
       mode: how its steps sample.
-      matcher: says what may follow the text; None if anything may.
+      matcher: says what may follow the text, or None if anything may.
       scores: of the prompt's tokens that were read, if they are reported, in parts.
       arrived: when it was accepted, in seconds of `time.monotonic`.
       limit: tokens of prompt and text, at most.
       num_tokens: tokens so far, of prompt and text. The last one, the root, is in no cache.
       num_computed_tokens: rows in the target's cache, at most `num_tokens - 1`.
-      num_drafter_tokens: those of them that the drafter has read, too.
-      slot: its slot; None while it waits.
+      num_drafter_tokens: the rows that the drafter has read, too.
+      slot: its slot, or None while it waits.
       pages: those it holds, in order.
       copy: the page to be copied before it is read, and the one of its own to copy it to.
       waits_for: another sequence, and how many rows of that must have been read before this one
-        begins; None if it need not wait.
+        begins, if it must wait.
       num_cached_pages: how many of them other sequences can find by their hashes.
       page_hash: the hash of the last of these.
       drafter_reads: whether the drafter reads what it has not read before the next step.
       draft_row: its row in the result of the last step, if that has a draft for it.
       ended: whether it is over and holds nothing.
-      begun: when it first got a slot; None before.
+      begun: when it first got a slot, or None before.
       cached: tokens that were in the caches then.
     """
 
@@ -88,7 +88,7 @@ class Sequence:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Those of prompt and text so far, int32 [count]."""
+        """Tokens of prompt and text so far, int32 [count]."""
         return self._tokens[: self.num_tokens]
 
     @property
@@ -132,7 +132,7 @@ class Sequence:
 
     @property
     def prompt_logprobs(self) -> Logprobs | None:
-        """All scores of the prompt; None if they are not reported."""
+        """Returns all scores of the prompt, or None if they are not reported."""
         most = self.request.prompt_logprobs
         if most is None:
             return None
@@ -159,7 +159,7 @@ class Sequence:
             self.num_drafter_tokens = self.num_computed_tokens
 
     def reset(self) -> None:
-        """Begins anew with nothing in the caches, but with the tokens so far."""
+        """Begins again with nothing in the caches, but with the tokens so far."""
         if self.needs_scores:
             self.scores = []
         self.num_computed_tokens = self.num_drafter_tokens = 0

@@ -18,8 +18,8 @@ from dart_jax.models.traits import Traits
 # A table has at most this many times the places that are needed, and so has a chunk.
 STEP = 4
 
-# Rows that take as long as what a chunk takes on a CPU beside its rows: on two cores of a Xeon
-# smollm2's take 9 ms and 1.2 ms for each row, the demo's 1.5 and 0.2 ms.
+# Rows that take as long as the fixed time of a chunk on a CPU: on two cores of a Xeon a chunk of
+# smollm2's takes 9 ms and 1.2 ms for each row, of the demo's 1.5 and 0.2 ms.
 _CHUNK_ROWS = 8
 
 # The same on an accelerator, which waits for its weights.
@@ -55,7 +55,7 @@ _ROWS, _NODES_ON_CPU = 400, 16
 def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchConfig:
     """Returns the search parameters for a drafter: the paper's, unless `options` say otherwise.
 
-    Pair scores know much of what the n-gram model knows, whose weight is halved beside them.
+    Pair scores know much of what the n-gram model knows, so its weight is halved with them.
     """
     if drafter is not None and drafter.traits.pairs:
         options = {"ngram_weight": 0.25, **options}
@@ -63,7 +63,7 @@ def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchC
 
 
 def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int, SearchConfig]:
-    """Returns the default number of draft tree nodes, beside the root, and the search parameters.
+    """Returns the default number of draft tree nodes, besides the root, and the search parameters.
 
     On CPU, where every row costs time, there are few, as many for a whole batch as for one
     sequence; elsewhere as many as in the reference implementations: 60 nodes for DART and block
@@ -72,7 +72,7 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
     device.
 
     Args:
-      drafter: the drafter; None for DART.
+      drafter: the drafter, by default DART.
       batch: sequences decoded together.
     """
     batch = max(batch, 1)
@@ -90,7 +90,7 @@ def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
     decoding whatever is accepted. There are few sizes, since programs are compiled for each.
 
     Args:
-      drafter: the drafting method's config; None for plain decoding.
+      drafter: the drafting method's config, or None for plain decoding.
       rows: sequences that a step decodes together.
     """
     if drafter is None:
@@ -163,20 +163,21 @@ class Shapes:
         return next(n for n in self.rows if n >= sequences)
 
     def fewer_rows(self, rows: int) -> int:
-        """The next smaller number of rows; 0 if there is none."""
+        """Returns the next smaller number of rows; 0 if there is none."""
         return max((n for n in self.rows if n < rows), default=0)
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that take as long as what a chunk takes beside its rows, about."""
+        """Rows that take about as long as the fixed time of a chunk."""
         return _CHUNK_ROWS_ELSEWHERE if self.together else _CHUNK_ROWS
 
     def longest_chunk(self, rows: int) -> int:
-        """The longest chunk of at most `rows` rows, if there is one; or the shortest of all."""
+        """Returns the longest chunk of at most `rows` rows if there is one, or the shortest of
+        all."""
         return max((n for n in self.chunks if n <= rows), default=self.chunks[0])
 
     def chunk_for(self, tokens: int) -> int:
-        """Tokens of the next chunk, such that `tokens` are read the soonest."""
+        """Returns the length of the next chunk, such that `tokens` are read the soonest."""
         enough = next((n for n in self.chunks if n >= tokens), self.chunks[-1])
         if self.together or tokens >= self.chunks[-1]:
             return enough
@@ -184,7 +185,7 @@ class Shapes:
         return min(enough, fewer, key=lambda first: self._cost(tokens, first))
 
     def _cost(self, tokens: int, first: int) -> int:
-        """The cost of reading `tokens` with a chunk of length `first` first, in rows."""
+        """Returns the cost of reading `tokens` with a chunk of length `first` first, in rows."""
         rest = tokens - first
         others = self._cost(rest, self.chunk_for(rest)) if rest > 0 else 0
         return first + _CHUNK_ROWS + others

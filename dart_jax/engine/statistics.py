@@ -16,7 +16,7 @@ class Statistics:
       running: requests with a slot.
       waiting: requests without one.
       pages: pages of the KV pools.
-      pages_used: those that requests hold, beside what is kept for later ones.
+      pages_used: pages that requests hold, besides those kept for later ones.
       kv_bytes: what all pages can hold, in bytes.
       kv_tokens: likewise in tokens.
       prefix_queries: prompt tokens that were looked up among the kept pages.
@@ -73,7 +73,7 @@ class Statistics:
 
 
 def add(one: Statistics, other: Statistics) -> Statistics:
-    """The sum of two."""
+    """Returns the sum of two."""
     sums = {
         field.name: getattr(one, field.name) + getattr(other, field.name)
         for field in dataclasses.fields(Statistics)

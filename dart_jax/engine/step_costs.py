@@ -26,9 +26,9 @@ PLAIN = -1
 # Latest bursts of plain decoding whose times count, and the fewest that do.
 _LATEST, ENOUGH = 15, 5
 
-# Steps that a cost of another process weighs as much as, those of one number of nodes in the line
-# at most, and those from which on their own times count more than the line; and the part of
-# earlier times that is kept from step to step.
+# Steps that a cost of another process counts as; the most that one number of nodes counts as in the
+# line; the number from which its own times count more than the line; and the part of earlier times
+# that is kept from step to step.
 _BEFORE, _MOST, _SHRINK, _KEPT = 8.0, 50.0, 30.0, 0.9995
 
 # Knowledge is written again if a cost, or the number of nodes that were tried, has changed by this
@@ -41,7 +41,7 @@ class StepCosts:
 
     Only ratios matter, so each step is compared with the others of its burst, and a burst of
     another kind with the burst before: a machine that is busy, or texts that grow, slow all down.
-    Costs lie on a line, as far as not many steps say otherwise; plain decoding's is beside it.
+    Costs lie on a line unless many steps say otherwise; plain decoding's cost is kept separately.
     """
 
     def __init__(self, slope: float, known: Mapping[int, float] | None = None):
@@ -84,7 +84,7 @@ class StepCosts:
 
     @property
     def plain(self) -> float | None:
-        """The cost of plain decoding; None if it was timed too seldom."""
+        """The cost of plain decoding, or None if it was timed too seldom."""
         costs = self._plain_costs
         return float(np.median(costs)) if len(costs) >= ENOUGH else None
 
@@ -100,7 +100,7 @@ class StepCosts:
         return known if self.plain is None else {PLAIN: self.plain, **known}
 
     def of(self, nodes: np.ndarray) -> np.ndarray:
-        """The costs of numbers of nodes, float [n]."""
+        """Returns the costs of numbers of nodes, float [n]."""
         # What is assumed weighs as two steps.
         at = np.array([0, 8, *self._sums], float)
         costs, weights = np.array(
@@ -184,7 +184,7 @@ class Known(NamedTuple):
 
 
 def path_for(directory: Path, program: Hashable) -> Path:
-    """The file of what is known of a program, whose `repr` is the same in every process."""
+    """Returns the file of what is known of a program, whose `repr` is the same in every process."""
     device = jax.devices()[0].device_kind, available_cores(), jax.__version__
     name = hashlib.sha256(repr((program, device)).encode()).hexdigest()[:32]
     return directory / f"{name}.json"

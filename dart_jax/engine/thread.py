@@ -36,7 +36,7 @@ _MOST_COMPILED = 100
 # would wait for the program that is being compiled.
 _QUIET_SECONDS = 2.0
 
-# Receives what each step gives a request, on the engine's thread, which it must not hold up.
+# Receives what each step gives a request, on the engine's thread, which it must not block.
 OnOutput = Callable[[Output], object]
 
 
@@ -118,7 +118,7 @@ class Ticket(Protocol):
 
     @property
     def begun(self) -> float | None:
-        """The time at which it first got a slot, in seconds of `time.monotonic`; None before."""
+        """The time at which it first got a slot, in seconds of `time.monotonic`, or None before."""
         ...
 
     def cancel(self) -> None:
@@ -148,7 +148,7 @@ class AnyEngine(Protocol):
         ...
 
     def statistics(self) -> Statistics:
-        """A snapshot."""
+        """Returns a snapshot."""
         ...
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class EngineThread:
         return _Ticket(self, sequence)
 
     def statistics(self) -> Statistics:
-        """A snapshot, at most a step old. Callable from any thread."""
+        """Returns a snapshot, at most a step old. Callable from any thread."""
         return self._statistics
 
     def close(self) -> None:

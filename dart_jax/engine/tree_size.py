@@ -1,4 +1,4 @@
-"""The sizes of draft trees: as many nodes as pay, down to plain decoding where none do.
+"""Sizes of draft trees: as many nodes as pay, down to plain decoding where none do.
 
 Where a step takes time only for the nodes that it verifies, it decides itself how many these are,
 by what is known here (`dart_jax.decoding.paying`). Elsewhere programs have trees of few sizes, and
@@ -65,7 +65,7 @@ class State(NamedTuple):
     Attributes:
       size: nodes of the trees that its program has room for; 0 for plain decoding.
       left: its steps that are left.
-      paying: says which of the nodes pay; None for all.
+      paying: says which of the nodes pay, by default all.
     """
 
     size: int
@@ -102,7 +102,7 @@ class _Kind:
             known.write(self.path)
 
     def burst(self) -> State:
-        """The burst that was decided."""
+        """Returns the burst that was decided."""
         if not self.size:
             return State(0, self.left)
         costs, numbers = np.ones(self.size + 1), np.full(NUMBERS, -1, np.int32)
@@ -162,7 +162,7 @@ class _Kind:
                 self.size, self.left = 0, _TIMED
 
     def best(self) -> int:
-        """The size of the program that promises most."""
+        """Returns the size of the program that promises most."""
         sizes = np.array(self.sizes[1:])
         numbers = np.arange(1, sizes[-1] + 1)
         each = np.searchsorted(sizes, numbers)
@@ -171,8 +171,8 @@ class _Kind:
         return int(sizes[each[pays - 1]])
 
     def usual_rate(self) -> float:
-        """The tokens that are expected for a unit of cost: of the latest steps with drafts, or of
-        plain decoding if that is more."""
+        """Returns the tokens that are expected for a unit of cost: of the latest steps with drafts,
+        or of plain decoding if that is more."""
         plain = 1 / (self.costs.plain or 1.0)
         return max(self.tokens / self.cost if self.cost else 0.0, plain)
 
@@ -242,8 +242,8 @@ class TreeSizes:
           sizes: see the class.
           fixed: always take the largest, and verify all of its nodes.
           stepwise: steps of one row take time only for the nodes that they verify.
-          first: nodes of all rows to begin with; None for the largest size.
-          directory: keeps knowledge between processes; None for nowhere.
+          first: nodes of all rows to begin with, by default the largest size.
+          directory: where knowledge is kept between processes, if anywhere.
           program: what costs depend on besides rows and sampling, see `path_for`.
         """
         self.sizes = sizes
@@ -273,7 +273,7 @@ class TreeSizes:
             kind.left = 0
 
     def choose(self, rows: int, mode: SamplingMode) -> State:
-        """The present burst: of the next steps."""
+        """Returns the present burst: of the next steps."""
         with self._lock:
             if self._is_fixed(rows):
                 return State(self.sizes[rows][-1], 2**30)
@@ -305,9 +305,9 @@ class TreeSizes:
           size: of the trees.
           steps: of the program.
           lessons: what became of the trees, of all rows together.
-          seconds: of all steps; None if that tells nothing, as where a program was compiled.
+          seconds: of all steps, or None if that tells nothing, as where a program was compiled.
           times: uint32 [steps, 2], when each step was verified, in microseconds, and how many nodes
-            it had; None if that is not known, or tells nothing.
+            it had. None if that is not known, or tells nothing.
         """
         if self._is_fixed(rows):
             return

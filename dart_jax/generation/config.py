@@ -1,4 +1,4 @@
-"""The options of `DartModel.generate` and `DartModel.stream`."""
+"""Options of `DartModel.generate` and `DartModel.stream`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LARGEST = 2**31 - 1
 
 
 class GenerationOptions(TypedDict, total=False):
-    """The fields of `GenerationConfig` as keyword arguments; None leaves a field unchanged."""
+    """Fields of `GenerationConfig` as keyword arguments; None leaves a field unchanged."""
 
     max_new_tokens: int | np.integer | None
     max_length: int | np.integer | None
@@ -58,18 +58,18 @@ class GenerationOptions(TypedDict, total=False):
 class GenerationConfig:
     """Generation options, named as in `transformers` where it has them.
 
-    Greedy by default, as in papers, whatever sampling the target's generation config asks for;
+    Greedy by default, as in papers, even if the target's generation config asks for sampling;
     `DartModel.generation_config` has the target's own.
     """
 
     max_new_tokens: int = 256
     """Maximum number of new tokens; fewer if the target runs out of positions."""
     max_length: Annotated[int | None, tyro.conf.Suppress] = None
-    """Maximum length of prompt and new tokens together, beside `max_new_tokens`; None for the
+    """Maximum length of prompt and new tokens together, besides `max_new_tokens`; by default the
     target's positions."""
     do_sample: Annotated[bool | None, tyro.conf.Suppress] = None
-    """False decodes greedily, whatever the temperature; True samples, by default at temperature 1;
-    None samples if the temperature is above 0."""
+    """False decodes greedily at any temperature; True samples, by default at temperature 1; None
+    samples if the temperature is above 0."""
     temperature: float | None = None
     """Sampling temperature; 0, the default, decodes greedily."""
     top_k: int = 0
@@ -102,7 +102,7 @@ class GenerationConfig:
     row after the repetition penalty. The first `length` tokens are the sequence so far, the rest
     are -1. Programs are compiled for them, so pass the same function objects to every call."""
     tree_nodes: int | None = None
-    """Nodes of the draft tree, beside the root; 0 for plain decoding. By default the number that
+    """Nodes of the draft tree, besides the root; 0 for plain decoding. By default the number that
     pays best, as decoding finds out, down to plain decoding where none does."""
     search: Annotated[SearchConfig | None, tyro.conf.Suppress] = None
     """Parameters of the tree search; by default those that belong to the tree's size."""
@@ -238,7 +238,7 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
 
 
 def _unknown(unknown: Sequence[str], names: Sequence[str]) -> str:
-    """The message for options that do not exist."""
+    """Returns the message for options that do not exist."""
     name = unknown[0]
     if name in transformers_options.NAMES:
         return f"{name} is not supported; the options are {', '.join(names)}"

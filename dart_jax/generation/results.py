@@ -45,8 +45,8 @@ class Step(NamedTuple):
         without tokens.
       tokens: int32 [n], emitted tokens of the first text, including those after a stop string.
       drafted: the first `drafted` of them were drafted.
-      draft: what was verified of the first text, if `steps` was called with `with_drafts`; None if
-        nothing was drafted.
+      draft: what was verified of the first text, if `steps` was called with `with_drafts` and
+        something was drafted.
     """
 
     pieces: list[Piece]
@@ -65,11 +65,11 @@ class Completion:
       drafted: bool [n], which of them the drafter proposed; the others are the target's.
       prompt_tokens: length of the prompt in tokens.
       finish: `stop`, ended by a stop string or id; `length`, by the maximum length; None while
-        generation is still running.
+        generation is running.
       seconds: wall time of the whole batch: `prefill`, `device` (draft and verify), `search`, and
         `compile`, which only the first call of its kind needs.
       pieces: the text in pieces, as `DartModel.stream` yields them.
-      logprobs: float32 [n], log-probability of each new token; None unless requested, as below.
+      logprobs: float32 [n], log-probability of each new token, if requested, as below.
       top_ids: int32 [n, k], the k most likely tokens in each place.
       top_logprobs: float32 [n, k], theirs.
       scores: float32 [n, V], what each token was drawn from, as in `transformers`.
@@ -111,7 +111,7 @@ class Completion:
         return f"Completion({text!r}, {self._summary()})"
 
     def _repr_html_(self) -> str:
-        """The text in a notebook, with drafted tokens marked."""
+        """Returns the text in a notebook, with drafted tokens marked."""
         marked = "".join(
             f'<span style="background: #2da44e33">{html.escape(piece)}</span>'
             if piece.drafted

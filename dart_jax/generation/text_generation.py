@@ -81,7 +81,7 @@ class TextGeneration:
             self._pieces.close()
 
     async def aclose(self) -> None:
-        """The same without blocking the event loop during a step that is running."""
+        """Does the same without blocking the event loop during a step that is running."""
         await asyncio.to_thread(self.close)
 
     @property

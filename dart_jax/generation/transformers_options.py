@@ -24,7 +24,7 @@ _SAME = (
     "output_scores",
 )
 
-# Not supported, unless they have one of these values, which do nothing; None never does anything.
+# Not supported, except for these values and None, which do nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_length": (0,),
     "min_new_tokens": (0,),
@@ -127,8 +127,8 @@ def convert(config: transformers.GenerationConfig | Mapping[str, Any]) -> dict[s
 
 
 def unused_by_default(config: Mapping[str, Any]) -> str | None:
-    """Says which fields of a `generation_config.json` would make transformers write another text
-    even without sampling; None if none would.
+    """Names the fields of a `generation_config.json` that would make transformers write another
+    text even without sampling, or returns None.
 
     Nothing here uses them unless asked to, which is what `convert` is for.
     """

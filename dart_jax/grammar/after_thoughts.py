@@ -14,7 +14,7 @@ class AfterThoughts:
     """One such text, which allows tokens as a `Matcher` does.
 
     Attributes:
-      done: False, since the grammar holds up to the end.
+      done: False, since the grammar applies to the end.
     """
 
     done = False
@@ -43,7 +43,7 @@ class AfterThoughts:
             self._thinking = token != self._marks.end
 
     def allows(self, ids: np.ndarray) -> np.ndarray:
-        """Tells which tokens may follow the text: bool, as `ids`."""
+        """Returns which tokens may follow the text: bool, as `ids`."""
         if self._thinking:
             return ~np.isin(ids, self._eos)
         allowed = self._matcher.allows(ids)
@@ -78,5 +78,5 @@ class AfterThoughts:
         return Masked(fitted, masks)
 
     def _first(self) -> np.ndarray:
-        """The tokens with which the rest may begin."""
+        """Returns the tokens with which the rest may begin."""
         return self._matcher.fit(np.zeros((4, 1), np.int32), 0, 0).masks[0]

@@ -42,7 +42,7 @@ def lark_of(grammar: str) -> str:
     used: dict[str, None] = {}  # rules that lexemes refer to
 
     def write(node: Node, within: bool) -> str:
-        """A part of a rule, or of something within a lexeme."""
+        """Writes a part of a rule, or of something within a lexeme."""
         kind, value = node[:2]
         if kind == "lexeme":
             return f"L{expressions.setdefault(value, len(expressions))}"
@@ -102,7 +102,7 @@ class _Parser:
             raise ValueError(f"there is no rule {name!r:.100}")
 
     def _split(self) -> list[re.Match[str]]:
-        """All pieces, the first one last."""
+        """Returns all pieces, the first one last."""
         pieces, place = list[re.Match[str]](), 0
         while place < len(self._grammar):
             piece = _PIECE.match(self._grammar, place)

@@ -2,7 +2,7 @@
 
 llguidance reads a text in lexemes: regular expressions, each of which takes as many characters as
 it can. A grammar of characters may mean less: after `[a-z]*` may come a `z`. Here its rules are
-split into lexemes for which this makes no difference: whatever may follow one begins with a
+split into lexemes for which this makes no difference: all that may follow one begins with a
 character that cannot continue it, nor another lexeme that begins alike. Single characters always
 do, but are slow.
 """
@@ -58,7 +58,7 @@ def with_lexemes(rules: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _references(node: Node) -> set[str]:
-    """The rules that a part refers to."""
+    """Returns the rules that a part refers to."""
     kind, value = node[:2]
     if kind in ("seq", "alt"):
         return set().union(*map(_references, value))
@@ -79,7 +79,7 @@ def _sizes(rules: Mapping[str, Node]) -> dict[str, float]:
 
 
 def _size(node: Node, sizes: Mapping[str, float]) -> float:
-    """The same of a part."""
+    """Returns the characters of a part's expression; see `_sizes`."""
     kind, value = node[:2]
     if kind in ("seq", "alt"):
         return sum(_size(part, sizes) for part in value)
@@ -89,7 +89,7 @@ def _size(node: Node, sizes: Mapping[str, float]) -> float:
 
 
 def _fold(node: Node, sizes: Mapping[str, float], split: set[Node]) -> Node:
-    """A part with lexemes for regular expressions that are not to be `split`."""
+    """Returns a part with lexemes for regular expressions that are not to be `split`."""
     kind, value = node[:2]
     size = _size(node, sizes)
     if kind == "chars" or (size <= _MOST_CHARACTERS and node not in split):

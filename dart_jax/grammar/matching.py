@@ -75,7 +75,7 @@ class Masked(NamedTuple):
 
 
 def all_but(ids: Iterable[int], vocab_size: int) -> np.ndarray:
-    """The mask of all tokens but some, uint32 [W]; see `Masked`."""
+    """Returns the mask of all tokens but some, uint32 [W]; see `Masked`."""
     mask = np.full(-(-vocab_size // 32), 2**32 - 1, np.uint32)
     for id in ids:
         mask[id // 32] &= ~np.uint32(1 << id % 32)
@@ -166,7 +166,7 @@ class Grammars:
         return Matcher(compiled.deep_copy(), self._tokens, self.vocab_size, self.eos, again)
 
     def _get(self, source: str) -> tuple[llguidance.LLMatcher, float]:
-        """A grammar, compiled if it is not, and the seconds that this took."""
+        """Returns a grammar, compiled if it is not, and the seconds that this took."""
         with self._lock:
             found = self._compiled.get(source)
         # Without the lock, so that nobody waits for the compilation of another grammar.
@@ -221,7 +221,7 @@ _stack_size = threading.Lock()
 
 @functools.lru_cache(maxsize=4)
 def grammars_of(tokenizer: Tokenizer, vocab_size: int, eos: tuple[int, ...]) -> Grammars:
-    """The `Grammars` of a target, the same for all users of a tokenizer."""
+    """Returns the `Grammars` of a target, the same for all users of a tokenizer."""
     return Grammars(tokenizer, vocab_size, eos)
 
 
@@ -229,9 +229,9 @@ class Matcher:
     """One text under a grammar.
 
     Attributes:
-      error: why the text cannot go on; None while it can.
+      error: why the text cannot go on, or None while it can.
       slow: trees that took too long.
-      done: False, since the grammar holds up to the end.
+      done: False, since the grammar applies to the end.
     """
 
     done = False
@@ -244,7 +244,7 @@ class Matcher:
         eos: tuple[int, ...],
         again: Callable[[], llguidance.LLMatcher | None],
     ):
-        """See `Grammars.start`; `again`: begins anew with another lexer, unless that takes long."""
+        """See `Grammars.start`; `again`: restarts with another lexer, unless that takes long."""
         self._again, self._text = again, list[int]()
         self.slow = 0
         self._state, self._tokens, self._eos = state, tokens, frozenset(eos)
@@ -288,7 +288,7 @@ class Matcher:
         self.error = GrammarError(why if no_more else reported)
 
     def allows(self, ids: np.ndarray) -> np.ndarray:
-        """Tells which tokens may follow the text: bool, as `ids`."""
+        """Returns which tokens may follow the text: bool, as `ids`."""
         mask = np.zeros(self._words, np.int32)
         self.fill(mask, self._state)
         return (mask[ids // 32] >> ids % 32 & 1) > 0
@@ -333,7 +333,7 @@ class Matcher:
         return Masked(growing.tree, masks)
 
     def _anything(self, tree: np.ndarray, nodes: int) -> Masked:
-        """The root of a tree, after which anything may follow."""
+        """Returns the root of a tree, after which anything may follow."""
         root = np.zeros((4, nodes + 1), np.int32)
         root[0, 0] = tree[0, 0]
         return Masked(root, np.full((nodes + 1, self._kept), 2**32 - 1, np.uint32))
@@ -350,7 +350,7 @@ class Matcher:
             mask.view(np.uint32)[first // 32] = 1 << first % 32
 
     def certain(self, state: llguidance.LLMatcher) -> list[int]:
-        """Tokens that a tokenizer makes of the characters that must follow, if any must."""
+        """Returns tokens that a tokenizer makes of the characters that must follow, if any must."""
         tokens, forced = state.compute_ff_tokens(), state.compute_ff_bytes()
         tokens = tokens or self._tokens.tokenize_bytes(forced)
         if b"\xff" not in forced and any(map(self._tokens.is_special_token, tokens)):
@@ -358,7 +358,7 @@ class Matcher:
         return tokens
 
     def _only_name(self, mask: np.ndarray) -> bytes:
-        """The name of the special token that a mask allows alone; empty if it allows others."""
+        """Returns the name of the only special token a mask allows; empty if it allows others."""
         [words] = np.nonzero(mask)
         if len(words) != 1:
             return b""

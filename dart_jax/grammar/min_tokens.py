@@ -33,7 +33,7 @@ class MinTokens:
         self._left -= len(tokens)
 
     def allows(self, ids: np.ndarray) -> np.ndarray:
-        """Tells which tokens may follow the text: bool, as `ids`."""
+        """Returns which tokens may follow the text: bool, as `ids`."""
         return ~np.isin(ids, self._stop_ids)
 
     def fit(self, tree: np.ndarray, nodes: int, max_depth: int) -> Masked:

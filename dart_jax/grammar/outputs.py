@@ -138,7 +138,7 @@ def one_line(error: object) -> str:
 
 
 def json_grammar(schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> str:
-    """A JSON schema for `%json` in a grammar in llguidance's Lark.
+    """Returns a JSON schema for `%json` in a grammar in llguidance's Lark.
 
     Args:
       schema: a JSON schema, also as JSON.
@@ -159,7 +159,7 @@ def json_grammar(schema: Mapping[str, Any] | bool | str, *, compact: bool = Fals
 
 
 def literal(text: str) -> str:
-    """A text that is not empty, in llguidance's Lark."""
+    """Returns a text that is not empty, in llguidance's Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 

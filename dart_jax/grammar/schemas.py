@@ -1,8 +1,8 @@
 """JSON schemas as llguidance takes them: without what says nothing, and with what it lacks in other
 words where that is exact. It refuses the rest by name.
 
-Schemas are read as those of the draft 2020-12, with the keywords of earlier drafts and of OpenAPI
-that have no other meaning there. Nothing here calls itself, so that no schema is nested too deep.
+Schemas are read as draft 2020-12, with the keywords of earlier drafts and of OpenAPI that have no
+other meaning there. Nothing here calls itself, so that no schema is nested too deep.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OF_MORE = {
 _ELSEWHERE = {"allOf", "anyOf", "oneOf", "$ref"}
 _OF_OBJECTS = {"properties", "required", *_OF_MORE, *_ELSEWHERE}
 
-# Keywords that allow the same texts whatever they say, and values of others that do.
+# Keywords that allow the same texts with any value, and values of other keywords that do.
 _NOTES = {
     "$comment", "$dynamicAnchor", "$recursiveAnchor", "$schema", "$vocabulary", "default",
     "description", "examples", "title",
@@ -118,7 +118,7 @@ def prepared(schema: Mapping[str, Any] | bool | str) -> Schema:
 
 
 def target(root: Any, reference: Any) -> Any:
-    """Returns what a reference to a place in a schema means; None if nothing is there."""
+    """Returns what a reference to a place in a schema means, or None if nothing is there."""
     if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
         return None
     for step in urllib.parse.unquote(reference).split("/")[1:]:
@@ -171,7 +171,7 @@ def _clean(schema: Schema) -> None:
         elif name in ("maxLength", "maxItems", "maxProperties"):
             says = value is not None and not (type(value) is int and value >= _NO_LIMIT)
         elif name in _SIGNS and isinstance(value, int | float) and value * _SIGNS[name] > _EXACT:
-            # Types of 64 bits have such bounds; those of floats forbid nothing.
+            # Types of 64 bits have such bounds; bounds of floats forbid nothing.
             schema[name] = _EXACT * _SIGNS[name]
             says = abs(value) < _ENDLESS
         elif name in ("const", "enum"):

@@ -2,7 +2,7 @@
 
 A client's grammar may need more time or memory than there is, or break the compiler. So a process
 that does nothing else, started with the first grammar, makes a copy of itself for each one, and the
-copy compiles it: it ends after so many seconds of a core, and as soon as nobody waits for it.
+copy compiles it: it ends after a limited time of a core, and as soon as nobody waits for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Trials:
 
         Args:
           outputs: what the grammar is of.
-          size: bytes of what the client wrote; None for those of `outputs`.
+          size: bytes of what the client wrote, by default the size of `outputs`.
 
         Raises:
           UserError: the grammar is wrong, or beyond a limit.
@@ -107,7 +107,7 @@ class Trials:
         raise UserError(f"{kind} is too large or too deep for the compiler; make it simpler")
 
     async def _answer(self, job: str) -> dict[str, str]:
-        """The answer of a trial; empty if it ended without one."""
+        """Returns the answer of a trial; empty if it ended without one."""
         if self._process is not None and self._process.ended:
             self.close()
         if self._process is None:

@@ -44,7 +44,7 @@ class Architecture:
       biases: fields of TargetConfig that switch biases on, with the fields of `config.json` that
         set them, or constants.
       defaults: values of the fields that `config.json` may leave out, where they matter here and
-        are not those of TargetConfig.
+        differ from TargetConfig's.
       embedding_scaled: whether the embeddings are multiplied by sqrt(D), rounded to their dtype.
       fused: whether files hold queries, keys and values in one tensor, and the MLP's gate and up
         projections in another.
@@ -59,7 +59,7 @@ class Architecture:
         together, or not at all.
       rms_norm_eps: what norms add to the mean square if the config does not say.
       rope_theta: the RoPE base if the config has none.
-      sliding_theta: the RoPE base of layers with a sliding window, if the config has none; None if
+      sliding_theta: the RoPE base of layers with a sliding window, if the config has none. None if
         all layers have the same RoPE.
       window_pattern: the field that changes n in `windows`.
       windows: which layers have a sliding window: none; all; those in `layer_types`, otherwise all
@@ -237,7 +237,7 @@ def text_part(json: Mapping[str, Any]) -> dict[str, Any]:
         text["tie_word_embeddings"] = json["tie_word_embeddings"]
     kind = text["model_type"]
     if kind == "qwen3_vl_moe_text":
-        text["norm_topk_prob"] = True  # whatever the config says
+        text["norm_topk_prob"] = True  # regardless of the config
     text["model_type"], defaults = _TEXT_PARTS.get(kind, (kind, {}))
     text |= {name: value for name, value in defaults.items() if text.get(name) is None}
     text.pop("architectures", None)

@@ -51,22 +51,22 @@ class BlockConfig(DraftLayerConfig):
       mask_token_id: the token of the other rows.
       feature_layers: target layers whose input makes the context, ascending; the input of layer
         i + 1 is the output of layer i, by which files name it.
-      num_target_layers: of the target; None if the file does not tell.
+      num_target_layers: of the target, if the file tells.
       shifted: whether each row predicts the token after its own, so that the anchor does, too, as
         DSpark's; otherwise its own, as DFlash's.
       causal_layers: layers in which no row sees the rows after it.
       sliding_layers: layers with the window.
-      conv_group_size: channels that share what a row adds to their factors in convolutions; None
-        without convolutions.
+      conv_group_size: channels that share what a row adds to their factors in convolutions, if
+        there are any.
       pair_rank: rank of the pair scores; 0 for none.
       pair_gate: their gate.
-      selector_top_k: how many candidates of each position pair scores choose from; None for all
+      selector_top_k: how many candidates of each position pair scores choose from, by default all
         tokens.
       confidence: what tells how probable it is that a token is accepted: the row, or the row and
-        the pair score's factors of the token before; None if nothing does.
+        the pair score's factors of the token before. None if nothing does.
       input_embedding_scale: factor on the block's embeddings.
       output_multiplier: factor on the logits.
-      final_logit_softcapping: their bound then (`softcap`); None for none.
+      final_logit_softcapping: their bound then (`softcap`), if any.
       own_head: whether the drafter has a head of its own, which its weights tell.
       layout: of its `config.json`.
     """
@@ -147,7 +147,7 @@ class BlockConfig(DraftLayerConfig):
 
     @property
     def decoder(self) -> TargetConfig:
-        """The layers, as those of a target."""
+        """The layers, as a target's."""
         names = (*SHARED, "num_hidden_layers", "rope", "sliding_window", "sliding_layers")
         return TargetConfig(**{name: getattr(self, name) for name in names})
 
@@ -188,7 +188,7 @@ class BlockConfig(DraftLayerConfig):
         return json
 
     def _written(self) -> dict[str, Any]:
-        """The config in its layout, whether that has a place for all fields or not."""
+        """Returns the config in its layout, whether that has a place for all fields or not."""
         layers, heads = self._layers_json(), self._heads_json()
         if self.layout == "speculators":
             kind = "dspark" if "markov_rank" in heads else "dflash"
@@ -235,7 +235,7 @@ class BlockConfig(DraftLayerConfig):
         return {"architectures": [name], **json, "dflash_config": nested}
 
     def _layers_json(self) -> dict[str, Any]:
-        """The fields of the layers, as Qwen3's config has them."""
+        """Returns the fields of the layers, as Qwen3's config has them."""
         names = (*SHARED, "num_hidden_layers", "sliding_window")
         kinds = [
             SLIDING if i in self.sliding_layers else FULL for i in range(self.num_hidden_layers)
@@ -253,7 +253,7 @@ class BlockConfig(DraftLayerConfig):
         }
 
     def _heads_json(self) -> dict[str, Any]:
-        """The fields of pair scores, convolutions and the head of confidence."""
+        """Returns the fields of pair scores, convolutions and the head of confidence."""
         json: dict[str, Any] = {}
         if self.conv_group_size is not None:
             json |= {"conv_kernel_size": 2, "conv_group_size": self.conv_group_size}

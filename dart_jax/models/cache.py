@@ -37,12 +37,12 @@ AnyCache = TypeVar("AnyCache", bound=Cache)
 
 
 def parts(cache: Cache) -> tuple[KVCache, jax.Array | None]:
-    """A cache's layers and its table of pages, None if it is in one piece."""
+    """Returns a cache's layers and its table of pages, None if it is in one piece."""
     return cache if isinstance(cache, PagedCache) else (cache, None)
 
 
 def with_layers(cache: AnyCache, layers: KVCache) -> AnyCache:
-    """The cache with other layers."""
+    """Returns the cache with other layers."""
     new = cache._replace(layers=layers) if isinstance(cache, PagedCache) else layers
     return cast(AnyCache, new)
 
@@ -63,8 +63,8 @@ def init_cache(
 
 
 def first_rows(cache: AnyCache, count: int) -> AnyCache | None:
-    """Returns a cache's first rows, to attend to; None for no rows. Of a cache in pages these are
-    the pages that have them."""
+    """Returns a cache's first rows, to attend to, or None for no rows. Of a cache in pages these
+    are the pages that have them."""
     if count == 0:
         return None
     if isinstance(cache, PagedCache):

@@ -53,7 +53,7 @@ class MoEConfig:
       norm_topk_prob: whether the chosen experts' weights are scaled to sum to 1.
       dense_layers: layers with a plain MLP.
       shared_intermediate_size: width of the expert that every token passes through, weighted by a
-        gate of its own; None if there is none.
+        gate of its own, if there is one.
     """
 
     num_experts: int
@@ -78,20 +78,20 @@ class TargetConfig(DraftingConfig):
 
     Attributes:
       model_type: names the architecture: what is not a field here (`architecture`).
-      sliding_window: positions that a row of a windowed layer sees, its own included; None if no
+      sliding_window: positions that a row of a windowed layer sees, its own included. None if no
         layer has a window.
-      sliding_layers: the windowed layers; None for all.
-      sliding_rope: RoPE of the windowed layers; None if it is the same in all layers.
+      sliding_layers: the windowed layers, by default all.
+      sliding_rope: RoPE of the windowed layers, or None if it is the same in all layers.
       no_rope_layers: layers without RoPE.
       moe: None for a dense model.
       hidden_act: activation of the gated MLP.
       attention_bias: whether queries, keys and values have biases.
       attention_out_bias: whether the attention's output has one.
       mlp_bias: whether the MLP's three projections have biases.
-      attn_logit_softcapping: bound of the attention's scores (`softcap`); None for none.
-      final_logit_softcapping: bound of the logits; None for none.
-      query_pre_attn_scalar: the scores' divisor is its square root; None for the head's size.
-      attention_multiplier: the scores' factor itself; None for the above.
+      attn_logit_softcapping: bound of the attention's scores (`softcap`), if any.
+      final_logit_softcapping: bound of the logits, if any.
+      query_pre_attn_scalar: the scores' divisor is its square root; by default the head's size.
+      attention_multiplier: the scores' factor itself, instead of the above.
       embedding_multiplier: factor on the embeddings.
       residual_multiplier: factor on what attention and MLP add to the residual stream.
       logits_scaling: divisor of the logits.
@@ -153,7 +153,7 @@ class TargetConfig(DraftingConfig):
 
     @property
     def attention_scale(self) -> float | None:
-        """Factor on the attention's scores; None for h ** -0.5."""
+        """Factor on the attention's scores, or None for h ** -0.5."""
         if self.attention_multiplier is not None:
             return self.attention_multiplier
         scalar = self.query_pre_attn_scalar
@@ -174,19 +174,19 @@ class TargetConfig(DraftingConfig):
         return self.moe is not None and layer not in self.moe.dense_layers
 
     def window(self, layer: int) -> int | None:
-        """Positions that a row of this layer sees, its own included; None for all."""
+        """Positions that a row of this layer sees, its own included, or None for all."""
         windowed = self.sliding_layers is None or layer in self.sliding_layers
         return self.sliding_window if windowed else None
 
     def layer_rope(self, layer: int) -> Rope | None:
-        """RoPE of a layer; None if it has none."""
+        """Returns a layer's RoPE, or None if it has none."""
         if layer in self.no_rope_layers:
             return None
         return self.rope if self.window(layer) is None else self.sliding_rope or self.rope
 
     @property
     def traits(self) -> Traits:
-        """Those of a small model that drafts token by token."""
+        """Traits of a small model that drafts token by token."""
         return Traits(kind="draft model", sequential=True, couples=True, chain=True, nodes=4)
 
     @property
@@ -293,7 +293,7 @@ def _windows(
 def _default_layer_types(
     json: Mapping[str, Any], architecture: Architecture, layers: int, *, windowed: bool
 ) -> list[str]:
-    """The kind of each layer's attention by the rule `Architecture.windows`."""
+    """Returns the kind of each layer's attention by the rule `Architecture.windows`."""
     rule, pattern = architecture.windows, architecture.window_pattern
     if isinstance(rule, int):
         if pattern is not None and not json.get("layer_types"):
@@ -373,7 +373,7 @@ def _moe(json: Mapping[str, Any]) -> MoEConfig:
 
 
 def _moe_json(model_type: str, moe: MoEConfig) -> dict[str, Any]:
-    """The fields of the experts in a Qwen-MoE or Mixtral config."""
+    """Returns the fields of the experts in a Qwen-MoE or Mixtral config."""
     json: dict[str, Any] = {"num_experts_per_tok": moe.num_experts_per_tok}
     if model_type == "mixtral":
         sizes = {"intermediate_size": moe.intermediate_size}

@@ -34,7 +34,7 @@ def available() -> bool:
 
 
 def or_nothing(array: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """An optional argument: the array, or one without elements."""
+    """Returns the array of an optional argument, or one without elements."""
     return jnp.zeros((0,), dtype) if array is None else array.astype(dtype)
 
 
@@ -51,7 +51,7 @@ def only_rows(used: jax.Array | None) -> Iterator[None]:
 
 
 def used_rows() -> jax.Array:
-    """The number of rows that `only_rows` sets, int32 [1]; without elements for all rows."""
+    """Returns the number of rows that `only_rows` sets, int32 [1]; no elements for all rows."""
     used = _used.get()
     return or_nothing(None, jnp.int32) if used is None else used.reshape(1)
 
@@ -72,7 +72,7 @@ _registered: bool | None = None  # None: not tried
 
 
 def _register() -> bool:
-    """Tells XLA of the C++ functions; returns False if there are none that it can call."""
+    """Registers the C++ functions with XLA; returns False if there are none that it can call."""
     try:
         jax.local_devices(backend="cpu")
     except RuntimeError:
@@ -88,15 +88,15 @@ def _register() -> bool:
     if not callable_:
         _logger.warning(
             "this jaxlib cannot call dart_jax's C++ core, so models on CPUs are computed by JAX "
-            "alone, two to four times as slowly; reinstall dart-jax beside this jaxlib "
+            "alone, two to four times as slowly; reinstall dart-jax with this jaxlib "
             "(pip install --force-reinstall --no-deps --no-cache-dir dart-jax)"
         )
     return callable_
 
 
 def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k largest entries of every row, largest first; of equal ones the first, and before all
-    others NaN.
+    """Returns the k largest entries of every row, largest first; of equal ones the first, and
+    before all others NaN.
 
     Args:
       x: float32 [..., V].
@@ -112,8 +112,8 @@ def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def copy_page(pools: AnyArrays, source: jax.Array, target: jax.Array) -> AnyArrays:
-    """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place, whatever
-    the order of a page's numbers is."""
+    """Copies page `source` of pools [P, ...] to page `target`, int32 scalars, in place, for any
+    order of a page's numbers."""
     return in_place("dart_copy_page", pools, source.reshape(1), target.reshape(1))
 
 
@@ -140,5 +140,5 @@ def unwritten(arrays: AnyArrays) -> AnyArrays:
 
 
 def clock(computed: jax.Array) -> jax.Array:
-    """The time when something was computed: microseconds, a uint32 scalar."""
+    """Returns the time when something was computed: microseconds, a uint32 scalar."""
     return jax.ffi.ffi_call("dart_clock", jax.ShapeDtypeStruct((), jnp.uint32))(computed)

@@ -22,7 +22,7 @@ from dart_jax.models.traits import DraftingConfig
 
 # Layout of files as the authors of DART and EAGLE-3 write them.
 REFERENCE = "reference"
-# Fields that drafters' configs have in common with those of targets, but for RoPE.
+# Fields that drafters' configs have in common with targets', except RoPE.
 SHARED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
@@ -46,7 +46,7 @@ class DraftLayerConfig(DraftingConfig):
 
     Attributes:
       sliding_window: positions that a row sees, its own included, in the layers that have such a
-        window, for DART and EAGLE-3 all; None for all positions.
+        window, for DART and EAGLE-3 all. None for all positions.
       own_embedding: whether the drafter has an embedding of its own, which its weights tell.
       own_head: whether it has a head of its own.
       pair_rank: rank of the pair scores; 0 for none.
@@ -82,7 +82,7 @@ class DraftLayerConfig(DraftingConfig):
     def for_target(
         cls, target: TargetConfig, draft_vocab_size: int | None = None, **fields: Any
     ) -> Self:
-        """The config of a drafter whose layers have the shapes of the target's.
+        """Returns the config of a drafter whose layers have the shapes of the target's.
 
         Args:
           target: the target's config.
@@ -135,7 +135,7 @@ class DraftLayerConfig(DraftingConfig):
         }
 
     def completed(self, names: Collection[str], path: Path) -> Self:
-        """The config, completed by the names of the tensors in the file `path`.
+        """Returns the config, completed by the names of the tensors in the file `path`.
 
         Raises:
           UserError: the file has more than one layer of a DART or EAGLE-3 drafter.

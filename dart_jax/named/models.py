@@ -1,4 +1,4 @@
-"""The models that have a name: where their parts are, and which one programs take by default."""
+"""Models that have a name: where their parts are, and which one programs take by default."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MODELS: dict[str, NamedModel] = {
 
 
 def find(name: str | os.PathLike[str]) -> NamedModel | None:
-    """Returns the model of a name; None if there is none, or a file or directory that is called so,
+    """Returns the model of a name, or None if there is none, or a file or directory with that name,
     which comes first."""
     return None if Path(name).exists() else MODELS.get(os.fspath(name))
 

@@ -84,7 +84,7 @@ class NgramBuilder:
           fingerprint: 32 bytes, `tokenizer_fingerprint` of the tokenizer; zeros if unknown.
           min_counts: [order], ascending: n-grams of n tokens counted less than `min_counts[n - 1]`
             are dropped.
-          precision: significant bits per count, 2..16; None keeps counts exact.
+          precision: significant bits per count, 2..16, or None to keep counts exact.
 
         Raises:
           UserError: as `check_lossy`; an n-gram's shorter suffixes are missing; or the disk is

@@ -27,7 +27,7 @@ class ConvertConfig:
     """Trie, or n-gram file."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """N-gram file to write. While a trie is converted, temporary files of up to one and a half
-    times its size are beside it."""
+    times its size are next to it."""
     tokenizer: Path | None = None
     """Directory with the tokenizer.json that a trie was counted with, or one to which all ids in
     the trie mean the same; the n-gram file records its fingerprint."""

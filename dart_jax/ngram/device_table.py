@@ -49,7 +49,7 @@ class DeviceTable(NamedTuple):
 
 
 def table_bytes(ngrams: int) -> int:
-    """About how many bytes a table of so many n-grams of two or more tokens takes."""
+    """Returns about how many bytes a table of `ngrams` n-grams of two or more tokens takes."""
     return _ENTRY_BYTES * (ngrams + ngrams // 9) + _SEED_BYTES * (ngrams // _KEYS_A_BUCKET)
 
 

@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 
 class Continuations(NamedTuple):
-    """The tokens that followed one context."""
+    """Tokens that followed one context."""
 
     context: tuple[int, ...]
     count: int  # of the context
@@ -76,7 +76,7 @@ class NgramModel:
         Args:
           documents: token sequences.
           order: length of the longest n-grams, 1..5.
-          vocab_size: tokens are below it; None uses the smallest that fits.
+          vocab_size: tokens are below it; by default the smallest that fits.
           fingerprint: `tokenizer_fingerprint` of the tokenizer; zeros if unknown.
 
         Raises:

@@ -52,8 +52,8 @@ def convert_reference(
 
     Args:
       source: the trie.
-      out: the file to write, atomically, in a directory that exists; beside it are temporary files
-        of up to one and a half times the size of the trie.
+      out: the file to write, atomically, in a directory that exists; needs temporary files there of
+        up to one and a half times the size of the trie.
       vocab_size: number of tokens of the tokenizer that the trie was counted with.
       fingerprint: 32 bytes, `tokenizer_fingerprint` of that tokenizer; zeros if unknown.
       min_counts: see `NgramBuilder.write`.
@@ -120,7 +120,7 @@ class _Trie:
       inner_nodes: id, parent, token and count of the other nodes, except for the root.
       paths: id, depth, words w0, w1, .. and rest of each inner node and the root. The words encode
         its tokens as in `WindowLayout`; the rest is how often the corpus ended after it: its count
-        minus those of its children.
+        minus its children's.
       windows: words and count, sorted.
     """
 

@@ -113,5 +113,5 @@ class WindowLayout:
         return [np.uint64(mask) for mask in masks]
 
     def _shift(self, i: int) -> np.uint64:
-        """The bit position of token i in its word."""
+        """Returns the bit position of token i in its word."""
         return np.uint64((self.per_word - 1 - i % self.per_word) * self.token_bits)

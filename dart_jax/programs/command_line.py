@@ -112,7 +112,7 @@ def parse(kind: Any, args: Sequence[str] | None, description: str | None, **opti
 
     Args:
       kind: the dataclass of the options, or a union of subcommands.
-      args: the words; None takes those that the process was started with.
+      args: the words, by default the process's arguments.
       description: shown by `--help`.
       options: further arguments of `tyro.cli`.
 
@@ -133,7 +133,7 @@ def check_least(options: Any, **least: float) -> None:
 
     Args:
       options: the dataclass.
-      least: option -> least number, also of each of several; None is not checked.
+      least: option -> least number, also of each of several. None is not checked.
 
     Raises:
       UserError: one is not.

@@ -88,13 +88,13 @@ class ModelChoice:
 
     @property
     def named(self) -> NamedModel | None:
-        """The model that has a name; None with another target."""
+        """The model that has a name, or None with another target."""
         if self.target is not None:
             return None
         return models.default() if self.model == "auto" else models.MODELS[self.model]
 
     def decided(self) -> Self:
-        """Returns the same choice for another process, which must not decide anew."""
+        """Returns the same choice for another process, which must not decide again."""
         return self if self.named is None else dataclasses.replace(self, model=self.named.name)
 
     def part(self, given: str | None, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The commands that inspect and convert n-gram files, of `dart-jax ngram`."""
+"""Commands that inspect and convert n-gram files, of `dart-jax ngram`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def query(config: QueryConfig, console: Console) -> None:
     if not seen:
         console.print(f"{text(*context[-1:])} was never seen", markup=False)
         return
-    tokens = seen[0].token  # whatever followed a longer context followed the shortest as well
+    tokens = seen[0].token  # all that followed a longer context followed the shortest as well
     shares = model.probabilities(context, tokens)
     title = "after " + ", ".join(f"{text(*each.context)} ({each.count:,}x)" for each in seen)
     table = Table("token", "id", "probability", box=box.SIMPLE)

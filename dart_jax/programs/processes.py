@@ -11,7 +11,7 @@ from dart_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
-    """The processes of a run."""
+    """Processes of a run."""
 
     distributed: bool = False
     """Find the other processes through the cluster's environment: Slurm, Open MPI, Kubernetes, TPU

@@ -114,7 +114,7 @@ def _line(path: Path, begin: str) -> str:
 
 def revision() -> str | None:
     """Returns the git commit of the checkout that the program runs from, with `-dirty` if files are
-    modified; None outside a checkout."""
+    modified, or None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
     try:
         process = subprocess.run([*command, "--dirty"], capture_output=True, text=True, timeout=10)

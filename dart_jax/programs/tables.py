@@ -51,7 +51,7 @@ def contents(grid: Table) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
-    """The median and half of the range, such as `1.25x ±0.03`.
+    """Returns the median and half of the range, such as `1.25x ±0.03`.
 
     Args:
       values: at least one.

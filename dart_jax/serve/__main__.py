@@ -80,7 +80,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
 
 
 def _one(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
-    """An engine in this process."""
+    """Returns an engine in this process."""
     from dart_jax.engine.thread import EngineThread
 
     model = config.load()

@@ -71,7 +71,7 @@ class Answer(Response):
         raise NotImplementedError
 
     def _prompt_scores(self, index: int) -> dict[str, Any]:
-        """Writes those of the `index`th text's prompt, if they were asked for."""
+        """Writes the scores of the `index`th text's prompt, if they were asked for."""
         most, scores = self._fields.prompt_logprobs, self._texts.texts[index].prompt_scores
         if most is None:
             return {}

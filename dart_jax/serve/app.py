@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, and those of vLLM that tools rely on."""
+"""Routes of OpenAI's API, and the ones of vLLM that tools rely on."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def make_app(service: Service) -> Starlette:
 
 
 class Routes:
-    """The routes of a service."""
+    """Routes of a service."""
 
     def __init__(self, service: Service):
         """`service` generates the texts."""
@@ -195,8 +195,8 @@ class Routes:
         return json_response(models[0] if name else {"object": "list", "data": models})
 
     async def home(self, request: Request) -> Response:
-        """Says what this is, without the model's name to those who need a key, and lists the fields
-        of requests."""
+        """Serves a page about this server, which lists the fields of requests; it has no model name
+        if a key is needed."""
         needs_key = self._service.config.key is not None
         model = "A model" if needs_key else self._service.names[0]
         chats = bool(self._tokenizer.chat_template) or needs_key
@@ -213,7 +213,7 @@ class Routes:
         if not statistics.replicas:
             raise unavailable("no replica is running; try again later")
         if statistics.failed:
-            raise unavailable("the engine failed; the server must be started anew")
+            raise unavailable("the engine failed; restart the server")
         return Response()
 
     async def version(self, _: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The options of the server."""
+"""Options of the server."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ServeConfig(ModelChoice):
     api_key: str | None = None
     """Key that clients must send; by default the environment's DART_API_KEY, if it is set."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins whose web pages may ask, such as http://localhost:3000, or * for all; by default
-    those of this machine, and all where a key is needed."""
+    """Origins whose web pages may ask, such as http://localhost:3000, or * for all; by default this
+    machine's, and all where a key is needed."""
     served_model_name: tuple[str, ...] = ()
     """Names by which clients may call the model; the first one is in the answers. By default what
     --model or --target says."""

@@ -18,10 +18,10 @@ class Score(NamedTuple):
 
     Attributes:
       token: its id.
-      logprob: its log-probability; None for the first token of a prompt.
+      logprob: its log-probability, or None for the first token of a prompt.
       top: the most likely ids in its place, with theirs.
       offset: characters of text before it.
-      rank: its place among all tokens, from the most likely one, 1; None unless it is a prompt's.
+      rank: its place among all tokens, from the most likely one, 1; only for a prompt's.
     """
 
     token: int
@@ -32,7 +32,7 @@ class Score(NamedTuple):
 
 
 class TokenTexts:
-    """The bytes and the text of single tokens, which may be parts of characters."""
+    """Bytes and texts of single tokens, which may be parts of characters."""
 
     def __init__(self, tokenizer: Tokenizer):
         """Reads from the tokenizer how it writes bytes."""

@@ -46,7 +46,7 @@ _COUNTS = {
     ),
 }
 
-# Key -> name, upper ends of buckets, or None for those of lengths, and help.
+# Key -> name, upper ends of buckets, or None for the buckets of lengths, and help.
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None, str]] = {
     "first_token": (
         "time_to_first_token_seconds", _FIRST_TOKEN, "From a request to its first token."

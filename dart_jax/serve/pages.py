@@ -16,7 +16,7 @@ from dart_jax.serve.body.fields import (
     TokenizeFields,
 )
 
-# Path -> what it does, and the fields of a request; None where it has none.
+# Path -> what it does, and the fields of a request, if it has any.
 ENDPOINTS: Mapping[str, tuple[str, type[RequestFields] | None]] = {
     "/v1/chat/completions": ("answers a chat", ChatFields),
     "/v1/completions": ("continues texts or tokens", CompletionFields),

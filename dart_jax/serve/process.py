@@ -131,7 +131,7 @@ class Server(uvicorn.Server):
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Takes a signal; unlike uvicorn, does not raise it anew at the end."""
+        """Takes a signal; unlike uvicorn, does not raise it again at the end."""
         self.force_exit, self.should_exit = self.should_exit, True
 
     async def _report(self) -> None:

@@ -125,7 +125,7 @@ class ResponseAnswer(ChatAnswer):
 
 
 class _Output:
-    """The items of a response, the last of which may be open, and events that tell of them.
+    """Items of a response, the last of which may be open, and events that tell of them.
 
     Attributes:
       items: messages, thoughts and calls.

@@ -152,7 +152,7 @@ class Service:
         check_ids("logit_bias", fields.logit_bias, vocab_size, tokenizer)
         if fields.min_tokens and grammar is not None:
             raise bad("min_tokens cannot be kept with a structure; leave it out", "min_tokens")
-        # A text ends where its grammar does, whatever the client says.
+        # A text ends where its grammar does, regardless of the client.
         eos = () if fields.ignore_eos and grammar is None else self.model.eos
         # As `DartModel.generate`: the same seed gives each text its own draws, by its number.
         seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32

@@ -1,4 +1,4 @@
-"""The texts of one answer while the engine generates them."""
+"""Texts of one answer while the engine generates them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class News(NamedTuple):
     Attributes:
       text: its characters, which nothing that follows can change.
       scores: of its tokens, if they were asked for.
-      finish: why the text ended; None if more follows.
+      finish: why the text ended, or None if more follows.
       first: whether nothing was sent before.
     """
 
@@ -45,7 +45,7 @@ class Text:
       request: asks the engine for it.
       prompt_scores: of the prompt's tokens; empty until they come, if they were asked for.
       cached_tokens: of the prompt, which were not read.
-      first: when its first tokens came, in seconds of `time.monotonic`; None before.
+      first: when its first tokens came, in seconds of `time.monotonic`, or None before.
       last: when its last ones came.
     """
 
@@ -57,7 +57,7 @@ class Text:
         options: Mapping[str, Any] = {},
         echo: Echo | None = None,
     ):
-        """Starts an empty text after an echo of its prompt; `stop` and `options` are those of
+        """Starts an empty text after an echo of its prompt; for `stop` and `options` see
         `TextStream`."""
         self.request = request
         self.prompt_scores: list[Score] = []
@@ -86,7 +86,7 @@ class Text:
 
     @property
     def finish(self) -> Finish | None:
-        """The reason of its end; None while it goes on."""
+        """Why it ended, or None while it goes on."""
         return self._text.finish
 
     def push(self, output: Output) -> None:
@@ -118,7 +118,7 @@ class Text:
             self._scores = [each._replace(top=each.top[:most]) for each in self.prompt_scores]
 
     def take(self) -> News | None:
-        """Returns what is new since the last call; None if nothing is."""
+        """Returns what is new since the last call, or None if nothing is."""
         new = "".join(self._text.pieces[self._pieces :])
         if self._last or not (new or self._scores or self.finish):
             return None
@@ -131,14 +131,14 @@ class Text:
 
 
 def _pairs(logprobs: Logprobs) -> Iterator[tuple[float, list[tuple[int, float]]]]:
-    """Each token's own log-probability, and the most likely ids with theirs."""
+    """Yields each token's own log-probability, and the most likely ids with theirs."""
     columns = logprobs.own.tolist(), logprobs.top_ids.tolist(), logprobs.top.tolist()
     for own, ids, values in zip(*columns, strict=True):
         yield own, list(zip(ids, values, strict=True))
 
 
 class Texts:
-    """The texts of one answer, with attributes as `__init__` has them.
+    """Texts of one answer, with attributes as `__init__` has them.
 
     The engine's outputs are kept here while a slow client reads: not more than the texts
     themselves, and they are sent together once the client has caught up.

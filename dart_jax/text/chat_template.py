@@ -56,7 +56,7 @@ class ChatTemplate:
     def messages(
         self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[Message]:
-        """The messages of a chat, each with a `role`, as the template takes them.
+        """Returns the messages of a chat, each with a `role`, as the template takes them.
 
         Fields that say nothing are left out. Instructions that it would not show with these options
         are part of the user's next turn. Where it reads contents only as lists of parts, as
@@ -65,7 +65,7 @@ class ChatTemplate:
         return self._with_parts(self._with_known_roles(list(map(_saying, messages)), options))
 
     def without_thoughts(self, message: Mapping[str, Any]) -> Message:
-        """A message of the history, as models that think take it.
+        """Returns a message of the history, as models that think take it.
 
         What the assistant thought, at the beginning of its content or in a field of its own, is
         left out, unless the template reads such a field, and decides which turns show it.
@@ -89,7 +89,7 @@ class ChatTemplate:
 
     @cached_property
     def calls(self) -> CallStyle | None:
-        """How it reads calls; None if it does not show them."""
+        """How it reads calls, or None if it does not show them."""
         styles = [CallStyle(objects, empty) for objects in (True, False) for empty in (None, "")]
         shown: dict[CallStyle, int] = {}
         for style in styles:
@@ -125,7 +125,7 @@ class ChatTemplate:
 
     @cached_property
     def _thoughts(self) -> str | None:
-        """The field from which it takes what the assistant thought; None if there is none."""
+        """The field from which it takes what the assistant thought, or None."""
         return next(
             (n for n in _THOUGHTS if re.search(rf"\.{n}\b|['\"]{n}['\"]", self._source)), None
         )
@@ -147,7 +147,7 @@ class ChatTemplate:
         return _moved(system)
 
     def _instructed(self, messages: list[Message], options: Mapping[str, Any]) -> bool:
-        """Whether it shows all instructions of a chat."""
+        """Returns whether it shows all instructions of a chat."""
         probes = {n: f"q{n}probe" for n, each in enumerate(messages) if _instructs(each)}
         chat = list(messages)
         for n, probe in probes.items():
@@ -157,13 +157,13 @@ class ChatTemplate:
         return all(probe in text for probe in probes.values())
 
     def _with_parts(self, messages: list[Message]) -> list[Message]:
-        """The messages, with texts as lists of parts where it reads only these."""
+        """Returns the messages, with texts as lists of parts where it reads only these."""
         if not self._only_parts:
             return messages
         return [each | {"content": _parts(each.get("content", ""))} for each in messages]
 
     def _shows_calls(self, *names: str, **fields: str) -> bool:
-        """Whether it shows a message with calls of these names and with further fields."""
+        """Returns whether it shows a message with calls of these names and with further fields."""
         style, results = self.calls, [_RESULT] * len(names)
         return style is not None and self._shows(
             [_USER, _calling(style, *names) | fields, *results], *names, *fields.values()
@@ -173,7 +173,7 @@ class ChatTemplate:
         return all(probe in self._text(messages) for probe in probes)
 
     def _text(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
-        """The text of some messages; empty if the template refuses them."""
+        """Returns the text of some messages; empty if the template refuses them."""
         return self._try(self._with_parts(messages), options)
 
     def _try(self, messages: list[Message], options: Mapping[str, Any] | None = None) -> str:
@@ -188,7 +188,7 @@ def _instructs(message: Message) -> bool:
 
 
 def _thinks(content: str) -> bool:
-    """Whether an answer begins with thoughts that end: else it may speak of the mark."""
+    """Returns whether an answer begins with thoughts that end: else it may speak of the mark."""
     return content.lstrip().startswith(THINK) and END_OF_THINK in content
 
 
@@ -215,7 +215,7 @@ def _saying(message: Mapping[str, Any]) -> Message:
 
 
 def _first_together(messages: list[Message]) -> list[Message]:
-    """The messages with instructions only at the beginning, as one, and in the user's turns."""
+    """Moves instructions to the beginning, as one message, and into the user's turns."""
     first = list(takewhile(_instructs, messages))
     content = reduce(_joined, (message.get("content") for message in first), None)
     begin = [message | {"content": content} for message in first[:1]]
@@ -223,8 +223,8 @@ def _first_together(messages: list[Message]) -> list[Message]:
 
 
 def _moved(messages: list[Message]) -> list[Message]:
-    """The messages with instructions as parts of the user's next turns; where the next turn is not
-    the user's, of the last one, or as a turn."""
+    """Returns the messages with instructions as parts of the user's next turns; where the next turn
+    is not the user's, of the last one, or as a turn."""
     result: list[Message] = []
     waiting = None  # instructions for the next turn
     for message in (*messages, None):
@@ -253,5 +253,5 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def _parts(content: Any) -> Any:
-    """A text as a list of parts; other contents as they are."""
+    """Returns a text as a list of parts, and other contents as they are."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -42,7 +42,7 @@ def extends(tokenizer: Vocabulary, fingerprint: bytes) -> bool:
 
 
 def _digests(tokenizer: Vocabulary) -> Iterator[bytes]:
-    """The fingerprints of no tokens, and of the vocabulary up to each of its tokens."""
+    """Yields the fingerprints of no tokens, and of the vocabulary up to each of its tokens."""
     digest = hashlib.sha256()
     yield digest.digest()
     for id, token in sorted((id, token) for token, id in tokenizer.get_vocab().items()):

@@ -124,7 +124,7 @@ class TextStream:
         return text if self.stopped else text + held
 
     def _is_valid_run(self) -> bool:
-        """Whether the bytes of the run are whole characters."""
+        """Returns whether the bytes of the run are whole characters."""
         names = [self._tokenizer.backend.id_to_token(id) or "" for id in self._run]
         try:
             bytes.fromhex("".join(name[3:5] for name in names)).decode()

@@ -18,7 +18,7 @@ class ThoughtMarks(NamedTuple):
     """Tokens around the thoughts of a text.
 
     Attributes:
-      begin: the first token of a text that thinks; None if the prompt has it.
+      begin: the first token of a text that thinks, or None if the prompt has it.
       end: the token after them.
     """
 
@@ -33,7 +33,7 @@ class Thinking:
     Attributes:
       opened: whether the prompt has begun the thoughts.
       closed: whether it has ended them, too.
-      begin: the id of the mark before thoughts; None if several tokens write it.
+      begin: the id of the mark before thoughts, or None if it takes several tokens.
       end: likewise after them.
     """
 
@@ -46,7 +46,7 @@ class Thinking:
     def of(
         cls, tokenizer: Tokenizer, template: str, prompt: np.ndarray, continued: str | None = None
     ) -> Thinking | None:
-        """Returns how answers to a prompt think; None if its template knows no thoughts.
+        """Returns how answers to a prompt think, or None if its template knows no thoughts.
 
         Args:
           tokenizer: the target's.
@@ -67,7 +67,7 @@ class Thinking:
 
     @property
     def marks(self) -> ThoughtMarks | None:
-        """The marks for a grammar, which the answer follows after its thoughts; None where it has
+        """The marks for a grammar, which the answer follows after its thoughts. None where it has
         none, or they are not single tokens."""
         if self.closed or self.end is None or (self.begin is None and not self.opened):
             return None

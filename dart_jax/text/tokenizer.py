@@ -26,7 +26,7 @@ class Tokenizer:
 
     Attributes:
       backend: the tokenizer, without padding and truncation.
-      directory: holds the other files, such as the chat template; None if there is none.
+      directory: holds the other files, such as the chat template, if there is one.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Tokenizer:
 
     @cached_property
     def wrapped(self) -> Any:
-        """The directory's `transformers.PreTrainedTokenizerBase`, with its chat template; None
+        """The directory's `transformers.PreTrainedTokenizerBase`, with its chat template, or None
         without a directory. Raises UserError if a file next to `tokenizer.json` is damaged."""
         if self.directory is None:
             return None
@@ -99,7 +99,7 @@ class Tokenizer:
 
     def outside(self, ids: Iterable[int] | np.ndarray, vocab_size: int) -> str | None:
         """Names the first of some ids that a target with this many embeddings lacks, with its
-        token, as some tokenizers have more tokens; None if it has all."""
+        token, as some tokenizers have more tokens. Returns None if it has all."""
         id = next((int(id) for id in ids if not 0 <= id < vocab_size), None)
         if id is None:
             return None
@@ -135,7 +135,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=self.adds_to_chat(text))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
-        """The text that `encode_chat` encodes, without adding special tokens; raises the same."""
+        """Returns what `encode_chat` encodes, without adding special tokens; raises the same."""
         _check_messages(messages)
         if not self.chat_template:
             where = f"a {FILE} by itself"
@@ -156,9 +156,9 @@ class Tokenizer:
             raise UserError(f"the chat template refuses the messages: {line(error)}") from error
 
     def template_for(self, options: Mapping[str, Any]) -> str:
-        """The source of the chat template that the options choose, as in transformers: the one that
-        `chat_template` names, or is; else the one for `tools`, if there are some; else the default.
-        Raises UserError if there is no such template."""
+        """Returns the source of the chat template that the options choose, as in transformers: the
+        one that `chat_template` names, or is; else the one for `tools`, if there are some; else the
+        default. Raises UserError if there is no such template."""
         template, choice = self.chat_template, options.get("chat_template")
         names = sorted(template) if isinstance(template, dict) else []
         if choice is not None and choice not in names and "{" not in choice:
@@ -187,7 +187,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
-        """The template's source, or several by name; None if there is none."""
+        """The template's source, or several by name, or None."""
         return None if self.wrapped is None else self.wrapped.chat_template
 
     def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
@@ -197,8 +197,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decodes ids. Bytes that are not UTF-8 become U+FFFD; ids without a token are skipped.
 
-        Spaces are kept, whatever `clean_up_tokenization_spaces` says: for BPE, transformers ignores
-        it as well.
+        Spaces are kept and `clean_up_tokenization_spaces` is ignored, as by transformers for BPE.
         """
         return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
 

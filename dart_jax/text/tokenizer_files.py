@@ -1,4 +1,4 @@
-"""The files of a tokenizer, read with the same result as by `AutoTokenizer` of `transformers`."""
+"""Files of a tokenizer, read with the same result as by `AutoTokenizer` of `transformers`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHANGES = ("split_special_tokens", "fix_mistral_regex", "fast_tokenizer_files")
 
 
 def place(directory: Path) -> Path:
-    """Where a user puts files for a tokenizer: for a GGUF file's, beside that file."""
+    """Returns where a user puts files for a tokenizer: for a GGUF file's, next to that file."""
     return Path(_read(directory / "tokenizer_config.json").get("gguf_directory", directory))
 
 
@@ -99,9 +99,9 @@ def wrap(directory: Path) -> Any:
 
 
 def processor_template(directory: Path) -> str | dict[str, str] | None:
-    """The chat template of a vision-language model's processor, which is not part of its tokenizer:
-    that of `processor_config.json`, else of `chat_template.json`; or several by name. Raises
-    UserError if a file is damaged."""
+    """Returns the chat template of a vision-language model's processor, which is not part of its
+    tokenizer: that of `processor_config.json`, else of `chat_template.json`; or several by name.
+    Raises UserError if a file is damaged."""
     for name in ("processor_config.json", "chat_template.json"):
         template = _read(directory / name).get("chat_template")
         if isinstance(template, list):
@@ -112,7 +112,7 @@ def processor_template(directory: Path) -> str | dict[str, str] | None:
 
 
 def line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """Returns the first line of an error's message."""
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
@@ -144,7 +144,7 @@ def _adds_nothing(
 
 
 def _named(fields: Mapping[str, Any]) -> Iterator[str]:
-    """The special tokens that a config names."""
+    """Yields the special tokens that a config names."""
     for name, value in fields.items():
         several: Iterable[Any] = ()
         if name in ("additional_special_tokens", "extra_special_tokens"):
@@ -174,7 +174,7 @@ def _unbuilt(directory: Path, reason: str) -> UserError:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The contents of a JSON file next to the tokenizer; empty if there is none."""
+    """Returns the contents of a JSON file next to the tokenizer; empty if there is none."""
     return read_json(path) if path.is_file() else {}
 
 

@@ -145,9 +145,9 @@ def load_drafter(
         parameters unless it equals this one, up to rounding to the file's dtype. Draft ids from V
         on are left out.
       target: the target's directory, whose head takes the place of a missing one.
-      config: the drafter's; None for that of the directory.
+      config: the drafter's, by default the directory's.
       form: as for `load_target`.
-      mesh: devices that share the drafter, as for `load_target`; None if each has all of it.
+      mesh: devices that share the drafter, as for `load_target`, or None if each has all of it.
 
     Returns:
       The config, completed by what the files hold, the parameters and the draft vocabulary:

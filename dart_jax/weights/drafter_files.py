@@ -32,7 +32,7 @@ _PADDING = 1024
 
 
 def authors_names(files: TensorFiles, config: AnyDrafterConfig) -> TensorFiles:
-    """The tensors by the names that the authors of EAGLE-3 and DART, or of DFlash, give them.
+    """Returns the tensors by the names that EAGLE-3's and DART's, or DFlash's, authors use.
 
     Some begin all names with `model.`. Of EAGLE-3 drafters, vLLM, speculators and ModelOpt call the
     first layer `layers.0`.
@@ -70,15 +70,15 @@ def with_stored_parts(
     embedding: jax.Array | Tiles | None,
     target: Path | None,
 ) -> AnyDrafterConfig:
-    """The config, completed by what the file holds.
+    """Returns the config, completed by what the file holds.
 
     Args:
       files: by the authors' names; an embedding that is the target's is dropped, and so is such a
         head of a block drafter. A head that is missing becomes the target's, unless the drafter can
         share that.
-      config: as `config.json` says.
-      embedding: [V, D], the target's; None if it is not known.
-      target: its directory; None if it is not known.
+      config: from `config.json`.
+      embedding: [V, D], the target's, if known.
+      target: its directory, if known.
 
     Raises:
       UserError: there is no embedding to read, or no head.
@@ -104,7 +104,7 @@ def with_stored_parts(
 
 
 def _with_head(files: TensorFiles, config: AnyDrafterConfig, target: Path | None) -> bool:
-    """Completes `files` by the drafter's head, or drops it; tells whether it is in them then.
+    """Completes `files` by the drafter's head, or drops it; returns whether it is in them then.
 
     A block drafter of the whole vocabulary shares the target's head; of one with a draft
     vocabulary a missing head is some of the target's rows, since it is trained with these.
@@ -136,7 +136,7 @@ def _with_head(files: TensorFiles, config: AnyDrafterConfig, target: Path | None
 
 
 def _head_of(target: Path) -> Tensor | None:
-    """The head as a target's files store it; of a tied one, the embedding."""
+    """Returns the head as a target's files store it; of a tied one, the embedding."""
     tensors = {text_tensor(name): tensor for name, tensor in open_tensors(target).tensors.items()}
     return tensors.get(HEAD, tensors.get(EMBEDDING_OF_TARGET))
 
@@ -156,7 +156,7 @@ def draft_vocabulary(
       The config with the number of tokens that are left, and their target ids, int32 [Vd].
 
     Raises:
-      UserError: the ids are missing, damaged or not those of a target.
+      UserError: the ids are missing, damaged or not a target's.
     """
     ids = _stored_ids(files, config)
     size = config.vocab_size if target_size is None else target_size
@@ -180,7 +180,7 @@ def draft_vocabulary(
 
 
 def _stored_ids(files: TensorFiles, config: DraftLayerConfig) -> np.ndarray:
-    """The target id of each draft id, int32 [Vd]."""
+    """Returns the target id of each draft id, int32 [Vd]."""
     size = config.draft_vocab_size
     draftable = files.tensors.pop("t2d", None)
     stored = files.tensors.pop("d2t", None)
@@ -218,7 +218,7 @@ def _marked(ids: np.ndarray, flags: np.ndarray) -> bool:
 
 
 def embedding_shape(embedding: jax.Array | Tiles | Tensor) -> tuple[int, int]:
-    """The tokens and the width of an embedding [V, D], which may be in tiles."""
+    """Returns the tokens and the width of an embedding [V, D], which may be in tiles."""
     rows, columns = embedding.shape
     return (columns, rows) if isinstance(embedding, Tiles) else (rows, columns)
 

@@ -14,8 +14,8 @@ FILE = "generation_config.json"
 
 
 def read_options(directory: Path | None) -> Mapping[str, Any] | None:
-    """Reads a target's `generation_config.json`; None if it has none. Raises UserError if the file
-    is damaged."""
+    """Reads a target's `generation_config.json`, if it has one. Raises UserError if the file is
+    damaged."""
     path = None if directory is None else directory / FILE
     return read_json(path) if path is not None and path.is_file() else None
 

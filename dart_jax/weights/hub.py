@@ -54,7 +54,7 @@ def resolve(
       name: a directory or a GGUF file; or, if there is neither, one of `named.models.MODELS`, a
         repository or `owner/name/file.gguf`.
       revision: branch, tag or commit of the repository.
-      token: the hub's; None uses the one of `hf auth login`.
+      token: the hub's, by default the one of `hf auth login`.
       patterns: files to download, such as `TARGET`, `DRAFTER` or `TOKENIZER`. Of files in folders
         only chat templates are downloaded, and `.bin` files only if there are no safetensors.
 

@@ -118,7 +118,7 @@ def stored_tensors(config: AnyConfig, params: Params) -> dict[str, Tensor]:
 
 
 def _kernels_in(dtype: np.dtype, files: TensorFiles, entries: dict[str, Entry]) -> set[ParamPath]:
-    """The kernels of linear layers and embeddings all of whose tensors have a dtype."""
+    """Returns the kernels of linear layers and embeddings all of whose tensors have a dtype."""
     kernels, others = set[ParamPath](), set[ParamPath]()
     for name, entry in entries.items():
         paths = kernels if files.tensors[name].dtype == dtype else others
@@ -224,7 +224,7 @@ def _not_finite(filled: np.ndarray) -> int:
 
 
 def _stored(params: dict[ParamPath, jax.Array], entry: Entry) -> Tensor:
-    """The tensor to write for an entry."""
+    """Returns the tensor to write for an entry."""
 
     def array(piece: Piece) -> np.ndarray:
         parameter = params[piece.path]

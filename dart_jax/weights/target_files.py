@@ -1,4 +1,4 @@
-"""The tensors of a target by the names of its layout, whatever class of model wrote them."""
+"""Tensors of a target by the names of its layout, for files of any class of model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dart_jax.weights.formats.layouts import EMBEDDING, HEAD, layout, text_tenso
 from dart_jax.weights.gguf.config import NOTES
 from dart_jax.weights.tensor_files import ADAPTER, TensorFiles, open_tensors
 
-# Fields that say how weights are quantised; the second in old files, the last in those of MLX.
+# Fields that say how weights are quantised; the second in old files, the last in MLX's.
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 # Buffers of old files, which the config determines.
 BUFFERS = re.compile(r"(^|\.)rotary_emb\.\w+$|\.attn\.(masked_)?bias$|(^|\.)position_ids$")

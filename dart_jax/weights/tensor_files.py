@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint directory: in one file, or in shards listed in an index."""
+"""Tensors of a checkpoint directory: in one file, or in shards listed in an index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dart_jax.weights.gguf.tensors import INDEX as GGUF_INDEX
 from dart_jax.weights.gguf.tensors import open_gguf
 
 WEIGHTS = "model.safetensors"
-# A drafter's pair scores: beside the weights, so that readers that do not know them find the rest
+# A drafter's pair scores: next to the weights, so that readers that do not know them find the rest
 # as it is without them.
 PAIR_SCORES, _PAIRS = f"{formats.PAIR_SCORES}.safetensors", f"{formats.PAIR_SCORES}."
 ADAPTER = "adapter_config.json"  # of a LoRA adapter, which is refused
@@ -30,7 +30,7 @@ _OPEN = {WEIGHTS: open_safetensors, _TORCH_WEIGHTS: open_torch}
 
 
 class TensorFiles(NamedTuple):
-    """The tensors of a directory.
+    """Tensors of a directory.
 
     Attributes:
       path: the file of weights, or the index of the shards.

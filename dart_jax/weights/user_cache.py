@@ -39,7 +39,7 @@ def enable_compilation_cache() -> None:
         return
     directory = user_cache() / "compiled"
     try:
-        # Private: whoever can write to it can run code.
+        # Private: who can write to it can run code.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_incomplete(directory)
     except OSError as error:

@@ -108,7 +108,7 @@ def passage(
         number -= 1
     while size > 0:
         text = tokenizer.decode(ids[-size:]).strip() + "\n\n"
-        # Cut out of their text, and beside the question's, tokens may become others.
+        # Cut out of their text, and next to the question's, tokens may become others.
         if (beyond := len(encode(text)) - most) <= 0:
             return text
         size -= beyond

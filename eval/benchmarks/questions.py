@@ -14,8 +14,8 @@ Every record is read by the first of these formats that its fields match:
     {"prompt": ".."}                                   any other, used unchanged
 
 A record with `messages`, `conversations` or another chat (see `dart_jax.data.contents`) is read
-after `turns`: the model answers its user's turns, up to a tool call. System prompts and tools
-beside any of these are part of the prompts.
+after `turns`: the model answers its user's turns, up to a tool call. System prompts and tools with
+any of these are part of the prompts.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ _FORMATS: dict[tuple[str, ...], Callable[[dict[str, Any]], list[str]]] = {
     ("prompt",): lambda _: [],
 }
 
-# Tasks beside which nothing else is read.
+# Tasks with which nothing else is read.
 _SINGLE = ("problem", "question", "query")
 
 

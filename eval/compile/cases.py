@@ -1,4 +1,4 @@
-"""The programs of decoding in the shape of a published model, with abstract arguments: nothing is
+"""Programs of decoding in the shape of a published model, with abstract arguments: nothing is
 allocated."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Case:
         return self.batch // self.execution.devices.groups
 
     def on(self, mesh: Any) -> Case:
-        """The same on a mesh of devices; None for one device."""
+        """Returns the same on a mesh of devices, or on one device for None."""
         return dataclasses.replace(
             self, execution=dataclasses.replace(self.execution, devices=Devices(mesh))
         )

@@ -1,4 +1,4 @@
-"""The options of `eval.compile`."""
+"""Options of `eval.compile`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Level = Literal["greedy", "filtered", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class CompileConfig:
-    """The programs to compile, and the device."""
+    """Programs to compile, and the device."""
 
     device: Literal["h200", "b200", "v5e", "v6e"] = "h200"
     """GPUs need the extra aot, TPUs the extra tpu (in an environment without CUDA's)."""
@@ -32,7 +32,7 @@ class CompileConfig:
     batch_size: tuple[int, ...] = (1,)
     """Sequences decoded together."""
     tree_nodes: tuple[int, ...] = (60,)
-    """Nodes of the draft tree, beside the root."""
+    """Nodes of the draft tree, besides the root."""
     context: tuple[int, ...] = (2048,)
     """Cached tokens of each sequence."""
     weights: tuple[Literal["stored", "int8"], ...] = ("stored",)
@@ -41,7 +41,7 @@ class CompileConfig:
     """Sampling of tokens: greedy; filtered, by temperature, top-k, top-p and min-p; or full, also
     with a bias of logits and the penalties for which a server's requests may ask."""
     layers: int | None = None
-    """Compile only so many layers of the target, to be quicker; at least 7."""
+    """Compile only this many layers of the target, to be quicker; at least 7."""
     mesh: str = "data=1,model=1"
     """Devices that decode together, such as data=1,model=8; programs: all but search."""
     check: bool = False

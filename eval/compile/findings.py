@@ -41,13 +41,13 @@ class Graphs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """The figures of a program; a loop's body counts once.
+    """Figures of a program; a loop's body counts once.
 
     Attributes:
       kernels: number of kernels; on a TPU, of instructions.
       of_a_layer: of these, in a layer of the target: the median over the layers.
       attention: layers of the target whose attention a Pallas kernel computes.
-      graphs: number of CUDA graphs; None for other devices.
+      graphs: number of CUDA graphs, or None for other devices.
       outside: what runs outside of CUDA graphs, once for each kernel.
       host: transfers to and from the host, and callbacks.
       longest_sort: entries in the longest row that is sorted.
@@ -81,8 +81,8 @@ class Result(NamedTuple):
 
 
 def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findings:
-    """Reads a program that took so many seconds to compile, and the folder into which the compiler
-    for GPUs wrote its schedule."""
+    """Reads a program that took `seconds` to compile, and the folder into which the compiler for
+    GPUs wrote its schedule."""
     module, graphs = read_module(compiled.as_text() or ""), read_graphs(dump)
     memory = compiled.memory_analysis()
     assert memory is not None  # compilers of all platforms report it
@@ -122,7 +122,7 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
 
 
 def layer_of(scope: str) -> int | None:
-    """The target's layer in a path of named scopes."""
+    """Returns the target's layer in a path of named scopes."""
     match = None if _DRAFT.search(scope) else _LAYER.search(scope)
     return int(match[1]) if match else None
 
@@ -142,8 +142,8 @@ def _exchanges(module: Module) -> Iterator[tuple[str, int]]:
 def read_graphs(folder: Path) -> Graphs | None:
     """Reads XLA's schedule of the only program that was dumped into a folder, if there is one; the
     module does not show what is launched, and which of it in CUDA graphs. The schedule has a line
-    per thunk with its number and kind, those of a graph indented below it; text protos give a
-    thunk's number the instruction's name."""
+    per thunk with its number and kind, a graph's indented below it; text protos give a thunk's
+    number the instruction's name."""
     schedules = list(folder.glob("*.thunk_sequence_after_thunk_passes.txt"))
     protos = list(folder.glob("*.thunk_metadata.txt"))
     if len(schedules) != 1 or len(protos) != 1:
@@ -169,7 +169,7 @@ def read_graphs(folder: Path) -> Graphs | None:
 
 
 def _name(run: Run) -> str:
-    """The scopes that a run comes from, without JAX's own, and the instruction."""
+    """Returns the scopes that a run comes from, without JAX's own, and the instruction."""
     scopes = [part for part in run.scope.split("/")[:-1] if not re.search(r"[()]", part)]
     return "/".join([*scopes, run.instruction.name])
 
@@ -181,7 +181,7 @@ def _sorted(x: Instruction) -> int:
 
 
 def _copies(run: Run, cache: Array) -> bool:
-    """Tells whether a run writes an array like a cache, in any type and order of its axes and
+    """Returns whether a run writes an array like a cache, in any type and order of its axes and
     perhaps padded along one, that it does not update in place."""
     x = run.instruction
     # Kernels update their operands, which XLA copies first if it must; a copy to or from a TPU's
@@ -244,7 +244,7 @@ class Instruction(NamedTuple):
     rest: str
 
     def attribute(self, name: str) -> str:
-        """The value of an attribute without spaces; empty if there is none."""
+        """Returns the value of an attribute without spaces; empty if there is none."""
         match = re.search(rf'\b{name}=(?:"([^"]*)"|%?([\w.\-]+))', self.rest)
         return next(filter(None, match.groups()), "") if match else ""
 
@@ -271,7 +271,7 @@ class Run(NamedTuple):
     @property
     def scope(self) -> str:
         """The named scopes of the source and the operation, such as jit(step)/verify/layer_0/add:
-        the instruction's, otherwise those of what a fusion computes last."""
+        the instruction's, otherwise of what a fusion computes last."""
         scopes = (x.attribute("op_name") for x in (self.instruction, *self.inside[::-1]))
         return next(filter(None, scopes), "")
 
@@ -319,7 +319,7 @@ def _runs(computations: dict[str, list[Instruction]], name: str) -> Iterator[Run
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
-    """The arrays of a printed shape, from left to right."""
+    """Returns the arrays of a printed shape, from left to right."""
     parts = (x for x in _ARRAY.findall(shape) if x[0] in _BYTES)
     return tuple(
         Array(dtype, tuple(map(int, filter(None, axes.split(",")))), "T(" in at and "S(1)" in at)

@@ -1,4 +1,4 @@
-"""The options of `eval.latency`."""
+"""Options of `eval.latency`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dart_jax.programs.command_line import check_least
 
 @dataclasses.dataclass(frozen=True)
 class LatencyConfig:
-    """The shapes and settings to measure."""
+    """Shapes and settings to measure."""
 
     shape: tuple[str, ...] = ()
     """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b, -235b-a22b,

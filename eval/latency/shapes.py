@@ -186,7 +186,7 @@ class Cost(NamedTuple):
     operations: int
 
     def limit(self, bandwidth: float, rate: float) -> float:
-        """Seconds at so many bytes and operations per second."""
+        """Returns seconds at `bandwidth` bytes and `rate` operations per second."""
         return max(self.bytes / bandwidth, self.operations / rate)
 
 
@@ -228,7 +228,7 @@ def _draft(drafter: DartConfig, dtype: Any, b: int, context: int, path: int) -> 
 
 
 def _read(target: TargetConfig, rows: int) -> tuple[int, int]:
-    """Returns how many weights a forward over so many rows reads, and with how many each row is
+    """Returns how many weights a forward over `rows` rows reads, and with how many each row is
     multiplied: all except the embeddings, which are read if they are also the head, and the experts
     that no row reaches."""
     moe, read, products = target.moe, 0.0, 0.0

@@ -1,5 +1,4 @@
-"""The times of a step, its search and a plain step, with one batch and context; the device's
-limits."""
+"""Times of a step, its search and a plain step, with one batch and context; the device's limits."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Repeated:
     donated: Any = ()
 
     def __call__(self, calls: int) -> float:
-        """Makes so many calls in a row; returns the seconds of one."""
+        """Makes `calls` calls in a row; returns the seconds of one."""
         result, began = None, time.perf_counter()
         for _ in range(calls):
             self.donated, result = self.program(*self.fixed, self.donated)
@@ -101,7 +100,7 @@ def measure_steps(
 def prepared_state(
     config: DecodeConfig, params: DecodeParams, batch: int, context: int
 ) -> tuple[DecodeState, jax.Array]:
-    """Returns the state after so many tokens, most of whose cached rows are zeros, and the host
+    """Returns the state after `context` tokens, most of whose cached rows are zeros, and the host
     buffer. Times do not depend on what the rows hold."""
     caches = caches_without_rows(config.reading, params, batch, config.capacity(context))
     random, vocabulary = jax.random.key(0), config.target.vocab_size
@@ -125,7 +124,7 @@ def prepared_state(
 def _step(
     config: DecodeConfig, params: DecodeParams, state: DecodeState, trees: Any, caches: Any
 ) -> tuple[Any, jax.Array]:
-    """A step that leaves the state as it is, except for the caches."""
+    """Returns a step that leaves the state as it is, except for the caches."""
     state = dataclasses.replace(state, target_cache=caches[0], draft_state=caches[1])
     state, _, packed = decode_step(config, params, state, trees)
     return (state.target_cache, state.draft_state), packed
@@ -140,7 +139,7 @@ def repeated_step(
 
 
 class Hardware(NamedTuple):
-    """The limits of a device: bytes per second, read and written, of a large copy, the fastest of
+    """Limits of a device: bytes per second, read and written, of a large copy, the fastest of
     several, as the device may be shared; operations per second of a large matrix product, two per
     multiply-add; and bytes available for arrays, on a CPU the free memory."""
 

@@ -22,7 +22,7 @@ SAMPLES_AT_ONCE, START_TOKENS, SAMPLE_TOKENS, STARTS = 64, 16, 5, 2
 
 @dataclasses.dataclass(frozen=True)
 class LosslessConfig(MethodChoice):
-    """The settings to check, and their prompts."""
+    """Settings to check, and their prompts."""
 
     prompts: int = 2
     """Prompts per group, of four groups."""

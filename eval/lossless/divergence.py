@@ -154,7 +154,7 @@ class Prober:
     def __init__(self, model: DartModel, nodes: int):
         """`nodes` is the size of the trees to imitate."""
         self._config, self._params = model.target, model.params["target"]
-        # Beside weights in blocks inputs are rounded to 8 bits, and the sums of other kernels would
+        # With weights in blocks inputs are rounded to 8 bits, and the sums of other kernels would
         # differ by steps of that: the model's own kernels compute them.
         own = in_blocks(self._params)
         self._options = model.execution.target if own else LayerOptions()

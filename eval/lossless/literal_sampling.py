@@ -52,7 +52,7 @@ def kept(scaled: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def may_be_kept(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -> bool:
-    """Tells whether the filters could keep a token: raise it and all below, lower all above."""
+    """Returns whether the filters could keep a token: raise it and all below, lower all above."""
     level = scaled[token] + eps
     above = scaled > level + eps
     shifted = np.where(above, scaled - eps, np.minimum(scaled + eps, level))
@@ -60,7 +60,7 @@ def may_be_kept(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) 
 
 
 def may_be_cut(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -> bool:
-    """Tells whether the filters could cut a token: lower it and all below, raise all others."""
+    """Returns whether the filters could cut a token: lower it and all below, raise all others."""
     level = scaled[token] - eps
     shifted = np.where(scaled >= level - eps, scaled + eps, scaled - eps)
     shifted[token] = level
@@ -68,7 +68,7 @@ def may_be_cut(scaled: np.ndarray, sampling: Sampling, token: int, eps: float) -
 
 
 def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which tokens are kept whatever the rounding, and which may be kept: bool [V] each."""
+    """Returns which tokens are kept with any rounding, and which may be kept: bool [V] each."""
     order = np.argsort(-scaled, kind="stable").tolist()
     places = range(len(order))
     # If a token may be cut, so may every less likely one.
@@ -83,8 +83,8 @@ def edge(scaled: np.ndarray, sampling: Sampling, eps: float) -> tuple[np.ndarray
 def may_win(
     scaled: np.ndarray, noise: np.ndarray, sampling: Sampling, token: int, eps: float
 ) -> bool:
-    """Tells whether a token could be the sampled one, given the noise: whether it may be kept, and
-    every token ahead of it by more than the rounding error may be cut."""
+    """Returns whether a token could be the sampled one, given the noise: whether it may be kept,
+    and every token ahead of it by more than the rounding error may be cut."""
     score = scaled + noise
     rivals = np.flatnonzero((score > score[token] + 2 * eps) & kept(scaled, sampling))
     return may_be_kept(scaled, sampling, token, eps) and all(

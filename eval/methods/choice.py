@@ -1,4 +1,4 @@
-"""The options that choose decoding methods. JAX is imported when models are loaded."""
+"""Options that choose decoding methods. JAX is imported when models are loaded."""
 
 from __future__ import annotations
 

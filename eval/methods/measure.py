@@ -168,7 +168,7 @@ def _ratio(one: float, other: float) -> float:
 
 def ratio_error(emitted: np.ndarray, steps: np.ndarray) -> float | None:
     """Returns the standard error of the ratio of two sums over prompts, tokens and verifications,
-    int [n] each; None if it is unknown.
+    int [n] each, or None if it is unknown.
 
     It is linear in the deviations from the ratio (Cochran, Sampling Techniques, 6.4): the prompts
     are the sample, since the verifications of one prompt are not independent.

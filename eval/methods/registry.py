@@ -25,7 +25,7 @@ _ModelOf = Callable[[DartModel, MethodChoice], DartModel | None]
 
 
 def _kind(model: DartModel) -> str:
-    """The kind of a model's drafter; empty without one."""
+    """Returns the kind of a model's drafter; empty without one."""
     return "" if model.drafter is None else model.drafter.traits.kind
 
 
@@ -43,7 +43,7 @@ def _dart_no_ngram(base: DartModel, choice: MethodChoice) -> DartModel | None:
 
 
 def _other(base: DartModel, path: str | None, kind: str, **options: Any) -> DartModel | None:
-    """The model with another drafter, or its own, if that is of a kind."""
+    """Returns the model with another drafter, or its own, if that is of a kind."""
     model = base if path is None else base.with_drafter(path, **options)
     return model if _kind(model) == kind else None
 

@@ -1,4 +1,4 @@
-"""The options of `eval.peers`."""
+"""Options of `eval.peers`."""
 
 from __future__ import annotations
 

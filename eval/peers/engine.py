@@ -79,7 +79,7 @@ def _timed(tokens: Sequence[int], seconds: float) -> Generation:
 
 
 def _weights(target: Any) -> str:
-    """The type of most weights, by GGUF's name if it is one of blocks."""
+    """Returns the type of most weights, by GGUF's name if it is one of blocks."""
     import jax
 
     from dart_jax.models.kernels.tiles import Tiles

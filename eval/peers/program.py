@@ -61,7 +61,7 @@ class Peer(ProcessPoolExecutor):
         except BrokenProcessPool:
             lines = self._log.read_text(errors="replace").strip().splitlines() or ["no output"]
             raise UserError(f"its process ended: {lines[-1]}") from None
-        except Exception as error:  # whatever a package raises
+        except Exception as error:  # anything that a package raises
             first = str(error).strip().partition("\n")[0]
             raise UserError(f"{type(error).__name__}: {first}") from None
 
@@ -119,7 +119,7 @@ def run(config: PeersConfig, console: Console) -> None:
 def compare(
     config: PeersConfig, threads: int, work: Path, console: Console
 ) -> tuple[dict[str, Summary], dict[str, str], list[str]]:
-    """Returns the engines' results and the dtypes of their weights, on so many cores, and why
+    """Returns the engines' results and the dtypes of their weights, on `threads` cores, and why
     engines were left out."""
     target = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
     prompts = first_prompts(config.bench, Tokenizer.load(target), config.data_dir, config.prompts)

@@ -24,7 +24,7 @@ _QUIET = 10.0
 
 @dataclasses.dataclass
 class Choice:
-    """One text of an answer, beside the functions that it calls, each with its arguments in a line;
+    """One text of an answer, with the functions that it calls, each with its arguments in a line;
     why it ended, if it did; and what the server reports of each of its tokens and the prompt's."""
 
     text: str = ""
@@ -79,12 +79,12 @@ class Answer:
 
     @property
     def first(self) -> float | None:
-        """Seconds to the first token; None without one."""
+        """Seconds to the first token, or None without one."""
         return self.times[0] - self.start if self.times else None
 
     @property
     def per_token(self) -> float | None:
-        """Seconds per token after the first one; None with fewer than two tokens."""
+        """Seconds per token after the first one, or None with fewer than two tokens."""
         if not self.times or self.tokens < 2:
             return None
         return (self.end - self.times[0]) / (self.tokens - 1)
@@ -100,7 +100,7 @@ class Answer:
         AttributeError or TypeError if it is an error or not one of the API's."""
         if "error" in content:
             raise ValueError(f"within the answer: {json.dumps(content['error'])[:200]}")
-        # In chats those of the prompt are beside the texts.
+        # In chats the prompt's are next to the texts.
         beside = {"prompt_logprobs": content.get("prompt_logprobs")}
         for piece in content["choices"]:
             self.end = time.perf_counter()
@@ -142,7 +142,7 @@ class Client:
         self, body: Body, *, stream: bool = False, patience: float | None = None
     ) -> Answer:
         """Returns the answer to a request, a chat if it has messages, taken in chunks if `stream`;
-        whatever goes wrong is in the answer. The client hangs up after `patience` seconds."""
+        errors are in the answer. The client hangs up after `patience` seconds."""
         if stream:
             options = {"include_usage": True} | body.get("stream_options", {})
             body = body | {"stream": True, "stream_options": options}

@@ -34,9 +34,9 @@ class Round(NamedTuple):
     Attributes:
       texts: of all requests in their order; None of one that failed, whose error is in `errors`.
       tokens_per_second: new tokens, from the first request to the last token.
-      per_token: median seconds per token after the first; None if no answer has two.
-      first: median seconds to the first token; None without one.
-      tau: tokens per verification, bonus token included; None without drafts.
+      per_token: median seconds per token after the first, if an answer has two.
+      first: median seconds to the first token, if there is one.
+      tau: tokens per verification, bonus token included, or None without drafts.
       compilations: programs compiled meanwhile.
     """
 

@@ -1,5 +1,5 @@
-"""The servers that are started here, and the requests to them, which depend on the options and
-their number alone."""
+"""Servers that are started here, and the requests to them, which depend on the options and their
+number alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable
     Raises UserError if the benchmark's files are missing."""
     prompts = [each.tokens for each in first_prompts(config.bench, tokenizer, None, _PROMPTS)]
     if config.bench == DEMO:
-        # Those of a group follow each other: a few requests should come from all of them.
+        # Prompts of a group follow each other: a few requests should come from all of them.
         prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
 
     def request(number: int) -> Body:

@@ -65,9 +65,9 @@ class SpeedupConfig(MethodChoice):
     json_schema: Path | None = None
     """A file with a JSON schema that all texts must follow."""
     acceptance: float | None = None
-    """Impose this tau: every verification emits this many tokens on average, whatever the target
-    predicts, and stop tokens are ignored. Measures speed independently of the drafter's quality;
-    needs --tree-nodes."""
+    """Impose this tau: every verification emits this many tokens on average, regardless of what the
+    target predicts, and stop tokens are ignored. Measures speed independently of the drafter's
+    quality; needs --tree-nodes."""
     shape: str | None = None
     """Instead of --model, random weights in a shape of eval.latency, such as qwen3-8b, with the
     demo's tokenizer and no n-gram model. Needs --acceptance."""
@@ -81,7 +81,7 @@ class SpeedupConfig(MethodChoice):
         if self.paper:
             for name, (value, default) in _PAPER.items():
                 if getattr(self, name) not in (value, default):
-                    raise UserError("--paper chooses the trees; do not choose others beside it")
+                    raise UserError("--paper chooses the trees; do not choose others as well")
                 object.__setattr__(self, name, value)
         check_least(self, max_new_tokens=1, prompts=1, repeats=1)
         check_least(self, batch_size=1, tree_nodes=1, context=1, level_decay=0, acceptance=1)
@@ -113,7 +113,7 @@ class SpeedupConfig(MethodChoice):
 
     @property
     def named(self) -> NamedModel | None:
-        """The model that has a name; None with another target, and with --shape."""
+        """The model that has a name, or None with another target or --shape."""
         return super().named if self.shape is None else None
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""The results of a measurement, its tables, and its figure."""
+"""Results of a measurement, its tables, and its figure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eval.methods.registry import METHODS, PLAIN, Tree
 
 
 class Workload(NamedTuple):
-    """The prompts of one benchmark: its name and title, file and line of its first question, the
+    """Prompts of one benchmark: its name and title, file and line of its first question, the
     prompts, the rows of the KV cache for these alone, and the tokens to which they were lengthened,
     None if they were not."""
 
@@ -43,7 +43,7 @@ class Workload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The results of all methods on one benchmark, at one temperature and batch size: the trees by
+    """Results of all methods on one benchmark, at one temperature and batch size: the trees by
     method, and by group of prompts the methods' summaries; `all` pools the groups, and is the only
     one if batches mix groups."""
 

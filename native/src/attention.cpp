@@ -68,8 +68,8 @@ std::size_t positions(const Attention& attention) {
   return static_cast<std::size_t>(most) + attention.new_rows;
 }
 
-// Divides the positions of all heads, each of so many rows, among threads: a page is read with all of
-// its heads, as memory likes it.
+// Divides the positions of all heads, each of `rows` rows, among threads: a page is read with all
+// of its heads, as memory likes it.
 void attend_splits(const Attention& attention, std::size_t rows, std::size_t splits,
                    AttendRows attend, Team& team) {
   const std::size_t h = attention.head_size, stride = split_numbers(h);
@@ -100,7 +100,7 @@ void attend_splits(const Attention& attention, std::size_t rows, std::size_t spl
              });
 }
 
-// Threads that the work is enough for, of which there are so many.
+// Threads that the work is enough for, at most `threads`.
 std::size_t threads_for(const Attention& attention, std::size_t threads) {
   std::size_t keys = 0;
   for (std::size_t b = 0; b < attention.sequences; ++b) {

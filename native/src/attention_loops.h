@@ -2,7 +2,7 @@
 //
 // Keys are taken a block of positions at a time, with a running softmax (Milakov and Gimelshein,
 // arXiv 1805.02867), so that a block of keys and values serves many rows from the first caches.
-// Blocks begin at fixed positions of a sequence, whatever is cached of it.
+// Blocks begin at fixed positions of a sequence, not depending on what is cached of it.
 #pragma once
 
 #include <cstddef>
@@ -237,7 +237,7 @@ class RowsAttention {
     }
   }
 
-  // Products of `count` rows, at most Form::kRows, with so many groups of keys at a distance.
+  // Products of `count` rows, at most Form::kRows, with `groups` groups of keys, `distance` apart.
   void score(std::size_t r, std::size_t count, const float* keys, std::size_t distance,
              std::size_t groups, float* scores, std::size_t stride, const float* next) {
     const Factors factors{q_ + r * query_, query_, keys,   kKeyGroup, distance,
@@ -437,8 +437,8 @@ class RowsAttention {
     }
   }
 
-  // The values that a row sees at a position; at those of new rows that rows do not see alike, each
-  // is asked for once, in their order. `room`: see `value`.
+  // The values that a row sees at a position; at positions of new rows that rows do not see alike,
+  // each is asked for once, in their order. `room`: see `value`.
   const Number* own_value(Seen& seen, std::size_t position, Number* room) const {
     if (in_order_ || position < used_) return value(position, room);
     if (position < seen.fresh) return zeros_;

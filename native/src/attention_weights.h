@@ -19,7 +19,7 @@ constexpr float kUnseen = -__builtin_huge_valf();
 template <class Lanes>
 typename Lanes::Vector exponential_below_0(typename Lanes::Vector x) {
   using Vector = typename Lanes::Vector;
-  constexpr float kShift = 12582912.0f + 127.0f;  // see there
+  constexpr float kShift = 12582912.0f + 127.0f;  // see `exponential`
   constexpr float kPowers[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
                                1.6666665459e-1f, 5.0000001201e-1f};
   // At -88 and below, the power of two is 0.
@@ -51,7 +51,7 @@ typename Lanes::Vector rounded_power_of_two(typename Lanes::Vector x) {
   return rounded<Lanes>(power * Lanes::two_to(shifted));
 }
 
-// The largest of so many numbers, a power of two.
+// The largest of `Count` numbers; `Count` is a power of two.
 template <int Count>
 float largest_of(const float* x) {
   if constexpr (Count == 1) {

@@ -28,7 +28,7 @@ struct Avx2 {
   static constexpr int kSignedZero = 0;
   static constexpr int vectors(int rows) { return rows <= 2 ? 4 : 2; }
 
-  // Quads of weights of so many bits whose sums are in range; 0 for weights with a sign.
+  // Quads of weights of `bits` bits whose sums are in range; 0 for weights with a sign.
   static constexpr std::size_t quads_together(int bits) {
     return 32767 / (2 * 127 * ((1 << bits) - 1));
   }

@@ -38,7 +38,7 @@ struct Neon {
   static Ints add(Ints sum, Bytes weights, const std::int8_t* quad) {
     std::int32_t bits;
     __builtin_memcpy(&bits, quad, sizeof bits);
-    const int8x16_t w = vreinterpretq_s8_u8(weights);  // those of less than 8 bits are positive
+    const int8x16_t w = vreinterpretq_s8_u8(weights);  // weights of less than 8 bits are positive
     const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(bits));
 #ifdef __ARM_FEATURE_DOTPROD
     return vdotq_s32(sum, w, x);

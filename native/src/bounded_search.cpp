@@ -123,7 +123,7 @@ class BoundedSearch final : public RowSearch {
   }
 
   // The children of a beam entry that can still be among the best, the most likely first, and
-  // perhaps others. With pair scores those of its group, otherwise the same for all entries.
+  // perhaps others. With pair scores its group's, otherwise the same for all entries.
   Span<Choice> choices_after(const BeamEntry& entry, std::size_t level) {
     const bool pairs = row_->pairs != nullptr;
     const std::uint32_t group = pairs ? entry.group : 0;

@@ -99,7 +99,7 @@ const float* make_queries(const DraftLayer& layer, const Sizes& sizes, const flo
   return heads.q;
 }
 
-// How many of the first so many positions the last of them does not see.
+// How many of the first `positions` positions the last of them does not see.
 std::size_t hidden(const DraftLayer& layer, std::size_t positions) {
   return layer.window == 0 || positions <= layer.window ? 0 : positions - layer.window;
 }

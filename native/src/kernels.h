@@ -20,7 +20,7 @@ constexpr std::size_t in_vectors(std::size_t count) {
   return (count + kMostLanes - 1) / kMostLanes * kMostLanes;
 }
 
-// Attention takes keys of a block of positions at a time, and computes at most so many rows at a
+// Attention takes keys of a block of positions at a time, and computes at most this many rows at a
 // time.
 constexpr std::size_t kKeyBlock = 128;
 constexpr std::size_t kAttentionRows = 192;
@@ -41,7 +41,7 @@ struct AttentionRows {
 };
 using AttendRows = void (*)(const AttentionRows& rows);
 
-// Numbers of the room for so many rows.
+// Numbers of the room for `rows` rows.
 inline std::size_t room_of(const Attention& attention, std::size_t rows) {
   const std::size_t h = attention.head_size, words = in_vectors(h);
   const std::size_t fresh = (attention.new_rows + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
@@ -105,7 +105,7 @@ extern const MultiplyTiles kMultiplyBlocksAvx512Vnni;
 extern const MultiplyTiles kMultiplyBlocksNeon;
 extern const MultiplyTiles kMultiplyBlocksNeonDot;
 
-// Those of an instruction set; null as above.
+// The kernels of an instruction set; null as above.
 const Kernels* kernels(Instructions instructions);
 AttendRows attend_rows(Instructions instructions, bool bfloat16);
 MultiplyTiles multiply_blocks(Instructions instructions);

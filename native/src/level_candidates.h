@@ -12,7 +12,7 @@
 
 namespace dart {
 
-// At most 0, whatever eps, so that no child outscores its parent.
+// At most 0 for any eps, so that no child outscores its parent.
 static inline float log_probability(float probability, float eps) {
   return std::min(logarithm(probability + eps), 0.0f);
 }
@@ -38,7 +38,7 @@ class LevelCandidates {
   // ngram may be null; otherwise the tokens' contexts are prefetched from it.
   LevelCandidates(const NgramModel* ngram, const TreeSearchConfig& config, const DraftBatch& batch);
 
-  // Replaces the candidates by those of another level; logit_weight is its g_l.
+  // Replaces the candidates by another level's; logit_weight is its g_l.
   void read(const std::int32_t* tokens, const float* logits, float logit_weight);
 
   std::size_t size() const { return candidates_.size(); }

@@ -52,7 +52,7 @@ inline float gumbel_number(const ThreefryKey& key, std::uint32_t token) {
   return gumbel_of_uniform(uniform_number(key, token));
 }
 
-// Those of tokens [begin, end).
+// The numbers of tokens [begin, end).
 void gumbel_numbers(const ThreefryKey& key, std::size_t begin, std::size_t end, float* out) {
   for (std::size_t i = begin; i < end; ++i) {
     out[i - begin] = gumbel_number(key, static_cast<std::uint32_t>(i));

@@ -27,7 +27,7 @@ void add_to_tiles(const PackedProduct& product, std::size_t first, std::size_t l
   }
 }
 
-// The threads that products are worth, at most so many, where each must have this much to read or to
+// Threads that products are worth, at most `threads`, where each must have this much to read or to
 // compute.
 std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads,
                         std::size_t bytes_each, std::size_t operations_each) {
@@ -56,7 +56,7 @@ void multiply(const PackedProduct* products, std::size_t count, Instructions ins
   for (std::size_t i = 0; i < count; ++i) tiles += tiles_of(products[i].out);
   if (tiles == 0 || products[0].rows == 0) return;
   // Many chunks for each thread, as one may begin late or be interrupted, and all should end at the
-  // same time; of 4 tiles, where single rows are multiplied with so many at once.
+  // same time; of 4 tiles, where single rows are multiplied with that many at once.
   const std::size_t threads =
       threads_for(products, count, team.threads(), kBytesInTeam, kOperationsInTeam);
   std::size_t chunk = threads <= 1 ? tiles : std::max<std::size_t>(1, tiles / (kChunks * threads));

@@ -35,7 +35,7 @@ class Placement {
   PerfectHash& hash() { return hash_; }
 
  private:
-  // Sorts the keys by bucket: begin_[b] to begin_[b + 1] of keys_ are those of bucket b.
+  // Sorts the keys by bucket: begin_[b] to begin_[b + 1] of keys_ are in bucket b.
   void fill_buckets() {
     const auto buckets = static_cast<std::uint32_t>(hash_.seeds.size());
     begin_.assign(buckets + 1, 0);

@@ -26,8 +26,8 @@ struct Block {
   std::size_t x_stride;
   const Weight* w;  // its first tile's first input and output
   std::size_t w_stride;
-  const Weight* ahead;  // weights to bring into the cache: those after the last input
-  bool far;             // or instead, with each input, those of the next part
+  const Weight* ahead;  // weights to bring into the cache: the ones after the last input
+  bool far;             // or instead, with each input, the next part's
   float* y;             // its first row and output
   std::size_t y_stride;
   std::size_t inputs;

@@ -58,7 +58,7 @@ std::size_t max_pool_size(const TreeSearchConfig& config, const DraftBatch& batc
 
 bool is_eos(const TreeSearchConfig& config, std::int32_t token);
 
-// The bits of a node's score; those of 0 for -0.
+// The bits of a node's score; -0 counts as 0.
 inline std::int32_t score_bits(float score) {
   score += 0.0f;
   std::int32_t bits;

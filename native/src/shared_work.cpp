@@ -96,7 +96,7 @@ bool Team::take(std::uint64_t piece, std::size_t thread, std::size_t& chunk) {
   }
 }
 
-// Whoever has a chunk holds up its piece, so that `compute_` is that piece's.
+// A piece does not end while a thread has one of its chunks, so `compute_` is that piece's.
 void Team::take_chunks(std::size_t thread) {
   const std::uint64_t piece = piece_.load(std::memory_order_acquire);
   std::size_t chunk, finished = 0;

@@ -12,7 +12,7 @@
 
 namespace dart {
 
-// Lets the processor's other thread go first, and in the last of `turns` turns of a wait whatever else
+// Lets the processor's other thread go first, and in the last of `turns` turns of a wait all that
 // has no core: it may be what is waited for.
 inline void pause(int turn, int turns) {
   if (turn % turns == turns - 1) {
@@ -36,8 +36,8 @@ void wait_until(const Over& over) {
 // Calls `work` in this thread and, at the same time, in at most `threads - 1` threads of the pool.
 // Returns when no call is left running, and then rethrows one of the exceptions they threw.
 //
-// `work` must do what it finds left to do, whatever number of calls share it: threads that are busy
-// or cannot be started are not waited for. With one thread this is a plain call.
+// `work` must do what it finds left to do, with any number of calls: threads that are busy or
+// cannot be started are not waited for. With one thread this is a plain call.
 //
 // Safe to call from several threads at once, and in a child process after a fork.
 void run_parallel(std::size_t threads, const std::function<void()>& work);

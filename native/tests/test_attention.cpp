@@ -1,5 +1,5 @@
-// Attention against sums in float64; and the same bits however a row comes to see its keys, wherever
-// they are, and by whatever instructions.
+// Attention against sums in float64; and the same bits however a row comes to see its keys,
+// wherever they are, and with any instructions.
 #include "dart/attention.h"
 
 #include <algorithm>

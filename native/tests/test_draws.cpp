@@ -1,4 +1,4 @@
-// Draws: those of whole rows that are filtered and sorted, and the same bits from every variant.
+// Draws: as from whole rows that are filtered and sorted, and the same bits from every variant.
 #include "dart/draws.h"
 
 #include <algorithm>
@@ -156,7 +156,7 @@ void test_no_numbers() {
       CHECK(std::isnan(drawn.values[i]));
       CHECK(drawn.indices[i] == std::int32_t(i % 3));
     } else {
-      CHECK(drawn.values[i] == before.values[i]);  // whatever other rows have
+      CHECK(drawn.values[i] == before.values[i]);  // regardless of other rows
       CHECK(drawn.indices[i] == before.indices[i]);
     }
   }

@@ -1,5 +1,5 @@
-// A decoder layer is, bit for bit, what its parts compute one after another, whatever the threads;
-// and a row's result does not depend on the rows after it.
+// A decoder layer is, bit for bit, what its parts compute one after another, with any threads; and
+// a row's result does not depend on the rows after it.
 #include "dart/layer.h"
 
 #include <cmath>
@@ -215,7 +215,7 @@ void test_parts() {
   }
 }
 
-// Keys and values in bfloat16, and with more room than rows: they are those of float32, rounded.
+// Keys and values in bfloat16, and with more room than rows: as in float32, rounded.
 void test_kept_rows() {
   constexpr std::size_t kRows = 5, kRoom = 7;
   const Problem problem(kRows, false, WeightType::kQ8_0);
@@ -290,7 +290,7 @@ Drafted draft(const Problem& problem, std::size_t real, std::size_t masks,
   return made;
 }
 
-// The bits of a draft layer are the same, whatever the threads; see also tests/models/test_drafter.py.
+// The bits of a draft layer are the same with any threads; see also tests/models/test_drafter.py.
 void test_draft_layer() {
   constexpr std::size_t kReal = 9, kMasks = 3;
   const Problem problem(kReal + kMasks, false, WeightType::kQ8_0);

@@ -101,7 +101,7 @@ void test_rejects() {
   CHECK_THROWS(unfinished.finish(), std::invalid_argument);
 }
 
-// Whatever the bytes, the parser throws or returns individually valid nodes.
+// For any bytes, the parser throws or returns individually valid nodes.
 void test_noise() {
   const Bytes bytes = small_trie();
   std::mt19937_64 random;

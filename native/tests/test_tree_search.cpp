@@ -106,7 +106,7 @@ void test_pair_scores() {
 
 void test_pair_scores_of_duplicates() {
   // 10 and 20 occur twice: the scores of their higher logits count, here 10's second and 20's first;
-  // of 11, whose logits are equal, those of the first.
+  // of 11, whose logits are equal, the first's.
   const Drafts drafts{{2},
                       2,
                       {10, 10, 11, 11, 20, 21, 20, -1},

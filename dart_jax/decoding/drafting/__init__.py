@@ -53,8 +53,8 @@ AnyDrafter = AnyDrafterConfig | TargetConfig | MethodConfig
 def drafting_method(
     drafter: AnyDrafter, nodes: int, candidates: int, eagle: Eagle3Tree
 ) -> DraftingMethod:
-    """Returns the drafting method for a config, with trees of N nodes; `candidates` and `eagle` are
-    those of a `DecodeConfig`."""
+    """Returns the drafting method for a config, with trees of N nodes; see `DecodeConfig` for
+    `candidates` and `eagle`."""
     match drafter:
         case DartConfig():
             return Dart(drafter, nodes, candidates)
@@ -69,5 +69,5 @@ def drafting_method(
 
 
 def drafter_title(drafter: AnyDrafter | None) -> str:
-    """The name of a drafting method, for people."""
+    """Returns the name of a drafting method, for people."""
     return "none" if drafter is None else drafter.traits.title

@@ -27,7 +27,7 @@ from dart_jax.models.traits import DraftingConfig, Traits
 
 
 class PromptRows(NamedTuple):
-    """P rows of the prompts, which the drafter reads without drafting; other fields are those of a
+    """P rows of the prompts, which the drafter reads without drafting; other fields as in
     `DraftInput`. Rows after the end of a prompt are padding.
 
     Attributes:
@@ -63,9 +63,9 @@ class DraftInput(NamedTuple):
       last: int32 [B], index of the last real row, the anchor; rows after it are padding.
       start: int32 [B], number of rows before these.
       sampling: how the target samples.
-      seen: bool [B, V], tokens in the sequence so far; None without a repetition penalty.
-      noise: of the target's draws after the root and after nodes of each depth; None if the method
-        must do without.
+      seen: bool [B, V], tokens in the sequence so far, or None without a repetition penalty.
+      noise: of the target's draws after the root and after nodes of each depth, or None if the
+        method must do without.
       options: of the drafter's layers.
     """
 
@@ -89,8 +89,8 @@ class Candidates(NamedTuple):
     Attributes:
       ids: int32 [B, d, k], the target's.
       logits: float32 [B, d, k].
-      pairs: float32 [B, d - 1, k, k], scores of pairs: [l - 1, a, b] is that of candidate a of
-        position l - 1 and candidate b of position l; None if the method has none.
+      pairs: float32 [B, d - 1, k, k], [l - 1, a, b] is the score of the pair of candidates a of
+        position l - 1 and b of position l. None if the method has no pair scores.
     """
 
     ids: jax.Array
@@ -103,10 +103,10 @@ class Proposal(NamedTuple):
 
     Attributes:
       trees: int32 [B, 4, N + 1], packed (see `dart_jax.decoding.tree`), or without scores
-        [B, 3, N + 1]; None if a search builds them.
-      candidates: for the search; None if there are none.
-      confidence: float32 [B, d], the probability that the target accepts any token of a position
-        if it did at those before; None if the method cannot tell.
+        [B, 3, N + 1]. None if a search builds them.
+      candidates: for the search, if any.
+      confidence: float32 [B, d], the probability that the target accepts any token of a position if
+        it did at all earlier ones. None if the method cannot tell.
     """
 
     trees: jax.Array | None = None
@@ -213,7 +213,7 @@ class MethodConfig(DraftingConfig, abc.ABC):
 
     @property
     def traits(self) -> Traits:
-        """Those of a method that drafts its trees alone; see the base class."""
+        """Traits of a method that drafts its own trees; see the base class."""
         return Traits(kind=self.title)
 
     @abc.abstractmethod

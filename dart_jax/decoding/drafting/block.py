@@ -126,8 +126,8 @@ class Block(Parallel):
     def _confidence(
         self, drafter: BlockDrafter, root: jax.Array, candidates: Candidates, normed: jax.Array
     ) -> jax.Array:
-        """The probabilities of the head of confidence, float32 [B, d], after the likeliest tokens;
-        see `_candidates`."""
+        """Returns the probabilities of the head of confidence, float32 [B, d], after the likeliest
+        tokens; see `_candidates`."""
         first = None
         if self.config.confidence == "pairs":
             before = jnp.concatenate([root, candidates.ids[:, :-1, 0]], axis=1)

@@ -98,7 +98,7 @@ class DraftModel(DraftingMethod):
         return draft_state, Proposal(chain(root, drafted, count, jnp.cumsum(log_p, axis=1)))
 
     def _known(self, tokens: jax.Array) -> jax.Array:
-        """The tokens, or the model's last one for those that only the target has."""
+        """Returns the tokens, or the model's last one for those that only the target has."""
         return jnp.minimum(tokens, self.config.vocab_size - 1)
 
 

@@ -1,8 +1,8 @@
 """The beam search on the device: candidates and an n-gram table give the trees of a batch.
 
-Trees are those of the C++ search (native/src/bounded_search.cpp), up to ties: scores may be rounded
-otherwise, and of equal scores the node created first is the better one. As there, nodes that can no
-longer enter the tree are left out; but level by level, not one by one.
+Builds the same trees as the C++ search (native/src/bounded_search.cpp), up to ties: scores may be
+rounded differently, and of equal scores the node created first is the better one. As there, nodes
+that can no longer enter the tree are left out; but level by level, not one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEVER = -np.float32(np.inf)  # the score of a place without a node
 
 
 class _Level(NamedTuple):
-    """The candidates of one level.
+    """Candidates of one level.
 
     Attributes:
       token: int32 [B, k], see `UsableCandidates`.
@@ -42,13 +42,13 @@ class _Level(NamedTuple):
 
 
 class _Beam(NamedTuple):
-    """The nodes that are extended.
+    """Nodes that are extended.
 
     Attributes:
       score: float32 [B, W]; `_NEVER` in a place without a node.
       candidate: int32 [B, W], the node's place among its level's candidates.
-      known: int32 [B, W, order - 1], the n-gram contexts after it; None without n-grams.
-      count: int32 [B], places that are taken, with those of nodes that were left out.
+      known: int32 [B, W, order - 1], the n-gram contexts after it, or None without n-grams.
+      count: int32 [B], places that are taken, including nodes that were left out.
     """
 
     score: jax.Array
@@ -83,7 +83,7 @@ def beam_search(
     """Searches the trees of a batch.
 
     Args:
-      table: the n-grams; None searches with only the drafter's scores.
+      table: the n-grams, or None to search with only the drafter's scores.
       context: int32 [B, C], the newest tokens. The last one is the root; a negative one gives a row
         of zeros.
       tokens: int32 [B, d, k], see `read_candidates`.
@@ -154,7 +154,7 @@ def beam_search(
 def _levels(
     candidates: UsableCandidates, eos: tuple[int, ...], level_decay: float, width: int
 ) -> _Level:
-    """All levels, along the first axis."""
+    """Returns all levels, along the first axis."""
     _, depth, k = candidates.token.shape
     weights = np.array([(n + 1.0) ** -level_decay for n in range(depth)], np.float32)
     starts = np.maximum(k + width * k * np.arange(-1, depth - 1), 0)
@@ -169,7 +169,7 @@ def _levels(
 
 
 def _keep(best: _Best, score: jax.Array, start: jax.Array) -> _Best:
-    """The best N of those so far and the children, the first of which is number `start`."""
+    """Returns the best N of those so far and the children, the first of which is number `start`."""
     batch, nodes = best.number.shape
     score = jnp.where(score == 0, np.float32(0), score)  # -0 equals 0
     every = jnp.concatenate([best.score, score.reshape(batch, -1)], axis=1)
@@ -181,7 +181,7 @@ def _keep(best: _Best, score: jax.Array, start: jax.Array) -> _Best:
 def _choose(
     best: _Best, beam: _Beam, level: _Level, most: int, width: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Selects those of the best nodes that are extended next.
+    """Selects the nodes to extend next from the best ones.
 
     Of the level's children no others can have descendants in the tree. Those not ending in EOS come
     first, then those that do; each in the order of the best nodes.
@@ -195,7 +195,7 @@ def _choose(
 
     Returns:
       Their places among the best nodes, int32 [B, W], N beyond the last; and the beam's places that
-      are taken, int32 [B], with those of children that are not among the best.
+      are taken, int32 [B], including children that are not among the best.
     """
     k, nodes = level.token.shape[1], best.number.shape[1]
     usable = level.token >= 0
@@ -231,7 +231,7 @@ def _next_beam(
     place: jax.Array,
     count: jax.Array,
 ) -> tuple[_Beam, jax.Array]:
-    """The nodes at places among the best as a beam, and their numbers, int32 [B, W]."""
+    """Returns the nodes at places among the best as a beam, and their numbers, int32 [B, W]."""
     batch, k = level.token.shape
     number = _take(best.number, place, 0)
     child = number - level.start
@@ -245,14 +245,14 @@ def _next_beam(
 
 
 def _take(x: jax.Array, at: jax.Array, fill: float | np.floating) -> jax.Array:
-    """The entries of each row of x [B, n] at int32 [B, m]; `fill` beyond the end."""
+    """Returns the entries of each row of x [B, n] at int32 [B, m]; `fill` beyond the end."""
     return jnp.take_along_axis(x, at, axis=1, mode="fill", fill_value=fill)
 
 
 def _tree(
     root: jax.Array, token: jax.Array, best: _Best, parents: jax.Array, width: int
 ) -> jax.Array:
-    """The best nodes as a packed tree without its root, int32 [B, 4, N].
+    """Returns the best nodes as a packed tree without its root, int32 [B, 4, N].
 
     Args:
       root: int32 [B].
@@ -279,6 +279,6 @@ def _tree(
 
 
 def _with_root(root: jax.Array, tree: jax.Array) -> jax.Array:
-    """A tree with its root, int32 [B, 4, N + 1]."""
+    """Returns a tree with its root, int32 [B, 4, N + 1]."""
     top = jnp.pad(jnp.maximum(root, 0)[:, None, None], ((0, 0), (0, TREE_ROWS - 1), (0, 0)))
     return jnp.concatenate([top, tree], axis=2)

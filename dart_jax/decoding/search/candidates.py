@@ -1,4 +1,4 @@
-"""The candidates of a step as the search on the device reads them."""
+"""Candidates of a step as the search on the device reads them."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ _tables: weakref.WeakKeyDictionary[NgramModel, DeviceTable] = weakref.WeakKeyDic
 
 
 def _table_on_device(model: NgramModel) -> DeviceTable:
-    """An n-gram model on the device, made once for all users of a model."""
+    """Returns an n-gram model on the device, made once for all users of a model."""
     if model not in _tables:
         _tables[model] = jax.tree.map(jnp.asarray, device_table(model))
     return _tables[model]

@@ -29,7 +29,7 @@ class DeviceSearch:
     Attributes:
       host_buffer: layout of the packed candidates.
       nodes: N, the root not counted.
-      table: the n-grams, on the device; None searches with only the drafter's scores.
+      table: the n-grams, on the device, or None to search with only the drafter's scores.
       eos: tokens that end a sequence.
       search: parameters.
     """
@@ -72,7 +72,7 @@ class DeviceSearch:
         return _in_program(self, packed)
 
     def resized(self, host_buffer: HostBuffer, nodes: int) -> DeviceSearch:
-        """The same search for trees of another size."""
+        """Returns the same search for trees of another size."""
         return dataclasses.replace(self, host_buffer=host_buffer, nodes=nodes)
 
 

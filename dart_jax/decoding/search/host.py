@@ -55,13 +55,13 @@ class HostSearch:
         Args:
           host_buffer: layout of the packed candidates.
           nodes: N, the root not counted.
-          ngram: n-gram model; None searches with only the drafter's scores. If the host buffer has
-            no candidates, only the n-gram model drafts.
+          ngram: n-gram model, or None to search with only the drafter's scores. If the host buffer
+            has no candidates, only the n-gram model drafts.
           eos: tokens that end a sequence.
           search: parameters.
-          threads: rows of a batch searched in parallel; None uses all cores that this
-            process may use.
-          native: see the attribute; None where XLA can, on CPUs.
+          threads: rows of a batch searched in parallel, by default one per core that this process
+            may use.
+          native: see the attribute; by default True where XLA can, on CPUs.
 
         Raises:
           ValueError: a parameter is out of range.
@@ -87,14 +87,14 @@ class HostSearch:
 
     @classmethod
     def tree_unflatten(cls, shape: tuple[HostBuffer, int, bool], leaves: Any) -> HostSearch:
-        """The search as programs see it, which only has `in_program`."""
+        """Returns the search as programs see it, which only has `in_program`."""
         search = object.__new__(cls)
         search.host_buffer, search.nodes, search.native = shape
         (search.handle,) = leaves
         return search
 
     def resized(self, host_buffer: HostBuffer, nodes: int) -> HostSearch:
-        """The same search for trees of another size."""
+        """Returns the same search for trees of another size."""
         return type(self)(host_buffer, nodes, native=self.native, **self._options)
 
     def __repr__(self) -> str:

@@ -83,7 +83,7 @@ def read_context(table: DeviceTable, context: jax.Array) -> jax.Array:
 
 
 def advance(table: DeviceTable, known: jax.Array, token: jax.Array) -> jax.Array:
-    """The contexts after one more token.
+    """Returns the contexts after one more token.
 
     Args:
       table: the n-grams.
@@ -95,7 +95,7 @@ def advance(table: DeviceTable, known: jax.Array, token: jax.Array) -> jax.Array
 
 
 def advance_found(table: DeviceTable, token: jax.Array, places: list[jax.Array]) -> jax.Array:
-    """The contexts after one more token, of which the n-grams' places are known.
+    """Returns the contexts after one more token, of which the n-grams' places are known.
 
     Args:
       table: the n-grams.

@@ -24,7 +24,7 @@ def attend(
     Args:
       segments: new rows. Every row must see at least one key. Without a prefix they may hold the
         same queries at different rotary positions.
-      prefix: cached rows, seen by the first segment's queries; None for none.
+      prefix: cached rows, seen by the first segment's queries, if any.
       scoring: how scores are computed.
       kernel: what computes it. Attention without a prefix, and sizes that the kernel is not made
         for (see their `fits`), are always computed in plain JAX.

@@ -38,7 +38,7 @@ def append(
         P repeats any valid row: the surplus is written beyond its new length.
       length: int32 [B], rows already in the cache.
       kernel: what computes attention. The C++ core also writes all rows but those that `only_rows`
-        leaves out; beside Triton's kernel another one writes those of many layers at once.
+        leaves out; with Triton's kernel, another one writes the rows of many layers at once.
     """
     chex.assert_shape(length, index.shape[:1])
     layers, pages = parts(cache)
@@ -119,7 +119,7 @@ def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.
 
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
         # One row of one head at a time: to write all heads of a row at once, a TPU's compiler would
-        # lay the pool out anew, a copy.
+        # lay the pool out again, a copy.
         return old.at[page, head, place].set(new, mode="drop", unique_indices=True)
 
     return jax.tree.map(write, layers, rows)

@@ -22,7 +22,7 @@ from dart_jax.models.kernels.pallas import dot
 _ROWS = 256  # queries of a block, at most
 _KEYS = 512  # keys of a block, at most, unless a page has more
 _PAGES = 16  # of a block, at most
-_TILE = 16  # rows of a tile of bfloat16 numbers; those of float32 have 8
+_TILE = 16  # rows of a tile of bfloat16 numbers; tiles of float32 have 8
 _LANES = 128  # columns of a tile
 _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differences are not NaN
 
@@ -111,7 +111,7 @@ def attend_mosaic(
 
 
 class _Sizes(NamedTuple):
-    """The sizes of blocks."""
+    """Sizes of blocks."""
 
     rows: int  # queries of a block
     padded_rows: int  # queries of a key head, padded to whole blocks
@@ -139,7 +139,7 @@ class _Sizes(NamedTuple):
 
 
 def _cached(sizes: _Sizes, head_dim: int, part: int) -> Any:
-    """The spec of a block of cached keys or values, or of one of its pages."""
+    """Returns the spec of a block of cached keys or values, or of one of its pages."""
 
     def place(
         b: Any, head: Any, row: Any, key: Any, begin: Any, end: Any, _: Any, table: Any

@@ -40,9 +40,9 @@ class Prefix(NamedTuple):
       k: keys [B, K, S, h]; in pages, [P, K, R, h].
       v: values, as `k`.
       length: int32 [B], valid rows; every new row sees those from its `first` on.
-      first: int32 [B, T], the first row that each new row sees, with a sliding window; None if
-        they see all.
-      pages: int32 [B, n], where rows are in pools of pages (see `PagedCache`): S = n * R; None if
+      first: int32 [B, T], the first row that each new row sees, with a sliding window. None if they
+        see all.
+      pages: int32 [B, n], where rows are in pools of pages (see `PagedCache`): S = n * R. None if
         they are in one piece.
     """
 
@@ -60,7 +60,7 @@ class Prefix(NamedTuple):
         length: jax.Array | None,
         first: jax.Array | None = None,
     ) -> Prefix | None:
-        """The rows of a cache's layer; None without a cache."""
+        """Returns the rows of a cache's layer, or None without a cache."""
         if cache is None or length is None:
             return None
         layers, pages = parts(cache)
@@ -82,8 +82,8 @@ class Prefix(NamedTuple):
         return valid & (at >= self.first[:, :, None])
 
     def in_one_piece(self) -> Prefix:
-        """The same rows without pages, [B, K, S, h]: what the table names is copied, and what is
-        not filled is 0."""
+        """Returns the same rows without pages, [B, K, S, h]: what the table names is copied, and
+        what is not filled is 0."""
         if self.pages is None:
             return self
         count, kv_heads, size, h = self.k.shape
@@ -104,7 +104,7 @@ def window_start(window: int | None, positions: jax.Array) -> jax.Array | None:
     """Returns the first position that rows see through a sliding window, int32 [B, T].
 
     Args:
-      window: positions that a row sees, its own included; None for all, which returns None.
+      window: positions that a row sees, its own included. None for all, which returns None.
       positions: int32 [B, T], of the rows.
     """
     return None if window is None else jnp.maximum(positions - window + 1, 0)
@@ -115,7 +115,7 @@ def windowed(mask: jax.Array, first: jax.Array | None, positions: jax.Array) -> 
 
     Args:
       mask: bool, broadcastable to [B, T, S].
-      first: int32 [B, T], from `window_start`; None leaves the mask as it is.
+      first: int32 [B, T], from `window_start`, or None to leave the mask as it is.
       positions: int32 [B, S], of the keys.
     """
     return mask if first is None else mask & (positions[:, None] >= first[:, :, None])
@@ -125,19 +125,19 @@ class Scoring(NamedTuple):
     """Options of the scores, which are computed from products of queries and keys.
 
     Attributes:
-      scale: factor on the products; None for h ** -0.5.
-      cap: softcap: scores become cap * tanh(score / cap), before masking; None for none.
+      scale: factor on the products, by default h ** -0.5.
+      cap: softcap, if any: scores become cap * tanh(score / cap) before masking.
     """
 
     scale: float | None = None
     cap: float | None = None
 
     def factor(self, head_dim: int) -> float:
-        """The factor on the products for heads of this size."""
+        """Returns the factor on the products for heads of this size."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
     def of(self, products: jax.Array, head_dim: int) -> jax.Array:
-        """The scores of products, before masking."""
+        """Returns the scores of products, before masking."""
         score = products * self.factor(head_dim)
         return score if self.cap is None else softcap(score, self.cap)
 

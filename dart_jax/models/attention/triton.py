@@ -205,7 +205,7 @@ class _Block:
             self.store_part(ref, split, value)
 
     def prefix_blocks(self) -> tuple[jax.Array | int, jax.Array]:
-        """The range of blocks of keys that some row sees."""
+        """Returns the range of blocks of keys that some row sees."""
         blocks = pl.cdiv(self.length, self.keys)
         if self.first is None:
             return 0, blocks

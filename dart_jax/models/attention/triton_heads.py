@@ -27,7 +27,7 @@ class HeadNorm(NamedTuple):
       q_scale: [h].
       k_scale: [h].
       eps: added to the mean square.
-      offset: added to the scales, with which the product is computed in float32; None for none.
+      offset: added to the scales, with which the product is computed in float32, if any.
     """
 
     q_scale: jax.Array
@@ -54,7 +54,7 @@ def rotated_heads_triton(
       sin: float32 [B, T, h / 2].
       heads: H.
       kv_heads: K.
-      norm: of queries and keys, before they are rotated; None for none.
+      norm: of queries and keys, before they are rotated, if any.
       interpret: run the kernel in Pallas' interpreter, on any platform.
 
     Returns:

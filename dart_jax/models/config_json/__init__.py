@@ -1,4 +1,4 @@
-"""The fields of `config.json`: checks of all, the options of drafters, and the formats of these.
+"""Fields of `config.json`: checks of all, the options of drafters, and the formats of these.
 
 May import `dart_jax.errors`. Start with `fields.py`.
 """

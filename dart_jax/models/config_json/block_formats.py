@@ -2,7 +2,7 @@
 SpecForge's and speculators' spellings of them.
 
 A format is told by its own fields; what it names is read as fields of `BlockConfig`, which writes
-the same layout. Whatever is not known is refused: it may change the computation.
+the same layout. Unknown fields are refused: they may change the computation.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "markov_head_type": (*GATES, None),
     "conv_kernel_size": (2, None),
 }
-# z-lab's module scales by these; those of the other layouts do not read them.
+# z-lab's module scales by these; the other layouts' modules do not read them.
 _UNSCALED = dict.fromkeys(SCALES, (1, None)) | {"final_logit_softcapping": (0, None)}
 
 
@@ -89,8 +89,8 @@ def block_layout(json: Mapping[str, Any]) -> BlockLayout | None:
 
 
 def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]:
-    """Reads a config as fields of `BlockConfig`, but for `rope`, and those of Qwen3's layers as
-    they are called there.
+    """Reads a config as fields of `BlockConfig`, except `rope`, with fields of Qwen3's layers under
+    their names there.
 
     Raises:
       UserError: a field is missing, wrong or unknown, or names an option that is not supported.
@@ -103,7 +103,7 @@ def block_fields(json: Mapping[str, Any], layout: BlockLayout) -> dict[str, Any]
         layers = speculators_layer(json)
     for name, values in (_NEUTRAL if layout == "dflash" else _NEUTRAL | _UNSCALED).items():
         for where in (own, layers):
-            # Where the layers' fields stand by themselves, the type beside them is the library's.
+            # Where the layers' fields stand by themselves, the type next to them is the library's.
             kind = name == "model_type" and where is not layers
             if not kind:
                 cure = f"pass one with {name}={values[0]!r}"

@@ -1,4 +1,4 @@
-"""The fields of drafters' `config.json` that are options, and those that change nothing here.
+"""Fields of drafters' `config.json` that are options, and those that change nothing here.
 
 The others that `dart_jax.models.drafter_config` honours are the fields of its dataclasses. What
 nobody knows is named in a warning: the formats' own programs do not read it either.
@@ -81,7 +81,7 @@ def check_options(
 
     Args:
       json: the config.
-      options: those of the drafter's kind, beside those that all drafters have.
+      options: of the drafter's kind, besides those that all drafters have.
       honoured: names of the fields that are.
 
     Raises:
@@ -95,7 +95,7 @@ def check_options(
 
 
 def sliding_window(json: Mapping[str, Any]) -> int | None:
-    """The window of all layers of a DART or EAGLE-3 drafter; None if they see all rows.
+    """Returns the window of all layers of a DART or EAGLE-3 drafter, or None if they see all rows.
 
     Raises:
       UserError: only some layers have one, or it is not clear which.
@@ -116,7 +116,7 @@ def sliding_window(json: Mapping[str, Any]) -> int | None:
 
 
 def eagle_config(json: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields that an EAGLE-3 drafter's config has in `eagle_config`.
+    """Returns the fields that an EAGLE-3 drafter's config has in `eagle_config`.
 
     Raises:
       UserError: one of them has a value with which the computation is another one.
@@ -138,7 +138,8 @@ def eagle_config(json: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def feature_layers(json: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The target's layers whose input an EAGLE-3 drafter reads, ascending; None for the default.
+    """Returns the target's layers whose input an EAGLE-3 drafter reads, ascending, or None for the
+    default.
 
     At the top level, where speculators writes them and vLLM reads them, ids count the layers before
     a hidden state; in `eagle_config`, where ModelOpt writes them and SGLang reads them, they name
@@ -156,7 +157,7 @@ def feature_layers(json: Mapping[str, Any]) -> tuple[int, ...] | None:
             raise UserError(
                 f"config.json has {where}{LAYERS}={ids!r}; it must be a list of different layers"
             )
-        # Programs capture the layers in their own order, whatever the order of the list.
+        # Programs capture the layers in their own order, not the list's.
         lists.append(tuple(sorted(i + shift for i in ids)))
     if len({*lists}) > 1:
         raise UserError(

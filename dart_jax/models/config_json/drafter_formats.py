@@ -1,5 +1,5 @@
-"""Formats of drafters other than DART's and EAGLE-3's own, told by their `config.json`; those of
-block drafters are in `block_formats.py`."""
+"""Formats of drafters other than DART's and EAGLE-3's own, told by their `config.json`. For block
+drafters see `block_formats.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CURE = (
 
 
 def classes(json: Mapping[str, Any]) -> set[str]:
-    """The classes that a config names."""
+    """Returns the classes that a config names."""
     named = json.get("architectures")
     return {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
 
@@ -46,7 +46,7 @@ def is_drafter(json: Mapping[str, Any]) -> bool:
 
 
 def known_format(json: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config in the layout of DART's or EAGLE-3's authors.
+    """Returns the config in the layout of DART's or EAGLE-3's authors.
 
     Raises:
       UserError: it is that of another format.
@@ -81,7 +81,7 @@ def _of_speculators(json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def speculators_layer(json: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the layers of a drafter of speculators; raises UserError if it has none."""
+    """Returns the layers' fields of a speculators drafter; raises UserError if it has none."""
     layer = json.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise UserError(

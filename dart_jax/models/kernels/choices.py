@@ -16,7 +16,7 @@ AttentionChoice = Literal["auto", "dense", "native", "triton", "mosaic"]
 # platform, for tests.
 ExpertsKernel = Literal["jax", "triton", "interpret"]
 
-# dtype of cached keys and values; auto: that of the activations, for loaded models see
+# dtype of cached keys and values; auto: the activations' dtype; for loaded models see
 # `Execution.beside`.
 CacheDtype = Literal["auto", "float32", "bfloat16"]
 

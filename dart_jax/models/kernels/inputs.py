@@ -74,12 +74,12 @@ Inputs = jax.Array | Normed | Gated
 
 
 def computed(inputs: Inputs) -> jax.Array:
-    """The rows that a linear layer multiplies."""
+    """Returns the rows that a linear layer multiplies."""
     return inputs.computed() if isinstance(inputs, Normed | Gated) else inputs
 
 
 def source(inputs: Inputs) -> jax.Array:
-    """The array that a linear layer reads: the rows, or what it normalises or gates."""
+    """Returns the array that a linear layer reads: the rows, or what it normalises or gates."""
     return inputs.x if isinstance(inputs, Normed | Gated) else inputs
 
 

@@ -20,8 +20,8 @@ class LayerOptions:
       experts: the kernel of mixtures of experts.
       shards: devices that share the model's weights.
       fused: whether projections that read the same input are one (see `platform.weights`).
-      kv: dtype of keys and values, rounded once, when they are made: those of new rows have the
-        same bits as when they are cached.
+      kv: dtype of keys and values, rounded once, when they are made: new rows have the same bits as
+        when they are cached.
     """
 
     attention: AttentionKernel = "dense"
@@ -36,7 +36,7 @@ class LayerOptions:
         return self.shards > 1
 
     def cache_dtype(self, dtype: DTypeLike) -> DTypeLike:
-        """The dtype of keys and values, of a model whose activations have `dtype`."""
+        """Returns the dtype of keys and values, of a model whose activations have `dtype`."""
         return dtype if self.kv == "auto" else jnp.dtype(self.kv)
 
     def rounded(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:

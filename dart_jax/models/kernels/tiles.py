@@ -76,7 +76,7 @@ class Tiles:
         return not BLOCK_TYPES.isdisjoint(self.types)
 
     def rows(self, outputs: jax.Array) -> jax.Array:
-        """The weights of outputs, int32 [...], of a matrix in one part: float32 [..., in]."""
+        """Returns weights of outputs, int32 [...], of a matrix in one part: float32 [..., in]."""
         _check_core()
         (tiles,), (out,) = self.parts, self.outs
         shape = jax.ShapeDtypeStruct((*outputs.shape, self.d_in), jnp.float32)
@@ -85,7 +85,7 @@ class Tiles:
         )
 
     def transposed(self) -> jax.Array:
-        """The matrix as floats: float32 [out, in]."""
+        """Returns the matrix as floats: float32 [out, in]."""
         return self.rows(jnp.arange(self.shape[1], dtype=jnp.int32))
 
 
@@ -102,8 +102,8 @@ def pack(weights: jax.Array, transposed: bool = False, dtype: DTypeLike | None =
 
 
 def pack_exactly(weights: jax.Array, transposed: bool = False) -> Tiles:
-    """Stores weights in tiles of bfloat16 if that holds their values exactly, as it does those of
-    most published checkpoints; otherwise of their dtype."""
+    """Stores weights in tiles of bfloat16 if that holds their values exactly, as it does for most
+    published checkpoints; otherwise of their dtype."""
     exact = bool(_fits_bfloat16(weights))
     return pack(weights, transposed, jnp.bfloat16 if exact else None)
 
@@ -189,8 +189,8 @@ def product(
     Args:
       inputs: x, [..., in], float32 or bfloat16.
       weights: W, [in, out].
-      bias: [out]; None for none.
-      residual: [..., out]; None for none.
+      bias: [out], if any.
+      residual: [..., out], if any.
 
     Returns:
       [..., out], of x's dtype.
@@ -227,14 +227,14 @@ def product(
 
 
 def type_numbers(*matrices: Tiles) -> np.ndarray:
-    """The core's numbers of the types of all parts, int32."""
+    """Returns the core's numbers of the types of all parts, int32."""
     types = [type for matrix in matrices for type in matrix.types]
     return np.array([_core.weight_types[type] for type in types], np.int32)
 
 
 def described(*matrices: Tiles) -> dict[str, np.ndarray]:
-    """The description of matrices for the core, one after another: parts and inputs of each, and
-    types and outputs of each part."""
+    """Returns the description of matrices for the core, one after another: parts and inputs of
+    each, and types and outputs of each part."""
     return {
         "counts": np.array([len(matrix.parts) for matrix in matrices], np.int32),
         "ins": np.array([matrix.d_in for matrix in matrices], np.int64),

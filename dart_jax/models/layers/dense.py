@@ -29,20 +29,20 @@ class Init(NamedTuple):
 
     Attributes:
       dtype: of all.
-      rngs: for random values; None where only shapes matter, then they are 0.
+      rngs: for random values. None where only shapes matter, then they are 0.
     """
 
     dtype: DTypeLike = jnp.float32
     rngs: nnx.Rngs | None = None
 
     def random(self, *shape: int) -> nnx.Param:
-        """A parameter with random values."""
+        """Returns a parameter with random values."""
         if self.rngs is None:
             return self.full(0, *shape)
         return nnx.Param(_INIT(self.rngs.params(), shape, self.dtype))
 
     def full(self, value: float, *shape: int) -> nnx.Param:
-        """A parameter with one value."""
+        """Returns a parameter with one value."""
         return nnx.Param(jnp.full(shape, value, self.dtype))
 
 

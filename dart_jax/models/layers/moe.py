@@ -19,7 +19,7 @@ from dart_jax.models.sharding.collectives import shard_offset, total
 
 
 class Experts(nnx.Module):
-    """The weights of E gated MLPs of width F."""
+    """Weights of E gated MLPs of width F."""
 
     def __init__(self, d: int, config: MoEConfig, init: Init):
         e, f = config.num_experts, config.intermediate_size

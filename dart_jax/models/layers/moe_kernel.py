@@ -25,7 +25,7 @@ _FEW = 64  # blocks of rows
 
 
 class Blocks(NamedTuple):
-    """The rows of each block; n blocks of m rows.
+    """Rows of each block; n blocks of m rows.
 
     Attributes:
       rows: int32 [n * m], the rows' numbers; T where a block has no more rows.

@@ -23,7 +23,7 @@ def loop_over_experts(
     Args:
       rows: [T, D].
       weights: [T, k].
-      experts: int32 [T, k], each row's experts, all distinct; E for those of other devices, which
+      experts: int32 [T, k], each row's experts, all distinct; E for other devices' experts, which
         are left out.
       *kernels: gate and up, [E, D, F], and down, [E, F, D].
     """
@@ -53,7 +53,7 @@ def grouped(
 
     Args:
       converted: whether weights in 8 bits are converted before the product, which is best on GPUs;
-        on TPUs XLA would then write those of all experts to memory.
+        on TPUs XLA would then write all experts' weights to memory.
     """
     gate, up, down = kernels
     k = experts.shape[1]

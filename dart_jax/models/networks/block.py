@@ -1,8 +1,8 @@
 """Block drafters: DFlash, DSpark, DFlash2 and JetSpec (docs/method.md, section 8).
 
-Layers like those of a Qwen3 target run over a block: a sequence's newest token, the *anchor*, and
-mask tokens after it. In every layer queries come from the block, keys and values from the block and
-from the context: all positions before the anchor, each one row made of the target's features. Only
+Layers like a Qwen3 target's run over a block: a sequence's newest token, the *anchor*, and mask
+tokens after it. In every layer queries come from the block, keys and values from the block and from
+the context: all positions before the anchor, each one row made of the target's features. Only
 context rows are cached; the block's are dropped after each draft.
 """
 
@@ -43,7 +43,7 @@ class Convolution(nnx.Module):
         self.kernel_projection = Linear(d, 4 * self.groups, init)
 
     def factors(self, x: jax.Array) -> jax.Array:
-        """The factors of every row's channels [B, T, D]: [2, 2, B, T, D]."""
+        """Returns the factors of every row's channels [B, T, D]: [2, 2, B, T, D]."""
         own = self.kernel_projection(x).reshape(*x.shape[:2], 2, 2, self.groups)
         own = jnp.repeat(own, x.shape[2] // self.groups, axis=-1)
         return self.base_kernel[...][:, :, None, None] + jnp.moveaxis(own, (2, 3), (0, 1))
@@ -109,8 +109,8 @@ class BlockDrafter(nnx.Module):
     def embedding(
         self, targets: Callable[[jax.Array], jax.Array]
     ) -> Callable[[jax.Array], jax.Array]:
-        """The embedding that the drafter reads, int32 [...] -> [..., D]: its own, or else the
-        target's, scaled."""
+        """Returns the embedding that the drafter reads, int32 [...] -> [..., D]: its own, or else
+        the target's, scaled."""
 
         def embed(tokens: jax.Array) -> jax.Array:
             if not self.config.own_embedding:
@@ -121,7 +121,7 @@ class BlockDrafter(nnx.Module):
         return embed if scale == 1 else lambda tokens: embed(tokens) * scale
 
     def context(self, features: jax.Array) -> jax.Array:
-        """The context rows that all layers read, [B, T, D], of the target's features [B, T, F]."""
+        """Makes context rows that all layers read, [B, T, D], of target features [B, T, F]."""
         return self.hidden_norm(projected(self.fc, features, self.options))
 
     def keys(self, context: jax.Array, positions: jax.Array) -> KVCache:
@@ -154,7 +154,7 @@ class BlockDrafter(nnx.Module):
         return self.normed(x if self.config.shifted else x[:, 1:])
 
     def block_mask(self, layer: int, positions: jax.Array) -> jax.Array:
-        """The mask of a block's rows in a layer, bool [B, R, R] or [1, R, R], given their
+        """Returns the mask of a block's rows in a layer, bool [B, R, R] or [1, R, R], given their
         positions int32 [B, R]."""
         rows = positions.shape[1]
         seen = jnp.ones((1, rows, rows), bool)

@@ -56,7 +56,7 @@ class DartDrafter(DraftLayer):
           embeds: [B, T, D] embeddings of the tokens *after* those rows (see `embedding`).
           positions: int32 [B, T].
           last: int32 [B], index of the anchor; rows after it are padding and never seen.
-          cache: keys and values of earlier real rows, per layer; None for no prefix.
+          cache: keys and values of earlier real rows, per layer, if any.
           length: int32 [B], valid rows of the cache.
 
         Returns:

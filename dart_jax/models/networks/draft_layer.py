@@ -76,8 +76,8 @@ class DraftLayer(nnx.Module):
     def embedding(
         self, targets: Callable[[jax.Array], jax.Array]
     ) -> Callable[[jax.Array], jax.Array]:
-        """The embedding that the drafter reads, int32 [...] -> [..., D]: its own, or else the
-        target's."""
+        """Returns the embedding that the drafter reads, int32 [...] -> [..., D]: its own, or else
+        the target's."""
         if not self.own_embedding:
             return targets
         return lambda tokens: embedded(self.embed_tokens.get_value(), tokens, self.norm)
@@ -87,7 +87,7 @@ class DraftLayer(nnx.Module):
         return jnp.concatenate([self.input_layernorm(embeds), self.hidden_norm(hidden)], axis=-1)
 
     def project(self, features: jax.Array) -> jax.Array:
-        """The target's features [..., F] -> the residual stream [..., D]."""
+        """Maps the target's features [..., F] to the residual stream [..., D]."""
         return projected(self.fc, features, self.options)
 
     def head(self, normed: jax.Array) -> jax.Array:

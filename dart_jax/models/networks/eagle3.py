@@ -83,7 +83,7 @@ class Eagle3Drafter(DraftLayer):
           inputs: [B, T, 2D], `join` of the tokens' embeddings and `hidden`.
           positions: int32 [B, T].
           seen: the keys and values that the rows attend to, including their own.
-          prefix: cached rows that they attend to; None for none.
+          prefix: cached rows that they attend to, if any.
 
         Returns:
           [B, T, D], which is fed back and what `logits` reads: before the final norm, or after it.

@@ -2,7 +2,7 @@
 
 Between the calls for products, heads and attention XLA would run small operations, each of which
 costs a microsecond or more, and the core's threads read ahead from layer to layer. What is computed
-is the same, but for the attention of rows without a prefix, which the core computes, too.
+is the same, except the attention of rows without a prefix, which the core computes, too.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def run_draft_layer(
       residual: the residual stream of the real rows, float32 [B, T, D].
       rotation: cosines and sines for queries and keys, float32 [B, T + m, r / 2].
       last: int32 [B], the anchors among the real rows.
-      prefix: cached rows; None for none.
+      prefix: cached rows, if any.
       kv_heads: K.
       kv_dtype: of keys and values, float32 or bfloat16.
       eps: of all norms.
-      window: positions that a row sees, its own included; None for all.
+      window: positions that a row sees, its own included; by default all.
 
     Returns:
       The residual stream of the anchor and the mask rows after the layer, [B, 1 + m, D], which
@@ -96,7 +96,7 @@ def run_draft_layer(
 
 
 def no_prefix(rows: jax.ShapeDtypeStruct) -> Prefix:
-    """A cache without rows, for new keys or values [B, K, T, h]."""
+    """Returns a cache without rows, for new keys or values [B, K, T, h]."""
     b, kv_heads, _, h = rows.shape
     none = jnp.zeros((b, kv_heads, 0, h), rows.dtype)
     return Prefix(none, none, jnp.zeros(b, jnp.int32))

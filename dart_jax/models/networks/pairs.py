@@ -37,7 +37,7 @@ class PairScores(nnx.Module):
                 self.gate.kernel[...] = jnp.zeros_like(self.gate.kernel[...])
 
     def factors(self, normed: jax.Array, prev: jax.Array) -> jax.Array:
-        """The factors of pairs that begin with tokens `prev`.
+        """Returns the factors of pairs that begin with tokens `prev`.
 
         Args:
           normed: [..., D], what the head reads at the second token's position.
@@ -62,7 +62,7 @@ class PairScores(nnx.Module):
         return first * (gate[..., None, :] if several else gate)
 
     def first_factors(self, prev: jax.Array) -> jax.Array:
-        """The factors of first tokens alone: int32 [...] -> [..., r]."""
+        """Returns the factors of first tokens alone: int32 [...] -> [..., r]."""
         table = self.prev[...]
         # The target's vocabulary may be padded further.
         return jnp.take(table, jnp.minimum(prev, table.shape[0] - 1), axis=0)
@@ -89,7 +89,7 @@ class PairScores(nnx.Module):
 
     def all_next(self, factors: jax.Array, shards: int = 1) -> jax.Array:
         """Scores of all second tokens: [..., r] -> float32 [..., Vd]; of a device's part of them
-        where so many devices share the head."""
+        where `shards` devices share the head."""
         following = self.next.get_value()
         if isinstance(following, Tiles):
             return product(factors.astype(jnp.float32), following)

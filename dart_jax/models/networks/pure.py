@@ -55,7 +55,7 @@ def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False
 
 
 def dtype_of(target: Params) -> np.dtype:
-    """The dtype of a target's activations."""
+    """Returns the dtype of a target's activations."""
     return target["norm"]["scale"].dtype
 
 
@@ -63,7 +63,7 @@ def init_params(
     config: TargetConfig | DraftLayerConfig, seed: int, dtype: DTypeLike = jnp.float32
 ) -> Params:
     """Returns random parameters as a nested dict of arrays."""
-    # Not jitted: a program of all takes seconds to compile, those of single arrays are shared.
+    # Not jitted: a program of all takes seconds to compile, programs of single arrays are shared.
     init = Init(dtype, nnx.Rngs(jax.random.key(seed)))
     module = _MODULES[type(config)](config, LayerOptions(), init)
     return nnx.to_pure_dict(nnx.split(module)[1])

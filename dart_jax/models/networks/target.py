@@ -205,8 +205,8 @@ class DecoderLayer(nnx.Module):
     def around(
         self, x: jax.Array, attend: Callable[[Inputs, jax.Array | None], jax.Array]
     ) -> jax.Array:
-        """Runs the layer over rows [B, T, D], but for attention with its projections, which
-        `attend` computes of its inputs; added to the residual stream, if it is given that."""
+        """Runs the layer over rows [B, T, D], except attention with its projections, which `attend`
+        computes of its inputs; added to the residual stream, if it is given that."""
         before_attention, after_attention, before_mlp, after_mlp = self.placed_norms()
         # Norms after a layer's parts, and factors, come between products and the residual stream.
         adds = after_mlp is None and self.multiplier == 1
@@ -223,7 +223,7 @@ class DecoderLayer(nnx.Module):
             return out if adds else x + _times(out, self.multiplier)
 
     def placed_norms(self) -> list[RMSNorm | None]:
-        """The norms before and after attention, and before and after the MLP."""
+        """Returns the norms before and after attention, and before and after the MLP."""
         return [getattr(self, name) if name else None for name in self.norms]
 
     def is_native(self, x: jax.Array) -> bool:
@@ -367,7 +367,7 @@ class Target(nnx.Module):
           positions: int32 [B, T], of the tokens in their sequences: for RoPE and sliding windows.
           mask: bool, broadcastable to [B, T, T]; row t sees new row s where [b, t, s] is set.
             Each row must see itself.
-          cache: all layers' keys and values, capacity S, in pages or not; None for no prefix.
+          cache: all layers' keys and values, capacity S, in pages or not; None without a prefix.
           length: int32 [B], valid rows of the cache, which are the tokens at positions 0 to
             length - 1. Every new row sees all of them, and a sliding window only shrinks what a row
             sees.
@@ -401,7 +401,7 @@ class Target(nnx.Module):
         return jnp.take(table, tokens, axis=0)
 
     def _inputs(self, tokens: jax.Array) -> jax.Array:
-        """The first layer's inputs [B, T, D]."""
+        """Returns the first layer's inputs [B, T, D]."""
         x = self.embed(tokens)
         factor = self.config.embedding_multiplier
         if self.config.architecture.embedding_scaled:

@@ -33,7 +33,7 @@ _NEEDED = {
     "mosaic": "a TPU",
 }
 _KV_NEEDS = (
-    "keys and values in bfloat16 beside activations in float32 need the C++ core's attention on "
+    "keys and values in bfloat16 with activations in float32 need the C++ core's attention on "
     "one CPU, and this is {}; leave --kv out (with --dtype bfloat16 all are in it)"
 )
 
@@ -76,7 +76,7 @@ class Execution:
         return self.attention == "native"
 
     def on(self, mesh: Mesh) -> Execution:
-        """The same on several devices. On CPUs plain JAX: they are for trying out.
+        """Returns the same on several devices. On CPUs plain JAX: they are for trying out.
 
         Raises:
           UserError: keys and values are in bfloat16, which only one CPU computes.
@@ -88,8 +88,9 @@ class Execution:
         return dataclasses.replace(self, devices=Devices(mesh))
 
     def beside(self, config: TargetConfig, target: Params) -> Execution:
-        """The same for a target's loaded parameters: beside weights in blocks, whose inputs are
-        rounded to 8 bits, the C++ core caches keys and values in bfloat16, unless told otherwise.
+        """Returns the same for a target's loaded parameters: with weights in blocks, whose inputs
+        are rounded to 8 bits, the C++ core caches keys and values in bfloat16, unless told
+        otherwise.
 
         Raises:
           UserError: these keys and values are computed by plain JAX, and `kv` is bfloat16.

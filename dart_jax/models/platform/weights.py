@@ -66,7 +66,7 @@ class WeightsForm:
         return self.dtype == "stored" and self.tiles
 
     def of_drafter(self, target: Params) -> WeightsForm:
-        """The form of this target's drafter that reads its features: rounded to 8 bits beside
+        """Returns the form of this target's drafter that reads its features: rounded to 8 bits with
         weights in blocks. Drafts that are a little worse cost less than reading them in 16 bits."""
         return dataclasses.replace(self, dtype="int8") if in_blocks(target) else self
 
@@ -83,7 +83,7 @@ class WeightsForm:
         Args:
           params: as in the files, or rounded already.
           config: the model's, where devices share it.
-          mesh: these devices; None for one that has all parameters.
+          mesh: these devices, or None for one that has all parameters.
         """
         if self.int8:
             params = round_params(params)

@@ -12,12 +12,12 @@ from dart_jax.models.sharding.mesh import DATA, MODEL
 
 
 def total(x: jax.Array) -> jax.Array:
-    """The sum of what the devices have."""
+    """Returns the sum of what the devices have."""
     return jax.lax.psum(x, MODEL)
 
 
 def largest(x: jax.Array) -> jax.Array:
-    """The largest of what the devices have."""
+    """Returns the largest of what the devices have."""
     return jax.lax.pmax(x, MODEL)
 
 
@@ -27,7 +27,7 @@ def joined(x: jax.Array) -> jax.Array:
 
 
 def local_shard(x: jax.Array, count: int, axis: int = -1) -> jax.Array:
-    """A device's part of an array that all have: n of the m n entries of an axis."""
+    """Returns a device's part of an array that all have: n of the m n entries of an axis."""
     size = x.shape[axis] // count
     return jax.lax.dynamic_slice_in_dim(x, shard_offset(size), size, axis=axis % x.ndim)
 
@@ -40,10 +40,10 @@ def once(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
 
 
 def over_groups(x: jax.Array) -> jax.Array:
-    """The sum over all groups of devices."""
+    """Returns the sum over all groups of devices."""
     return jax.lax.psum(x, DATA)
 
 
 def shard_offset(size: int) -> jax.Array:
-    """The start of a device's part of an axis of `size` entries for each, int32."""
+    """Returns the start of a device's part of an axis of `size` entries for each, int32."""
     return (jax.lax.axis_index(MODEL) * size).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""The devices that decode together, and which models they share."""
+"""Devices that decode together, and which models they share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dart_jax.models.sharding.rules import divides
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """One device, or those of a mesh.
+    """One device, or the devices of a mesh.
 
     Attributes:
-      mesh: the devices, which share the target's weights; None for one.
+      mesh: the devices, which share the target's weights, or None for one.
       split_drafter: whether they share the drafter's weights, too; otherwise each has all.
     """
 

@@ -46,8 +46,8 @@ class MeshShape(NamedTuple):
         return cls(**sizes)
 
     def make(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """The mesh ("data", "model") of the first devices, by default of all there are. The devices
-        of a process are adjacent.
+        """Returns the mesh ("data", "model") of the first devices, by default of all there are. The
+        devices of a process are adjacent.
 
         Raises:
           UserError: there are too few, or some processes would have none.
@@ -66,7 +66,7 @@ class MeshShape(NamedTuple):
         return self.of(first)
 
     def of(self, devices: Sequence[Any]) -> Mesh:
-        """The mesh of exactly these devices, which are in order."""
+        """Returns the mesh of exactly these devices, which are in order."""
         grid = np.array(devices).reshape(self.data, self.model)
         return Mesh(grid, (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto))
 
@@ -77,7 +77,7 @@ def several_processes(mesh: Mesh | None) -> bool:
 
 
 def first_of(mesh: Mesh | None, seconds: float | None) -> float | None:
-    """The seconds that the first of the processes that share a mesh has; all must call it."""
+    """Returns the seconds of the first of the processes that share a mesh; all must call it."""
     if not several_processes(mesh):
         return seconds
     own = np.float32(np.nan if seconds is None else seconds)

@@ -41,7 +41,7 @@ class Placement:
     """Puts parameters, as they are loaded, onto JAX's default device."""
 
     def parts(self, path: ParamPath, shape: tuple[int, ...]) -> list[Part]:
-        """The regions that this process must have of a parameter, given its path and shape."""
+        """Returns this process's regions of a parameter, given its path and shape."""
         return [Part(tuple(slice(0, size) for size in shape), True)]
 
     def put(
@@ -51,7 +51,7 @@ class Placement:
         return jax.device_put(values[0])
 
     def over_processes(self, counts: np.ndarray) -> np.ndarray:
-        """The sum of what the processes that share parameters have counted in their parts."""
+        """Returns the sum of the processes' counts in their parts of shared parameters."""
         return counts
 
 
@@ -108,7 +108,7 @@ class ModelPlacement(Placement):
         return multihost_utils.process_allgather(counts).sum(axis=0)
 
     def stored(self, path: ParamPath, leaf: jax.Array) -> jax.Array:
-        """The numbers that the files hold of a parameter, on all devices: no head twice."""
+        """Returns the numbers that the files hold of a parameter, on all devices: no head twice."""
         copies = self._copies(path, leaf.ndim)
         if copies == 1:
             return leaf
@@ -120,7 +120,7 @@ class ModelPlacement(Placement):
         return jax.jit(once, out_shardings=NamedSharding(self._mesh, P()))(leaf)
 
     def _copies(self, path: ParamPath, dims: int) -> int:
-        """The number of times that a parameter has each of its heads on the devices."""
+        """Returns the number of times that a parameter has each of its heads on the devices."""
         if not any(name in _KV for name in path) or spec_of(self._config, path, dims) == P():
             return 1
         return max(self._mesh.shape[MODEL] // self._heads, 1)
@@ -128,7 +128,7 @@ class ModelPlacement(Placement):
     def _sharding(
         self, path: ParamPath, shape: tuple[int, ...]
     ) -> tuple[NamedSharding, tuple[int, ...]]:
-        """The sharding of a parameter, and its shape with all copies of its heads."""
+        """Returns the sharding of a parameter, and its shape with all copies of its heads."""
         placed = (*shape[:-1], shape[-1] * self._copies(path, len(shape)))
         spec = spec_of(self._config, path, len(shape))
         return NamedSharding(self._mesh, spec), placed
@@ -136,7 +136,7 @@ class ModelPlacement(Placement):
     def _bounds(
         self, path: ParamPath, shape: tuple[int, ...], index: tuple[slice, ...] | None
     ) -> _Bounds:
-        """The region of a stored parameter that a device has, from its region of all copies."""
+        """Returns a device's region of a stored parameter, from its region of all copies."""
         assert index is not None
         copies = self._copies(path, len(shape))
         *others, last = zip(index, shape, strict=True)

@@ -32,7 +32,7 @@ class OnDevices:
 
     Attributes:
       spec: the spec.
-      split: the spec if devices share the drafter; None for the same.
+      split: the spec if devices share the drafter, by default the same.
     """
 
     spec: P
@@ -45,8 +45,8 @@ DEVICE_ROWS = OnDevices(ROWS)
 
 
 def param_specs(config: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The specs of the models' parameters by name: those of "target" are split, and perhaps those
-    of "drafter"; others are whole on every device. `config` is that of the decode step."""
+    """Returns the specs of the models' parameters by name: "target" is split, and perhaps
+    "drafter"; others are whole on every device. `config` is the decode step's."""
     specs: dict[str, Any] = dict.fromkeys(params, ALL)
     if config.execution.devices.split_drafter and "drafter" in params:
         specs["drafter"] = model_specs(config.drafter, params["drafter"])
@@ -113,7 +113,7 @@ def program(
 
 
 def specs_of(tree: Any, split_drafter: bool = False) -> Any:
-    """The specs in a tree of them, for `jax.shard_map`, where devices share the drafter or not."""
+    """Returns a tree's specs for `jax.shard_map`, where devices share the drafter or not."""
 
     def spec(x: P | OnDevices) -> P:
         if isinstance(x, P):

@@ -1,4 +1,4 @@
-"""The axis of each of a model's weights that the devices of the mesh's axis "model" share.
+"""Axis of each of a model's weights that the devices of the mesh's axis "model" share.
 
 As in Megatron-LM (Shoeybi et al., arXiv 1909.08053): the projections that read the residual stream
 are split by their outputs, so that each device has some heads and some columns of the MLP, and
@@ -41,7 +41,7 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 
 
 def spec_of(config: SplitConfig | None, names: Sequence[str | int], dims: int) -> P:
-    """The spec of one of a model's parameters, given its path and its number of dimensions;
+    """Returns the spec of one of a model's parameters, given its path and its number of dimensions;
     `config` is None where a program does not use the model."""
     axis = next((AXES[name] for name in names if name in AXES), None)
     if config is not None and config.norms_all_heads and any(name in _HEAD_NORMS for name in names):
@@ -55,7 +55,7 @@ def spec_of(config: SplitConfig | None, names: Sequence[str | int], dims: int) -
 
 
 def model_specs(config: SplitConfig | None, params: Any) -> Any:
-    """The specs of a model's parameters, or of their shapes, in the same nested dicts."""
+    """Returns the specs of a model's parameters, or of their shapes, in the same nested dicts."""
 
     def spec(path: Any, leaf: Any) -> P:
         # The parts of a matrix in 8 bits are attributes.
@@ -94,14 +94,14 @@ def divides(config: SplitConfig, mesh: Mesh | AbstractMesh) -> bool:
 
 
 def with_kv_heads(config: AnySplitConfig, mesh: Mesh | AbstractMesh) -> AnySplitConfig:
-    """The config with a head of keys and values for each device, at least: where there are fewer,
-    several devices have the same."""
+    """Returns the config with a head of keys and values for each device, at least: where there are
+    fewer, several devices have the same."""
     heads = max(config.num_key_value_heads, mesh.shape[MODEL])
     return dataclasses.replace(config, num_key_value_heads=heads)
 
 
 def one_device(config: AnySplitConfig, count: int) -> AnySplitConfig:
-    """The shapes of the part of one of `count` devices."""
+    """Returns the shapes of the part of one of `count` devices."""
     return dataclasses.replace(
         config,
         num_attention_heads=config.num_attention_heads // count,

@@ -56,7 +56,7 @@ def unavailable(message: str) -> ApiError:
 
 
 def busy(message: str, seconds: float) -> ApiError:
-    """Makes the error of a full queue: try again after so many seconds."""
+    """Makes the error of a full queue: try again after `seconds`."""
     after = str(max(math.ceil(seconds), 1))
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": after})
 

@@ -1,7 +1,7 @@
-"""The fields of requests: those that clients may use, and those that make no difference.
+"""Fields of requests that clients may use, and fields that make no difference.
 
-Names and defaults are those of OpenAI's API, with the extensions of vLLM. Every other field is
-refused by name: it might change the answer.
+Names and defaults are as in OpenAI's API, with the extensions of vLLM. Every other field is refused
+by name: it might change the answer.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Reasoning(_Fields):
 
 
 class GenerationFields(RequestFields):
-    """The fields that both endpoints that generate text have."""
+    """Fields that both endpoints that generate text have."""
 
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -164,8 +164,8 @@ class GenerationFields(RequestFields):
     ebnf: str | None = None
 
     def sampling(self, defaults: Mapping[str, Any]) -> Sampling:
-        """The distribution of tokens, with defaults for options that the client leaves out; raises
-        UserError if a value is out of range."""
+        """Returns the distribution of tokens, with defaults for options that the client leaves out;
+        raises UserError if a value is out of range."""
         names = [field.name for field in dataclasses.fields(Sampling)]
         values = {name: getattr(self, name) for name in names}
         values |= {k: v for k, v in defaults.items() if k not in self.model_fields_set}
@@ -174,12 +174,12 @@ class GenerationFields(RequestFields):
 
     @property
     def most_tokens(self) -> int | None:
-        """The maximum number of new tokens; None for all that fit."""
+        """The maximum number of new tokens, or None for all that fit."""
         return self.max_tokens
 
     @property
     def top(self) -> int | None:
-        """Number of most likely tokens to report; None for no log-probabilities."""
+        """Number of most likely tokens to report, or None for no log-probabilities."""
         raise NotImplementedError
 
     @property
@@ -238,7 +238,7 @@ class ToolChoice:
 
     Attributes:
       mode: "none", "auto", "required", or "function", which is a call of the only one.
-      names: those of functions; None for all.
+      names: of functions, by default all.
     """
 
     mode: str = "auto"
@@ -266,14 +266,14 @@ def _tool_choice(value: Any) -> ToolChoice:
 
 
 def _named(tool: Any) -> str | None:
-    """The name of a function that is not described."""
+    """Returns the name of a function that is not described."""
     function = tool.get("function") if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if tool.get("type") == "function" and isinstance(name, str) else None
 
 
 class ThoughtFields(GenerationFields):
-    """The fields of those whose texts answer a chat: arguments of its template, and whether and how
+    """Fields of those whose texts answer a chat: arguments of its template, and whether and how
     much the model thinks before it answers."""
 
     chat_template_kwargs: dict[str, Any] = {}

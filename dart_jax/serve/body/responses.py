@@ -1,4 +1,4 @@
-"""Requests for responses, as those of chats."""
+"""Requests of the responses API, as chat requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chat_of(fields: ResponseFields) -> ChatFields:
     if LOGPROBS in fields.include:
         values |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
         if fields.tools and fields.tool_choice != "none":
-            raise bad("log-probabilities beside tools are not supported", "include")
+            raise bad("log-probabilities with tools are not supported", "include")
     elif fields.top_logprobs:
         raise bad(f"top_logprobs needs {LOGPROBS} in include", "top_logprobs")
     values["tools"] = [_nested(tool) for tool in fields.tools]
@@ -62,13 +62,13 @@ def chat_of(fields: ResponseFields) -> ChatFields:
 
 
 def _nested(tool: Mapping[str, Any], key: str = "function") -> dict[str, Any]:
-    """A tool, or the choice of one, as chats have it: all but the type under a key."""
+    """Returns a tool, or the choice of one, as chats have it: all but the type under a key."""
     content = {name: value for name, value in tool.items() if name != "type" and value is not None}
     return {"type": tool.get("type"), key: content}
 
 
 def _nested_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice of tools as chats have it."""
+    """Returns the choice of tools as chats have it."""
     if choice.get("type") != "allowed_tools":
         return _nested(choice)
     tools = choice.get("tools")
@@ -78,7 +78,7 @@ def _nested_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format(text: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `response_format` of a text's options; None if there is none."""
+    """Returns the `response_format` of a text's options, if there is one."""
     for name, value in text.items():
         if name != "format" and value not in (None, "medium"):
             raise bad(f"text.{name} is not supported by this server; leave it out", "text")
@@ -138,7 +138,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
 
 
 def _answer(messages: list[dict[str, Any]], *, text: bool = False) -> dict[str, Any]:
-    """The answer of which an item is a part: the last message, or a new one.
+    """Returns the answer of which an item is a part: the last message, or a new one.
 
     Args:
       messages: so far.
@@ -152,7 +152,7 @@ def _answer(messages: list[dict[str, Any]], *, text: bool = False) -> dict[str, 
 
 
 def _content(content: Any, where: str) -> str:
-    """The text of a content."""
+    """Returns the text of a content."""
     if isinstance(content, str):
         return content
     return joined(content if isinstance(content, list) else [content], where, _TEXTS)

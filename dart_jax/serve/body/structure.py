@@ -26,7 +26,7 @@ _FORMATS = ("text", "json_object", "json_schema")
 
 def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
     """Returns the name of the field that asks for a structure, and what it asks for as fields of
-    `StructuredOutputs`, not yet checked; None if the text may be anything.
+    `StructuredOutputs`, not yet checked. None if the text may be anything.
 
     Raises:
       ApiError: several fields ask for one, or a `response_format` is wrong.
@@ -50,13 +50,13 @@ def structure_of(fields: GenerationFields) -> tuple[str, dict[str, Any]] | None:
 
 
 def _asks(kind: str, value: Any) -> bool:
-    """Tells whether a kind of structure, or an option of vLLM's, asks for anything."""
+    """Returns whether a kind of structure, or an option of vLLM's, asks for anything."""
     off = kind == "disable_fallback" or (value is False and kind != "json")  # no JSON is a schema
     return not (off or value is None or value in ("", []))
 
 
 def _of_format(response_format: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The structure of a `response_format`; llama.cpp has the schema beside the type."""
+    """Returns the structure of a `response_format`; llama.cpp has the schema next to the type."""
     name, kind = "response_format", response_format.get("type")
     if kind not in _FORMATS:
         raise bad(f"{name}.type must be one of {', '.join(_FORMATS)}, got {kind!r:.50}", name)

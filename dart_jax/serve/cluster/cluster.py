@@ -157,7 +157,7 @@ def replicas(
       UserError: Ray is not installed, there is no cluster, or the replicas do not start.
     """
     ray, serve, gpus = _connect(options)
-    name = f"dart_jax-{secrets.token_hex(4)}"  # servers beside each other need different ones
+    name = f"dart_jax-{secrets.token_hex(4)}"  # servers in the same cluster need different names
     try:
         scaling = {
             "min_replicas": options.replicas,

@@ -1,4 +1,4 @@
-"""The options of a cluster."""
+"""Options of a cluster."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class ToolFormat:
         return first, last + self.between + first, last
 
     def head(self, name: str) -> str:
-        """The text before the arguments of a call."""
+        """Returns the text before the arguments of a call."""
         if self.is_xml:
             return self.name_begin + name + self.name_end + self.line
         if not self.arguments:
@@ -95,7 +95,7 @@ class ToolFormat:
         return self.key_end + between + self.value_space
 
     def body(self, arguments: Any) -> str:
-        """The text of the arguments."""
+        """Returns the text of the arguments."""
         if not self.is_xml:
             return json.dumps(arguments, ensure_ascii=False)
         text, after = "", self.value_space + self.value_end + self.line
@@ -161,7 +161,7 @@ _BY_TEMPLATE: Mapping[str, ToolFormat | None] = {
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Returns the format that a chat template, given by its source, teaches; None if it teaches
+    """Returns the format that a chat template, given by its source, teaches, or None if it teaches
     none that is known."""
     if "tools" not in template:
         return None

@@ -71,7 +71,7 @@ class _Call(NamedTuple):
       given: as the client sent it.
       name: of the function.
       text: its arguments, as the model wrote them.
-      arguments: the same; None if they are no JSON object.
+      arguments: the same as an object, or None if they are no JSON object.
     """
 
     given: Mapping[str, Any]
@@ -123,7 +123,7 @@ class _Turn(NamedTuple):
         return self.message.get("role") == "tool"
 
     def written(self, format: ToolFormat) -> _Message:
-        """The message with its calls as text."""
+        """Returns the message with its calls as text."""
         if not self.calls:
             return self.message
         calls = format.write(
@@ -134,7 +134,7 @@ class _Turn(NamedTuple):
 
 
 def _as_calls(turns: Sequence[_Turn], format: ToolFormat, template: ChatTemplate) -> list[_Message]:
-    """The messages for a template that shows calls."""
+    """Returns the messages for a template that shows calls."""
     result: list[_Message] = []
     rest = list(turns)
     while rest:
@@ -162,7 +162,7 @@ def _as_calls(turns: Sequence[_Turn], format: ToolFormat, template: ChatTemplate
 
 
 def _calling(message: _Message, calls: Sequence[_Call], template: ChatTemplate) -> _Message:
-    """The message with some calls, as the template reads them."""
+    """Returns the message with some calls, as the template reads them."""
     assert template.calls is not None
     objects, empty = template.calls
     written = [
@@ -181,8 +181,8 @@ def _calling(message: _Message, calls: Sequence[_Call], template: ChatTemplate) 
 def _as_text(
     turns: Sequence[_Turn], format: ToolFormat, *, keep_results: bool = False
 ) -> list[_Message]:
-    """The messages with calls as text. Results are parts of the user's turns, unless they are kept,
-    as templates want roles to alternate."""
+    """Returns the messages with calls as text. Results are parts of the user's turns, unless they
+    are kept, as templates want roles to alternate."""
     result: list[_Message] = []
     open_turn = False  # whether the last turn of the user consists of results
     for turn in turns:
@@ -203,7 +203,7 @@ def _as_text(
 def _with_prompt(
     messages: list[_Message], described: Sequence[Mapping[str, Any]] | None
 ) -> list[_Message]:
-    """The messages with a description of the tools, if there are some, among the instructions."""
+    """Adds a description of the tools, if there are any, to the messages' instructions."""
     if described is None:
         return messages
     text = _PROMPT.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in described))

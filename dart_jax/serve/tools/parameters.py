@@ -29,14 +29,14 @@ _SPACE = " \t\n\r"
 
 
 class Parameters:
-    """The parameters of a function.
+    """Parameters of a function.
 
     Attributes:
       schema: of its arguments, an object.
     """
 
     def __init__(self, schema: Mapping[str, Any] | None):
-        """Reads a schema, which may be malformed; None for no parameters."""
+        """Reads a schema, which may be malformed, or None for no parameters."""
         self._root = {"properties": {}} if schema is None else schema
         self._known: dict[str, frozenset[str]] = {}
         self.schema = self._root
@@ -63,7 +63,7 @@ class Parameters:
         return self.schema.get("additionalProperties", "properties" not in self.schema)
 
     def target(self, reference: Any) -> Any:
-        """Returns the schema that a reference means; None if there is none."""
+        """Returns the schema that a reference means, or None if there is none."""
         return target(self._root, reference)
 
     def kinds(self, schema: Any, depth: int = 0) -> frozenset[str]:

@@ -138,8 +138,8 @@ class CallReader:
 
         Args:
           format: of its calls.
-          tools: names of the tools -> their parameters. Where nothing marks a call, those of other
-            names are none.
+          tools: names of the tools -> their parameters. Where nothing marks a call, other names are
+            not calls.
           parallel: read all calls; otherwise only the first.
           must: there is nothing but calls, so that text is a part of one that was cut off.
         """
@@ -377,7 +377,7 @@ class _Nesting:
 
 
 def _call_in(text: str) -> tuple[str | None, str]:
-    """The name and the arguments of a call; no name if it is none."""
+    """Returns the name and the arguments of a call; no name if it is none."""
     try:
         call: Any = json.loads(text, strict=False)
     except (RecursionError, ValueError):

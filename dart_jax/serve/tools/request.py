@@ -19,7 +19,7 @@ from dart_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """The tools that an answer may call.
+    """Tools that an answer may call.
 
     Attributes:
       functions: what they are.
@@ -39,7 +39,7 @@ class Tools:
 
     @classmethod
     def of(cls, fields: ChatFields, tokenizer: Tokenizer) -> Tools | None:
-        """Returns the tools of a request; None if its answer cannot call any.
+        """Returns the tools of a request, or None if its answer cannot call any.
 
         Raises:
           ApiError: a tool is asked for that is not there.
@@ -89,13 +89,13 @@ class Tools:
         and none is strict.
 
         Args:
-          answer: the structure of a text that calls no tool; None if that may be anything.
+          answer: the structure of a text that calls no tool, or None if that may be anything.
         """
         some = len(self.functions) < len(self.described) or any(x.strict for x in self.functions)
         return self.must or answer is not None or some
 
     def size(self, answer: StructuredOutputs | None) -> int:
-        """The size of all schemas that a text has to follow, in bytes; `answer` as in `holds`."""
+        """Returns the bytes of all schemas that a text has to follow; `answer` as in `holds`."""
         schemas = [StructuredOutputs(json=self._schema(each)) for each in self.functions]
         return sum(each.size for each in (*schemas, *([] if answer is None else [answer])))
 
@@ -110,14 +110,13 @@ class Tools:
             schema = {"type": "object"} if answer.json_object else answer.json
             if schema is None:
                 raise UserError(
-                    "beside tools there can be JSON only; use a JSON schema, or leave out one of "
-                    "them"
+                    "with tools there can be JSON only; use a JSON schema, or leave out one of them"
                 )
             other = json_grammar(schema, compact=answer.disable_any_whitespace)
         return StructuredOutputs(grammar=self._grammar(other))
 
     def _grammar(self, answer: str | None) -> str:
-        """The same in llguidance's Lark; `answer`: the JSON of a text that calls no tool."""
+        """Returns it in llguidance's Lark; `answer`: the JSON of a text that calls no tool."""
         calls = " | ".join(f"call_{n}" for n in range(len(self.functions)))
         rules = [f"call: {calls}"]
         for n, function in enumerate(self.functions):
@@ -140,7 +139,7 @@ class Tools:
         return "\n".join(["%llguidance {}", *rules])
 
     def _schema(self, function: Function) -> Mapping[str, Any]:
-        """The schema of a function's arguments, where the answer has to follow it."""
+        """Returns the schema of a function's arguments, where the answer has to follow it."""
         if not (self.must or function.strict):
             return {"type": "object"}
         return {**(function.parameters or {"properties": {}}), "type": "object"}

@@ -15,7 +15,7 @@ from dart_jax.serve.tools.parameters import Parameters
 
 _ANY, _NOTHING = "/(?s:.*)/", "(/a/ & /b/)"
 
-# What is written of kinds of values beside texts, where that is known without their schema, and
+# What is written of kinds of values besides texts, where that is known without their schema, and
 # with what the others begin.
 _WRITTEN = {
     "null": "null",
@@ -73,7 +73,7 @@ class XmlArguments:
 
         Args:
           format: of calls.
-          marks: those of the format that are tokens -> their ids.
+          marks: the format's marks that are tokens -> their ids.
           number: of the function; its rules have it in their names.
           schema: of the arguments.
 
@@ -125,14 +125,14 @@ class XmlArguments:
         self.rules.append(f"p_{rule}: {key} {self._lark(opening)} ({values}) {line}")
         self._length += len(values)
         if self._length > _LONGEST:
-            raise _cannot("so large definitions for so many parameters; leave some out")
+            raise _cannot("definitions this large for this many parameters; leave some out")
         return f"p_{rule}"
 
     def _values(self, rule: str, schema: Any) -> Iterator[str]:
         """Adds rules of a value and the mark that ends it; returns what refers to them.
 
         A lexeme is as long as it can be. So texts have a terminal together with what ends them, and
-        JSON stands beside it only if its first character tells it from all texts there.
+        JSON is an alternative only if its first character tells it from all texts there.
         """
         format, kinds = self._format, self._parameters.kinds(schema)
         apart = kinds
@@ -152,7 +152,7 @@ class XmlArguments:
             yield f"%json {json_grammar(self._alone(schema))} {after}"
 
     def _texts(self, schema: Any, depth: int = 0) -> str:
-        """The texts that a schema allows, for a terminal; `depth`: references to it."""
+        """Returns the texts that a schema allows, for a terminal; `depth`: references to it."""
         if depth > _DEEPEST:
             raise _cannot("definitions that refer to each other so often; make them flatter")
         if not isinstance(schema, Mapping):
@@ -207,7 +207,7 @@ class XmlArguments:
         return f"{first} {name} {last}"
 
     def _alone(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """A schema with the definitions that it may use."""
+        """Returns a schema with the definitions that it may use."""
         definitions = self._parameters.definitions
         for found in _REFERENCE.findall(json.dumps([schema, definitions])):
             reference = json.loads(found)
@@ -220,7 +220,7 @@ class XmlArguments:
 
 
 def _prepared(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema without keywords that say nothing."""
+    """Returns a schema without keywords that say nothing."""
     prepared = json.loads(json_grammar(schema))
     del prepared["x-guidance"]
     return prepared
@@ -243,7 +243,7 @@ def _any_of(texts: list[str]) -> str:
 
 
 def _search(pattern: str) -> str:
-    """A regular expression that may match anywhere in a text, as one of the whole text."""
+    """Returns a regular expression that may match anywhere in a text, as one of the whole text."""
     branches, depth = [[""]], 0
     for term in _TERM.findall(pattern):
         depth += (term == "(") - (term == ")")
@@ -260,7 +260,7 @@ def _search(pattern: str) -> str:
 
 
 def _slashed(pattern: str) -> str:
-    """A regular expression between slashes in llguidance's Lark."""
+    """Returns a regular expression between slashes in llguidance's Lark."""
     from llguidance import regex_to_lark
 
     return regex_to_lark(pattern, "dw")

@@ -3,5 +3,5 @@
 May import `dart_jax.models`. Start with `safetensors_file.py`.
 """
 
-# The file of DART's pair scores, and what their names begin with beside those of other tensors.
+# The file of DART's pair scores, and the prefix of their names among other tensors.
 PAIR_SCORES = "pair_scores"

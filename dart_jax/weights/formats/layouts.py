@@ -1,9 +1,9 @@
-"""The names of parameters in checkpoint files.
+"""Names of parameters in checkpoint files.
 
-They are the parameters' paths, but for the rules below. Files store kernels transposed ([out, in])
-and each expert separately. Parameters with the same name share a tensor: they are concatenated
-along its output axis, as in Phi-3's files, and in those of the modules of `transformers`, which can
-write all experts in one tensor.
+They are the parameters' paths, except for the rules below. Files store kernels transposed ([out,
+in]) and each expert separately. Parameters with the same name share a tensor: they are concatenated
+along its output axis, as in files of Phi-3 and of the modules of `transformers`, which can write
+all experts in one tensor.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Piece(NamedTuple):
     Attributes:
       path: the parameter's path.
       shape: the shape of the piece as stored.
-      expert: the index of the expert; None if the piece is the whole parameter.
+      expert: the index of the expert, or None if the piece is the whole parameter.
       transposed: whether the last two axes are swapped.
     """
 
@@ -136,7 +136,7 @@ def layout(config: AnyConfig, stored: Collection[str] = ()) -> dict[str, Entry]:
 
 
 def _entries(name_of: Names, params: Any) -> dict[str, Entry]:
-    """The entries of a file that holds these parameters."""
+    """Returns the entries of a file that holds these parameters."""
     pieces: dict[str, list[Piece]] = {}
     for path, leaf in leaves(params):
         name, transposed = name_of(path), path[-1] in _TRANSPOSED
@@ -150,7 +150,7 @@ def _entries(name_of: Names, params: Any) -> dict[str, Entry]:
 
 
 def _name(path: ParamPath) -> str:
-    """A path as a name, with the last part that PyTorch's modules have."""
+    """Returns a path as a name, with the last part that PyTorch's modules have."""
     *modules, last = map(str, path)
     last = "weight" if last in ("kernel", "scale") else last
     return ".".join([*modules, f"{last}.weight" if last in _TABLES else last])
@@ -205,8 +205,8 @@ _NAMES: dict[type, Callable[[Any, Collection[str]], Names]] = {
 
 
 def text_tensor(name: str) -> str | None:
-    """Returns the name that a tensor has in a language model of text alone; None if it belongs to
-    another part of a vision-language model."""
+    """Returns the name that a tensor has in a language model of text alone, or None if it belongs
+    to another part of a vision-language model."""
     if name.startswith(_OTHER_PARTS):
         return None
     for prefix, replacement in _TEXT_PREFIXES.items():

@@ -25,11 +25,11 @@ Region = tuple[slice, ...]
 
 
 class Blocks(NamedTuple):
-    """The blocks in which a GGUF file has a matrix.
+    """Blocks in which a GGUF file has a matrix.
 
     Attributes:
       type: GGUF's name of their type.
-      read: loads those of the rows first..last: uint8 [rows, bytes]; raises as `Tensor.read`.
+      read: loads the blocks of rows first..last: uint8 [rows, bytes]; raises as `Tensor.read`.
     """
 
     type: str
@@ -45,7 +45,7 @@ class Tensor(NamedTuple):
       read: loads a copy of it into memory; raises UserError if the file is damaged.
       read_part: loads a region of it, and little more; raises as `read`. None where it takes all of
         the tensor to compute one.
-      blocks: of a matrix in a GGUF file; None for other numbers.
+      blocks: of a matrix in a GGUF file, or None for other numbers.
     """
 
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class Tensor(NamedTuple):
     blocks: Blocks | None = None
 
     def transposed(self) -> Tensor:
-        """The tensor with its last two axes swapped."""
+        """Returns the tensor with its last two axes swapped."""
 
         def swapped(axes: tuple) -> tuple:
             return (*axes[:-2], axes[-1], *axes[-2:-1])

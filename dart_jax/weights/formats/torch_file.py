@@ -103,7 +103,7 @@ class _Unpickler(pickle.Unpickler):
         return data
 
     def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
-        """A view of a storage; offset and strides are in elements, not bytes."""
+        """Returns a view of a storage; offset and strides are in elements, not bytes."""
         numbers = (offset, *shape, *strides)
         if len(shape) != len(strides) or not all(type(n) is int and n >= 0 for n in numbers):
             raise ValueError(f"a tensor has shape {shape!r} and strides {strides!r}")

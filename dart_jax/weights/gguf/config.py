@@ -35,7 +35,7 @@ _PATTERNS = ("attention.sliding_window_pattern",)
 
 
 class Fields:
-    """The fields of one architecture, which remember what was asked for."""
+    """Fields of one architecture, which remember what was asked for."""
 
     def __init__(self, files: GgufFiles):
         self.files, self.path = files, files.paths[0]
@@ -43,8 +43,8 @@ class Fields:
         self.asked: set[str] = set()
 
     def __call__(self, name: str, default: Any = None) -> Any:
-        """The value of a field, no text but one; of a list with the same value for all layers,
-        that."""
+        """Returns the value of a field, no text but one; of a list with the same value for all
+        layers, that."""
         self.asked.add(name)
         value = self.files.metadata.get(f"{self.architecture}.{name}", default)
         if isinstance(value, list) and name not in _PATTERNS:
@@ -56,7 +56,7 @@ class Fields:
         return value
 
     def need(self, name: str, default: float | None = None) -> Any:
-        """The value of a field that every model has, a number."""
+        """Returns the value of a field that every model has, a number."""
         value = self(name, default)
         if value is None:
             raise UserError(f"{self.path} lacks {self.architecture}.{name}")
@@ -65,7 +65,7 @@ class Fields:
         return value
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """The shape of a tensor; None if there is none of that name."""
+        """Returns the shape of a tensor, or None if there is none of that name."""
         stored = self.files.tensors.get(tensor)
         return None if stored is None else stored.shape
 
@@ -85,7 +85,7 @@ class Fields:
         )
 
     def rest(self) -> list[str]:
-        """The fields that nobody asked for and nobody knows.
+        """Returns the fields that nobody asked for and nobody knows.
 
         Raises:
           UserError: the specification has one, and its value is not one that changes nothing.
@@ -186,7 +186,7 @@ def hf_config(files: GgufFiles, factors: Mapping[str, list[float]]) -> dict[str,
 
 
 def _head(of: Fields) -> int:
-    """The size of a head: what is said, or what the tensors have."""
+    """Returns the size of a head: what is said, or what the tensors have."""
     heads, queries = of.need("attention.head_count"), of.shape("blk.0.attn_q.weight")
     size = queries[0] if queries else of.need("embedding_length")
     head = of("attention.key_length", size // heads)
@@ -196,7 +196,7 @@ def _head(of: Fields) -> int:
 
 
 def _rope_scaling(of: Fields, length: int, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """The scaling of RoPE's frequencies: by divisors that are stored, or by a formula."""
+    """Returns the scaling of RoPE's frequencies: by divisors that are stored, or by a formula."""
     names = ("original_context_length", "attn_factor", "factor")
     original, attention, factor = (of(f"rope.scaling.{name}") for name in names)
     kind = str(of("rope.scaling.type", "none" if factor is None else "linear")).lower()
@@ -234,7 +234,7 @@ def _rope_scaling(of: Fields, length: int, factors: Mapping[str, list[float]]) -
 
 
 def _stated(**fields: Any) -> dict[str, Any]:
-    """The fields that are not None."""
+    """Returns the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -299,8 +299,8 @@ def _gemma3(of: Fields) -> dict[str, Any]:
 
 
 def _query_scalar(of: Fields, largest: int) -> float:
-    """The square of the divisor of Gemma's scores, which files do not hold: in the largest model of
-    a generation, which its layers tell apart, it is not the head's size."""
+    """Returns the square of the divisor of Gemma's scores, which files do not hold: in the largest
+    model of a generation, which its layers tell apart, it is not the head's size."""
     width, heads = of.need("embedding_length"), of.need("attention.head_count")
     return width // heads if of("block_count") == largest else _head(of)
 
@@ -330,7 +330,7 @@ def _pattern(of: Fields, usual: int) -> dict[str, Any]:
 
 
 def _qwen_moe(of: Fields, model_type: str, *, renormalized: bool) -> dict[str, Any]:
-    """Mixtures of experts of Qwen; their widths are those of the tensors."""
+    """Returns fields of Qwen's mixtures of experts; their widths are the tensors'."""
     config: dict[str, Any] = {
         "model_type": model_type,
         "num_experts": of.need("expert_count"),
@@ -344,9 +344,9 @@ def _qwen_moe(of: Fields, model_type: str, *, renormalized: bool) -> dict[str, A
     return config
 
 
-# Of a model's config: what whoever reads it is told.
+# Key of a model's config: notes for its reader.
 NOTES = "gguf_notes"
-# `general.architecture` -> the fields that its models have besides those of all.
+# `general.architecture` -> the fields that its models have besides the common ones.
 _ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "gemma": lambda _: {"model_type": "gemma"},
     "gemma2": _gemma2,

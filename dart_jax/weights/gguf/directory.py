@@ -63,7 +63,7 @@ def target_directory(path: Path) -> Path:
 
 
 def _content(path: Path) -> dict[str, str]:
-    """The files of the directory, by name."""
+    """Returns the files of the directory, by name."""
     files = file.read(path)
     config = hf_config(files, rope_factors(files))
     tensors = sources(files, TargetConfig.from_json(config))

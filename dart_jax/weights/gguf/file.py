@@ -13,7 +13,7 @@ from dart_jax.errors import UserError
 _SUFFIX = ".gguf"
 # One of the files that `gguf-split` writes.
 _SPLIT = re.compile(r"(.+-)(\d{5})(-of-(\d{5})\.gguf)", re.IGNORECASE)
-# Files of the Hugging Face layout that take the place of what a GGUF file beside them holds.
+# Files of the Hugging Face layout that take the place of what a GGUF file next to them holds.
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 BESIDE = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", TEMPLATE)
@@ -98,7 +98,7 @@ def _open(path: Path) -> Any:
 
     try:
         reader = gguf.GGUFReader(path)
-    except Exception as error:  # the package raises whatever NumPy does
+    except Exception as error:  # the package raises whatever NumPy raises
         reason = " ".join(str(error).split())
         raise UserError(
             f"cannot read {path}: {reason}; the GGUF file is damaged or incomplete, or its type of "

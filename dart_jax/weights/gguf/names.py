@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by their names in the Hugging Face layout."""
+"""Tensors of a GGUF file by their names in the Hugging Face layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, read and dequantised; and the index that says where they lie."""
+"""Tensors of a GGUF file, read and dequantised; and the index that says where they lie."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def open_source(paths: tuple[Path, ...], source: Source) -> Tensor:
 
 
 def size_of(kind: str, shape: tuple[int, ...]) -> int:
-    """The size of a tensor in a file."""
+    """Returns the size of a tensor in a file."""
     if kind in _FLOATS:
         return math.prod(shape) * _FLOATS[kind].itemsize
     import gguf
@@ -125,7 +125,7 @@ def size_of(kind: str, shape: tuple[int, ...]) -> int:
 
 @functools.cache
 def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray] | None:
-    """A function that makes floats of rows of bytes; None for floats."""
+    """Returns a function that makes floats of rows of bytes, or None for floats."""
     if kind in _FLOATS:
         return None
     import gguf
@@ -143,5 +143,5 @@ def _dequantizer(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray] | 
 
 
 def to_json(sources: Mapping[str, Source]) -> dict[str, Any]:
-    """The form in which an index holds sources."""
+    """Returns the form in which an index holds sources."""
     return {name: [*source.stored, *source[1:]] for name, source in sources.items()}

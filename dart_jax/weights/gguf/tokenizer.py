@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, in the files that `tokenizers` and `transformers` read.
 
 A file holds tokens, merges or scores, and the name of a rule by which text is split before tokens
-are merged. The rules are those of the models' own tokenizers.
+are merged. The rules are from the models' own tokenizers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NUMBERS = re.compile(
 _USUAL = {"bos": 1, "eos": 2, "unknown": 0}
 # Tokens of Phi-3 that do not take the spaces behind them.
 _KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
-# tokenizer.ggml.pre -> the expression; None: that of GPT-2, which byte-level tokenizers have.
+# tokenizer.ggml.pre -> the expression; None for GPT-2's, which byte-level tokenizers have.
 _SPLITS: dict[str, str | None] = {
     **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2"), None),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
@@ -122,7 +122,7 @@ def backend(path: Path, metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 def check_vocabulary(path: Path, beside: Path, metadata: Mapping[str, Any]) -> None:
     """Raises UserError if the tokenizer in the file `beside` is damaged, or another model's: fewer
-    than half of the tokens are those of the GGUF file `path`, which may spell some differently."""
+    than half of the tokens are in the GGUF file `path`, which may spell some differently."""
     tokens, vocab = _tokens(metadata), read_backend(beside).get_vocab()
     same = sum(vocab.get(token) == id for id, token in enumerate(tokens))
     if same < len(tokens) / 2:
@@ -176,18 +176,18 @@ def split_rule(metadata: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def notes(path: Path, metadata: Mapping[str, Any]) -> list[str]:
-    """Returns what whoever reads the tokenizer that `backend` made should know."""
+    """Returns notes for readers of the tokenizer that `backend` made."""
     if metadata.get("tokenizer.ggml.model") != "gpt2" or split_rule(metadata)[1]:
         return []
     return [
         f"{path} does not say by which rule text is split (tokenizer.ggml.pre), and GPT-2's is "
-        "used, as by transformers; put the model's tokenizer.json beside the file if it has another"
+        "used, as by transformers; put the model's tokenizer.json next to the file if it differs"
     ]
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text, a turn or a message: those that are named, and those whose texts are
-    known to, as in llama.cpp."""
+    """Returns the ids that end a text, a turn or a message: those that are named, and those whose
+    texts are known to, as in llama.cpp."""
     tokens = _tokens(metadata)
     ids = [id for name in ("eos", "eot", "eom") for id in _named_ids(metadata, name)]
     texts = [id for id, token in enumerate(tokens) if token in _ENDS]
@@ -221,7 +221,7 @@ def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
 
 
 def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
-    """The vocabulary; empty in a file that has none."""
+    """Returns the vocabulary; empty in a file that has none."""
     return metadata.get("tokenizer.ggml.tokens") or []
 
 
@@ -277,7 +277,7 @@ def _sentencepiece(
 
 
 def _merges(vocab: Mapping[str, int], rank: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The pairs of tokens whose union is one, the best union first."""
+    """Returns the pairs of tokens whose union is one, the best union first."""
     pairs = []
     for token in sorted(vocab, key=lambda token: (rank[token], vocab[token])):
         cuts = ((token[:n], token[n:]) for n in range(1, len(token)))

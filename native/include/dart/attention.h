@@ -5,7 +5,7 @@
 // the tokens before it are all cached or some are its ancestors in a tree.
 //
 // Arithmetic is float32. With keys and values in bfloat16, queries and weights of the softmax are
-// rounded to it, too, and sums are those of dot products of pairs; see attention_products.h.
+// rounded to it, too, and sums are of dot products of pairs; see attention_products.h.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace dart {
 // Arrays need only their elements' natural alignment and must not overlap.
 struct Attention {
   const float* q;     // [B, H, T, h]
-  const void* k;      // [P, K, R, h]: cached rows, in pages; those of missing pages are zeros
+  const void* k;      // [P, K, R, h]: cached rows, in pages; rows of missing pages are zeros
   const void* v;      // [P, K, R, h]
   const void* new_k;  // [B, K, N, h]: new rows
   const void* new_v;  // [B, K, N, h]

@@ -30,7 +30,7 @@ enum class WeightType {
 
 constexpr bool in_blocks(WeightType type) { return type >= WeightType::kQ4_0; }
 
-// Inputs of a group: those of a block, or of one of eight parts of one of the K types.
+// Inputs of a group: a block's, or one of the eight parts of a block of a K type.
 constexpr std::size_t kGroup = 32;
 constexpr std::size_t kGroupsOfSuper = 8;
 

@@ -38,7 +38,7 @@ struct Draws {
 };
 
 // Computes them in this thread and in at most `threads - 1` others, fewer if there is little. What
-// is drawn from a row is the same whatever other rows there are.
+// is drawn from a row does not depend on other rows.
 void draw(const Draws& draws, Instructions instructions, std::size_t threads);
 
 }  // namespace dart

@@ -46,8 +46,8 @@ struct Layer {
 
 // The first layer of a DART drafter (docs/method.md, section 2). It reads what is twice as wide as
 // the residual stream: the norm of an embedding, and that of the residual stream. After a sequence's T
-// real rows follow m mask rows, the same but for their positions; they see the real rows up to the
-// anchor, and each other in their order. The anchor and the mask rows go on.
+// real rows follow m mask rows, the same except for their positions; they see the real rows up to
+// the anchor, and each other in their order. The anchor and the mask rows go on.
 struct DraftLayer {
   const float* embeds;       // [B, T, D]
   const float* residual;     // [B, T, D]

@@ -61,8 +61,8 @@ struct Resources {
 void multiply(const Matrix& matrix, const Inputs& inputs, std::size_t rows, const float* residual,
               float* y, const Matrix* next, Resources& resources);
 
-// Calls `work` with the resources that it may use: a team for the product of so many rows, of at most
-// `threads`.
+// Calls `work` with the resources that it may use: a team of at most `threads` for the product of
+// `rows` rows.
 void with_resources(const Matrix& matrix, std::size_t rows, Instructions instructions,
                     std::size_t threads, const std::function<void(Resources&)>& work);
 

@@ -36,7 +36,7 @@ class NgramModel {
   // Does not own the file's bytes: they must outlive the model and must not change.
   // Throws std::invalid_argument unless they are a whole file with matching checksums. Section
   // checksums, which take time in proportion to the file size, are skipped if `checksums` is false.
-  // Whatever the file holds, the model never reads out of bounds.
+  // The model never reads out of bounds, even in a damaged file.
   explicit NgramModel(Span<std::uint8_t> file, bool checksums = true);
 
   const format::Header& header() const { return header_; }

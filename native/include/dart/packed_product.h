@@ -1,8 +1,8 @@
 // Products of a few rows with weights in tiles, for CPUs: y = x W + bias + residual.
 //
 // Every value of x W is one chain of additions, over the inputs in their order or, in blocks, over
-// groups of inputs, starting from 0, whatever number of rows, tiles and threads there are. A row's
-// result is therefore the same, bit for bit, computed alone or among others.
+// groups of inputs, starting from 0, for any number of rows, tiles and threads. A row's result is
+// therefore the same, bit for bit, computed alone or among others.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct PackedProduct {
 // Size of the tiles of a matrix.
 std::size_t bytes_of(WeightType type, std::size_t in, std::size_t out);
 
-// The threads that products are worth, at most so many.
+// Threads that products are worth, at most `threads`.
 std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads);
 
 // Computes products of the same rows by a team, or by one of at most `threads`: fewer if they are

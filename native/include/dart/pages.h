@@ -20,9 +20,9 @@ struct Pages {
 // Positions whose keys are multiplied together.
 constexpr std::size_t kKeyGroup = 16;
 
-// Tells whether keys and values of heads of this size are stored as they are multiplied: keys in groups
-// of 16 rows, [h, 16] numbers or, of bfloat16 numbers, [h / 2, 16, 2]; values in bfloat16 in pairs of
-// rows, [h, 2]. Otherwise each row is [h].
+// True if keys and values of heads of this size are stored as they are multiplied: keys in groups
+// of 16 rows, [h, 16] numbers or, of bfloat16 numbers, [h / 2, 16, 2]; values in bfloat16 in pairs
+// of rows, [h, 2]. Otherwise each row is [h].
 inline bool in_groups(const Pages& pages, std::size_t head_size) {
   return pages.table != nullptr && pages.size % kKeyGroup == 0 && head_size % 16 == 0;
 }

@@ -1,6 +1,6 @@
 // Operations of a decode step on single rows: norms, gated activations, heads, largest entries.
 //
-// A row's result is the same, bit for bit, whatever other rows there are.
+// A row's result does not depend on other rows, bit for bit.
 #pragma once
 
 #include <cstddef>
@@ -67,7 +67,7 @@ struct KeptRows {
   void* cache;                 // [P, K, R, h]; for the order of its numbers see in_groups
   bool keys;
   bool bfloat16;  // otherwise float32
-  const std::int32_t* index;   // [B, kept]; those beyond the ends are those of the ends
+  const std::int32_t* index;   // [B, kept]; clamped to the rows
   const std::int32_t* length;  // [B], rows in the cache
   Pages pages;
   std::size_t sequences;  // B

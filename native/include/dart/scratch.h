@@ -8,7 +8,7 @@
 namespace dart {
 
 // Arrays are taken one after another, and given back by scopes. A call has its memory to itself, and
-// leaves it to the next one, of whatever thread, unless that is much more than it took.
+// leaves it to the next one, of any thread, unless that is much more than it took.
 class Scratch {
  public:
   Scratch();

@@ -89,7 +89,7 @@ void share(std::size_t chunks, std::size_t threads,
 
 // Calls `compute` for parts of rows 0 to `rows`, with a part's first row and the one after its last,
 // by a team, or by one of at most `threads`: fewer if all rows need few operations. There are some
-// more parts than threads, so that one that comes late does not hold up the others.
+// more parts than threads, so that one that comes late does not delay the others.
 void share_rows(std::size_t rows, std::size_t operations, Team& team,
                 const std::function<void(std::size_t, std::size_t)>& compute);
 void share_rows(std::size_t rows, std::size_t operations, std::size_t threads,
