@@ -261,7 +261,7 @@ def refuse_more(record: dict[str, Any], question: str) -> None:
     """Raises UserError for more of a question, which is only read with an instruction."""
     for name in MORE:
         if record.get(name) and question != "instruction":
-            raise UserError(f"`{name}` with `{question}` is not read; write it there")
+            raise UserError(f"`{name}` beside `{question}` is not read; write it there")
 
 
 def refuse_unsupported(record: dict[str, Any]) -> None:

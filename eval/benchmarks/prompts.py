@@ -38,17 +38,19 @@ class Prompt(NamedTuple):
     tokens: np.ndarray
 
 
-def demo_prompts(tokenizer: Tokenizer, per_group: int) -> list[Prompt]:
+def demo_prompts(
+    tokenizer: Tokenizer, per_group: int, max_tokens: int = PROMPT_TOKENS
+) -> list[Prompt]:
     """Returns `per_group` prompts, or fewer, for each group of held-out modules; raises UserError
-    if a group has no documented function within `PROMPT_TOKENS` tokens."""
+    if a group has no documented function within `max_tokens` tokens."""
     prompts: list[Prompt] = []
     for group in HELD_OUT:
-        short = short_prompts(held_out_files(group), tokenizer.encode, PROMPT_TOKENS)
+        short = short_prompts(held_out_files(group), tokenizer.encode, max_tokens)
         some = [Prompt(group, *prompt) for prompt in islice(short, per_group)]
         if not some:
             raise UserError(
                 f"no documented function of the group {group!r} in {stdlib()} is within "
-                f"{PROMPT_TOKENS} tokens; this program needs the library's sources and a tokenizer "
+                f"{max_tokens} tokens; this program needs the library's sources and a tokenizer "
                 "made for text"
             )
         prompts += some
