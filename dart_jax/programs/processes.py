@@ -65,13 +65,6 @@ def initialize(config: DistributedConfig, timeout: int = 300) -> None:
         ) from None
 
 
-def free_address() -> str:
-    """host:port where nothing listens on this machine, for a coordinator that runs on it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 def is_main() -> bool:
     """True if this process reports to the user and writes what is not sharded (process 0)."""
     import jax

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from needs import native
 from safetensors.numpy import load_file
-from tiny_configs import copied
+from tiny_configs import AUTHORS, copied
 
 from dart_jax.decoding.drafting.base import DraftInput, PromptRows
 from dart_jax.decoding.drafting.block import Block
 from dart_jax.decoding.sampling import Sampling, SamplingValues, noise_at
-from dart_jax.models.config import TargetConfig
 from dart_jax.models.networks.pure import bind, init_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.weights.checkpoint import load_drafter
@@ -81,17 +80,6 @@ class Texts:
 
     def drafter(self):
         return bind(self.method.config, self.params["drafter"], self.options)
-
-
-AUTHORS = TargetConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=9,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import sharded_decoding
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from sharded_decoding import Models
+from support_process import free_address
 from tiny_configs import BLOCK, DART, EAGLE3, TARGET
 
 from dart_jax.errors import UserError
@@ -21,7 +22,6 @@ from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.models.sharding.rules import check_divides, model_specs
-from dart_jax.programs.processes import free_address
 
 PROGRAM = [sys.executable, sharded_decoding.__file__]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,3 +21,10 @@ def on_eight_devices(name: str, *words: str) -> Any:
         stdout=subprocess.PIPE,
     )
     return json.loads(process.stdout)
+
+
+def free_address() -> str:
+    """host:port where nothing listens on this machine, for a coordinator that runs on it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"

@@ -24,6 +24,16 @@ TARGET = TargetConfig(
     tie_word_embeddings=True,
     rope=Rope(1e4),
 )
+# Of the block drafters whose outputs their authors' code printed.
+AUTHORS = TargetConfig(
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=9,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+)
 # Queries of four heads share two key heads.
 DART = DartConfig(
     vocab_size=VOCABULARY,

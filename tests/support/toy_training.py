@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from support_process import free_address
 
 from dart_jax.programs.command_line import program
-from dart_jax.programs.processes import DistributedConfig, free_address, initialize, is_main
+from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 from train.run.config import TrainerConfig
 from train.run.trainer import Trainer
 

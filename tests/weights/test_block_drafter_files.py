@@ -10,20 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from test_checkpoint import assert_same_bits, change_config, change_tensors, random_params, report
+from tiny_configs import AUTHORS
 
-from dart_jax.models.config import TargetConfig
 from dart_jax.weights.checkpoint import load_drafter, save_drafter, save_target
 
 GOLDENS = Path(__file__).parent / "block_drafters"
-TARGET = TargetConfig(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=9,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-)
 
 
 @pytest.fixture
@@ -35,11 +26,11 @@ def copied(tmp_path):
         shutil.copytree(GOLDENS / name, drafter)
         outputs = load_file(drafter / "outputs.safetensors")
         (drafter / "outputs.safetensors").unlink()
-        params = random_params(TARGET) | {"embed_tokens": jnp.asarray(outputs["embed"])}
+        params = random_params(AUTHORS) | {"embed_tokens": jnp.asarray(outputs["embed"])}
         params["lm_head"] = {"kernel": jnp.asarray(outputs["head"].T)}
-        config = TARGET
+        config = AUTHORS
         if tied:
-            config = dataclasses.replace(TARGET, tie_word_embeddings=True)
+            config = dataclasses.replace(AUTHORS, tie_word_embeddings=True)
             del params["lm_head"]
         save_target(tmp_path / "target", config, params)
         return drafter, tmp_path / "target", params["embed_tokens"]
@@ -102,7 +93,7 @@ def test_the_head_of_a_reduced_vocabulary_is_rows_of_the_targets(copied, tied):
     np.testing.assert_array_equal(taken[2], ids)
     message = report(load_drafter, drafter, embedding=embedding)
     assert "missing lm_head.weight" in message
-    narrow = dataclasses.replace(TARGET, hidden_size=16)
+    narrow = dataclasses.replace(AUTHORS, hidden_size=16)
     save_target(target, narrow, random_params(narrow))
     message = report(load_drafter, drafter, embedding=embedding, target=target)
     assert "taken by the head of a target of the same shape" in message

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from process_memory import memory
+from support_process import free_address
 
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.networks.pure import abstract_params
 from dart_jax.models.sharding.mesh import MeshShape
-from dart_jax.programs.processes import DistributedConfig, free_address, initialize
+from dart_jax.programs.processes import DistributedConfig, initialize
 from dart_jax.weights.checkpoint import load_target, save_target
 from dart_jax.weights.tensor_files import open_tensors
 
