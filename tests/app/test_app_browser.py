@@ -117,8 +117,17 @@ def test_answers_their_tokens_and_trees(page):
     page.wait_for_selector("#tokens .text", state="detached")
 
     set_number(page, "max_new_tokens", 2048)
+    # Clicked by the page itself, before a busy machine has written everything.
+    page.evaluate(
+        """() => new MutationObserver((changes, observer) => {
+          const button = document.querySelector(".stop-button");
+          if (button && document.querySelector("#tokens .text")) {
+            observer.disconnect();
+            button.click();
+          }
+        }).observe(document.body, {childList: true, subtree: true})"""
+    )
     send(page, "import os\n")
-    page.click(".stop-button")
     page.wait_for_selector(f"{MESSAGE}:enabled")
     before = tokens(page)
     time.sleep(0.5)

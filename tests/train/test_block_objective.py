@@ -102,7 +102,7 @@ def test_predictions_are_those_of_decoding(setting, batch):
     made = predicted(*setting, batch)
     for r, c in np.ndindex(ANCHORS.shape):
         logits, confidence = literally(*setting, batch, r, ANCHORS[r, c])
-        np.testing.assert_allclose(made["draft"][r, c], jax.nn.log_softmax(logits), atol=2e-5)
+        np.testing.assert_allclose(made["draft"][r, c], jax.nn.log_softmax(logits), atol=5e-5)
         if confidence is not None:
             np.testing.assert_allclose(made["confidence"][r, c], confidence, atol=2e-5)
 

@@ -218,7 +218,7 @@ TV = ("--loss", "tv", "--position-weights", "path")
         ("dspark", 0, "deepspec", TV),
         ("dflash", 0, "dflash", TV),
         ("eagle3", 0, "reference", ()),
-        ("dart", 0, "reference", ("--layers", 2, "--no-shifted", "--anchors", 8)),
+        ("dart", 0, "reference", ("--no-shifted", "--anchors", 8)),
         ("dart", 200, "reference", ("--pair-rank", 4)),
     ],
 )
