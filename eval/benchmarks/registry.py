@@ -1,6 +1,7 @@
 """The benchmarks, by name.
 
-Their files are read from a directory or from the Hugging Face hub; `OWN` comes with this package.
+Their files are read from a directory or from the Hugging Face hub; `OWN` comes with this package,
+and `made` makes the questions of two.
 Any file of questions is a benchmark too; `questions` lists the formats of its records.
 """
 

@@ -148,11 +148,11 @@ class Speedup:
         )
 
     def _outputs(self, workload: Workload) -> StructuredOutputs | None:
-        """The structure of a workload's texts, which with an imposed tau follow none."""
+        """The structure of a workload's texts; with an imposed tau they have none."""
         schema = workload.schema
-        if self.config.json_schema is not None or self.config.acceptance is not None:
-            return self.config.structured_outputs
-        return None if schema is None else StructuredOutputs(json=schema)
+        if self.config.json_schema is None and schema is not None and not self.config.acceptance:
+            return StructuredOutputs(json=schema)
+        return self.config.structured_outputs
 
     def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:
         """Compares all methods in one setting."""

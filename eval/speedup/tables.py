@@ -76,7 +76,7 @@ class Setting:
         return {name: row.step_seconds / plain for name, row in self.all.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """Returns everything but the prompts."""
+        """Returns everything but the prompts and the schema."""
         load = self.workload
         groups = {
             group: {name: row.as_json() for name, row in rows.items()}
