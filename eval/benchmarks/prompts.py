@@ -94,10 +94,9 @@ def first_prompts(
         if some[0].first:
             warn(f"{name} is left out: nothing here answers the turns before its prompts")
             continue
-        every = (prompt_tokens(each, (), tokenizer, thinking=False) for each in some)
         prompts += [
-            Prompt(each.group, each.turns[0], tokens)
-            for each, tokens in zip(some, every, strict=True)
+            Prompt(each.group, each.turns[0], prompt_tokens(each, (), tokenizer, thinking=False))
+            for each in some
         ]
     if not prompts:
         raise UserError(f"{bench} has no first turns; pass another benchmark")
