@@ -64,14 +64,15 @@ def question_prompts(
     *,
     thinking: bool,
 ) -> list[Prompt]:
-    """Returns every turn of every question as a prompt; `answer` maps one, int32 [P], to the tokens
-    of plain decoding, which are part of the prompts of later turns."""
+    """Returns every turn of every question, from its first, as a prompt; `answer` maps one, int32
+    [P], to the tokens of plain decoding, which are part of the prompts of later turns."""
     prompts: list[Prompt] = []
     for question in questions:
         answers: list[str] = []
-        for turn in question.turns:
+        for n, turn in enumerate(question.turns):
             tokens = prompt_tokens(question, answers, tokenizer, thinking)
-            prompts.append(Prompt(question.group, turn, tokens))
+            if n >= question.first:
+                prompts.append(Prompt(question.group, turn, tokens))
             if len(answers) + 1 < len(question.turns):
                 answers.append(tokenizer.decode(answer(tokens).tolist()))
     return prompts
@@ -81,18 +82,25 @@ def first_prompts(
     bench: str | None, tokenizer: Tokenizer, data_dir: Path | None, limit: int
 ) -> list[Prompt]:
     """Returns the first turns of at most `limit` questions of each benchmark, or as many functions
-    of each of the demo's groups; warns of benchmarks of `all` that are missing. Arguments and
-    errors as for `load_all`."""
+    of each of the demo's groups; warns of benchmarks of `all` and `copy` that are missing, or are
+    of later turns only. Arguments and errors as for `load_all`."""
     questions, left_out = load_all(bench, tokenizer, data_dir, limit)
     for reason in left_out:
         warn(reason)
     if not questions:
         return demo_prompts(tokenizer, limit)
-    return [
-        Prompt(each.group, each.turns[0], prompt_tokens(each, (), tokenizer, thinking=False))
-        for some in questions.values()
-        for each in some
-    ]
+    prompts: list[Prompt] = []
+    for name, some in questions.items():
+        if some[0].first:
+            warn(f"{name} is left out: nothing here answers the turns before its prompts")
+            continue
+        prompts += [
+            Prompt(each.group, each.turns[0], prompt_tokens(each, (), tokenizer, thinking=False))
+            for each in some
+        ]
+    if not prompts:
+        raise UserError(f"{bench} has no first turns; pass another benchmark")
+    return prompts
 
 
 def passage(

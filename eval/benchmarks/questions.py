@@ -31,6 +31,7 @@ from dart_jax.data.messages import Chat, alternating, is_messages
 from dart_jax.data.records import Record, kind
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks.tools import with_tools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +40,12 @@ class Question:
 
     Attributes:
       group: its category if the benchmark has categories, otherwise the benchmark's title.
-      turns: the user's turns; the model answers each.
+      turns: the user's turns, or results of tools; the model answers each.
       raw: text to continue, for models without a chat template; None: the turns.
       before: messages before the first turn: a system prompt, an earlier conversation.
       tools: for the chat template.
+      first: index of the first turn that is a prompt; those before it are answered only for it.
+      sender: fields of the turns' messages beside the content, unless the user says them.
     """
 
     bench: str
@@ -52,6 +55,8 @@ class Question:
     raw: str | None = None
     before: tuple[dict[str, Any], ...] = ()
     tools: list[dict[str, Any]] | None = None
+    first: int = 0
+    sender: dict[str, Any] | None = None
 
 
 def read_question(record: Record, bench: str, title: str, by_category: bool = False) -> Question:
@@ -89,12 +94,14 @@ def prompt_tokens(
     turn = len(answers)
     texts = [text for pair in zip(question.turns, answers, strict=False) for text in pair]
     texts.append(question.turns[turn])
+    turns = alternating(texts)
+    turns[::2] = [each | (question.sender or {}) for each in turns[::2]]
+    messages, tools = with_tools(tokenizer, [*question.before, *turns], question.tools)
     if tokenizer.chat_template:
-        messages = [*question.before, *alternating(texts)]
-        ids = tokenizer.encode_chat(messages, enable_thinking=thinking, tools=question.tools)
+        ids = tokenizer.encode_chat(messages, enable_thinking=thinking, tools=tools)
     else:
-        texts = [*(message["content"] for message in question.before), *texts]
-        ids = tokenizer.encode("\n\n".join(texts) if question.raw is None else question.raw)
+        text = "\n\n".join(message["content"] for message in messages)
+        ids = tokenizer.encode(text if question.raw is None else question.raw)
     return np.array(ids, np.int32)
 
 
@@ -136,7 +143,7 @@ def _turns(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
     if "prompt" in record and "entry_point" in record:
         prompt = _text(record, "prompt")
         task = "Complete this Python function. Answer with the whole function."
-        return (f"{task}\n\n{_fenced(prompt)}",), prompt
+        return (f"{task}\n\n{fenced(prompt)}",), prompt
     for (name, *others), instructions in _FORMATS.items():
         if all(each in record for each in (name, *others)):
             if name in _SINGLE:
@@ -151,13 +158,13 @@ def _turns(record: dict[str, Any]) -> tuple[tuple[str, ...], str | None]:
 
 def _tests(record: dict[str, Any]) -> list[str]:
     tests = "\n".join(_texts(record, "test_list"))
-    return ["Write it in Python, so that these tests pass:", _fenced(tests)]
+    return ["Write it in Python, so that these tests pass:", fenced(tests)]
 
 
 def _code(record: dict[str, Any]) -> list[str]:
     code = _text(record, "starter_code", optional=True)
     if code.strip():
-        return ["Solve this in Python. Go on from this code:", _fenced(code)]
+        return ["Solve this in Python. Go on from this code:", fenced(code)]
     return [
         "Solve this with a Python program that reads its input from stdin and writes its output to "
         "stdout."
@@ -184,7 +191,8 @@ _FORMATS: dict[tuple[str, ...], Callable[[dict[str, Any]], list[str]]] = {
 _SINGLE = ("problem", "question", "query")
 
 
-def _fenced(code: str) -> str:
+def fenced(code: str) -> str:
+    """Returns code in a block of Markdown."""
     code = code.lstrip("\r\n").rstrip()
     return f"```python\n{code}\n```"
 

@@ -1,32 +1,48 @@
 """The benchmarks, by name.
 
-Their files are read from a directory or from the Hugging Face hub; `OWN` comes with this package.
+Their files are read from a directory or from the Hugging Face hub; `OWN` comes with this package,
+and `made` makes the questions of two.
 Any file of questions is a benchmark too; `questions` lists the formats of its records.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from dart_jax.data.records import COMPRESSIONS, HUB, find_files, is_text, records
+from dart_jax.data.records import COMPRESSIONS, HUB, Record, find_files, is_text, records
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
+from eval.benchmarks import made
+from eval.benchmarks.copying import editing, of_category, second_turn
 from eval.benchmarks.questions import Question, read_question
 
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: its name on the command line, its title in tables, file names to look for in a
-    directory, or the path of a user's file, `owner/name/path` of a data set on the hub, if there is
-    one, and whether its categories are reported separately."""
+    """A benchmark.
+
+    Attributes:
+      name: on the command line.
+      title: in tables.
+      files: names to look for in a directory, or the path of a user's file.
+      hub: `owner/name/path` of a data set on the hub, if there is one.
+      read: a record's question, of a benchmark of this name and title, or None if it has none.
+      made: makes the questions, of a benchmark of this name and title; then there are no files.
+      schema: JSON schema that all answers follow.
+    """
 
     name: str
     title: str
-    files: tuple[str, ...]
-    hub: str | None
-    by_category: bool = False
+    files: tuple[str, ...] = ()
+    hub: str | None = None
+    read: Callable[[Record, str, str], Question | None] = read_question
+    made: Callable[[str, str], Iterator[Question]] | None = None
+    schema: Mapping[str, Any] | None = None
 
 
 _ALL = (
@@ -50,19 +66,43 @@ _ALL = (
     ("gsm8k", "GSM8K", "gsm8k_test.jsonl", "openai/gsm8k/main/test-*.parquet"),
     ("spec_bench", "Spec-Bench", "spec_bench.jsonl", None),
 )
+_by_category = partial(read_question, by_category=True)
 BENCHMARKS = {
-    name: Benchmark(name, title, tuple(files.split()), hub, name in ("mt_bench", "spec_bench"))
-    for name, title, files, hub in _ALL
+    name: Benchmark(name, title, tuple(files.split()), hub) for name, title, files, hub in _ALL
 }
+for _name in ("mt_bench", "spec_bench"):
+    BENCHMARKS[_name] = dataclasses.replace(BENCHMARKS[_name], read=_by_category)
+
+# Benchmarks whose answers repeat much of their prompts: parts of published ones, and texts of our
+# own code (`made`).
+_COPY = (
+    Benchmark(
+        *("summarization", "Summarization", BENCHMARKS["spec_bench"].files),
+        read=of_category("summarization", "Summary:"),
+    ),
+    Benchmark("rag", "RAG", BENCHMARKS["spec_bench"].files, read=of_category("rag", "Answer:")),
+    Benchmark(
+        *("second_turns", "second turns", BENCHMARKS["mt_bench"].files, BENCHMARKS["mt_bench"].hub),
+        read=second_turn,
+    ),
+    Benchmark(
+        *("editing", "editing", ("HumanEval.jsonl",), BENCHMARKS["humaneval"].hub), read=editing
+    ),
+    Benchmark("extraction", "extraction", made=made.extraction, schema=made.ORDERS),
+    Benchmark("tool_calls", "tool calls", made=made.tool_calls),
+)
+COPY = {each.name: each for each in _COPY}
 
 # Questions of our own, which need no download. Nobody else measures them; `all` leaves them out.
 _OWN_FILE = str(Path(__file__).with_name("questions.jsonl"))
-OWN = Benchmark("questions", "questions", (_OWN_FILE,), None, by_category=True)
+OWN = Benchmark("questions", "questions", (_OWN_FILE,), read=_by_category)
 
 # Functions of library modules (see `prompts`), which are not combined with other benchmarks.
 DEMO = "demo"
 
-_NAMES = ", ".join([*BENCHMARKS, OWN.name])
+_NAMED = {**BENCHMARKS, OWN.name: OWN, **COPY}
+_GROUPS = {"all": BENCHMARKS, "copy": COPY}
+_CHOICE = f"pass all, copy, a file, or some of {', '.join(_NAMED)}"
 
 # For Spec-Bench, the only one that is not on the hub.
 _BY_HAND = (
@@ -83,15 +123,15 @@ def check_bench(text: str | None) -> None:
 def load_all(
     text: str | None, tokenizer: Tokenizer, data_dir: Path | None, limit: int
 ) -> tuple[dict[str, list[Question]], list[str]]:
-    """Loads the first `limit` questions of each of several benchmarks; of `all`, of those that are
-    there. Errors as for `load` and `parse_names`.
+    """Loads the first `limit` questions of each of several benchmarks; of `all` and `copy`, of
+    those that are there. Errors as for `load` and `parse_names`.
 
     Args:
       text: comma-separated names and files, or `DEMO`, which has no questions. None: our own
         questions for a target with a chat template, otherwise `DEMO`.
 
     Returns:
-      Name or file -> questions; and why benchmarks of `all` were left out.
+      Name or file -> questions; and why benchmarks of these two were left out.
     """
     text = text or (OWN.name if tokenizer.chat_template else DEMO)
     questions: dict[str, list[Question]] = {}
@@ -112,32 +152,32 @@ def load_all(
 
 def parse_names(text: str) -> tuple[str, ...]:
     """Splits comma-separated names and files into arguments for `load`, without duplicates; `all`
-    stands for every name but that of `OWN`. Raises UserError if one is neither a name nor a file,
-    or two have the same name."""
+    stands for the published benchmarks, `copy` for those of `COPY`. Raises UserError if one is
+    neither a name nor a file, or two have the same name."""
     names: dict[str, str] = {}
     for each in _split(text):
-        for name in BENCHMARKS if each == "all" else (each,):
+        for name in _GROUPS.get(each, (each,)):
             bench = find(name).name
             if (other := names.setdefault(bench, name)) != name:
                 raise UserError(
                     f"{other} and {name} would both be called {bench}; rename a file, or pass one"
                 )
     if not names:
-        raise UserError(f"no benchmark; pass all, a file, or some of {_NAMES}")
+        raise UserError(f"no benchmark; {_CHOICE}")
     return tuple(names.values())
 
 
 def find(name: str) -> Benchmark:
     """Returns a benchmark by its name or the path of its file; raises UserError without one."""
-    if name in BENCHMARKS or name == OWN.name:
-        return BENCHMARKS.get(name, OWN)
+    if name in _NAMED:
+        return _NAMED[name]
     path = Path(name).expanduser()
     if not path.is_file():
-        raise UserError(f"no benchmark or file {name!r}; pass all, a file, or some of {_NAMES}")
+        raise UserError(f"no benchmark or file {name!r}; {_CHOICE}")
     if is_text(path):
         raise UserError(f"{name} holds no records; pass a .jsonl, .json or .parquet file")
     stem = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
-    return Benchmark(stem.stem, stem.stem, (name,), None)
+    return Benchmark(stem.stem, stem.stem, (name,))
 
 
 def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Question]:
@@ -145,12 +185,12 @@ def load(name: str, data_dir: Path | None, limit: int | None = None) -> list[Que
     come from `data_dir`, or from the hub. Raises MissingFile if it is not there, and UserError if
     it, or a record of it, cannot be read or used."""
     benchmark = find(name)
+    if benchmark.made is not None:
+        return list(islice(benchmark.made(benchmark.name, benchmark.title), limit))
     files = _files(benchmark, data_dir)
     every = (record for path in files for record in records(path, bad=_refuse))
-    questions = [
-        read_question(record, benchmark.name, benchmark.title, benchmark.by_category)
-        for record in islice(every, limit)
-    ]
+    read = (benchmark.read(record, benchmark.name, benchmark.title) for record in every)
+    questions = list(islice((question for question in read if question is not None), limit))
     if not questions:
         raise UserError(f"{files[0]} holds no questions; check the file, or leave it out")
     return questions
@@ -161,7 +201,7 @@ def _refuse(error: UserError) -> None:
 
 
 def _files(benchmark: Benchmark, data_dir: Path | None) -> tuple[Path, ...]:
-    if benchmark.name not in BENCHMARKS or benchmark is not BENCHMARKS[benchmark.name]:
+    if benchmark is OWN or _NAMED.get(benchmark.name) is not benchmark:
         return (Path(benchmark.files[0]).expanduser(),)  # that of `OWN`, or a user's
     if data_dir is not None:
         for file in benchmark.files:

@@ -19,7 +19,8 @@ class PeersConfig(ModelChoice):
     """Engines, of plain, dart, transformers, and llama.cpp for GGUF targets; plain is always there.
     Those that lack a package or a part are left out."""
     bench: str | None = None
-    """Benchmarks or files, as for eval.speedup, of which the first turns are answered."""
+    """Benchmarks or files, as for eval.speedup, of which the first turns are answered; texts follow
+    no schema here."""
     data_dir: Path | None = None
     """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
     prompts: int = 2

@@ -23,7 +23,8 @@ class ServingBenchConfig(ModelChoice):
     serve_options: str = ""
     """More options of the servers that are started: --serve-options="--slots 8 --queue 512"."""
     bench: str = DEMO
-    """Prompts: demo, functions of library modules; a benchmark, such as mt_bench; or its file."""
+    """Prompts: demo, functions of library modules; a benchmark, such as mt_bench, whose
+    answers follow no schema here; or its file."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     max_new_tokens: int = 128

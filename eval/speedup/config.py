@@ -33,8 +33,10 @@ class SpeedupConfig(MethodChoice):
     bench: str | None = None
     """Comma-separated: alpaca, code_alpaca, humaneval, livecodebench, math500, mbpp, mt_bench (the
     paper's), gsm8k, spec_bench, or paths of question files; all uses every one of these that is
-    found; questions are 24 of our own; demo completes functions of Python library modules. By
-    default questions for a target with a chat template, otherwise demo."""
+    found; summarization, rag, second_turns, editing, extraction, tool_calls: answers that repeat
+    much of their prompts, and copy uses all of these; questions are 24 of our own; demo completes
+    functions of Python library modules. By default questions for a target with a chat template,
+    otherwise demo."""
     data_dir: Path | None = None
     """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
     thinking: bool = False
@@ -63,7 +65,7 @@ class SpeedupConfig(MethodChoice):
     paper: bool = False
     """The paper's setting: trees of 60 nodes, level decay 0.7, no coupling."""
     json_schema: Path | None = None
-    """A file with a JSON schema that all texts must follow."""
+    """A file with a JSON schema that all texts must follow, instead of that of extraction."""
     acceptance: float | None = None
     """Impose this tau: every verification emits this many tokens on average, regardless of what the
     target predicts, and stop tokens are ignored. Measures speed independently of the drafter's

@@ -16,6 +16,7 @@ from dart_jax.data.stdlib import HELD_OUT, stdlib
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.shapes import length_bucket
 from dart_jax.errors import UserError
+from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
 from dart_jax.models.networks.pure import dtype_of
 from dart_jax.programs.outputs import check_outputs
@@ -75,7 +76,11 @@ def title_of(config: SpeedupConfig, setting: Setting) -> str:
     )
     ngram = "no n-gram model" if config.ngram_model is None else "n-gram model"
     imposed = "" if config.acceptance is None else f", tau {config.acceptance:g} imposed"
-    schema = "" if config.json_schema is None else f", texts follow {config.json_schema.name}"
+    schema = ""
+    if config.json_schema is not None:
+        schema = f", texts follow {config.json_schema.name}"
+    elif setting.workload.schema is not None and config.acceptance is None:
+        schema = ", texts follow the benchmark's schema"
     lengths = setting.workload.prompt_tokens
     least, most = (f"{number:,}" for number in (min(lengths), max(lengths)))
     prompts = f"prompts of {most if least == most else f'{least} to {most}'} tokens"
@@ -139,8 +144,15 @@ class Speedup:
             sampling=sampling,
             acceptance=self.config.acceptance,
             coupled=not self.config.no_coupling,
-            structured_outputs=self.config.structured_outputs,
+            structured_outputs=self._outputs(workload),
         )
+
+    def _outputs(self, workload: Workload) -> StructuredOutputs | None:
+        """The structure of a workload's texts; with an imposed tau they have none."""
+        schema = workload.schema
+        if self.config.json_schema is None and schema is not None and not self.config.acceptance:
+            return StructuredOutputs(json=schema)
+        return self.config.structured_outputs
 
     def setting(self, workload: Workload, sampling: Sampling, batch_size: int) -> Setting:
         """Compares all methods in one setting."""
@@ -240,4 +252,5 @@ def benchmark_workload(
         raise UserError(f"no prompt of {name} is within {limit} tokens")
     length = max(len(prompt.tokens) for prompt in prompts) + config.max_new_tokens
     where = questions[0].where.removeprefix(f"{Path(__file__).parents[2]}/")  # of our own
-    return Workload(benchmark.name, benchmark.title, where, prompts, length, context)
+    name, title, schema = benchmark.name, benchmark.title, benchmark.schema
+    return Workload(name, title, where, prompts, length, context, schema)

@@ -19,9 +19,14 @@ from eval.methods.registry import METHODS, PLAIN, Tree
 
 
 class Workload(NamedTuple):
-    """Prompts of one benchmark: its name and title, file and line of its first question, the
-    prompts, the rows of the KV cache for these alone, and the tokens to which they were lengthened,
-    None if they were not."""
+    """Prompts of one benchmark.
+
+    Attributes:
+      source: file and line of its first question.
+      max_length: rows of the KV cache for these prompts alone.
+      context: tokens to which they were lengthened, if they were.
+      schema: JSON schema that all texts follow, if there is one.
+    """
 
     name: str
     title: str
@@ -29,6 +34,7 @@ class Workload(NamedTuple):
     prompts: list[Prompt]
     max_length: int
     context: int | None = None
+    schema: Mapping[str, Any] | None = None
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -70,7 +76,7 @@ class Setting:
         return {name: row.step_seconds / plain for name, row in self.all.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """Returns everything but the prompts."""
+        """Returns everything but the prompts and the schema."""
         load = self.workload
         groups = {
             group: {name: row.as_json() for name, row in rows.items()}

@@ -18,7 +18,7 @@ from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import long_question
 from eval.benchmarks.questions import Question, prompt_tokens, read_question
-from eval.benchmarks.registry import BENCHMARKS, find, load, load_all, parse_names
+from eval.benchmarks.registry import BENCHMARKS, COPY, find, load, load_all, parse_names
 
 BENCH = os.environ.get("DART_BENCH")
 NAMES = (
@@ -145,7 +145,7 @@ def test_bad_records(record, message):
 def test_names():
     assert parse_names(" mt_bench , alpaca,mt_bench,") == ("mt_bench", "alpaca")
     assert parse_names("gsm8k,all") == ("gsm8k", *NAMES[:7], "spec_bench")
-    listed = f"pass all, a file, or some of {', '.join(NAMES)}, questions"
+    listed = f"pass all, copy, a file, or some of {', '.join((*NAMES, 'questions', *COPY))}"
     for text, wrong in (("alpaca,MT-bench", "MT-bench"), ("no/such.jsonl", "no/such.jsonl")):
         with pytest.raises(UserError, match=f"^no benchmark or file {wrong!r}; {listed}$"):
             parse_names(text)
@@ -343,6 +343,8 @@ PUBLISHED = {
     "mt_bench": (80, 2, 8),
     "gsm8k": (1319, 1, 1),
     "spec_bench": (480, 2, 13),
+    **{"summarization": (80, 1, 1), "rag": (80, 1, 1), "second_turns": (80, 2, 1)},
+    "editing": (164, 1, 3),
     "humaneval_eagle.jsonl": (80, 1, 1),
     "gsm8k_train.jsonl": (7473, 1, 1),
 }
@@ -353,9 +355,10 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_data(thinking, name):
     directory = Path(str(BENCH))
-    questions = load(name if name in BENCHMARKS else str(directory / name), directory)
+    questions = load(name if name in {**BENCHMARKS, **COPY} else str(directory / name), directory)
     groups = {one.group for one in questions}
     assert (len(questions), len(questions[0].turns), len(groups)) == PUBLISHED[name]
-    assert all(one.raw for one in questions) is (name == "humaneval")
+    continued = ("humaneval", "summarization", "rag", "editing")
+    assert all(one.raw for one in questions) is (name in continued)
     for one in questions[:20]:
         assert f"\n{one.turns[0]}<|im_end|>" in said(thinking, one)
