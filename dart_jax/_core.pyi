@@ -1,5 +1,5 @@
-"""The C++ core, bound to Python in `native/bind_ngram.cpp`, `native/bind_search.cpp`
-and `native/bind_cpu.cpp`.
+"""The C++ core, bound to Python in `native/bind_ngram.cpp`, `native/bind_search.cpp`,
+`native/bind_text.cpp` and `native/bind_cpu.cpp`.
 
 Every array must have the given dtype and, unless stated otherwise, be C-contiguous; inputs are not
 converted or copied. Raises `ValueError` if a dtype, a shape, a parameter or an array's content is
@@ -42,6 +42,7 @@ weight_types: dict[str, int]
 
 _UInt8: TypeAlias = NDArray[np.uint8]
 _UInt16: TypeAlias = NDArray[np.uint16]
+_UInt32: TypeAlias = NDArray[np.uint32]
 _UInt64: TypeAlias = NDArray[np.uint64]
 _Int32: TypeAlias = NDArray[np.int32]
 _Int64: TypeAlias = NDArray[np.int64]
@@ -188,3 +189,29 @@ class TreeSearch:
           draws: whether the last four columns say how the target draws, for drafting with only the
             n-gram model.
         """
+
+def text_tree(
+    tokens: _Int32,
+    out: _Int32,
+    *,
+    depth: int,
+    trust: _Float32,
+    base: _Int32 | None = None,
+    draws: _Int32 | None = None,
+) -> None:
+    """Write the tree that a text drafts, alone or with a drafter's, to `out`, without holding the
+    GIL; the formula is in native/include/dart/text_search.h.
+
+    Args:
+      tokens: [n], the last one is the root; negative ones are none.
+      out: [4, nodes + 1], as of `TreeSearch.search`.
+      depth: of followers that are not in the base, at most.
+      trust: [16], how far matches are to be trusted, by length from 1 on, from 0 to 1.
+      base: [4, M], the drafter's tree after the same root.
+      draws: [4], how the target draws; see `DraftRow` in native/include/dart/tree_search.h.
+    """
+
+def count_followers(tokens: _Int32, first: int, counts: _UInt32) -> None:
+    """Add to `counts` [16, 2], without holding the GIL, how many of the tokens [n] from place
+    `first` on came after a match of the tokens before them, by the longest match's length from 1
+    on, and how many of these are followers of a match."""

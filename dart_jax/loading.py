@@ -35,6 +35,7 @@ from dart_jax.weights.drafter_files import check_draft_model, check_fit
 from dart_jax.weights.tensor_files import open_tensors
 
 PathLike = str | os.PathLike[str]
+PLAIN = "none"  # in place of a drafter: nothing drafts
 _Config = TypeVar("_Config", bound=AnyDrafterConfig | TargetConfig | None)
 
 
@@ -136,11 +137,13 @@ def parts_in_words(
     params: DecodeParams,
     ngram: NgramModel | None,
     execution: Execution,
+    *,
+    text_drafts: bool,
 ) -> dict[str, str]:
     """Describes a model's parts."""
     leaves, norm = jax.tree.leaves(params), params["target"]["norm"]["scale"]
     devices = sorted(norm.devices(), key=lambda device: device.id)
-    drafting = drafter_title(drafter)
+    drafting = drafter_title(drafter, text=text_drafts)
     if "drafter" in params:
         drafting += f", {_parameter_count(params['drafter'])} parameters"
     kv = np.dtype(execution.target.cache_dtype(norm.dtype))

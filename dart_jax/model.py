@@ -29,6 +29,7 @@ from dart_jax.engine.shapes import (
     shapes_of,
     tree_sizes,
 )
+from dart_jax.engine.texts import TextTrust, learned_trust
 from dart_jax.engine.tree_size import TreeSizes, learned_sizes
 from dart_jax.errors import UserError
 from dart_jax.generation import Completion, GenerationConfig
@@ -38,6 +39,7 @@ from dart_jax.generation.text_generation import TextGeneration
 from dart_jax.grammar.matching import Grammars, grammars_of
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.loading import (
+    PLAIN,
     PathLike,
     find_drafter,
     load_drafter_here,
@@ -74,8 +76,7 @@ class DartModel:
 
     Attributes:
       target: the target's shapes; a tied head has its own kernel where that is faster (`untie`).
-      drafter: config of the drafting method, such as the drafter's shapes, or None for plain
-        decoding.
+      drafter: config of the drafting method, such as the drafter's shapes, or None without one.
       params: see `DecodeParams`.
       ngram: n-gram model of the tree search; None to search with only DART's scores.
       tokenizer: the target's.
@@ -83,6 +84,8 @@ class DartModel:
       execution: how the models are computed.
       search_way: where trees are searched; see `way_here`.
       ngram_device_memory: bytes that the n-gram model may take on the device.
+      text_drafts: whether what followed earlier in a text is drafted, with a drafter's own or
+        alone; with neither decoding is plain.
     """
 
     target: TargetConfig
@@ -94,6 +97,7 @@ class DartModel:
     execution: Execution = dataclasses.field(default_factory=Execution.here)
     search_way: SearchWay = "auto"
     ngram_device_memory: int = DEFAULT_MEMORY
+    text_drafts: bool = True
 
     def __repr__(self) -> str:
         return f"DartModel({', '.join(f'{name}: {what}' for name, what in self._parts().items())})"
@@ -105,7 +109,8 @@ class DartModel:
         return f"<table><caption>DartModel</caption>{rows}</table>"
 
     def _parts(self) -> dict[str, str]:
-        return parts_in_words(self.target, self.drafter, self.params, self.ngram, self.execution)
+        parts = self.target, self.drafter, self.params, self.ngram, self.execution
+        return parts_in_words(*parts, text_drafts=self.text_drafts)
 
     @functools.cached_property
     def generation_config(self) -> GenerationConfig:
@@ -135,6 +140,7 @@ class DartModel:
         ngram_device_memory: int = DEFAULT_MEMORY,
         mesh: str | None = None,
         drafter_window: int | None = None,
+        text_drafts: bool = True,
         revision: str | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
@@ -148,8 +154,8 @@ class DartModel:
             "smollm2" or "demo", which without a drafter has that of the package, and with a DART
             drafter and without an n-gram model likewise.
           drafter: directory or `owner/name` of a drafter, or of a smaller model with the target's
-            vocabulary, which drafts token by token. None: drafts with the n-gram model only, if
-            there is one; otherwise plain decoding.
+            vocabulary, which drafts token by token. None: only the n-gram model drafts, if there
+            is one, and the text itself. "none": nothing drafts, decoding is plain.
           ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
           dtype: of weights and activations; "auto" is float32 on CPU, otherwise bfloat16.
@@ -170,6 +176,7 @@ class DartModel:
             batch's rows (`data`). None for one device.
           drafter_window: positions that a DART, EAGLE-3 or block drafter sees, its own included, in
             all layers; 0 for all positions; by default what its config says.
+          text_drafts: whether what followed earlier in a text is drafted, too.
           revision: branch, tag or commit of the target's repository.
           token: hub token, by default the stored login.
 
@@ -182,7 +189,9 @@ class DartModel:
         if mesh is not None:
             execution = execution.on(MeshShape.parse(mesh).make())
         check_way(search, ngram_device_memory)
-        named = models.find(target)
+        named, plain = models.find(target), drafter == PLAIN
+        if plain and ngram is not None:
+            raise UserError('an n-gram model drafts; leave it out, or the drafter "none"')
         if named is not None and drafter is None:
             drafter = named.part(models.DRAFTER)
         # Read the small files first, so that mismatched parts are reported before the weights are
@@ -190,11 +199,11 @@ class DartModel:
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
         ngram_model = draft_config = drafter_path = None
-        if drafter is not None:
+        if drafter is not None and not plain:
             drafter_path, draft_config = find_drafter(drafter, config, tokenizer, token)
         draft_config = with_window(draft_config, drafter_window)
         searches = draft_config is None or draft_config.traits.search is not None
-        if named is not None and ngram is None and searches:
+        if named is not None and ngram is None and searches and not plain:
             ngram = named.part(models.NGRAM)
         if ngram is not None:
             if not searches:
@@ -211,7 +220,8 @@ class DartModel:
         eos = load_eos(directory, config.vocab_size)
         warn_of_unused(directory / GENERATION_FILE)
         where = execution.beside(config, target_params), search, ngram_device_memory
-        model = cls(config, drafting, params, ngram_model, tokenizer, eos, *where)
+        drafts = text_drafts and not plain
+        model = cls(config, drafting, params, ngram_model, tokenizer, eos, *where, drafts)
         if drafter_path is None or draft_config is None:
             return model
         return model._with_loaded(drafter_path, draft_config, kind)
@@ -221,26 +231,34 @@ class DartModel:
         drafter: PathLike | AnyDrafter | None,
         *,
         drafter_window: int | None = None,
+        text_drafts: bool | None = None,
         token: str | bool | None = None,
     ) -> DartModel:
         """Returns a model with another drafting method that shares this target's weights.
 
         Args:
           drafter: directory or `owner/name`, as for `from_pretrained`; a config that needs no
-            parameters, such as `NgramConfig` or `PromptLookupConfig`; or None for plain decoding.
+            parameters, such as `NgramConfig` or `PromptLookupConfig`; or None without one.
           drafter_window: of a drafter in a directory, as for `from_pretrained`.
+          text_drafts: whether what followed earlier in a text is drafted, too; by default as in
+            this model, and with None not at all: decoding is plain.
           token: hub token, by default the stored login.
 
         Raises:
           UserError: as `from_pretrained`.
         """
+        if text_drafts is None:
+            text_drafts = self.text_drafts and drafter is not None
+        model = self
+        if text_drafts != self.text_drafts:
+            model = dataclasses.replace(self, text_drafts=text_drafts)
         if isinstance(drafter, str | os.PathLike):
             path, config = find_drafter(drafter, self.target, self.tokenizer, token)
             config = with_window(config, drafter_window)
-            return self._with_loaded(path, config, dtype_of(self.params["target"]))
+            return model._with_loaded(path, config, dtype_of(self.params["target"]))
         with_window(None, drafter_window)
         if drafter == self.drafter:
-            return self
+            return model
         if drafter is not None:
             if not isinstance(drafter, MethodConfig):
                 raise UserError("a drafter's parameters are needed; pass its directory")
@@ -249,7 +267,7 @@ class DartModel:
         params: DecodeParams = {"target": self.params["target"]}
         devices = self.execution.devices.with_drafter(None)
         execution = dataclasses.replace(self.execution, devices=devices)
-        return dataclasses.replace(self, drafter=drafter, params=params, execution=execution)
+        return dataclasses.replace(model, drafter=drafter, params=params, execution=execution)
 
     def without_pair_scores(self) -> DartModel:
         """Returns the same model without its DART drafter's pair scores, if it has any."""
@@ -386,7 +404,7 @@ class DartModel:
         offline = EngineConfig(
             slots=len(encoded.tokens),
             max_length=min(length_bucket(length), most),
-            tree_nodes=0 if self.drafter is None else config.tree_nodes,
+            tree_nodes=0 if self.drafter is None and not self.text_drafts else config.tree_nodes,
             offline=True,
         )
         decoding = {"search": config.search, "use_ngram": config.use_ngram, "logits": config.logits}
@@ -436,10 +454,10 @@ class DartModel:
         Raises:
           UserError: the options do not fit the model, or `search_way` cannot be taken.
         """
-        largest, nodes = tree_sizes(self.drafter)[-1], options.tree_nodes
+        largest, nodes = tree_sizes(self.drafter, text=self.text_drafts)[-1], options.tree_nodes
         nodes = largest if nodes is None else nodes
-        if nodes and self.drafter is None:
-            raise UserError("no drafter was loaded; pass one, or decode with 0 nodes")
+        if nodes and not largest:
+            raise UserError("nothing drafts; pass a drafter, or decode with 0 nodes")
         config = DecodeConfig(
             self.target,
             self.drafter if nodes else None,
@@ -447,6 +465,7 @@ class DartModel:
             candidates=candidates,
             logits=logits,
             coupled=coupled,
+            text=self.text_drafts and nodes > 0,
             acceptance=acceptance if nodes else None,
             execution=self.execution,
         )
@@ -470,7 +489,11 @@ class DartModel:
             policy(shapes) if policy else learned_sizes(config, tree_search, shapes, self._learned)
         )
         runner = ModelRunner(config, self.params, tree_search, options, shapes)
-        return Engine(runner, options, tree_sizes=sizes, grammars=self.grammars)
+        return Engine(runner, options, sizes, self._text_trust, grammars=self.grammars)
+
+    @functools.cached_property
+    def _text_trust(self) -> TextTrust:
+        return learned_trust(self.target, self.execution)
 
     @functools.cached_property
     def _learned(self) -> dict[Hashable, TreeSizes]:

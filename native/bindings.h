@@ -18,6 +18,7 @@ struct PyNgramModel {
 // must be bound first.
 void bind_ngram(pybind11::module_& m);
 void bind_search(pybind11::module_& m);
+void bind_text(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
 
 // Sets the Python function that programs call (ffi_python.cpp).

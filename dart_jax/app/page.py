@@ -67,8 +67,9 @@ class Page:
 
     def blocks(self, name: str) -> gr.Blocks:
         """Builds the Gradio app; `name` is the model's."""
-        chat, drafter = self._chat, self._model.drafter
-        line = f"Drafted by {drafter_title(drafter)}." if drafter else "There is no drafter."
+        chat, model = self._chat, self._model
+        by = drafter_title(model.drafter, text=model.text_drafts)
+        line = f"Drafted by: {by}."
         line += "" if chat else " It continues your text; it does not chat."
         private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         with gr.Blocks(title=name, analytics_enabled=False, fill_height=True) as blocks:

@@ -107,8 +107,10 @@ def nodes_of(step: Step, draft: Draft, model: ServedModel) -> list[Node]:
         taken = parent == path[-1] and [token] == emitted[len(path) - 1 : step.drafted][:1]
         path += [index] * taken
         place[index], line = len(nodes), ""
-        if depth <= len(draft.ids):
+        if depth <= len(draft.ids) and token in draft.ids[depth - 1]:
             line = f"{probability(draft, depth - 1, token, tokens[parent]):.0%}"
+        elif len(draft.ids):
+            line = "text"  # only the text itself drafted it
         nodes.append((text(token), place[parent], "accepted" if taken else "rejected", line))
     bonus = emitted[step.drafted :][:1]
     return nodes + [(text(token), place[path[-1]], "bonus", "target") for token in bonus]

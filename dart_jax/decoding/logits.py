@@ -127,12 +127,14 @@ def sequences_at_nodes(
     """Returns the sequence that ends with each node: int32 [B, N + 1, S], and its length.
 
     Args:
-      tokens: int32 [B, S], the sequences up to the root.
+      tokens: int32 [B, S], the sequences up to the root; what comes after does not count.
       length: int32 [B], tokens before the root.
       tree: the draft tree.
       mask: its `ancestor_mask`.
     """
     position = length[:, None] + tree.depth
+    place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    tokens = jnp.where(place <= length[:, None], tokens, -1)
 
     def row(tokens: jax.Array, drafted: jax.Array, position: jax.Array, seen: jax.Array):
         at = jnp.where(seen, position, tokens.shape[0])

@@ -76,10 +76,12 @@ class Lessons(NamedTuple, Generic[AnyArray]):
         return Lessons(self.outcomes + outcomes, self.expected + expected)
 
 
-def prior_rates() -> np.ndarray:
-    """Returns rates for a drafter of which nothing is known, float32 [BINS]: about smollm2's."""
+def prior_rates(*, text_alone: bool = False) -> np.ndarray:
+    """Returns rates for a drafter of which nothing is known, float32 [BINS]: about smollm2's; or,
+    where only the text drafts, what its scores say."""
     gain = -_WIDTH * (np.arange(_GAINS, dtype=np.float32) + 0.5)
-    return np.tile(1 / (1 + np.exp(-1.9 - 1.9 * gain)), _LEVELS)
+    rates = np.exp(gain) if text_alone else 1 / (1 + np.exp(-1.9 - 1.9 * gain))
+    return np.tile(rates, _LEVELS)
 
 
 def nodes_that_pay(probabilities: AnyArray, costs: AnyArray) -> AnyArray:

@@ -11,6 +11,7 @@ import jax
 
 from dart_jax.decoding.drafting import AnyDrafter, DraftingMethod, drafting_method
 from dart_jax.decoding.drafting.eagle3 import Eagle3Tree
+from dart_jax.decoding.drafting.text import LONGEST
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import LogitsConfig, TokenScores
 from dart_jax.decoding.sampling import Noise, SamplingValues
@@ -29,13 +30,14 @@ class DecodeConfig:
 
     Attributes:
       target: the target's shapes.
-      drafter: config of the drafting method, or None for plain decoding.
-      nodes: tree nodes without the root, N.
+      drafter: config of the drafting method, or None if nothing but the text drafts.
+      nodes: tree nodes without the root, N; 0 for plain decoding.
       candidates: top-k tokens per drafted position that are passed to the search, k.
       eagle: depth and width of an EAGLE-3 drafter's trees.
       logits: processors of the target's logits, and what is reported about them.
       coupled: whether drafts are ranked with the noise of the target's draws (see
         `drafting.base.coupled`); changes how many are accepted, never the output.
+      text: whether what followed in the text is drafted, too; see `drafting.text`.
       acceptance: takes the place of `step.accept`, to measure speed alone: hashable, of a tree, the
         draws at its nodes int32 [B, N + 1], the depth of trees, and int32 [B] the tokens still to
         be emitted and where the text ends. The text is then not the target's. None for `accept`.
@@ -49,15 +51,26 @@ class DecodeConfig:
     eagle: Eagle3Tree = Eagle3Tree()
     logits: LogitsConfig = LogitsConfig()
     coupled: bool = True
+    text: bool = False
     acceptance: Callable[..., Any] | None = None
     execution: Execution = dataclasses.field(default_factory=Execution.here)
 
     @functools.cached_property
     def drafting(self) -> DraftingMethod | None:
-        """The drafting method, or None for plain decoding."""
+        """The drafting method, or None where nothing but the text drafts, or nothing at all."""
         if self.drafter is None or self.nodes == 0:
             return None
         return drafting_method(self.drafter, self.nodes, self.candidates, self.eagle)
+
+    @property
+    def texts_draft(self) -> bool:
+        """True if trees have what followed in the text."""
+        return self.text and self.nodes > 0
+
+    @property
+    def text_depth(self) -> int:
+        """Maximum depth of the text's own drafts."""
+        return min(LONGEST, self.nodes) if self.text else 0
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -72,7 +85,7 @@ class DecodeConfig:
     @property
     def max_depth(self) -> int:
         """Maximum depth of a tree."""
-        return 0 if self.drafting is None else self.drafting.depth
+        return max(self.text_depth, 0 if self.drafting is None else self.drafting.depth)
 
     @functools.cached_property
     def host_buffer(self) -> HostBuffer:
@@ -86,7 +99,7 @@ class DecodeConfig:
     @property
     def plain(self) -> DecodeConfig:
         """The config of plain decoding with the same target."""
-        return dataclasses.replace(self, drafter=None, nodes=0)
+        return dataclasses.replace(self, drafter=None, text=False, nodes=0)
 
     @property
     def reading(self) -> DecodeConfig:
@@ -112,12 +125,15 @@ class DecodeConfig:
         """True if a step of one sequence takes time only for the nodes that it verifies, so that
         each decides how many these are. Larger trees must not take more passes of the drafter."""
         drafting = self.drafting
-        return self.reads_only_used and drafting is not None and not drafting.traits.sequential
+        if not self.reads_only_used or self.nodes == 0:
+            return False
+        return drafting is None or not drafting.traits.sequential
 
     @property
     def couples(self) -> bool:
-        """True if the method drafts with the noise of the target's draws."""
-        return self.coupled and self.drafting is not None and self.drafting.traits.couples
+        """True if drafts are ranked with the noise of the target's draws."""
+        method = self.drafting is not None and self.drafting.traits.couples
+        return self.coupled and (method or self.texts_draft)
 
     def capacity(self, max_length: int) -> int:
         """Cache rows needed for sequences of up to `max_length` tokens.
@@ -147,7 +163,9 @@ class DecodeState:
       counts: int32 [B, V], how often each token occurs in the new text, or None without penalties
         for that.
       bias: float32 [B, V], added to the logits, if any.
-      tokens: int32 [B, S], the sequences up to the root, then -1. None without logits processors.
+      tokens: int32 [B, S], the sequences up to the root, then -1, and at the end what they may
+        draft from besides; see `drafting.text.Texts`. None where nothing reads them.
+      shared: int32 [B], how many tokens are there besides.
       scores: what is reported about the tokens that the last step emitted, if anything.
       trees: int32 [B, 4, N + 1], the next trees if they are built on the device; otherwise None.
       confidence: in the next trees, see `Proposal`.
@@ -169,6 +187,7 @@ class DecodeState:
     counts: jax.Array | None = None
     bias: jax.Array | None = None
     tokens: jax.Array | None = None
+    shared: jax.Array | None = None
     scores: TokenScores | None = None
     trees: jax.Array | None = None
     confidence: jax.Array | None = None

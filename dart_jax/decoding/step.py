@@ -3,6 +3,7 @@
 Pure functions over plain pytrees; `DecodeConfig` is static. Plain decoding is the same step with a
 root-only tree and no drafter. Drafting is left to the methods in `dart_jax.decoding.drafting`: some
 return candidates, from which a search builds the tree; others store the next tree in the state.
+What the text itself drafts joins either (`with_text_drafts`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.drafting import Candidates, DraftInput
+from dart_jax.decoding.drafting.text import Texts, draft_from_text
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import (
     append_tokens,
@@ -364,7 +366,7 @@ def draft(
     """Drafts after the newest rows: the state with the new `draft_state`, and `trees` if they are
     built on the device; and the candidates for a search."""
     if config.drafting is None:
-        return state, None
+        return dataclasses.replace(state, noise=inputs.noise), None
     with jax.named_scope("draft"):
         draft_state, proposal = config.drafting(state.draft_state, inputs)
     trees = proposal.trees
@@ -378,6 +380,22 @@ def draft(
         noise=inputs.noise,
     )
     return state, proposal.candidates
+
+
+def with_text_drafts(
+    config: DecodeConfig, state: DecodeState, trees: jax.Array | None, trust: jax.Array
+) -> jax.Array:
+    """Returns the next trees [B, 4, N + 1] with what the texts draft; `trees` are the drafter's,
+    if there is one, and for `trust` see `Texts`."""
+    assert state.tokens is not None
+    assert state.shared is not None
+    length, execution = state.length + 1, config.execution
+    texts = Texts(state.tokens, length, state.shared, trust, state.sampling, state.noise)
+    native, vocab_size = execution.attention == "native", config.target.vocab_size
+    with jax.named_scope("draft"):
+        return draft_from_text(
+            texts, trees, config.nodes, config.text_depth, vocab_size, native=native
+        )
 
 
 def penalize_at_nodes(

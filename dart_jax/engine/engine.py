@@ -30,6 +30,7 @@ from dart_jax.engine.request import Output, Request, SamplingMode, highest
 from dart_jax.engine.scheduler import Scheduler
 from dart_jax.engine.sequence import Sequence
 from dart_jax.engine.statistics import Statistics
+from dart_jax.engine.texts import SharedTexts, TextTrust
 from dart_jax.engine.tree_size import PAUSES, TreeSizes
 from dart_jax.errors import UserError
 from dart_jax.grammar.matching import Grammars
@@ -48,6 +49,7 @@ _READING, _LEAST_READ = 1.5, 16
 _BURST_SECONDS = 0.03
 
 _REMEMBERED = 32  # ends of requests
+_LEARNED = 32  # new tokens of a burst
 
 
 class Engine:
@@ -57,6 +59,7 @@ class Engine:
       runner: calls the model's programs.
       scheduler: the requests that have not ended.
       tree_sizes: chooses the sizes of draft trees.
+      text_trust: says how far to trust what texts draft, and learns it.
       counts: of what was done.
       seconds: wall time so far: `prefill` (prompts are read), `device` (draft and verify), `search`
         (on the host), and `compile` (JAX's, 0 for programs that were used before).
@@ -66,8 +69,9 @@ class Engine:
         self,
         runner: ModelRunner,
         options: EngineConfig,
-        *,
         tree_sizes: TreeSizes | None = None,
+        text_trust: TextTrust | None = None,
+        *,
         grammars: Grammars | None = None,
     ):
         """Allocates nothing yet; the first step does.
@@ -76,6 +80,7 @@ class Engine:
           runner: calls the model's programs.
           options: the options.
           tree_sizes: chooses the sizes of trees, by default the largest in every step.
+          text_trust: says how far to trust what texts draft, by default without knowledge.
           grammars: of the target; needed for requests with a grammar or `min_new_tokens`.
         """
         shapes, reuse = runner.shapes, options.prefix_cache and not options.offline
@@ -84,9 +89,11 @@ class Engine:
         self.runner = runner
         self.scheduler = Scheduler(slots, pools, shapes.pages_each * shapes.page)
         self.tree_sizes = tree_sizes or TreeSizes(shapes.sizes, fixed=True)
+        self.text_trust = text_trust or TextTrust()
         self.counts = Statistics()
         self._held: deque[float] = deque(maxlen=_REMEMBERED)  # seconds for which requests had slots
         self.seconds = {"prefill": 0.0, "device": 0.0, "search": 0.0, "compile": 0.0}
+        self._shared = SharedTexts()
         self._grammars, self._mesh = grammars, runner.config.execution.devices.mesh
         self._offline = options.offline
         self._burst_seconds = None if options.burst or options.offline else _BURST_SECONDS
@@ -100,10 +107,11 @@ class Engine:
     def __repr__(self) -> str:
         config, shapes = self.runner.config, self.runner.shapes
         method = "plain decoding"
-        if config.drafting is not None:
+        if config.nodes:
             least = config.nodes if shapes.fixed else 0
             nodes = f"{least} to {config.nodes}" if least < config.nodes else f"{least}"
-            method = f"drafting: {drafter_title(config.drafter)}, trees of {nodes} nodes"
+            by = drafter_title(config.drafter, text=config.text)
+            method = f"drafting: {by}, trees of {nodes} nodes"
         return f"Engine({method}, {shapes.slots} texts of up to {shapes.max_length} tokens)"
 
     @property
@@ -307,7 +315,7 @@ class Engine:
         sequence = scheduler.begin_next(self._wants_drafts)
         if sequence is None:
             return False
-        self.runner.begin(sequence)
+        self.runner.begin(sequence, self._shared.of(sequence.request.draft_group))
         if sequence.begun is None:
             sequence.begun, sequence.cached = time.monotonic(), sequence.num_computed_tokens
             self.counts.prompt_tokens += sequence.prompt_length
@@ -339,7 +347,8 @@ class Engine:
         waits = scheduler.waiting or scheduler.reading
         least = len(texts) if waits else runner.shapes.fewer_rows(rows) + 1
         began, began_by_wall = self._clock(), time.perf_counter()
-        burst = runner.burst(texts, rows, program, limit, least=least, paying=paying)
+        trust = self.text_trust.values
+        burst = runner.burst(texts, rows, program, limit, least=least, paying=paying, trust=trust)
         seconds, steps = self._clock() - began, burst.steps
         # A program that was compiled is slower at first.
         if timed and time.perf_counter() - began_by_wall < seconds + 1e-4:
@@ -353,7 +362,14 @@ class Engine:
         self.tree_sizes.learn(rows, mode, size, steps, burst.lessons, seconds, times)
         for sequence, output in zip(texts.values(), burst.outputs, strict=True):
             self.counts.count(output)
+            if runner.config.text:
+                self._learn_from(sequence, len(output.tokens))
             self._take(sequence, output)
+
+    def _learn_from(self, sequence: Sequence, count: int) -> None:
+        """Learns from a text's newest tokens; a few of each burst are enough."""
+        first = sequence.num_tokens - min(count, _LEARNED)
+        self.text_trust.learn(sequence.tokens, first)
 
     def _plan(self, limit: int | None) -> tuple[int, BurstProgram, int, Paying[np.ndarray] | None]:
         """Decides the next burst: rows of each group, the program, the most steps, and which nodes
@@ -401,6 +417,9 @@ class Engine:
         """Adds to what the step returns."""
         self._outputs.append((sequence, output))
         if output.last:
+            group = sequence.request.draft_group
+            if group is not None and output.error is None:
+                self._shared.add(group, sequence.tokens)
             self.cancel(sequence)
 
     def _read_for_drafts(self) -> None:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from dart_jax import _core
+from dart_jax.decoding.drafting.text import LONGEST
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import TokenScores
 from dart_jax.decoding.paying import Lessons, Paying
@@ -23,7 +25,7 @@ from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
 from dart_jax.engine.pools import Pools, copy_page, count_pages, empty_pools
 from dart_jax.engine.programs import BurstProgram, BurstResult, burst, config_of, read_chunk
 from dart_jax.engine.request import MOST_LOGPROBS, Draft, Output, Request, SamplingMode
-from dart_jax.engine.rows import History, RowTable, empty_history, with_history
+from dart_jax.engine.rows import AT_CONTEXT, History, RowTable, empty_history, with_history
 from dart_jax.engine.sequence import Sequence
 from dart_jax.engine.shapes import Shapes
 
@@ -89,7 +91,11 @@ class ModelRunner:
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._history: History | None = None
         group = shapes.slots // shapes.groups
-        self._table = RowTable(shapes.slots, shapes.pages_each, group)
+        # Texts draft from them, and processors read them.
+        length = (
+            shapes.pages_each * shapes.page if config.text or config.logits.processors else None
+        )
+        self._table = RowTable(shapes.slots, shapes.pages_each, group, length)
         self._drafts: _Drafts | None = None
 
     @functools.cached_property
@@ -111,17 +117,18 @@ class ModelRunner:
         """True if the drafter must read all that is written."""
         return self._pools.draft is not None
 
-    def begin(self, sequence: Sequence) -> None:
-        """Prepares slot and pages of a sequence that will be read."""
+    def begin(self, sequence: Sequence, shared: np.ndarray | None = None) -> None:
+        """Prepares slot and pages of a sequence that will be read; `shared`: see
+        `RowTable.begin`."""
         slot = sequence.slot
         assert slot is not None
         if sequence.copy is not None:
             self.copy(*sequence.copy, group=slot * self.shapes.groups // self.shapes.slots)
             sequence.copy = None
-        self._table.begin(slot, sequence.request, self.vocab_size)
+        self._table.begin(slot, sequence.request, self.vocab_size, shared)
         # Of any mode: with one that needs a history, a step adds the logit bias of all slots.
         if sequence.mode == "full" or self._history is not None:
-            history = self._history or self._empty_history()
+            history = self._history or empty_history(self.shapes.slots, self.vocab_size)
             text = sequence.tokens, sequence.prompt_length
             self._history = with_history(history, slot, sequence.request, *text)
 
@@ -130,11 +137,6 @@ class ModelRunner:
         pages = np.zeros((2, self.shapes.groups), np.int32)
         pages[:, group] = source, target
         self._pools = copy_page(self.config.reading, self._pools, *pages)
-
-    def _empty_history(self) -> History:
-        rows = self.shapes.pages_each * self.shapes.page
-        length = rows if self.config.logits.processors else None
-        return empty_history(self.shapes.slots, self.vocab_size, length)
 
     def read(self, texts: Mapping[int, Sequence], rows: int, length: int, most: int) -> int:
         """Reads the next tokens of sequences, all with or all without the drafter, and all with or
@@ -217,7 +219,8 @@ class ModelRunner:
         """Compiles a program of bursts for tables of `width` columns: runs it without a request."""
         nodes = program.config.nodes
         paying = Paying.all(nodes) if nodes and not self.shapes.fixed else None
-        self.burst({}, rows, program, paying=paying, width=width)
+        trust = np.ones(LONGEST, np.float32)
+        self.burst({}, rows, program, paying=paying, trust=trust, width=width)
 
     def compile_beginning(self, mode: SamplingMode) -> None:
         """Compiles what begins a request of a mode: fills and frees the first slot, if nothing
@@ -249,6 +252,7 @@ class ModelRunner:
         *,
         least: int = 1,
         paying: Paying[np.ndarray] | None = None,
+        trust: np.ndarray | None = None,
         width: int | None = None,
     ) -> Burst:
         """Takes steps of sequences that have been read, until all have ended.
@@ -260,6 +264,7 @@ class ModelRunner:
           limit: the most steps, at most `program.steps`; the sequences have pages for them.
           least: end also when fewer sequences than that go on.
           paying: says which nodes pay, by default all.
+          trust: of what texts draft, see `Texts`; needed where they do.
           width: columns of the table of pages, by default as many as the sequences need.
         """
         config, count = program.config, rows * self.shapes.groups
@@ -270,11 +275,11 @@ class ModelRunner:
             slots[place] = sequence.slot
         if width is None:
             width = self.shapes.width(max(len(each.pages) for each in texts.values()))
-        trees = self._trees(texts, count, config.nodes)
+        trees = self._trees(texts, count, config, trust)
         fitter, masks = self._fit(program, texts, count, trees)
         history = None
         if program.mode == "full":
-            history = self._history or self._empty_history()
+            history = self._history or empty_history(self.shapes.slots, self.vocab_size)
         search = None
         if self.search is not None and config.searches:
             search = self._resized(self.search, config.host_buffer, config.nodes)
@@ -283,7 +288,7 @@ class ModelRunner:
             self.params,
             self._pools_for(config.nodes > 0 or program.follows),
             history,
-            self._table.rows(slots, width),
+            self._table.rows(slots, width, tokens=config.texts_draft or program.mode == "full"),
             trees,
             search,
             np.int32(limit),
@@ -291,6 +296,7 @@ class ModelRunner:
             masks,
             None if fitter is None else np.int32(fitter.handle),
             paying,
+            trust if config.texts_draft else None,
         )
         self._keep(pools)
         if history is not None:
@@ -346,8 +352,15 @@ class ModelRunner:
             draft,
         )
 
-    def _trees(self, texts: Mapping[int, Sequence], rows: int, nodes: int) -> np.ndarray | None:
+    def _trees(
+        self,
+        texts: Mapping[int, Sequence],
+        rows: int,
+        config: DecodeConfig,
+        trust: np.ndarray | None,
+    ) -> np.ndarray | None:
         """Returns the trees to verify first, int32 [rows, 4, N + 1], or None for plain decoding."""
+        nodes = config.nodes
         if not nodes:
             return None
         trees = np.zeros((rows, TREE_ROWS, nodes + 1), np.int32)
@@ -357,6 +370,9 @@ class ModelRunner:
                 # Nodes are sorted from the best on, and after their parents: the first are a tree.
                 tree = self._drafts.trees[sequence.draft_row, :, : nodes + 1]
                 trees[place, :, : tree.shape[1]] = tree
+            elif config.texts_draft and trust is not None:
+                text = self._table.text(sequence)
+                _core.text_tree(text, trees[place], depth=config.text_depth, trust=trust)
         return trees
 
     def _fit(
@@ -390,12 +406,14 @@ class ModelRunner:
         verified. Copies: views would keep all rows alive."""
         drafts, last = {}, self._drafts
         for i, sequence in texts.items():
-            if not sequence.request.drafts or sequence.draft_row is None or last is None:
+            if not sequence.request.drafts or trees is None or not trees[i, 2].any():
                 continue
-            if trees is None or not trees[i, 2].any():
-                continue
-            packed = last.packed[sequence.draft_row : sequence.draft_row + 1]
-            parts = last.host_buffer.unpack(packed)
+            if sequence.draft_row is not None and last is not None:
+                packed = last.packed[sequence.draft_row : sequence.draft_row + 1]
+                parts = last.host_buffer.unpack(packed)
+            else:  # the text alone
+                context = self._table.numbers[sequence.slot, AT_CONTEXT:][None]
+                parts = HostBuffer(positions=0, candidates=0).unpack(context)
             drafts[i] = Draft(
                 trees[i, :3, : nodes[i] + 1].copy(), *(part[0].copy() for part in parts)
             )

@@ -31,7 +31,12 @@ from dart_jax.decoding.paying import (
 from dart_jax.decoding.reading import Caches, ChunkShape, read_rows
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
-from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft
+from dart_jax.decoding.step import (
+    decode_step,
+    exact_products,
+    noise_of_draft,
+    with_text_drafts,
+)
 from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.fitting import fit_in_program
 from dart_jax.engine.pools import POOLS, Pools, drafter_state, written
@@ -166,6 +171,7 @@ def read_chunk(
         "least": ALL,
         "fitter": ALL,
         "paying": ALL,
+        "trust": ALL,
     },
     outputs=(POOLS, DEVICE_ROWS, ROWS),
     static=("static",),
@@ -186,6 +192,7 @@ def burst(
     masks: jax.Array | None = None,
     fitter: jax.Array | None = None,
     paying: Paying[jax.Array] | None = None,
+    trust: jax.Array | None = None,
 ) -> tuple[Pools, History | None, BurstResult[jax.Array]]:
     """Takes steps of n requests until all have ended, or at a limit: each verifies a tree of every
     request that goes on, drafts, and searches the next trees.
@@ -206,6 +213,7 @@ def burst(
       fitter: int32 scalar, says what may follow the nodes of later ones (see `fit_in_program`);
         None without masks.
       paying: says which nodes pay, by default all.
+      trust: of what texts draft, see `Texts`; needed where they do.
     """
     config = static.config
     searched = None if search is None else search.in_program
@@ -224,6 +232,9 @@ def burst(
         trees = state.trees if searched is None else searched(packed)
         if trees is not None and state.confidence is not None:
             trees = doubted(trees, state.confidence)
+        if config.texts_draft:
+            assert trust is not None
+            trees = with_text_drafts(config, state, trees, trust)
         state = dataclasses.replace(state, trees=None, confidence=None, scores=no_scores)
         return state, trees, packed, emitted, path.count
 
@@ -297,12 +308,12 @@ def burst(
         new = new_tokens, features, counts[:, 0]
         draft_state = _follow(config, params, draft_state, begin, *new)
     if history is not None:
-        seen, counted, tokens = jax.tree.map(
+        seen, counted = jax.tree.map(
             lambda old, new: old.at[slots].set(new, mode="drop"),
-            (history.seen, history.counts, history.tokens),
-            (state.seen, state.counts, state.tokens),
+            (history.seen, history.counts),
+            (state.seen, state.counts),
         )
-        history = History(seen, counted, history.bias, tokens)
+        history = History(seen, counted, history.bias)
     result = BurstResult(
         new_tokens, ranks, scores, counts, lessons, times, state.active, trees, packed
     )
@@ -390,7 +401,7 @@ def _begin(
     of_slots: dict[str, Any] = {}
     if history is not None:
         of_slots = {
-            name: None if array is None else array.at[slots].get(mode="fill", fill_value=0)
+            name: array.at[slots].get(mode="fill", fill_value=0)
             for name, array in history._asdict().items()
         }
     state = DecodeState(

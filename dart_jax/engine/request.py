@@ -60,6 +60,8 @@ class Request:
       prompt_logprobs: report the same of every token of the prompt after the first, with its rank,
         given those before it; the first output has them.
       drafts: report what each step verified.
+      draft_group: the texts of requests with the same name draft for each other, which makes them
+        faster; None for no others. How fast a text is then tells of others' contents.
 
     Raises:
       UserError: an option is out of range.
@@ -81,6 +83,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     drafts: bool = False
+    draft_group: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 1:

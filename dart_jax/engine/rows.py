@@ -24,22 +24,24 @@ class Rows(NamedTuple):
     """The n requests of a burst.
 
     Attributes:
-      numbers: int32 [n, 10]: the slot, beyond the last one for a row without a request; length and
-        remaining tokens (see `DecodeState`, as for those that follow); most nodes of a draft tree;
-        the bits of the key, uint32 [2]; the context, [4].
+      numbers: int32 [n, 11]: the slot, beyond the last one for a row without a request; length,
+        remaining and shared tokens (see `DecodeState`, as for those that follow); most nodes of a
+        draft tree; the bits of the key, uint32 [2]; the context, [4].
       values: float32 [n, 7], see `values_of`.
       stop: int32 [n, s], ids that end a text; -1 is padding.
       pages: int32 [n, m], of the requests, in order; -1 where there is none.
+      tokens: int32 [n, S], see `DecodeState`, or None.
     """
 
     numbers: ArrayLike
     values: ArrayLike
     stop: ArrayLike
     pages: ArrayLike
+    tokens: ArrayLike | None = None
 
 
 # Where the parts of `Rows.numbers` begin, and the number of columns.
-SLOT, LENGTH, REMAINING, NODES, KEYS, AT_CONTEXT = 0, 1, 2, 3, 4, 6
+SLOT, LENGTH, REMAINING, SHARED, NODES, KEYS, AT_CONTEXT = 0, 1, 2, 3, 4, 5, 7
 NUMBERS = AT_CONTEXT + CONTEXT
 
 VALUES = 7  # columns of `Rows.values`
@@ -55,6 +57,8 @@ def state_of(rows: Rows, mode: SamplingMode) -> dict[str, Any]:
         "context": numbers[:, AT_CONTEXT:],
         "stop": jnp.asarray(rows.stop),
         "sampling": _sampling_of(mode, rows.values),
+        "tokens": None if rows.tokens is None else jnp.asarray(rows.tokens),
+        "shared": numbers[:, SHARED],
     }
 
 
@@ -100,21 +104,26 @@ class RowTable:
     """Rows of all slots, and one after them without a request.
 
     Attributes:
-      numbers, values, stop, pages: see `Rows`; for slots + 1 rows.
+      numbers, values, stop, pages, tokens: see `Rows`; for slots + 1 rows.
     """
 
-    def __init__(self, slots: int, pages: int, group: int):
-        """Creates free slots for requests of at most `pages` pages; each group of devices counts
-        the slots of its own."""
+    def __init__(self, slots: int, pages: int, group: int, length: int | None = None):
+        """Creates free slots for requests of at most `pages` pages, with their tokens if the most
+        tokens of a text are given; each group of devices counts the slots of its own."""
         self._group = group
         self.numbers = np.zeros((slots + 1, NUMBERS), np.int32)
         self.values = np.zeros((slots + 1, VALUES), np.float32)
         self.stop = np.full((slots + 1, MOST_STOP_IDS), -1, np.int32)
         self.pages = np.full((slots + 1, pages), -1, np.int32)
+        self.tokens = None if length is None else np.full((slots + 1, length), -1, np.int32)
+        self._written = [0] * (slots + 1)  # tokens
         self.clear(slots)
 
-    def begin(self, slot: int, request: Request, vocab_size: int) -> None:
-        """Writes what stays the same while a request runs."""
+    def begin(
+        self, slot: int, request: Request, vocab_size: int, shared: np.ndarray | None = None
+    ) -> None:
+        """Writes what stays the same while a request runs; `shared` are tokens of other texts, of
+        which it may draft from the last ones for which there is room."""
         self.clear(slot)
         row = self.numbers[slot]
         row[SLOT] = slot % self._group
@@ -124,6 +133,18 @@ class RowTable:
             self.stop = np.pad(self.stop, ((0, 0), (0, missing)), constant_values=-1)
         self.stop[slot, : len(request.stop_ids)] = request.stop_ids
         self.values[slot] = values_of(request, vocab_size)
+        if self.tokens is not None and shared is not None:
+            length = self.tokens.shape[1]
+            room = length - 1 - min(len(request.tokens) + request.max_new_tokens, length - 1)
+            row[SHARED] = count = min(len(shared), room)
+            self.tokens[slot, length - count :] = shared[len(shared) - count :]
+
+    def text(self, sequence: Sequence) -> np.ndarray:
+        """Returns what a sequence drafts from, int32 [n]: tokens of others, and its own."""
+        assert self.tokens is not None
+        first = self.tokens.shape[1] - self.numbers[sequence.slot, SHARED]
+        shared = self.tokens[sequence.slot, first:]
+        return np.concatenate([shared, np.full(1, -1, np.int32), sequence.tokens])
 
     def update(self, sequence: Sequence, nodes: int) -> None:
         """Writes what has changed since a sequence's last burst; `nodes`: of its trees, at most."""
@@ -135,6 +156,9 @@ class RowTable:
         row[AT_CONTEXT:] = -1
         row[AT_CONTEXT + CONTEXT - len(newest) :] = newest
         self.pages[slot, : len(sequence.pages)] = sequence.pages
+        if self.tokens is not None:
+            first, self._written[slot] = self._written[slot], sequence.num_tokens
+            self.tokens[slot, first : sequence.num_tokens] = sequence.tokens[first:]
 
     def clear(self, slot: int) -> None:
         """Leaves a slot without a request."""
@@ -142,37 +166,37 @@ class RowTable:
         self.numbers[slot, SLOT] = self._group
         self.values[slot] = (0, 0, np.inf, 0, 1, 0, 0)
         self.stop[slot] = self.pages[slot] = -1
+        if self.tokens is not None:
+            self.tokens[slot] = -1
+        self._written[slot] = 0
 
-    def rows(self, slots: SequenceOf[int | None], pages: int) -> Rows:
-        """Returns the rows of some slots, with the first `pages` columns of their tables. A slot
-        None is no request."""
+    def rows(self, slots: SequenceOf[int | None], pages: int, *, tokens: bool = False) -> Rows:
+        """Returns the rows of some slots, with the first `pages` columns of their tables, and with
+        their tokens if asked for. A slot None is no request."""
         at = [len(self.numbers) - 1 if slot is None else slot for slot in slots]
-        return Rows(self.numbers[at], self.values[at], self.stop[at], self.pages[at, :pages])
+        own = self.tokens[at] if tokens and self.tokens is not None else None
+        return Rows(self.numbers[at], self.values[at], self.stop[at], self.pages[at, :pages], own)
 
 
 class History(NamedTuple):
-    """State of penalties, bias and processors, per slot.
+    """State of penalties and bias, per slot.
 
     Attributes:
       seen: bool [slots, V], tokens of prompt and text.
       counts: int32 [slots, V], occurrences in the text.
       bias: float32 [slots, V].
-      tokens: int32 [slots, S], prompt and text, then -1. None without logits processors.
     """
 
     seen: jax.Array
     counts: jax.Array
     bias: jax.Array
-    tokens: jax.Array | None
 
 
-def empty_history(slots: int, vocab_size: int, length: int | None = None) -> History:
-    """Returns the history of free slots, with tokens up to a length if it is given."""
+def empty_history(slots: int, vocab_size: int) -> History:
+    """Returns the history of free slots."""
     shape = (slots, vocab_size)
-    tokens = None if length is None else jnp.full((slots, length), -1, jnp.int32)
-    return History(
-        jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), tokens
-    )
+    zeros = jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+    return History(*zeros)
 
 
 def with_history(
@@ -186,11 +210,7 @@ def with_history(
     for token, value in request.logit_bias.items():
         bias[token] = value
     counts = np.bincount(tokens[prompt:], minlength=vocab_size).astype(np.int32)
-    padded = None
-    if history.tokens is not None:
-        padded = np.full(history.tokens.shape[1], -1, np.int32)
-        padded[: len(tokens)] = tokens
-    return _replaced(history, np.int32(slot), (seen, counts, bias, padded))
+    return _replaced(history, np.int32(slot), (seen, counts, bias))
 
 
 @partial(jax.jit, donate_argnames=("history",))

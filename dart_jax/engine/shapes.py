@@ -51,6 +51,9 @@ _FEW_NODES = 4
 # up to some hundred; and their nodes on a CPU, where batches of 3 and more are fastest without.
 _ROWS, _NODES_ON_CPU = 400, 16
 
+# Nodes of a tree that the text alone drafts: a long path that is copied.
+_TEXT_NODES = 16
+
 
 def default_search(drafter: AnyDrafter | None = None, **options: Any) -> SearchConfig:
     """Returns the search parameters for a drafter: the paper's, unless `options` say otherwise.
@@ -83,20 +86,25 @@ def default_tree(drafter: AnyDrafter | None = None, batch: int = 1) -> tuple[int
     return min(traits.nodes, most), default_search(drafter)
 
 
-def tree_sizes(drafter: AnyDrafter | None, rows: int = 1) -> tuple[int, ...]:
+def tree_sizes(drafter: AnyDrafter | None, rows: int = 1, *, text: bool = False) -> tuple[int, ...]:
     """Returns the sizes of draft trees that steps choose from, ascending from 0.
 
     On a CPU the largest has at most twice `default_tree`'s nodes: more are slower than plain
-    decoding whatever is accepted. There are few sizes, since programs are compiled for each.
+    decoding whatever is accepted. There are few sizes, since programs are compiled for each; and
+    where nothing but the text drafts, which mostly has little to say, only one, and on a CPU none
+    for several rows.
 
     Args:
-      drafter: the drafting method's config, or None for plain decoding.
+      drafter: the drafting method's config, or None without one.
       rows: sequences that a step decodes together.
+      text: whether texts draft, too.
     """
+    on_cpu = jax.default_backend() == "cpu"
     if drafter is None:
-        return (0,)
+        most = min(_TEXT_NODES, max(_ROWS // rows - 1, 1))
+        return (0, most) if text and not (on_cpu and rows > 1) else (0,)
     most, _ = default_tree(drafter, rows)
-    if jax.default_backend() == "cpu" and not (drafter.traits.chain and drafter.traits.sequential):
+    if on_cpu and not (drafter.traits.chain and drafter.traits.sequential):
         most = min(2 * most, max(_NODES_ON_CPU // rows, 1))
     sizes = [most]
     while len(sizes) < 3 and sizes[-1] > 1:
@@ -126,7 +134,8 @@ class Shapes:
       page: rows of a page.
       pages_each: pages of the longest text, and of the rows that a step writes beyond it.
       rows: numbers of rows of a group's steps, ascending.
-      sizes: tree sizes by number of rows, ascending from 0.
+      sizes: tree sizes by number of rows, ascending from 0; only one where steps decide themselves
+        and nothing but the text drafts: a step without drafts is then one of plain decoding.
       fixed: whether steps have trees of the largest size only.
       stepwise: whether steps of one row decide themselves how many nodes they verify.
       chunks: numbers of tokens of a prompt that are read at a time, ascending.
@@ -247,13 +256,15 @@ def shapes_of(config: DecodeConfig, options: EngineConfig) -> Shapes:
         page, chunk = options.page, min(chunk, length)
     fixed, stepwise = options.tree_nodes is not None, config.decides_in_steps and groups == 1
     sizes: dict[int, tuple[int, ...]] = {
-        n: (0, config.nodes) if fixed else tree_sizes(config.drafter, n) for n in rows
+        n: (0, config.nodes) if fixed else tree_sizes(config.drafter, n, text=config.text)
+        for n in rows
     }
     if not config.nodes:
         sizes = dict.fromkeys(rows, (0,))
     elif stepwise and not fixed and 1 in sizes:
         most_nodes = sizes[1][-1]
-        sizes[1] = tuple(sorted({0, min(_FEW_NODES, most_nodes), most_nodes}))
+        few = {0, min(_FEW_NODES, most_nodes)} if config.drafter is not None else {}
+        sizes[1] = tuple(sorted({*few, most_nodes}))
     only_used = config.reads_only_used
     return Shapes(
         slots=slots * groups,

@@ -52,8 +52,9 @@ _KEPT, _KEPT_PLACES, _KEPT_PAY, _KEPT_OVER_PAUSE = 0.999, 0.98, 0.99, 0.25
 # Part of plain decoding's speed below which drafting pauses.
 _CLEARLY = 0.97
 
-# Nodes that the assumed rate of a bin weighs as much as.
-_PRIOR_NODES = 5.0
+# Nodes that the assumed rate of a bin weighs as much as; more where only the text drafts, whose
+# scores are probabilities.
+_PRIOR_NODES, _PRIOR_NODES_OF_TEXT = 5.0, 20.0
 
 # Parts of a plain step that a node costs, as long as nothing was timed.
 _NODE, _NODE_ELSEWHERE = 0.12, 0.005
@@ -86,8 +87,11 @@ class _Kind:
         self.places = 0.8 / np.arange(1, sizes[-1] + 1)  # probabilities by place
         self.tokens = self.cost = 0.0  # expected ones, and what they cost: of the latest steps
         self.least = _STEPWISE_BURST if stepwise else BURST
-        self.size, self.left = first, self.least if known.costs else TRIAL
-        self.timing = stepwise and not known.costs  # whether steps verify one number after another
+        # Steps without drafts are plain ones, in the only program there is.
+        self.only = len(sizes) == 1
+        self.size, self.left = first, self.least if known.costs or self.only else TRIAL
+        # Whether steps verify one number after another.
+        self.timing = stepwise and not (known.costs or self.only)
         self.tour: list[int] = []  # sizes to visit first, the last one first
         self.drafted = self.pauses = 0
         self.check = self.next_check  # steps with drafts until then
@@ -128,8 +132,9 @@ class _Kind:
     def rates(self) -> np.ndarray:
         """Rates of acceptance by bin, see `Paying`."""
         tried, accepted = self.outcomes.T
-        believed = _PRIOR_NODES * prior_rates()
-        return ((accepted + believed) / (tried + _PRIOR_NODES)).astype(np.float32)
+        weight = _PRIOR_NODES_OF_TEXT if self.only else _PRIOR_NODES
+        believed = weight * prior_rates(text_alone=self.only)
+        return ((accepted + believed) / (tried + weight)).astype(np.float32)
 
     def decide(self) -> None:
         """Decides the next burst."""
@@ -139,7 +144,9 @@ class _Kind:
     def _decide(self) -> None:
         drafted, trying, plain = self.size > 0, self.pauses > 0, self.costs.plain
         self.left, self.timing = min(max(self.least, self.drafted // 2), _LONGEST), False
-        if self.tour:
+        if self.only:
+            self.tour = []
+        elif self.tour:
             self.size, self.left = self.tour.pop(), TRIAL
             self.timing = self.stepwise and self.size > 0
         elif not self.costs.known:
@@ -173,7 +180,8 @@ class _Kind:
     def usual_rate(self) -> float:
         """Returns the tokens that are expected for a unit of cost: of the latest steps with drafts,
         or of plain decoding if that is more."""
-        plain = 1 / (self.costs.plain or 1.0)
+        plain = self.costs.of(np.zeros(1, int))[0] if self.only else self.costs.plain or 1.0
+        plain = 1 / plain
         return max(self.tokens / self.cost if self.cost else 0.0, plain)
 
     def learn(
@@ -266,6 +274,8 @@ class TreeSizes:
             for other in self._kinds.values():
                 other.tour = []  # of a visit that was interrupted
             kind, every = self._kind(rows, mode), [*self.sizes[rows][1:]]
+            if not every:
+                return
             # Of plain decoding, too, whose first one is not timed: it compiles.
             visits = max(3, -(-(ENOUGH + 1) // len(every)))
             every = (visits - 1) * every + every[::-1]
@@ -320,7 +330,7 @@ class TreeSizes:
                 kind.keep()
 
     def _is_fixed(self, rows: int) -> bool:
-        return self._fixed or len(self.sizes[rows]) == 1
+        return self._fixed or self.sizes[rows] == (0,)
 
     def _kind(self, rows: int, mode: SamplingMode) -> _Kind:
         key = rows, mode
@@ -330,7 +340,7 @@ class TreeSizes:
             if self._directory is not None:
                 path = path_for(self._directory, (self._program, *key))
             stepwise = self._stepwise and rows == 1
-            first = sizes[1] if stepwise else sizes[-1]
+            first = sizes[min(1, len(sizes) - 1)] if stepwise else sizes[-1]
             if self._first is not None and not stepwise:
                 enough = (size for size in sizes[1:] if size * rows >= self._first)
                 first = next(enough, sizes[-1])

@@ -31,7 +31,7 @@ class ModelChoice:
     drafter: str | None = None
     """Directory or hub repository of a DART, EAGLE-3 or block drafter, or of a small model with the
     target's vocabulary; EAGLE-3 and the small model draft without an n-gram model. By default that
-    of --model, and none for another --target."""
+    of --model; for another --target only the text itself drafts. none: nothing does."""
     drafter_window: int | None = None
     """Positions that a DART, EAGLE-3 or block drafter sees, its own included; 0 for all. By default
     what its config.json says."""
@@ -41,6 +41,8 @@ class ModelChoice:
     --target."""
     no_ngram: bool = False
     """Search with the drafter only, without the n-gram model of --model."""
+    no_text_drafts: bool = False
+    """Do not draft what followed earlier in the text."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     weights: WeightsDtype = "stored"
@@ -120,7 +122,9 @@ class ModelChoice:
     @property
     def ngram_model(self) -> str | None:
         """The n-gram model to use, if any."""
-        return None if self.no_ngram else self.part(self.ngram, models.NGRAM)
+        if self.no_ngram or (self.drafter == "none" and self.ngram is None):
+            return None
+        return self.part(self.ngram, models.NGRAM)
 
     @property
     def main_window(self) -> int | None:
@@ -145,5 +149,6 @@ class ModelChoice:
             ngram_device_memory=memory,
             mesh=self.mesh,
             drafter_window=self.main_window,
+            text_drafts=not self.no_text_drafts,
             revision=self.revision,
         )

@@ -168,6 +168,7 @@ class Service:
             "min_new_tokens": fields.min_tokens,
             "logprobs": fields.top,
             "prompt_logprobs": fields.prompt_top,
+            "draft_group": fields.draft_group,
         }
         keep = fields.truncate_prompt_tokens
         if keep is not None:

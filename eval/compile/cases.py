@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from dart_jax.decoding.drafting.text import LONGEST
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.search.device import DeviceSearch
 from dart_jax.decoding.state import DecodeConfig
@@ -66,12 +67,13 @@ class Case:
                 drafter = Eagle3Config.for_target(target)
             case "dflash" | "dspark":
                 drafter = block_drafter_of(target, self.method)
-            case "plain" | "dart":
+            case "plain" | "text" | "dart":
                 drafter = drafter_of(target)
         target, drafter, execution = as_loaded(target, drafter, self.execution)
         if self.method == "plain":
             return DecodeConfig(target, execution=execution)
-        return DecodeConfig(target, drafter, self.nodes, execution=execution)
+        own = None if self.method == "text" else drafter
+        return DecodeConfig(target, own, self.nodes, text=True, execution=execution)
 
     @property
     def rows(self) -> int:
@@ -142,7 +144,8 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     numbers, stop = _ints(case.batch, NUMBERS), _ints(case.batch, _STOP_IDS)
     values = jax.ShapeDtypeStruct((case.batch, VALUES), jnp.float32)
     numbers, values, stop = on((numbers, values, stop), (ROWS, ROWS, ROWS))
-    rows = Rows(numbers, values, stop, pages)
+    tokens = on(_ints(case.batch, columns * page), ROWS) if config.texts_draft else None
+    rows = Rows(numbers, values, stop, pages, tokens)
     trees = on(_ints(case.batch, TREE_ROWS, case.nodes + 1), ROWS) if case.nodes else None
     history = None
     if case.level == "full":
@@ -152,7 +155,8 @@ def lower(case: Case, program: Program, device: Any) -> jax.stages.Lowered:
     # A single step leaves out the search.
     search = on(_search(case)) if config.searches and steps > 1 else None
     limits = on((_ints(), _ints()))
-    return burst.lower(static, params, pools, history, rows, trees, search, *limits)
+    trust = on(jax.ShapeDtypeStruct((LONGEST,), jnp.float32)) if config.texts_draft else None
+    return burst.lower(static, params, pools, history, rows, trees, search, *limits, trust=trust)
 
 
 def _search(case: Case) -> DeviceSearch:

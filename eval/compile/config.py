@@ -9,7 +9,7 @@ from typing import Literal
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
 
-Method = Literal["plain", "dart", "eagle3", "dflash", "dspark"]
+Method = Literal["plain", "text", "dart", "eagle3", "dflash", "dspark"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
 # All of sampling on which programs depend.
 Level = Literal["greedy", "filtered", "full"]

@@ -17,7 +17,8 @@ PLAIN = "plain"
 BLOCKS = ("dflash", "dspark", "dflash2", "jetspec")
 # What `eval.methods.registry` has.
 NAMES = (
-    PLAIN, "dart", "dart_pairs", "dart_no_ngram", "eagle3", "sps", "pld", "ngram",
+    PLAIN, "text", "dart", "dart_alone", "dart_pairs", "dart_no_ngram", "eagle3", "sps", "pld",
+    "ngram",
     *BLOCKS, *(f"{kind}_chain" for kind in BLOCKS),
 )  # fmt: skip
 
@@ -26,11 +27,13 @@ NAMES = (
 class MethodChoice(ModelChoice):
     """The methods, and their parts besides the target, the DART drafter and the n-gram model."""
 
-    method: str = "dart"
-    """Comma-separated: dart, dart_pairs (with pair scores), dart_no_ngram, dflash, dspark, dflash2,
-    jetspec, the same with _chain (one candidate for each position, no n-gram model: their authors'
-    drafts), eagle3, sps (a small draft model), pld (prompt lookup), ngram (only the n-gram model);
-    all uses every method whose parts are available. Plain decoding always runs too."""
+    method: str | None = None
+    """Comma-separated: text (only the text itself drafts), dart, dart_alone (without the text's own
+    drafts), dart_pairs (with pair scores), dart_no_ngram, dflash, dspark, dflash2, jetspec, the
+    same with _chain (one candidate for each position, no n-gram model: their authors' drafts),
+    eagle3, sps (a small draft model), pld (prompt lookup), ngram (only the n-gram model); all uses
+    every method whose parts are available. By default dart, or what a target without a drafter has.
+    Plain decoding always runs too."""
     block: str | None = None
     """Directory or hub repository of a block drafter, for dflash, dspark, dflash2 or jetspec,
     whichever it is, one a run; by default --drafter's."""
@@ -62,7 +65,11 @@ class MethodChoice(ModelChoice):
     def methods(self) -> dict[str, bool]:
         """The requested methods, plain decoding first -> whether each was requested by name; raises
         UserError for an unknown name."""
-        names = [name.strip() for name in self.method.split(",") if name.strip()]
+        method = self.method
+        if method is None:
+            alone = self.target is not None and self.drafter is None
+            method = ("text" if self.ngram is None else "ngram") if alone else "dart"
+        names = [name.strip() for name in method.split(",") if name.strip()]
         for name in names:
             if name not in (*NAMES, "all"):
                 raise UserError(f"no method {name!r}; pass all, or some of {', '.join(NAMES)}")

@@ -33,6 +33,19 @@ def _dart(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return base.without_pair_scores() if _kind(base) == "DART" else None
 
 
+def _alone(model: DartModel | None) -> DartModel | None:
+    """Returns a model without the text's own drafts."""
+    return None if model is None else dataclasses.replace(model, text_drafts=False)
+
+
+def _text(base: DartModel, choice: MethodChoice) -> DartModel:
+    return base.with_drafter(None, text_drafts=True)
+
+
+def _prompt_lookup(base: DartModel, choice: MethodChoice) -> DartModel:
+    return base.with_drafter(PromptLookupConfig(), text_drafts=False)
+
+
 def _dart_pairs(base: DartModel, choice: MethodChoice) -> DartModel | None:
     return base if base.drafter is not None and base.drafter.pairs_apart else None
 
@@ -66,7 +79,7 @@ def _block(kind: BlockKind, chain: bool = False) -> _ModelOf:
     def model(base: DartModel, choice: MethodChoice) -> DartModel | None:
         if _kind(base) != kind:
             return None
-        return dataclasses.replace(base, ngram=None) if chain else base
+        return _alone(dataclasses.replace(base, ngram=None)) if chain else base
 
     return model
 
@@ -94,12 +107,14 @@ _NGRAM = "an n-gram model; pass it as --ngram"
 _WITHOUT = "a DART drafter and an n-gram model to leave out; pass --drafter and --ngram"
 METHODS = {
     PLAIN: Method("plain", lambda base, _: base.with_drafter(None), 0),
+    "text": Method("the text itself", _text, 16),
     "dart": Method("DART", _dart, 60, _DRAFTER),
+    "dart_alone": Method("DART alone", lambda *of: _alone(_dart(*of)), 60, _DRAFTER),
     "dart_pairs": Method("DART with pair scores", _dart_pairs, 60, _PAIRS),
     "dart_no_ngram": Method("DART, no n-gram", _dart_no_ngram, 60, _WITHOUT),
     "eagle3": Method("EAGLE-3", _eagle3, 60, _EAGLE3),
     "sps": Method("draft model", _sps, 6, _SMALL),
-    "pld": Method("prompt lookup", lambda base, _: base.with_drafter(PromptLookupConfig()), 16),
+    "pld": Method("prompt lookup", _prompt_lookup, 16),
     "ngram": Method("n-gram only", _ngram, 16, _NGRAM),
 }
 for _each in _KINDS:
@@ -165,12 +180,14 @@ def tree(
 ) -> Tree:
     """Returns the draft tree of a method's model: by default its nodes change as they pay, with the
     level decay of such trees; a chain has no more nodes than positions."""
-    if model.drafter is None:
+    if model.drafter is None and not model.text_drafts:
         return Tree(0)
     sizes: tuple[int, ...] = ()
     default, search = default_tree(model.drafter, batch)
     if nodes is None:
-        nodes, sizes = default, tree_sizes(model.drafter, batch)
+        nodes, sizes = default, tree_sizes(model.drafter, batch, text=model.text_drafts)
+    if model.drafter is None:
+        return Tree(nodes, None, sizes)
     decay = search.level_decay if decay is None else decay
     if chain:
         most = max((nodes, *sizes))
@@ -197,6 +214,8 @@ def decoder(
       coupled: whether drafts are ranked with the noise of the target's draws.
     """
     search = None
+    if acceptance is not None:
+        model = dataclasses.replace(model, text_drafts=False)
     if tree.level_decay is not None:
         search = default_search(model.drafter, level_decay=tree.level_decay)
     grammar = None if structured_outputs is None else model.grammars.check(structured_outputs)

@@ -158,7 +158,11 @@ class SpeedupConfig(MethodChoice):
         from dart_jax.decoding.state import DecodeConfig
 
         nodes = self.tree_nodes
-        if self.acceptance is None or model.drafter is None or nodes is None:
+        if self.acceptance is None:
+            return None
+        if model.drafter is None and model.text_drafts:
+            return "drafts nothing but what texts repeat; --acceptance needs a drafter"
+        if model.drafter is None or nodes is None:
             return None
         depth = DecodeConfig(model.target, model.drafter, nodes).max_depth
         if self.acceptance <= depth + 1:

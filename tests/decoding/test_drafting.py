@@ -171,8 +171,8 @@ def test_invalid_drafters(models, tiny):
         model.with_drafter(NgramConfig())
     with pytest.raises(UserError, match="pass its directory"):
         model.with_drafter(models.drafter)
-    with pytest.raises(UserError, match="no drafter was loaded"):
-        model.engine(EngineConfig(max_length=64, tree_nodes=4))
+    with pytest.raises(UserError, match="nothing drafts"):
+        model.with_drafter(None).engine(EngineConfig(max_length=64, tree_nodes=4))
     few = dataclasses.replace(models.target, num_hidden_layers=6)
     with pytest.raises(UserError, match=r"6 layers.* at least 7"):
         check_fit(few, models.drafter)

@@ -103,7 +103,9 @@ def test_when_pages_run_out(demo):
 
 
 def test_texts_that_begin_alike_are_those_without_reuse(demo):
-    """So are drafts; with common beginnings of every length, while pages are needed for others."""
+    """So are a drafter's drafts (how far texts are trusted is learned from all); with common
+    beginnings of every length, while pages are needed for others."""
+    demo = demo.with_drafter(demo.drafter, text_drafts=False)
     rng, tokens = np.random.default_rng(0), tokens_of(demo, TEXT)
     requests = [
         Request(

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from engine_requests import ask, lists
 
+from dart_jax.decoding.drafting.text import LONGEST
 from dart_jax.decoding.reading import ChunkShape
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.pools import copy_page
 from dart_jax.engine.programs import burst, read_chunk
 from dart_jax.engine.request import Request
+from dart_jax.engine.rows import empty_history
 from dart_jax.engine.thread import EngineThread
 from dart_jax.model import DartModel
 from dart_jax.models.platform.execution import Execution
@@ -56,15 +58,19 @@ def traced(runner, mode):
     """The programs of a step, a prompt's chunk and a copy, with what they update."""
     program = runner.program(4, mode)
     trees = np.zeros((2, 4, 5), np.int32)
-    rows = runner._table.rows([None, None], runner.shapes.pages_each)
-    history = runner._empty_history() if mode == "full" else None
+    rows = runner._table.rows([None, None], runner.shapes.pages_each, tokens=True)
+    history = empty_history(runner.shapes.slots, runner.vocab_size) if mode == "full" else None
+    trust = np.ones(LONGEST, np.float32)
     params, pools, search = runner.params, runner._pools, runner.search
     table = jnp.full((1, runner.shapes.pages_each), -1, jnp.int32)
     tokens, start = jnp.zeros((1, 33), jnp.int32), jnp.zeros((1,), jnp.int32)
     shape = ChunkShape(32, runner.shapes.filled(0))
     reading = runner.config.reading, params, pools, tokens, start, table
     return (
-        (burst.trace(program, params, pools, history, rows, trees, search, *END), (pools, history)),
+        (
+            burst.trace(program, params, pools, history, rows, trees, search, *END, trust=trust),
+            (pools, history),
+        ),
         (read_chunk.trace(*reading, shape=shape), pools),
         (copy_page.trace(runner.config.reading, pools, *np.zeros((2, 1), np.int32)), pools),
     )

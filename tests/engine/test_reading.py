@@ -38,6 +38,8 @@ DRAFTERS = {
     "block": BLOCK,
     "ngram": NgramConfig(),
     "plain": None,
+    "text": None,
+    "text, dart": DART,
 }
 NODES, MAX_LENGTH, CHUNK = 6, 64, 512
 LENGTHS = (40, 33, 17, 3, 1)  # of chunks of 16, one ends with a chunk
@@ -51,10 +53,11 @@ def prompts_of(lengths, chunk=CHUNK, max_length=MAX_LENGTH, new=12):
 
 def setting(name, target=TARGET, **options):
     """The config of a method, random parameters, and its search."""
-    drafter = DRAFTERS[name]
-    config = DecodeConfig(target, drafter, 0 if drafter is None else NODES, **options)
+    drafter, text = DRAFTERS[name], name.startswith("text")
+    nodes = NODES if text or drafter is not None else 0
+    config = DecodeConfig(target, drafter, nodes, text=text, **options)
     params = {"target": random_params(target, 0), "draft_ids": jnp.asarray(ALL)}
-    if name not in ("plain", "pld", "ngram"):
+    if name not in ("plain", "pld", "ngram", "text"):
         params["drafter"] = random_params(drafter, 1)
     search = None
     if config.searches:

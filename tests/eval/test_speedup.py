@@ -166,7 +166,8 @@ def test_methods_that_cannot_run_are_left_out_of_all(tiny):
     config = SpeedupConfig(**parts, method="all")
     base = config.load()
     models, left_out = models_of(config, base)
-    assert list(models) == ["plain", "dart", "dart_no_ngram", "pld", "ngram"]
+    names = ["plain", "text", "dart", "dart_alone", "dart_no_ngram", "pld", "ngram"]
+    assert list(models) == names
     assert [reason.split()[0] for reason in left_out] == ["DFlash,", "dart_pairs", "eagle3", "sps"]
     assert len({id(model.params["target"]) for model in models.values()}) == 1
     config = dataclasses.replace(config, acceptance=6, tree_nodes=8)
@@ -175,7 +176,7 @@ def test_methods_that_cannot_run_are_left_out_of_all(tiny):
     assert [line for line in left_out if "depth" in line] == [
         f"{name} has trees of 8 nodes and depth 4, which emit at most 5 tokens per verification; "
         "lower --acceptance 6"
-        for name in ("dart", "dart_no_ngram")
+        for name in ("dart", "dart_alone", "dart_no_ngram")
     ]
     with pytest.raises(UserError, match=r"^no method is left: ngram has trees of 2 nodes"):
         models_of(dataclasses.replace(config, tree_nodes=2), base)

@@ -36,6 +36,7 @@ _OPTIONS = {
     "prompt_logprobs": (0.2, lambda draw: draw.one_of([0, 1, 5, MOST_LOGPROBS])),
     "return_tokens_as_token_ids": (0.3, lambda draw: True),
     "truncate_prompt_tokens": (0.2, lambda draw: draw.one_of([-1, 1, 30, 200])),
+    "draft_group": (0.4, lambda draw: draw.one_of(["one", "two"])),
     "stream_options": (0.3, lambda draw: {"continuous_usage_stats": True}),
 }
 

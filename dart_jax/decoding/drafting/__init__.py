@@ -68,6 +68,7 @@ def drafting_method(
             return drafter.method(nodes)
 
 
-def drafter_title(drafter: AnyDrafter | None) -> str:
-    """Returns the name of a drafting method, for people."""
-    return "none" if drafter is None else drafter.traits.title
+def drafter_title(drafter: AnyDrafter | None, *, text: bool = False) -> str:
+    """Returns the name of a drafting method, for people, with or without the text's own drafts."""
+    titles = [] if drafter is None else [drafter.traits.title]
+    return " and ".join([*titles, "the text itself"] if text else titles) or "none"

@@ -150,6 +150,7 @@ class GenerationFields(RequestFields):
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     prompt_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     return_tokens_as_token_ids: bool = False
+    draft_group: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     # The text's structure; see `structure.py`.
     response_format: dict[str, Any] = {"type": "text"}
     structured_outputs: dict[str, Any] | None = None
