@@ -49,7 +49,7 @@ _READING, _LEAST_READ = 1.5, 16
 _BURST_SECONDS = 0.03
 
 _REMEMBERED = 32  # ends of requests
-_LEARNED = 32  # new tokens of a burst
+_LEARNED = 32  # new tokens of a burst, of all texts together, that trust is learned from
 
 
 class Engine:
@@ -362,14 +362,10 @@ class Engine:
         self.tree_sizes.learn(rows, mode, size, steps, burst.lessons, seconds, times)
         for sequence, output in zip(texts.values(), burst.outputs, strict=True):
             self.counts.count(output)
-            if runner.config.text:
-                self._learn_from(sequence, len(output.tokens))
+            if runner.config.texts_draft:
+                count = min(len(output.tokens), max(_LEARNED // len(texts), 1))
+                self.text_trust.learn(sequence.tokens, sequence.num_tokens - count)
             self._take(sequence, output)
-
-    def _learn_from(self, sequence: Sequence, count: int) -> None:
-        """Learns from a text's newest tokens; a few of each burst are enough."""
-        first = sequence.num_tokens - min(count, _LEARNED)
-        self.text_trust.learn(sequence.tokens, first)
 
     def _plan(self, limit: int | None) -> tuple[int, BurstProgram, int, Paying[np.ndarray] | None]:
         """Decides the next burst: rows of each group, the program, the most steps, and which nodes

@@ -123,7 +123,8 @@ class RowTable:
         self, slot: int, request: Request, vocab_size: int, shared: np.ndarray | None = None
     ) -> None:
         """Writes what stays the same while a request runs; `shared` are tokens of other texts, of
-        which it may draft from the last ones for which there is room."""
+        which it may draft from the last ones for which there is room. A text that grows takes the
+        room of the first of these."""
         self.clear(slot)
         row = self.numbers[slot]
         row[SLOT] = slot % self._group
@@ -135,8 +136,7 @@ class RowTable:
         self.values[slot] = values_of(request, vocab_size)
         if self.tokens is not None and shared is not None:
             length = self.tokens.shape[1]
-            room = length - 1 - min(len(request.tokens) + request.max_new_tokens, length - 1)
-            row[SHARED] = count = min(len(shared), room)
+            row[SHARED] = count = min(len(shared), length - len(request.tokens))
             self.tokens[slot, length - count :] = shared[len(shared) - count :]
 
     def text(self, sequence: Sequence) -> np.ndarray:
@@ -159,6 +159,7 @@ class RowTable:
         if self.tokens is not None:
             first, self._written[slot] = self._written[slot], sequence.num_tokens
             self.tokens[slot, first : sequence.num_tokens] = sequence.tokens[first:]
+            row[SHARED] = min(row[SHARED], self.tokens.shape[1] - sequence.num_tokens)
 
     def clear(self, slot: int) -> None:
         """Leaves a slot without a request."""

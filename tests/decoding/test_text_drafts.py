@@ -119,6 +119,21 @@ def test_nothing_is_drafted_where_nothing_repeats():
     np.testing.assert_array_equal(alone(range(50), NODES, jnp.asarray(base)), base[0])
 
 
+@pytest.mark.parametrize("way", [False, pytest.param(True, marks=native)])
+def test_a_text_does_not_go_on_in_the_next_one(way):
+    """Where others' tokens come right after it."""
+    texts = Texts(
+        jnp.arange(60, dtype=jnp.int32)[None],
+        *(jnp.full(1, count, jnp.int32) for count in (50, 10)),
+        jnp.asarray(TRUST),
+        SamplingValues(),
+        None,
+    )
+    [tree] = np.asarray(draft_from_text(texts, None, 8, 8, 99, native=way))
+    assert tree[0, 0] == 49
+    assert not tree[:, 1:].any()
+
+
 def test_the_host_drafts_the_same():
     """The first tree of a text."""
     line = list(range(20, 50))

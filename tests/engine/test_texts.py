@@ -61,6 +61,21 @@ def test_a_group_drafts_together(model):
     assert ours
 
 
+def test_a_text_without_a_limit_has_a_group(model):
+    """As of clients that name no maximum: what is written takes the room of the group's texts."""
+    options = EngineConfig(slots=1, max_length=128, page=16, tree_nodes=8, warmup="none")
+    begins = np.array([*range(30), *SECRET[:10]], np.int32)
+    unlimited = {"max_new_tokens": 128 - len(begins), "drafts": True}
+    engine = model.engine(options)
+    run(engine, request([*range(100, 160), *SECRET], "ours"))
+    [steps] = run(engine, Request(begins, draft_group="ours", **unlimited))
+    assert steps[0][0] & set(SECRET[10:].tolist())
+    [alone] = model.engine(options).run([Request(begins, **unlimited)])
+    [shared] = engine.run([Request(begins, draft_group="ours", **unlimited)])
+    np.testing.assert_array_equal(alone.tokens, shared.tokens)
+    assert len(shared.tokens) == 128 - len(begins)
+
+
 def test_groups_keep_their_newest_tokens():
     texts = SharedTexts()
     for number in range(100):

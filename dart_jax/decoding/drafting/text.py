@@ -33,7 +33,8 @@ class Texts(NamedTuple):
 
     Attributes:
       tokens: int32 [B, S]: the text, up to and with the root; -1 after it; and at the end tokens
-        of other texts that the row may draft from, with a -1 between two.
+        of other texts that the row may draft from, with a -1 between two; a text that grows
+        overwrites the first of these.
       length: int32 [B], tokens of the text.
       shared: int32 [B], tokens of other texts, -1 between them included.
       trust: float32 [LONGEST], the probability that a token follows that has followed a match, by
@@ -111,7 +112,10 @@ def _draft(
     texts: Texts, base: jax.Array | None, nodes: int, depth: int, vocab_size: int
 ) -> jax.Array:
     """The same in JAX, from the M longest matches."""
-    rows = len(texts.tokens)
+    rows, place = len(texts.tokens), jnp.arange(texts.tokens.shape[1], dtype=jnp.int32)[None]
+    # Others' tokens may come right after a text.
+    tokens = jnp.where(place == texts.length[:, None], -1, texts.tokens)
+    texts = texts._replace(tokens=tokens)
     root = jnp.take_along_axis(texts.tokens, jnp.maximum(texts.length - 1, 0)[:, None], axis=1)
     empty = jnp.zeros((rows, TREE_ROWS, 1), jnp.int32)
     trees = empty if base is None else base
