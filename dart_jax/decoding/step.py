@@ -21,6 +21,7 @@ from dart_jax.decoding.drafting import Candidates, DraftInput
 from dart_jax.decoding.drafting.text import Texts, draft_from_text
 from dart_jax.decoding.host_buffer import CONTEXT, HostBuffer
 from dart_jax.decoding.logits import (
+    TokenScores,
     append_tokens,
     count_tokens,
     leave_out,
@@ -193,18 +194,33 @@ def accept_and_compact(
     mask = ancestor_mask(tree, depth)
     positions = start[:, None] + jnp.arange(depth + 1, dtype=jnp.int32)[None]
     vocabulary, own_logits = as_needed(config, verified.logits)
+    noise = state.noise
+    if noise is None:
+        noise = _noise_after(config, state)
+    sequences = None
+    if config.logits.processors:
+        assert state.tokens is not None
+        sequences = sequences_at_nodes(state.tokens, start, tree, mask)
+    nodes, begin = _Nodes(own_logits, tree.depth, mask, sequences, state.masks), state
+
+    def processed(nodes: _Nodes) -> jax.Array:
+        logits = penalize_at_nodes(begin, tree, nodes.mask, nodes.logits, vocabulary)
+        if nodes.sequences is not None:
+            logits = process(config.logits.processors, logits, *nodes.sequences)
+        if nodes.allowed is not None:
+            logits = leave_out(nodes.allowed, logits, vocabulary)
+        return logits
+
+    def draw_at(nodes: _Nodes) -> jax.Array:
+        return draw(begin.sampling, processed(nodes), noise, nodes.depth, vocabulary)
+
+    used, changes = _used(config, tree), (state.seen, state.counts, state.bias, *nodes[3:])
     with jax.named_scope("accept"):
-        logits = penalize_at_nodes(state, tree, mask, own_logits, vocabulary)
-        if state.tokens is not None:
-            sequences = sequences_at_nodes(state.tokens, start, tree, mask)
-            logits = process(config.logits.processors, logits, *sequences)
-        if state.masks is not None:
-            logits = leave_out(state.masks, logits, vocabulary)
-        noise = state.noise
-        if noise is None:
-            noise = _noise_after(config, state)
-        with only_rows(_used(config, tree)):
-            drawn = draw(state.sampling, logits, noise, tree.depth, vocabulary)
+        if used is None or any(change is not None for change in changes):
+            drawn = _of_first(draw_at, nodes, used)
+        else:
+            with only_rows(used):
+                drawn = draw_at(nodes)
         if config.acceptance is None:
             accepted = accept(tree, mask, drawn, depth)
         else:
@@ -213,11 +229,17 @@ def accept_and_compact(
     state, count = emit(state, accepted.tokens, accepted.count, start + 1)
     path = accepted.path
     if state.scores is not None:
-        at = path[:, :, None]
-        own, processed = (jnp.take_along_axis(x, at, axis=1) for x in (own_logits, logits))
-        scores = token_scores(
-            config.logits, state.sampling, own, processed, accepted.tokens, vocabulary
-        )
+
+        def score(rows: tuple[jax.Array, jax.Array]) -> TokenScores | None:
+            at, tokens = rows
+            of_path = jax.tree.map(
+                lambda x: jax.vmap(functools.partial(jnp.take, axis=0))(x, at), nodes
+            )
+            logits = of_path.logits, processed(of_path)
+            return token_scores(config.logits, begin.sampling, *logits, tokens, vocabulary)
+
+        most = None if used is None else count[0]
+        scores = _of_first(score, (path, accepted.tokens), most)
         state = dataclasses.replace(state, scores=scores)
     with jax.named_scope("compact"):
         length = order_after(accepted.tokens + 1, start)  # they are -1 where logits are NaN
@@ -237,6 +259,48 @@ def accept_and_compact(
         ranks=jnp.where(place < drafted, jnp.roll(path, -1, axis=1), 0),
         start=start,
     )
+
+
+class _Nodes(NamedTuple):
+    """What the draws after nodes depend on: [B, n, ...] of n nodes.
+
+    Attributes:
+      logits: the target's own.
+      depth: of the nodes.
+      mask: of their `ancestor_mask`.
+      sequences: those that end with the nodes, and their lengths, for processors.
+      allowed: tokens that may follow, see `leave_out`.
+    """
+
+    logits: jax.Array
+    depth: jax.Array
+    mask: jax.Array
+    sequences: tuple[jax.Array, jax.Array] | None
+    allowed: jax.Array | None
+
+
+def _of_first(function: Callable[[Any], Any], rows: Any, used: jax.Array | None) -> Any:
+    """Applies a function to arrays [B, n, ...]; with `used`, int32 scalar, only to the first rows,
+    one by one, where each takes time: zeros follow."""
+    if used is None:
+        return function(rows)
+
+    def at(i: jax.Array | int) -> Any:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis=1), rows)
+
+    def add(i: jax.Array, made: Any) -> Any:
+        return jax.tree.map(
+            lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, i, axis=1),
+            made,
+            function(at(i)),
+        )
+
+    count = jax.tree.leaves(rows)[0].shape[1]
+    empty = jax.tree.map(
+        lambda x: jnp.zeros((x.shape[0], count, *x.shape[2:]), x.dtype),
+        jax.eval_shape(lambda: function(at(0))),
+    )
+    return jax.lax.fori_loop(0, used, add, empty)
 
 
 def as_needed(config: DecodeConfig, logits: jax.Array) -> tuple[Vocabulary, jax.Array]:
@@ -401,9 +465,10 @@ def with_text_drafts(
 def penalize_at_nodes(
     state: DecodeState, tree: DraftTree, mask: jax.Array, logits: jax.Array, vocabulary: Vocabulary
 ) -> jax.Array:
-    """Applies bias and penalties to the logits of a tree's nodes, float32 [B, N + 1, V] or a part
-    of the vocabulary, each with the tokens of the sequence up to it."""
-    b, nodes = tree.tokens.shape
+    """Applies bias and penalties to the logits of n nodes of a tree, float32 [B, n, V] or a part of
+    the vocabulary, each with the tokens of the sequence up to it; `mask` is these nodes' part of
+    the `ancestor_mask`, [B, n, N + 1]."""
+    b, nodes, _ = mask.shape
 
     def of_nodes(counted: jax.Array) -> jax.Array:
         return jnp.broadcast_to(counted[:, None], (b, nodes, counted.shape[1]))
