@@ -238,18 +238,18 @@ class DartModel:
 
         Args:
           drafter: directory or `owner/name`, as for `from_pretrained`; a config that needs no
-            parameters, such as `NgramConfig` or `PromptLookupConfig`; or None without one.
+            parameters, such as `NgramConfig` or `PromptLookupConfig`; or None or "none".
           drafter_window: of a drafter in a directory, as for `from_pretrained`.
           text_drafts: whether what followed earlier in a text is drafted, too; by default as in
-            this model, and with None not at all: decoding is plain.
+            this model, and without a drafter not at all: decoding is plain.
           token: hub token, by default the stored login.
 
         Raises:
           UserError: as `from_pretrained`.
         """
+        drafter, model = None if drafter == PLAIN else drafter, self
         if text_drafts is None:
             text_drafts = self.text_drafts and drafter is not None
-        model = self
         if text_drafts != self.text_drafts:
             model = dataclasses.replace(self, text_drafts=text_drafts)
         if isinstance(drafter, str | os.PathLike):

@@ -43,9 +43,9 @@ def test_parts_can_be_left_out(tiny):
     assert (model.drafter, model.ngram, set(model.params)) == (None, None, {"target"})
     assert len(model.generate(tiny.prompts[0], max_new_tokens=3).tokens) == 3
     assert "the text itself" in repr(model)
-    plain = DartModel.from_pretrained(tiny.target, "none")
-    with pytest.raises(UserError, match="nothing drafts"):
-        plain.engine(EngineConfig(max_length=60, tree_nodes=4))
+    for plain in (DartModel.from_pretrained(tiny.target, "none"), model.with_drafter("none")):
+        with pytest.raises(UserError, match="nothing drafts"):
+            plain.engine(EngineConfig(max_length=60, tree_nodes=4))
     with pytest.raises(UserError, match="an n-gram model drafts"):
         DartModel.from_pretrained(tiny.target, "none", tiny.ngram)
 

@@ -68,6 +68,11 @@ class DecodeConfig:
         return self.text and self.nodes > 0
 
     @property
+    def reads_texts(self) -> bool:
+        """True if steps read the texts so far: to draft from them, or for processors."""
+        return self.texts_draft or bool(self.logits.processors)
+
+    @property
     def text_depth(self) -> int:
         """Maximum depth of the text's own drafts."""
         return min(LONGEST, self.nodes) if self.text else 0

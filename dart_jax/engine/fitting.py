@@ -54,7 +54,7 @@ class Fitter:
         self, place: int, tree: np.ndarray, candidates: tuple[HostBuffer, np.ndarray] | None
     ) -> Masked:
         """Fits the tree of a row. Where the host searches, it fits a larger tree of candidates that
-        may follow the root.
+        may follow the root, after what was drafted if texts draft, too.
 
         Args:
           place: the row.
@@ -71,7 +71,11 @@ class Fitter:
                 if ids.size:
                     allowed = matcher.allows(ids[0, 0])
                     logits[0, 0, ~allowed] = np.finfo(np.float32).min / 2
-                tree = search(packed)[0]
+                found = search(packed)[0]
+                if self._config.texts_draft:
+                    found[1] += np.where(found[1] > 0, nodes, 0)
+                    found = np.concatenate([tree, found[:, 1:]], axis=1)
+                tree = found
         return matcher.fit(tree, nodes, self._config.max_depth)
 
     def __call__(self, inputs: SequenceOf[np.ndarray], outputs: SequenceOf[np.ndarray]) -> None:

@@ -91,10 +91,7 @@ class ModelRunner:
         self._searches: dict[tuple[HostBuffer, int], TreeSearch] = {}
         self._history: History | None = None
         group = shapes.slots // shapes.groups
-        # Texts draft from them, and processors read them.
-        length = (
-            shapes.pages_each * shapes.page if config.text or config.logits.processors else None
-        )
+        length = shapes.pages_each * shapes.page if config.reads_texts else None
         self._table = RowTable(shapes.slots, shapes.pages_each, group, length)
         self._drafts: _Drafts | None = None
 
@@ -288,7 +285,7 @@ class ModelRunner:
             self.params,
             self._pools_for(config.nodes > 0 or program.follows),
             history,
-            self._table.rows(slots, width, tokens=config.texts_draft or program.mode == "full"),
+            self._table.rows(slots, width, tokens=config.reads_texts),
             trees,
             search,
             np.int32(limit),

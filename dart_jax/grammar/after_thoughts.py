@@ -63,11 +63,17 @@ class AfterThoughts:
             masks[0, begin // 32] |= np.uint32(1 << begin % 32)
             return Masked(fitted, masks)
         places, count = {0: 0}, 1
+        children: dict[tuple[int, int], int] = {}
         for node in range(1, tree.shape[1]):
             token, parent, depth, score = tree[:, node].tolist()
             if count > nodes or not depth or depth > max_depth or parent not in places:
                 continue
             if token in self._eos:
+                continue
+            place = children.setdefault((places[parent], token), count)
+            if place < count:  # it is there already
+                if token != self._marks.end:
+                    places[node] = place
                 continue
             fitted[:, count] = token, places[parent], depth, score
             if token == self._marks.end:

@@ -107,6 +107,21 @@ def test_steps_report_drafts_that_fit(demo):
         assert all(set(text) <= set("0123456789 ") for text in texts)
 
 
+def test_texts_draft_what_fits(demo):
+    """Nodes that the drafter does not propose."""
+    prompt, outputs = "qwx zvk jqp " * 6, {"regex": "[a-z ]{40}"}
+    generation = demo.stream(prompt, tree_nodes=8, structured_outputs=outputs)
+    drafts = [step.draft for step in generation.steps(with_drafts=True) if step.draft is not None]
+    own = [
+        token
+        for draft in drafts
+        for token, _, depth in draft.tree.T.tolist()
+        if depth and len(draft.ids) and token not in draft.ids[min(depth, len(draft.ids)) - 1]
+    ]
+    assert own
+    assert set(own) <= set(demo.tokenizer.encode(prompt)) | set(generation.completion.tokens)
+
+
 def test_wrong_ones_are_refused(demo):
     with pytest.raises(UserError, match="unclosed group"):
         demo.generate(PROMPTS[0], structured_outputs={"regex": "("})
