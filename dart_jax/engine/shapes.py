@@ -259,7 +259,9 @@ def shapes_of(config: DecodeConfig, options: EngineConfig) -> Shapes:
         n: (0, config.nodes) if fixed else tree_sizes(config.drafter, n, text=config.text)
         for n in rows
     }
-    if not config.nodes:
+    # Slots of a tree take time there, and mostly the text has nothing to say.
+    silent = on_cpu and config.drafter is None and not (fixed or stepwise)
+    if silent or not config.nodes:
         sizes = dict.fromkeys(rows, (0,))
     elif stepwise and not fixed and 1 in sizes:
         most_nodes = sizes[1][-1]

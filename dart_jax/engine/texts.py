@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 _PRIOR_TOKENS = 20.0
 
 # Tokens after which earlier ones count half, and of which new ones are written to the file.
-_HALF, _WRITTEN = 100_000, 2_000
+_HALF, _WRITTEN = 100_000, 500
 
 # Groups that are kept, those used last; and tokens of a group, the newest.
 _GROUPS, _TOKENS = 64, 16_384

@@ -69,6 +69,7 @@ class MethodChoice(ModelChoice):
         if method is None:
             alone = self.target is not None and self.drafter is None
             method = ("text" if self.ngram is None else "ngram") if alone else "dart"
+            method = PLAIN if self.drafter == "none" else method
         names = [name.strip() for name in method.split(",") if name.strip()]
         for name in names:
             if name not in (*NAMES, "all"):

@@ -8,8 +8,9 @@ import numpy as np
 from dart_jax.data.stdlib import HELD_OUT, held_out_files, read
 from dart_jax.engine.request import MOST_LOGPROBS
 
-# Longest prompt and answer, and what templates and tools add to a prompt, in tokens.
-_PROMPT, _ANSWER, _ADDED = 1200, 200, 40
+# Longest prompt and answer, and what templates, tools and other tokens of the same text add to a
+# prompt, in tokens.
+_PROMPT, _ANSWER, _ADDED = 1200, 200, 150
 # Beginnings that prompts share.
 _SHARED = 8
 # Strings that occur in library code, early or late, and one that does not.

@@ -27,7 +27,7 @@ from tiny_configs import block_drafter
 from tiny_model import SHAPES
 
 from dart_jax import DartModel
-from dart_jax.decoding.drafting import PromptLookupConfig
+from dart_jax.decoding.drafting.text import LONGEST
 from dart_jax.decoding.logits import LogitsConfig
 from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.config import EngineConfig
@@ -75,7 +75,7 @@ SAMPLINGS = {
     "sampled": Sampling(temperature=1.0),
     "filtered": Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1),
 }
-METHODS = "plain", "dart", "dart, changing sizes", "eagle3", "ngram", "draft model", "prompt lookup"
+METHODS = "plain", "dart", "dart, changing sizes", "eagle3", "ngram", "draft model", "text"
 # The last one cannot be split among eight devices, which share the head that it reads.
 BLOCKS = ("dflash", "jetspec", "dspark", "dflash2", "whole dflash")
 
@@ -98,7 +98,7 @@ TOGETHER = [
     Case("qwen3", "data=2,model=4", "ngram, changing sizes", "greedy"),
     Case("qwen3", "data=2,model=4", "dart, device", "greedy"),
     Case("qwen3", "model=8", "plain", "sampled"),
-    Case("qwen3", "model=8", "prompt lookup", "greedy"),
+    Case("qwen3", "model=8", "text", "sampled"),
     Case("qwen3", "model=8", "dart", "sampled"),
     Case("qwen3", "model=8", "eagle3", "sampled"),
     Case("qwen3", "model=8", "draft model", "greedy"),
@@ -124,7 +124,7 @@ def cases(target: str) -> list[Case]:
 
 def texts(model: DartModel, method: str, sampling: Sampling) -> list[list[int]]:
     """New tokens of all prompts."""
-    nodes = 0 if model.drafter is None else 8
+    nodes = 8 if model.drafter is not None or model.text_drafts else 0
     if method.endswith("changing sizes"):
         nodes = None
     options = {"nodes": nodes, "max_length": 80, "sampling": sampling}
@@ -186,12 +186,13 @@ def exchanged(model: DartModel) -> dict[str, list[list[int]]]:
     engine = begin_model(model, PROMPTS, 8, max_length=64, nodes=nodes, burst=1).engine
     runner = engine.runner
     program = runner.program(nodes, "greedy")
-    rows = runner._table.rows(len(PROMPTS) * [None], 1)
+    rows = runner._table.rows(len(PROMPTS) * [None], 1, tokens=nodes > 0)
     trees = np.zeros((len(PROMPTS), 4, nodes + 1), np.int32) if nodes else None
     # Without the search, whose trees one device of a group sends to the others.
     pools, one = runner._pools_for(nodes > 0), np.int32(1)
     arrays = runner.params, pools, None, rows, trees, None, one, one
-    text = burst.lower(program, *arrays).compile().as_text()
+    trust = np.ones(LONGEST, np.float32) if nodes else None
+    text = burst.lower(program, *arrays, trust=trust).compile().as_text()
     shapes_of: dict[str, list[list[int]]] = collections.defaultdict(list)
     for shapes, kind in re.findall(r"= (.+?) (all-[a-z]+|collective-\w+)(?:-start)?\(", text):
         for shape in re.findall(r"\[([\d,]*)\]", shapes):
@@ -237,7 +238,7 @@ class Models:
             mesh=mesh,
             search="device" if how == "device" else "auto",
         )
-        return model.with_drafter(PromptLookupConfig()) if name == "prompt lookup" else model
+        return model.with_drafter(None) if name == "plain" else model
 
 
 def main(directory: Path, targets: list[str]) -> None:
