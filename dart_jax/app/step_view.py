@@ -107,7 +107,8 @@ def nodes_of(step: Step, draft: Draft, model: ServedModel) -> list[Node]:
         taken = parent == path[-1] and [token] == emitted[len(path) - 1 : step.drafted][:1]
         path += [index] * taken
         place[index], line = len(nodes), ""
-        if depth <= len(draft.ids) and token in draft.ids[depth - 1]:
+        by_text = nodes[place[parent]][3] == "text"
+        if not by_text and depth <= len(draft.ids) and token in draft.ids[depth - 1]:
             line = f"{probability(draft, depth - 1, token, tokens[parent]):.0%}"
         elif len(draft.ids):
             line = "text"  # only the text itself drafted it
