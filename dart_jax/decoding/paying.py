@@ -76,12 +76,10 @@ class Lessons(NamedTuple, Generic[AnyArray]):
         return Lessons(self.outcomes + outcomes, self.expected + expected)
 
 
-def prior_rates(*, text_alone: bool = False) -> np.ndarray:
-    """Returns rates for a drafter of which nothing is known, float32 [BINS]: about smollm2's; or,
-    where only the text drafts, what its scores say."""
+def prior_rates() -> np.ndarray:
+    """Returns rates for a drafter of which nothing is known, float32 [BINS]: about smollm2's."""
     gain = -_WIDTH * (np.arange(_GAINS, dtype=np.float32) + 0.5)
-    rates = np.exp(gain) if text_alone else 1 / (1 + np.exp(-1.9 - 1.9 * gain))
-    return np.tile(rates, _LEVELS)
+    return np.tile(1 / (1 + np.exp(-1.9 - 1.9 * gain)), _LEVELS)
 
 
 def nodes_that_pay(probabilities: AnyArray, costs: AnyArray) -> AnyArray:
@@ -115,10 +113,13 @@ def doubted(trees: jax.Array, confidence: jax.Array) -> jax.Array:
     return with_scores(trees, scores_of(trees) + jnp.take_along_axis(levels, trees[:, 2], axis=1))
 
 
-def probabilities_of(trees: jax.Array, rates: jax.Array, max_depth: int) -> jax.Array:
+def probabilities_of(trees: jax.Array, rates: jax.Array | None, max_depth: int) -> jax.Array:
     """Returns the probabilities of packed trees' nodes, float32 [B, N + 1]: 1 for the root, 0 for
-    unused slots."""
+    unused slots; without rates, what the scores say."""
     tree = unpack(trees)
+    if rates is None:
+        root = jnp.arange(trees.shape[2], dtype=jnp.int32)[None] == 0
+        return jnp.where(tree.real | root, jnp.exp(scores_of(trees)), 0)
     logs = jnp.where(tree.real, jnp.log(jnp.take(rates, _bins(trees))), 0)
     root = jnp.arange(logs.shape[1], dtype=jnp.int32)[None] == 0
     paths = jnp.sum(jnp.where(ancestor_mask(tree, max_depth), logs[:, None], 0), axis=2)

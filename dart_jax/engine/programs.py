@@ -261,7 +261,9 @@ def burst(
         if trees is not None:
             trees = first_nodes(trees, most_nodes)
             if paying is not None:
-                expected = probabilities_of(trees, paying.rates, config.max_depth)
+                # How far to trust the text alone is counted by the length of its matches.
+                rates = None if config.drafter is None else paying.rates
+                expected = probabilities_of(trees, rates, config.max_depth)
                 number = paying.numbers[turn % NUMBERS]
                 kept = nodes_that_pay(expected[:, 1:], paying.costs).astype(jnp.int32)
                 kept = jnp.where(number < 0, kept, number)

@@ -52,9 +52,8 @@ _KEPT, _KEPT_PLACES, _KEPT_PAY, _KEPT_OVER_PAUSE = 0.999, 0.98, 0.99, 0.25
 # Part of plain decoding's speed below which drafting pauses.
 _CLEARLY = 0.97
 
-# Nodes that the assumed rate of a bin weighs as much as; more where only the text drafts, whose
-# scores are probabilities.
-_PRIOR_NODES, _PRIOR_NODES_OF_TEXT = 5.0, 20.0
+# Nodes that the assumed rate of a bin weighs as much as.
+_PRIOR_NODES = 5.0
 
 # Parts of a plain step that a node costs, as long as nothing was timed.
 _NODE, _NODE_ELSEWHERE = 0.12, 0.005
@@ -132,9 +131,8 @@ class _Kind:
     def rates(self) -> np.ndarray:
         """Rates of acceptance by bin, see `Paying`."""
         tried, accepted = self.outcomes.T
-        weight = _PRIOR_NODES_OF_TEXT if self.only else _PRIOR_NODES
-        believed = weight * prior_rates(text_alone=self.only)
-        return ((accepted + believed) / (tried + weight)).astype(np.float32)
+        believed = _PRIOR_NODES * prior_rates()
+        return ((accepted + believed) / (tried + _PRIOR_NODES)).astype(np.float32)
 
     def decide(self) -> None:
         """Decides the next burst."""
