@@ -6,7 +6,6 @@
 #include <queue>
 #include <vector>
 
-#include "dart/noise.h"
 #include "elementary.h"
 #include "row_search.h"
 
@@ -41,7 +40,7 @@ class NgramSearch final : public RowSearch {
 
   void run(const DraftRow& row, std::int32_t* out) override {
     const std::int32_t root = row.context[batch_.context - 1];
-    read_draws(row);
+    draws_ = RowDraws(row.draws);
     open_ = {};
     created_ = 0;
     chosen_.assign(1, {{0.0f, 0, root, 0}, 0, read_context(ngram_, row, batch_.context)});
@@ -75,7 +74,7 @@ class NgramSearch final : public RowSearch {
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
     const std::size_t nodes = std::size_t(config_.nodes);
     const std::size_t most =
-        std::min(order_.size(), scale_ > 0 ? std::max(nodes, kMostWithNoise) : nodes);
+        std::min(order_.size(), draws_.scale > 0 ? std::max(nodes, kMostWithNoise) : nodes);
     std::partial_sort(order_.begin(), order_.begin() + std::ptrdiff_t(most), order_.end(),
                       [&](std::size_t a, std::size_t b) {
                         const auto& counts = seen->counts;
@@ -89,20 +88,11 @@ class NgramSearch final : public RowSearch {
       const float count = static_cast<float>(seen->counts[order_[i]]);
       steps_[i] = std::min(0.0f, logarithm(count) - total);
     }
-    if (scale_ > 0) add_noise(*seen, chosen.depth);
+    if (draws_.scale > 0) add_noise(*seen, chosen.depth);
     for (std::size_t i = 0; i < most; ++i) {
       open_.push({chosen.node.score + steps_[i], ++created_, seen->token[order_[i]],
                   static_cast<std::int32_t>(place)});
     }
-  }
-
-  // Reads how the target draws in this row.
-  void read_draws(const DraftRow& row) {
-    scale_ = 0;
-    if (row.draws == nullptr) return;
-    key_ = {static_cast<std::uint32_t>(row.draws[0]), static_cast<std::uint32_t>(row.draws[1])};
-    position_ = row.draws[2];
-    std::memcpy(&scale_, row.draws + 3, sizeof scale_);
   }
 
   // Replaces the log-probabilities of followers, the likeliest first, by those with noise.
@@ -111,12 +101,11 @@ class NgramSearch final : public RowSearch {
     tokens_.resize(count);
     noise_.resize(count);
     for (std::size_t i = 0; i < count; ++i) tokens_[i] = seen.token[order_[i]];
-    noise_of_tokens(key_, position_ + depth, tokens_.data(), count, noise_.data(),
-                    best_instructions());
+    draws_.noise_after(depth, tokens_.data(), count, noise_.data());
     const float first = steps_[0];
     float largest = -std::numeric_limits<float>::infinity();
     for (std::size_t i = 0; i < count; ++i) {
-      steps_[i] = (steps_[i] - first) * scale_ + noise_[i];
+      steps_[i] = (steps_[i] - first) * draws_.scale + noise_[i];
       largest = std::max(largest, steps_[i]);
     }
     float sum = 0;
@@ -149,9 +138,7 @@ class NgramSearch final : public RowSearch {
   std::vector<float> steps_;  // log-probabilities
   std::vector<std::int32_t> tokens_;
   std::vector<float> noise_;
-  float scale_ = 0;  // 1 / temperature; 0 without noise
-  ThreefryKey key_{};
-  std::int32_t position_ = 0;
+  RowDraws draws_;
 };
 
 }  // namespace

@@ -9,7 +9,9 @@
 #include <limits>
 #include <memory>
 
+#include "dart/instructions.h"
 #include "dart/ngram_model.h"
+#include "dart/noise.h"
 #include "dart/tree_search.h"
 
 namespace dart {
@@ -32,6 +34,28 @@ std::unique_ptr<RowSearch> make_bounded_search(const NgramModel* ngram,
 std::unique_ptr<RowSearch> make_ngram_search(const NgramModel& ngram,
                                              const TreeSearchConfig& config,
                                              const DraftBatch& batch);
+
+// How the target draws in a row: `DraftRow::draws`, null for greedy decoding.
+struct RowDraws {
+  float scale = 0.0f;  // 1 / temperature; 0 without noise
+
+  explicit RowDraws(const std::int32_t* draws = nullptr) {
+    if (draws == nullptr) return;
+    key_ = {static_cast<std::uint32_t>(draws[0]), static_cast<std::uint32_t>(draws[1])};
+    position_ = draws[2];
+    std::memcpy(&scale, draws + 3, sizeof scale);
+  }
+
+  // Writes the noise of tokens in the draw after a node of a depth to out [count].
+  void noise_after(std::int32_t depth, const std::int32_t* tokens, std::size_t count,
+                   float* out) const {
+    noise_of_tokens(key_, position_ + depth, tokens, count, out, best_instructions());
+  }
+
+ private:
+  ThreefryKey key_{};
+  std::int32_t position_ = 0;
+};
 
 // The weights of one level: w_l and g_l.
 struct LevelWeights {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "dart/bits.h"
-#include "dart/noise.h"
 #include "dart/tree_search.h"
 #include "elementary.h"
 #include "row_search.h"
@@ -146,12 +145,11 @@ struct Child {
 class TextSearch {
  public:
   TextSearch(const TextSearchConfig& config, const TextRow& row, std::int32_t* out)
-      : config_(config), row_(row), out_(out), places_(std::size_t(config.nodes) + 1) {
-    if (row.draws == nullptr) return;
-    key_ = {static_cast<std::uint32_t>(row.draws[0]), static_cast<std::uint32_t>(row.draws[1])};
-    position_ = row.draws[2];
-    std::memcpy(&scale_, row.draws + 3, sizeof scale_);
-  }
+      : config_(config),
+        row_(row),
+        out_(out),
+        places_(std::size_t(config.nodes) + 1),
+        draws_(row.draws) {}
 
   void run() {
     find_matches(row_.tokens, row_.shared, matches_);
@@ -206,7 +204,7 @@ class TextSearch {
     float trust = 0.0f;
     if (run.begin != run.end) {
       trust = config_.trust[std::size_t(add_followers(run)) - 1];
-      if (scale_ > 0) add_noise(node.depth);
+      if (draws_.scale > 0) add_noise(node.depth);
     }
     const float log_trust = logarithm_or_never(trust), log_rest = logarithm_or_never(1.0f - trust);
     if (node.depth >= config_.depth) children_.resize(in_base);
@@ -275,11 +273,10 @@ class TextSearch {
     tokens_.resize(count);
     noise_.resize(count);
     for (std::size_t i = 0; i < count; ++i) tokens_[i] = children_[i].token;
-    noise_of_tokens(key_, position_ + depth, tokens_.data(), count, noise_.data(),
-                    best_instructions());
+    draws_.noise_after(depth, tokens_.data(), count, noise_.data());
     float total = kNever;
     for (std::size_t i = 0; i < count; ++i) {
-      children_[i].share = children_[i].share * scale_ + noise_[i];
+      children_[i].share = children_[i].share * draws_.scale + noise_[i];
       total = log_of_sum(total, children_[i].share);
     }
     for (Child& each : children_) each.share = std::min(each.share - total, 0.0f);
@@ -315,9 +312,7 @@ class TextSearch {
   std::int32_t created_ = 0;
   std::vector<std::int32_t> tokens_;
   std::vector<float> noise_;
-  float scale_ = 0.0f;  // 1 / temperature; 0 without noise
-  ThreefryKey key_{};
-  std::int32_t position_ = 0;
+  const RowDraws draws_;
 };
 
 }  // namespace
