@@ -213,6 +213,22 @@ def divided(sampling: SamplingValues, x: jax.Array) -> jax.Array:
     return x / jnp.where(is_greedy(sampling, x.ndim), 1, temperature)
 
 
+def inverse_temperature(sampling: SamplingValues, rows: int) -> jax.Array:
+    """1 / temperature of each row, float32 [B]; 0 where it is decoded greedily."""
+    if sampling.temperature is None:
+        return jnp.zeros((rows,), jnp.float32)
+    scale = divided(sampling, jnp.ones((rows, 1), jnp.float32))
+    return jnp.where(is_greedy(sampling, 2), 0, scale)[:, 0]
+
+
+def packed_draws(sampling: SamplingValues, keys: jax.Array, first: jax.Array) -> jax.Array:
+    """Packs how rows draw for the C++ core, int32 [B, 4]: the key, uint32 [B, 2], the first
+    position, int32 [B], and the bits of `inverse_temperature`."""
+    scale = inverse_temperature(sampling, len(first))[:, None]
+    key, bits = (jax.lax.bitcast_convert_type(x, jnp.int32) for x in (keys, scale))
+    return jnp.concatenate([key, first[:, None], bits], axis=1)
+
+
 def _scale(
     sampling: SamplingValues, logits: jax.Array, vocabulary: Vocabulary = WHOLE
 ) -> jax.Array:

@@ -31,7 +31,7 @@ from dart_jax.decoding.logits import (
     sequences_at_nodes,
     token_scores,
 )
-from dart_jax.decoding.sampling import Noise, draw, noise_at
+from dart_jax.decoding.sampling import Noise, draw, noise_at, packed_draws
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.tree import (
     TREE_ROWS,
@@ -347,19 +347,10 @@ def _noise_after(config: DecodeConfig, state: DecodeState) -> Noise | None:
 
 def pack(buffer: HostBuffer, state: DecodeState, candidates: Candidates | None) -> jax.Array:
     """Packs the host buffer, int32 [B, width]."""
-    draws = _draws_of(state) if buffer.draws else None
+    draws = None
+    if buffer.draws:  # after the root
+        draws = packed_draws(state.sampling, state.keys, state.length + 1)
     return buffer.pack(state.context, state.active, *(candidates or ()), draws=draws)
-
-
-def _draws_of(state: DecodeState) -> jax.Array:
-    """Parameters of the target's draws after the root, int32 [B, 4]; see `HostBuffer`."""
-    temperature = state.sampling.temperature
-    scale = jnp.float32(0)
-    if temperature is not None:
-        scale = jnp.where(temperature == 0, 0, 1 / jnp.where(temperature == 0, 1, temperature))
-    key, scale = (jax.lax.bitcast_convert_type(x, jnp.int32) for x in (state.keys, scale))
-    scale = jnp.broadcast_to(scale, state.length.shape)
-    return jnp.concatenate([key, state.length[:, None] + 1, scale[:, None]], axis=1)
 
 
 def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> DraftTree:

@@ -14,7 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.sampling import Noise, SamplingValues, divided, is_greedy
+from dart_jax.decoding.sampling import (
+    Noise,
+    SamplingValues,
+    inverse_temperature,
+    packed_draws,
+)
 from dart_jax.decoding.tree import TREE_ROWS, ancestor_mask, scores_of, unpack
 from dart_jax.models.cpu import or_nothing
 
@@ -73,11 +78,7 @@ def draft_from_text(
 def _draft_natively(texts: Texts, base: jax.Array | None, nodes: int, depth: int) -> jax.Array:
     draws, rows = None, len(texts.tokens)
     if texts.noise is not None:
-        key, scale = (
-            jax.lax.bitcast_convert_type(x, jnp.int32)
-            for x in (texts.noise.keys, _scale(texts)[:, None])
-        )
-        draws = jnp.concatenate([key, texts.noise.first[:, None], scale], axis=1)
+        draws = packed_draws(texts.sampling, texts.noise.keys, texts.noise.first)
     shape = jax.ShapeDtypeStruct((rows, TREE_ROWS, nodes + 1), jnp.int32)
     return jax.ffi.ffi_call("dart_text_trees", shape)(
         texts.tokens,
@@ -154,7 +155,7 @@ def _followers(
         noise = texts.noise.made(depth, vocab_size).table
         assert noise is not None
         rows = jnp.arange(len(tokens), dtype=jnp.int32)[:, None, None]
-        scale = _scale(texts)[:, None, None]
+        scale = inverse_temperature(texts.sampling, len(tokens))[:, None, None]
         noisy = share * scale + noise[rows, depths, jnp.maximum(tokens, 0)]
         all_ = jax.nn.logsumexp(noisy[:, None], axis=2, where=before & first[:, None])
         share = jnp.where((scale > 0) & real, noisy - all_, share)
@@ -239,12 +240,6 @@ def _merge(trees: jax.Array, text: _Followers, nodes: int) -> jax.Array:
     packed = jnp.where(jnp.isfinite(best)[:, None], packed, 0)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (1, nodes - kept)))
     return packed.at[:, 0, 0].set(trees[:, 0, 0])
-
-
-def _scale(texts: Texts) -> jax.Array:
-    """1 / temperature of each row, float32 [B]; 0 where it decodes greedily."""
-    scale = divided(texts.sampling, jnp.ones((len(texts.tokens), 1), jnp.float32))
-    return jnp.where(is_greedy(texts.sampling, 2), 0, scale)[:, 0]
 
 
 def _weights(lengths: jax.Array) -> jax.Array:
