@@ -73,13 +73,15 @@ def in_pages(cache, size, seed):
 def paged_arrays(shape, size, seed):
     """As `attention_arrays`, with the prefix in pages of `size` rows and the same in one piece.
 
-    Some pages are missing: in one piece these rows are 0. What nobody fills is NaN.
+    Some pages are missing: in one piece these rows are 0. What nobody fills is NaN. One piece has
+    as many rows as the pages: sums over other numbers of keys may be rounded in another order.
     """
     new, whole, undefined = attention_arrays(shape, seed)
     paged = in_pages(((undefined.k, undefined.v),), size, seed)
     missing = np.random.default_rng(seed).random(paged.pages.shape) < 0.2
     table = jnp.where(missing, -1, paged.pages)
-    lost = np.repeat(missing, size, axis=1)[:, None, : shape.capacity, None]
-    filled = (jnp.where(lost, 0, rows) for rows in (whole.k, whole.v))
+    lost = np.repeat(missing, size, axis=1)[:, None, :, None]
+    rest = ((0, 0), (0, 0), (0, lost.shape[2] - shape.capacity), (0, 0))
+    filled = (jnp.where(lost, 0, jnp.pad(rows, rest)) for rows in (whole.k, whole.v))
     prefix = Prefix(*paged.layers[0], whole.length, whole.first, table)
     return new, prefix, Prefix(*filled, whole.length, whole.first)
