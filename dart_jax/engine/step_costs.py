@@ -26,10 +26,12 @@ PLAIN = -1
 # Latest bursts of plain decoding whose times count, and the fewest that do.
 _LATEST, ENOUGH = 15, 5
 
-# Steps that a cost of another process counts as; the most that one number of nodes counts as in the
-# line; the number from which its own times count more than the line; and the part of earlier times
-# that is kept from step to step.
-_BEFORE, _MOST, _SHRINK, _KEPT = 8.0, 50.0, 30.0, 0.9995
+# Steps that a cost of another process counts as, and what is assumed of 0 and of 8 nodes; steps
+# that a bend of the curve counts as; and the part of earlier times that is kept from step to step.
+_BEFORE, _ASSUMED, _STIFF, _KEPT = 8.0, 1.0, 30.0, 0.9995
+
+# A time counts as at most so many times what was expected: the machine did something else.
+_MOST = 4.0
 
 # Knowledge is written again if a cost, or the number of nodes that were tried, has changed by this
 # factor.
@@ -41,7 +43,8 @@ class StepCosts:
 
     Only ratios matter, so each step is compared with the others of its burst, and a burst of
     another kind with the burst before: a machine that is busy, or texts that grow, slow all down.
-    Costs lie on a line unless many steps say otherwise; plain decoding's cost is kept separately.
+    Costs lie on a curve that bends no more than many steps say: the first rows of a product are
+    nearly free where memory is slow, others are not. Plain decoding's cost is kept separately.
     """
 
     def __init__(self, slope: float, known: Mapping[int, float] | None = None):
@@ -75,11 +78,13 @@ class StepCosts:
         slowdown = self._slowdown if switched else self._ratio(nodes, seconds)
         for sums in self._sums.values():
             sums *= _KEPT ** len(nodes)
-        for number in np.unique(nodes).tolist():
+        numbers = np.unique(nodes)
+        for number, expected in zip(numbers.tolist(), self.of(numbers).tolist(), strict=True):
             if number == PLAIN and self._plain_costs and not switched:
                 continue  # compared with itself
             timed = seconds[nodes == number]
-            self._add(number, float(np.median(timed)) / slowdown, len(timed))
+            cost = float(np.median(timed)) / slowdown
+            self._add(number, min(cost, _MOST * expected), len(timed))
         self._last, self._slowdown = kind, self._ratio(nodes, seconds)
 
     @property
@@ -101,18 +106,17 @@ class StepCosts:
 
     def of(self, nodes: np.ndarray) -> np.ndarray:
         """Returns the costs of numbers of nodes, float [n]."""
-        # What is assumed weighs as two steps.
-        at = np.array([0, 8, *self._sums], float)
-        costs, weights = np.array(
-            [(x, 1) for x in self._assumed(at[:2])] + [*self._sums.values()]
-        ).T
-        costs, weights = costs / weights, np.minimum(weights, _MOST)
-        middle = np.average(at, weights=weights), np.average(costs, weights=weights)
-        spread = weights * (at - middle[0])
-        slope = max(spread @ (costs - middle[1]) / (spread @ (at - middle[0])), 0.0)
-        line = np.maximum(middle[1] + slope * (nodes - middle[0]), 0.1 * middle[1])
-        sums = np.array([self._sums.get(n, (0.0, 0.0)) for n in nodes.tolist()])
-        found = (sums[:, 0] + _SHRINK * line) / (sums[:, 1] + _SHRINK)
+        highest = max(int(nodes.max()), 8, *self._sums)
+        numbers = np.arange(highest + 1)
+        costs, weights = np.zeros((2, highest + 1))
+        costs[[0, 8]] = _ASSUMED * self._assumed(numbers[[0, 8]])
+        weights[[0, 8]] = _ASSUMED
+        for number, (cost, weight) in self._sums.items():
+            costs[number] += cost
+            weights[number] += weight
+        bends = np.diff(np.eye(highest + 1), n=2, axis=0)
+        curve = np.linalg.solve(np.diag(weights) + _STIFF * bends.T @ bends, costs)
+        found = np.maximum.accumulate(np.maximum(curve, 0.1))[np.maximum(nodes, 0)]
         plain = float(np.median(self._plain_costs or [1.0]))
         return np.where(nodes == PLAIN, plain, found)
 

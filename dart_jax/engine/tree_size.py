@@ -88,9 +88,9 @@ class _Kind:
         self.least = _STEPWISE_BURST if stepwise else BURST
         # Steps without drafts are plain ones, in the only program there is.
         self.only = len(sizes) == 1
-        self.size, self.left = first, self.least if known.costs or self.only else TRIAL
         # Whether steps verify one number after another.
-        self.timing = stepwise and not (known.costs or self.only)
+        self.timing = stepwise and not known.costs
+        self.size, self.left = first, self.least if known.costs else TRIAL
         self.tour: list[int] = []  # sizes to visit first, the last one first
         self.drafted = self.pauses = 0
         self.check = self.next_check  # steps with drafts until then
