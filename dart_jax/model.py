@@ -404,7 +404,7 @@ class DartModel:
         offline = EngineConfig(
             slots=len(encoded.tokens),
             max_length=min(length_bucket(length), most),
-            tree_nodes=0 if self.drafter is None and not self.text_drafts else config.tree_nodes,
+            tree_nodes=config.tree_nodes,
             offline=True,
         )
         decoding = {"search": config.search, "use_ngram": config.use_ngram, "logits": config.logits}
@@ -457,7 +457,7 @@ class DartModel:
         largest, nodes = tree_sizes(self.drafter, text=self.text_drafts)[-1], options.tree_nodes
         nodes = largest if nodes is None else nodes
         if nodes and not largest:
-            raise UserError("nothing drafts; pass a drafter, or decode with 0 nodes")
+            raise UserError("nothing drafts; pass a drafter, or leave the tree's nodes out")
         config = DecodeConfig(
             self.target,
             self.drafter if nodes else None,

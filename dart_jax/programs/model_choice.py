@@ -72,8 +72,9 @@ class ModelChoice:
             raise UserError("--revision is of --target's repository; pass --target too")
         if self.model != "auto" and self.target is not None:
             raise UserError("--model and --target exclude each other; pass one of them")
-        for name in ("drafter", "ngram"):
-            if getattr(self, name) is not None and self.model == "auto" and self.target is None:
+        drafter = None if self.drafter == "none" else self.drafter
+        for name, value in {"drafter": drafter, "ngram": self.ngram}.items():
+            if value is not None and self.model == "auto" and self.target is None:
                 message = f"--{name} was made for one model; pass --model or --target too"
                 raise UserError(message)
         check_least(self, drafter_window=0)

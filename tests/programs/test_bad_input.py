@@ -19,6 +19,7 @@ CASES = {
     # Values.
     "generate x --model demo --temperature -1": "temperature",
     "generate x --no-ngram --ngram empty.dng": "--no-ngram and --ngram exclude each other",
+    "generate x --model demo --drafter none --tree-nodes 4": "nothing drafts; pass a drafter, or",
     "generate x --drafter empty.dng": "--drafter was made for one model; pass --model or",
     "generate x --drafter-window -1": "--drafter-window must be at least 0",
     "speedup --shape tiny --acceptance 2 --tree-nodes 4 --drafter-window 8": "--shape brings its",
