@@ -50,15 +50,18 @@ inline std::uint32_t equal_tokens(const std::int32_t* tokens, std::size_t count,
 }
 
 // Adds the matches of tokens that end before `end`, the last `most` of them, in a text: the latest
-// first, until so many of length kLongestMatch are known that no others would be kept.
+// first. Those shorter than kMostMatches others are left out.
 void add_matches(Span<std::int32_t> text, const std::int32_t* end, std::size_t most,
                  std::vector<Match>& matches) {
-  const std::int32_t last = end[-1];
-  std::size_t longest = 0;
+  std::array<std::size_t, kLongestMatch + 1> counts{};
+  std::size_t least = 1, longer = 0;  // the shortest length that counts, and matches beyond it
   for (std::size_t stop = text.size == 0 ? 0 : text.size - 1; stop > 0;) {
     const std::size_t begin = stop > kBlock ? stop - kBlock : 0;
-    std::uint32_t same = stop >= kBlock ? equal_tokens(text.data + begin, kBlock, last)
-                                        : equal_tokens(text.data, stop, last);
+    std::uint32_t same = stop >= kBlock ? equal_tokens(text.data + begin, kBlock, end[-1])
+                                        : equal_tokens(text.data, stop, end[-1]);
+    for (std::size_t k = 1; k < least && k <= begin && same != 0; ++k) {
+      same &= equal_tokens(text.data + begin - k, kBlock, end[-1 - std::ptrdiff_t(k)]);
+    }
     while (same != 0) {
       const std::size_t bit = bit_length(same) - 1, i = begin + bit;
       same ^= kBits[bit];
@@ -67,9 +70,11 @@ void add_matches(Span<std::int32_t> text, const std::int32_t* end, std::size_t m
       std::size_t length = 1;
       while (length < limit && text[i - length] == end[-1 - std::ptrdiff_t(length)]) ++length;
       matches.push_back({text.data + i + 1, static_cast<std::int32_t>(length), 0.0f});
-      longest += length == kLongestMatch;
+      ++counts[length];
+      longer += length > least;
+      while (longer >= kMostMatches) longer -= counts[++least];
     }
-    if (longest >= kMostMatches) return;
+    if (least == kLongestMatch) return;
     stop = begin;
   }
 }

@@ -42,7 +42,7 @@
 namespace dart {
 
 constexpr int kLongestMatch = 16;
-constexpr std::size_t kMostMatches = 256;
+constexpr std::size_t kMostMatches = 128;
 
 struct TextSearchConfig {
   int nodes = 16;  // N, the root not counted
