@@ -2,18 +2,23 @@
 
 To add one, write a function from a `Setup` to a `Loaded`, which imports what it needs, and an entry
 in `ENGINES`. torch.compile, CTranslate2, ONNX Runtime and OpenVINO, which convert or trace a model
-before they run it, were slower than llama.cpp; and the prompt lookup of transformers and
-llama-cpp-python slower than these without it.
+before they run it, were slower than llama.cpp; and the prompt lookup of transformers slower than
+it is without.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
+import shutil
+import socket
+import subprocess
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
 Decode = Callable[[np.ndarray, int], "Generation"]
 
 PLAIN, LLAMA = "plain", "llama.cpp"
+
+# llama.cpp's ways to draft from the text.
+LLAMA_TEXT_DRAFTS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 
 
 class Setup(NamedTuple):
@@ -60,8 +68,8 @@ def load_own(setup: Setup) -> Loaded:
     model = setup.model.load()
     if setup.name == PLAIN:
         model = model.with_drafter(None)
-    elif model.drafter is None or model.drafter.traits.search != "candidates":
-        raise UserError("needs a DART or block drafter; pass it as --drafter")
+    elif model.drafter is None and not model.text_drafts:
+        raise UserError("nothing drafts; pass a --drafter, or leave --no-text-drafts out")
     size = tree(model, setup.tree_nodes)
     stopping = decoder(model, size, max_length=setup.max_length, sampling=Sampling())
     endless = dataclasses.replace(stopping, stop=())
@@ -126,13 +134,19 @@ def load_torch(setup: Setup) -> Loaded:
     return dtype, decode
 
 
+def stored_type(file: Path) -> str:
+    """Returns the type of most tensors of a GGUF file."""
+    import gguf
+
+    tensors = [each for each in gguf.GGUFReader(file).tensors if len(each.shape) > 1]
+    return Counter(each.tensor_type.name for each in tensors).most_common(1)[0][0]
+
+
 def load_llama(setup: Setup) -> Loaded:
     """Loads a GGUF file with the weights as they are stored, through the C interface of
     llama-cpp-python, whose own class copies logits and keeps lists in Python for every token. Keys
     and values are in float32 if the weights are, otherwise in float16, llama.cpp's default. Raises
     UserError if the target is no GGUF file."""
-    import gguf
-
     from dart_jax.weights.gguf.tensors import gguf_files
 
     files = gguf_files(setup.target)
@@ -140,8 +154,7 @@ def load_llama(setup: Setup) -> Loaded:
         raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
     llama: Any = importlib.import_module("llama_cpp")
     llama.llama_backend_init()
-    tensors = [each for each in gguf.GGUFReader(files[0]).tensors if len(each.shape) > 1]
-    stored = Counter(each.tensor_type.name for each in tensors).most_common(1)[0][0]
+    stored = stored_type(files[0])
     options = llama.llama_model_default_params()
     options.n_gpu_layers = 0
     model = llama.llama_model_load_from_file(str(files[0]).encode(), options)
@@ -183,6 +196,52 @@ def load_llama(setup: Setup) -> Loaded:
     return stored, decode
 
 
+def load_llama_server(setup: Setup) -> Loaded:
+    """Starts llama.cpp's server for every prompt, so that none drafts from earlier texts. Raises
+    UserError if it is not installed, or the target is no GGUF file."""
+    from dart_jax.weights.gguf.tensors import gguf_files
+
+    files, program = gguf_files(setup.target), shutil.which("llama-server")
+    if not files:
+        raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
+    if program is None:
+        raise UserError("llama-server is not on the PATH")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [program, "--model", str(files[0]), "--port", port, "--parallel", "1"]
+    command += ["--threads", str(setup.threads), "--ctx-size", str(setup.max_length)]
+    command += ["--flash-attn", "on", "--no-webui", "--offline", "--spec-type", setup.name]
+
+    def ask(path: str, body: Mapping[str, object] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", data)
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return json.load(answer)
+
+    def wait(server: subprocess.Popen[bytes]) -> None:
+        while True:
+            try:
+                ask("health")
+                return
+            except OSError:
+                if server.poll() is not None:
+                    raise RuntimeError(f"llama-server ended with {server.returncode}") from None
+                time.sleep(0.05)
+
+    def decode(prompt: np.ndarray, new_tokens: int) -> Generation:
+        body = {"prompt": prompt.tolist(), "n_predict": new_tokens, "temperature": 0}
+        with subprocess.Popen(command) as server:
+            try:
+                wait(server)
+                answer = ask("completion", {**body, "ignore_eos": True, "return_tokens": True})
+            finally:
+                server.terminate()
+        return _timed(answer["tokens"], answer["timings"]["predicted_ms"] / 1e3)
+
+    return stored_type(files[0]), decode
+
+
 class Engine(NamedTuple):
     """An engine: its title in tables, what loads it, and the package of the extra `peers` that it
     needs, if any."""
@@ -194,7 +253,8 @@ class Engine(NamedTuple):
 
 ENGINES = {
     PLAIN: Engine("dart_jax, plain", load_own),
-    "dart": Engine("dart_jax, DART", load_own),
+    "dart": Engine("dart_jax, with drafts", load_own),
     "transformers": Engine("PyTorch", load_torch, "torch"),
     LLAMA: Engine("llama.cpp", load_llama, "llama_cpp"),
+    **{name: Engine(f"llama.cpp, {name}", load_llama_server) for name in LLAMA_TEXT_DRAFTS},
 }

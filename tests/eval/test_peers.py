@@ -1,8 +1,10 @@
 """eval.peers: the report, the engines' tokens, and engines that cannot run."""
 
-import importlib.util
+import dataclasses
 import io
 import json
+import shutil
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -14,7 +16,15 @@ from dart_jax.errors import UserError
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.weights import hub
 from eval.peers.config import PeersConfig
-from eval.peers.engine import ENGINES, LLAMA, PLAIN, Setup, load_own
+from eval.peers.engine import (
+    ENGINES,
+    LLAMA,
+    LLAMA_TEXT_DRAFTS,
+    PLAIN,
+    Setup,
+    load_llama_server,
+    load_own,
+)
 from eval.peers.program import Peer, run
 
 LENGTH, NEW = 64, 6
@@ -50,7 +60,7 @@ def test_report(tiny, tmp_path, monkeypatch):
         target=str(tiny.target),
         drafter=str(tiny.drafter),
         ngram=str(tiny.ngram),
-        engine=("transformers", LLAMA, "dart"),
+        engine=("transformers", LLAMA, "ngram-mod", "dart"),
         bench=str(questions),
         new_tokens=NEW,
         repeats=2,
@@ -61,10 +71,11 @@ def test_report(tiny, tmp_path, monkeypatch):
     printed = io.StringIO()
     run(config, Console(file=printed, width=120))
     assert "left out: PyTorch: it needs no_such: pip install 'dart" in printed.getvalue()
-    assert "left out: llama.cpp: reads GGUF targets only; " in printed.getvalue()
+    for name in ("llama.cpp", "llama.cpp, ngram-mod"):
+        assert f"left out: {name}: reads GGUF targets only; " in printed.getvalue()
     assert "2/2" in printed.getvalue()
     report = json.loads(config.json.read_text())
-    assert len(report["left_out"]) == 2
+    assert len(report["left_out"]) == 3
     ours, dart = report["measurements"]
     assert (ours["engine"], dart["engine"]) == (PLAIN, "dart")
     assert dart["identical"] == dart["prompts"] == 2
@@ -77,19 +88,25 @@ def test_report(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["GGUF", "directory"])
 def test_same_tokens(kind, tiny, tmp_path):
     """Of all engines that are installed and take the target."""
-    target, names = tiny.target, ["transformers"]
+    target, names = tiny.target, ["transformers", "dart"]
     if kind == "GGUF":
         tokenizer = no_meaning(61)  # llama.cpp needs a merge
         tokenizer["tokenizer.ggml.tokens"][:3] = "a", "b", "ab"
         tokenizer["tokenizer.ggml.merges"] = ["a b"]
         target, names = tiny_gguf(tmp_path, "Llama", tokenizer=tokenizer), [*names, LLAMA]
-    names = [name for name in names if importlib.util.find_spec(ENGINES[name].package)]
-    if not names:
-        pytest.skip("no other engine is installed")
+        if shutil.which("llama-server"):
+            names += LLAMA_TEXT_DRAFTS
+    packages = {name: ENGINES[name].package for name in names}
+    names = [name for name in names if not packages[name] or find_spec(packages[name])]
     expected = texts(target, tmp_path, PLAIN)
     assert {name: texts(target, tmp_path, name) for name in names} == dict.fromkeys(names, expected)
 
 
-def test_without_a_drafter(tiny, tmp_path):
-    with pytest.raises(UserError, match=r"^needs a DART or block drafter; pass it as --drafter$"):
-        load_own(setup(tiny.target, tmp_path, "dart", threads=999))
+def test_an_engine_that_cannot_draft(tiny, tmp_path, monkeypatch):
+    own = setup(tiny.target, tmp_path, "dart", threads=999)
+    choice = dataclasses.replace(own.model, no_text_drafts=True)
+    with pytest.raises(UserError, match=r"^nothing drafts; pass a --drafter, or leave --no-text-"):
+        load_own(own._replace(model=choice))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"^llama-server is not on the PATH$"):
+        load_llama_server(setup(tiny_gguf(tmp_path, "Llama"), tmp_path, "ngram-mod"))
