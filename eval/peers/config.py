@@ -16,8 +16,8 @@ class PeersConfig(ModelChoice):
     """The model, the engines, and how to time them."""
 
     engine: tuple[str, ...] = tuple(ENGINES)
-    """Engines, of plain, dart, transformers, and for GGUF targets llama.cpp, or with its drafts from
-    the text ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod and ngram-cache; plain is always
+    """Engines, of plain, dart, transformers, and for GGUF targets llama.cpp; with its drafts from
+    the text, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod and ngram-cache. plain is always
     there. Those that lack a package or a part are left out."""
     bench: str | None = None
     """Benchmarks or files, as for eval.speedup, of which the first turns are answered; texts follow
