@@ -29,7 +29,7 @@ from dart_jax.engine.shapes import (
     shapes_of,
     tree_sizes,
 )
-from dart_jax.engine.texts import TextTrust, learned_trust
+from dart_jax.engine.texts import TextTrust
 from dart_jax.engine.tree_size import TreeSizes, learned_sizes
 from dart_jax.errors import UserError
 from dart_jax.generation import Completion, GenerationConfig
@@ -493,7 +493,7 @@ class DartModel:
 
     @functools.cached_property
     def _text_trust(self) -> TextTrust:
-        return learned_trust(self.target, self.execution)
+        return TextTrust()
 
     @functools.cached_property
     def _learned(self) -> dict[Hashable, TreeSizes]:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import threading
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 
 from dart_jax import _core
 from dart_jax.decoding.drafting.text import LONGEST
-from dart_jax.engine.step_costs import path_for
-from dart_jax.errors import UserError
-from dart_jax.files import user_cache, write_atomically
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.platform.execution import Execution
-from dart_jax.models.sharding.mesh import several_processes
 
-_logger = logging.getLogger(__name__)
-
-# The probability that a token follows that has followed a match of n tokens, n / (n + 2), as long
-# as nothing is known; and the tokens that this counts as.
-_PRIOR_TOKENS = 20.0
-
-# Tokens after which earlier ones count half, and of which new ones are written to the file.
-_HALF, _WRITTEN = 100_000, 500
+# The probability that a token follows that has followed a match of n tokens, n / (n + 3), as long
+# as nothing is known; the tokens that this counts as; and those after which earlier ones count
+# half. Texts differ: what one repeats says little of the next.
+_PRIOR_TOKENS, _HALF = 20.0, 500
 
 # Groups that are kept, those used last; and tokens of a group, the newest.
 _GROUPS, _TOKENS = 64, 16_384
@@ -36,25 +23,15 @@ class TextTrust:
     """Counts how often a token followed that had followed a match, by the match's length. For any
     thread."""
 
-    def __init__(self, path: Path | None = None):
-        """Begins with what an earlier process has written to the file, if there is one."""
-        self._path, self._lock, self._new = path, threading.Lock(), 0
-        self._counts = np.zeros((LONGEST, 2))
-        if path is None:
-            return
-        try:
-            known = np.array(json.loads(path.read_text()), float)
-            if known.shape == self._counts.shape and (known[:, 0] >= known[:, 1]).all():
-                self._counts = np.where(np.isfinite(known), np.maximum(known, 0), 0)
-        except (OSError, ValueError, TypeError):
-            pass  # none yet, or damaged: learned again
+    def __init__(self) -> None:
+        self._lock, self._counts = threading.Lock(), np.zeros((LONGEST, 2))
 
     @property
     def values(self) -> np.ndarray:
         """The trust by length from 1 on, float32 [LONGEST]; see `Texts`."""
         length = np.arange(1, LONGEST + 1)
         tried, right = self._counts.T
-        known = (right + _PRIOR_TOKENS * length / (length + 2)) / (tried + _PRIOR_TOKENS)
+        known = (right + _PRIOR_TOKENS * length / (length + 3)) / (tried + _PRIOR_TOKENS)
         return np.clip(known, 0.01, 0.99).astype(np.float32)
 
     def learn(self, tokens: np.ndarray, first: int) -> None:
@@ -62,24 +39,7 @@ class TextTrust:
         counts = np.zeros((LONGEST, 2), np.uint32)
         _core.count_followers(tokens, first, counts)
         with self._lock:
-            new = int(counts[:, 0].sum())
-            self._counts = self._counts * 0.5 ** (new / _HALF) + counts
-            self._new += new
-            if self._path is None or self._new < _WRITTEN:
-                return
-            self._new = 0
-            try:
-                content = json.dumps(self._counts.round(1).tolist()) + "\n"
-                write_atomically(self._path, content.encode())
-            except (OSError, UserError) as error:
-                _logger.warning("what texts draft is not remembered: %s", error)
-
-
-def learned_trust(target: TargetConfig, execution: Execution) -> TextTrust:
-    """Returns what processes have learned with a target."""
-    if several_processes(execution.devices.mesh):
-        return TextTrust()  # all must know the same
-    return TextTrust(path_for(user_cache() / "text_trust", target))
+            self._counts = self._counts * 0.5 ** (int(counts[:, 0].sum()) / _HALF) + counts
 
 
 class SharedTexts:

@@ -1,8 +1,6 @@
 """What texts draft from: themselves, and others only where they are asked to; and how far they are
 trusted."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -87,19 +85,13 @@ def test_groups_keep_their_newest_tokens():
     assert len(texts.of("long")) == 16_384
 
 
-def test_trust_is_learned_and_kept(tmp_path):
-    """Where a text repeats itself it is right, and another process knows; a damaged file does not
-    matter."""
-    path = tmp_path / "trust.json"
-    before = TextTrust(path).values
+def test_trust_is_learned():
+    """Where a text repeats itself it is right; soon after, what it repeats no longer counts."""
+    trust, before = TextTrust(), TextTrust().values
     assert (np.diff(before) > 0).all()
-    trust = TextTrust(path)
     trust.learn(np.tile(np.arange(40, dtype=np.int32), 100), 40)
     assert trust.values[-1] > before[-1]
-    np.testing.assert_allclose(TextTrust(path).values, trust.values, atol=1e-3)
-    noise = np.random.default_rng(0).integers(0, 500, 3000).astype(np.int32)
+    noise = np.random.default_rng(0).integers(0, 500, 6000).astype(np.int32)
     trust.learn(noise, 40)
     assert trust.values[0] < before[0]
-    for wrong in ("", "[1]", json.dumps([[1, 2]] * 16), "{}"):
-        path.write_text(wrong)
-        np.testing.assert_array_equal(TextTrust(path).values, before)
+    assert abs(trust.values[-1] - before[-1]) < 0.02
