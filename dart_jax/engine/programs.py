@@ -238,6 +238,19 @@ def burst(
         state = dataclasses.replace(state, trees=None, confidence=None, scores=no_scores)
         return state, trees, packed, emitted, path.count
 
+    def that_pay(trees: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the trees' first nodes that pay, and their probabilities [n, N + 1]; without
+        `paying` all of them."""
+        if paying is None:
+            return trees, None
+        # How far to trust the text alone is counted by the length of its matches.
+        rates = None if config.drafter is None else paying.rates
+        expected = probabilities_of(trees, rates, config.max_depth)
+        number = paying.numbers[turn % NUMBERS]
+        kept = nodes_that_pay(expected[:, 1:], paying.costs).astype(jnp.int32)
+        kept = jnp.where(number < 0, kept, number)
+        return first_nodes(trees, kept), first_nodes(expected[:, None], kept)[:, 0]
+
     def goes_on(carry: _Carry) -> jax.Array:
         state, turn = carry.state, carry.turn
         active = jnp.sum(state.active.astype(jnp.int32))
@@ -248,6 +261,8 @@ def burst(
     def body(carry: _Carry) -> _Carry:
         before, trees, packed, emitted, counts, lessons, times, turn = carry
         if masks is not None and fitter is not None and not one:
+            if trees is not None and config.drafter is None:
+                trees, _ = that_pay(trees, turn)  # each that is fitted takes time
             drafted = jnp.zeros((n, TREE_ROWS, 1), jnp.int32) if trees is None else trees
             new = packed, drafted, emitted[0], counts[:, 0]
             fitted, allowed = jax.lax.cond(
@@ -259,21 +274,13 @@ def burst(
             before = dataclasses.replace(before, masks=allowed)
         nodes, expected = jnp.zeros_like(counts[:, 0]), None
         if trees is not None:
-            trees = first_nodes(trees, most_nodes)
-            if paying is not None:
-                # How far to trust the text alone is counted by the length of its matches.
-                rates = None if config.drafter is None else paying.rates
-                expected = probabilities_of(trees, rates, config.max_depth)
-                number = paying.numbers[turn % NUMBERS]
-                kept = nodes_that_pay(expected[:, 1:], paying.costs).astype(jnp.int32)
-                kept = jnp.where(number < 0, kept, number)
-                trees, expected = (first_nodes(x, kept) for x in (trees, expected[:, None]))
+            trees, expected = that_pay(first_nodes(trees, most_nodes), turn)
             nodes = jnp.where(before.active, jnp.count_nonzero(trees[:, 2], axis=1), 0)
         state, next_trees, packed, new, count = take_step(before, trees)
         if lessons is not None and trees is not None and expected is not None:
             drafted = before.active & (most_nodes > 0)
             outcomes = outcomes_of(trees, new[1], state.active)
-            lessons = lessons.plus(outcomes, expected[:, 0], drafted)
+            lessons = lessons.plus(outcomes, expected, drafted)
         if times is not None:
             time = jnp.stack([clock(count), nodes[0].astype(jnp.uint32)])
             times = jax.lax.dynamic_update_slice(times, time[None, None], (0, turn, 0))
