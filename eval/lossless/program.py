@@ -46,7 +46,7 @@ def run(config: LosslessConfig, console: Console) -> bool:
     lossless = Lossless(config, console)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     for reason in lossless.left_out:
-        console.print(f"left out: {reason}")
+        console.print(f"left out: {reason}", markup=False)
     outcomes = list(lossless.compare())
     output = [
         _equality(name, [each for each in outcomes if each.case.method == name])

@@ -111,7 +111,7 @@ def run(config: PeersConfig, console: Console) -> None:
                 for name, row in summaries.items()
             ]
     for line in left_out:
-        console.print(f"left out: {line}", highlight=False, soft_wrap=True)
+        console.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
     title = f"{config.title} in other engines"
     write_report(config, title, output, left_out=[*left_out], measurements=content)
 

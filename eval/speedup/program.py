@@ -46,7 +46,7 @@ def run(config: SpeedupConfig, console: Console) -> None:
     speedup = Speedup(config, console)
     console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
     for reason in speedup.left_out:
-        console.print(f"left out: {reason}")
+        console.print(f"left out: {reason}", markup=False)
     settings: list[Setting] = []
     output: list[Table] = []
 
