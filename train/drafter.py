@@ -132,7 +132,7 @@ def train(config: DrafterTraining) -> Path:
     drafter, params, ids = _start(config, teacher, data.training, tokenizer)
     rows = data.training
     if config.teacher == "cached":
-        rows = cached_outputs(teacher, rows, cache / "features")
+        rows = cached_outputs(teacher.as_served(), rows, cache / "features")
     batches = PackedBatches(rows, trainer.batch_size, trainer.seed)
     positions = config.drafter.positions
     forward = PackedForward(teacher.config, drafter, positions, config.chunk, teacher.mesh)

@@ -70,7 +70,9 @@ def test_report(tiny, tmp_path, monkeypatch):
     )
     printed = io.StringIO()
     run(config, Console(file=printed, width=120))
-    assert "left out: PyTorch: it needs no_such: pip install 'dart-jax[peers]'" in printed.getvalue()
+    assert (
+        "left out: PyTorch: it needs no_such: pip install 'dart-jax[peers]'" in printed.getvalue()
+    )
     for name in ("llama.cpp", "llama.cpp, ngram-mod"):
         assert f"left out: {name}: reads GGUF targets only; " in printed.getvalue()
     assert "2/2" in printed.getvalue()

@@ -151,7 +151,8 @@ def test_what_is_kept_of_the_teacher(trained, tiny, tmp_path):
     forward = PackedForward(teacher.config, config.drafter.config(teacher.config), 4)
     frozen, every = Frozen(teacher.params, jnp.arange(300)), np.arange(dataset.rows)
     data = jax.jit(forward.run_target)(frozen, dataset.batch(every))
-    kept = cached_outputs(teacher, dataset, tmp_path / "features").outputs
+    served = teacher.as_served()
+    kept = cached_outputs(served, dataset, tmp_path / "features").outputs
     for name in ("features", "hidden"):
         found, expected = kept[name].astype(np.float32), getattr(data.outputs, name)
         np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-4)
@@ -168,13 +169,13 @@ def test_what_is_kept_of_the_teacher(trained, tiny, tmp_path):
         damaged = bytes(row) + content[row : 3 * row] + bytes(len(content) - 3 * row)
         (directory / name).write_bytes(damaged)
     (directory / "done.json").write_text(json.dumps({"rows": 3}))
-    cached_outputs(teacher, dataset, tmp_path / "features")
+    cached_outputs(served, dataset, tmp_path / "features")
     for name, content in whole.items():
         row = len(content) // dataset.rows
         assert (directory / name).read_bytes() == bytes(row) + content[row:]
     # A file that is not whole is made again, and so are the others.
     (directory / "hidden").write_bytes(b"cut")
-    cached_outputs(teacher, dataset, tmp_path / "features")
+    cached_outputs(served, dataset, tmp_path / "features")
     assert {name: (directory / name).read_bytes() for name in kept} == whole
 
 

@@ -23,6 +23,7 @@ from filelock import FileLock
 
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.networks.pure import Params, dtype_of
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.programs.processes import is_main
@@ -51,7 +52,8 @@ def cached_outputs(teacher: Teacher, dataset: PackedDataset, directory: Path) ->
     all processes.
     """
     rows, dtype = dataset.rows, str(dtype_of(teacher.params))
-    identity = [teacher.digest, dtype, dataset.fingerprint, TeacherOutputs._fields]
+    computed = f"{dtype}, {teacher.options}" if teacher.options != LayerOptions() else dtype
+    identity = [teacher.digest, computed, dataset.fingerprint, TeacherOutputs._fields]
     directory /= hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     shapes = _shapes(teacher.stored.hidden_size, dataset)
     start, problem, cached = _NOWHERE, None, None
@@ -130,16 +132,16 @@ def _open(dataset: PackedDataset, directory: Path, shapes: _Shapes) -> PackedDat
 
 def _computed(teacher: Teacher, dataset: PackedDataset, start: int) -> Iterator[_Part]:
     """Computes the rows from `start` on, some at a time; all processes take part."""
-    config, mesh = teacher.config, teacher.mesh
+    config, mesh, options = teacher.config, teacher.mesh, teacher.options
 
     def run(params: Params, batch: Batch) -> TeacherOutputs:
-        features, hidden = forward(config, params, batch, mesh)
+        features, hidden = forward(config, params, batch, mesh, options)
         # As it is kept, since training computes logits from that; XLA may drop a mere cast.
         hidden = jax.lax.reduce_precision(hidden, exponent_bits=8, mantissa_bits=7)
         return TeacherOutputs(
             features.astype(jnp.bfloat16),
             hidden.astype(jnp.bfloat16),
-            *over_vocabulary(config, params, hidden, mesh),
+            *over_vocabulary(config, params, hidden, mesh, options),
         )
 
     compiled = jit_replicated(run, mesh)

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from dart_jax.loading import load_target_here
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.networks.pure import Params, bind, dtype_of
+from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import untie
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.mesh import MODEL
@@ -38,13 +40,17 @@ class Teacher:
       config: the shapes of `params`: where devices share them, with an untied head, and heads of
         keys and values for each device.
       digest: identifies the checkpoint's files, whatever the devices.
+      directory: the checkpoint.
+      options: what its layers are computed with.
     """
 
     stored: TargetConfig
     config: TargetConfig
     params: Params
     digest: str
+    directory: Path
     mesh: Mesh | None = None
+    options: LayerOptions = LayerOptions()
 
     @classmethod
     def load(cls, directory: Path, dtype: np.dtype, mesh: Mesh) -> Teacher:
@@ -53,14 +59,25 @@ class Teacher:
         digest = contents(directory, hub.TARGET)
         if mesh.size == 1:
             config, params = load_target(directory, dtype)
-            return cls(config, config, params, digest)
+            return cls(config, config, params, digest, directory)
         stored, params = load_target(
             directory, dtype, place=lambda config: ModelPlacement(config, mesh)
         )
         config = with_kv_heads(stored, mesh)
         if mesh.shape[MODEL] > 1:
             config, params = untie(config, params, mesh=mesh)
-        return cls(stored, config, params, digest, mesh)
+        return cls(stored, config, params, digest, directory, mesh)
+
+    def as_served(self) -> Teacher:
+        """Returns the target as decoding computes it: on one CPU by the C++ core, with weights as
+        they are stored; elsewhere this one. It has no gradients."""
+        if self.mesh is not None or jax.default_backend() != "cpu":
+            return self
+        dtype = dtype_of(self.params)
+        execution = Execution.here(dtype=dtype)
+        config, params = load_target_here(self.directory, dtype, execution.weights)
+        options = execution.beside(config, params).target
+        return dataclasses.replace(self, config=config, params=params, options=options)
 
     def head(self, ids: np.ndarray) -> jax.Array:
         """The head's kernel for the tokens `ids`, int32 [Vd], on every device: float32 [D, Vd]."""
@@ -88,11 +105,15 @@ def with_vocabulary(
 
 
 def over_vocabulary(
-    config: TargetConfig, params: Params, hidden: jax.Array, mesh: Mesh | None = None
+    config: TargetConfig,
+    params: Params,
+    hidden: jax.Array,
+    mesh: Mesh | None = None,
+    options: LayerOptions = LayerOptions(),
 ) -> tuple[jax.Array, jax.Array]:
     """Computes `log_total` and `best` of `TeacherOutputs`, from all logits of the last hidden
     states [B, T, D]."""
-    target = bind(config, params)
+    target = bind(config, params, options)
 
     def at(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = target.logits(hidden)
@@ -108,13 +129,18 @@ def over_vocabulary(
 
 
 def forward(
-    config: TargetConfig, params: Params, batch: Batch, mesh: Mesh | None = None
+    config: TargetConfig,
+    params: Params,
+    batch: Batch,
+    mesh: Mesh | None = None,
+    options: LayerOptions = LayerOptions(),
 ) -> tuple[jax.Array, jax.Array]:
     """The target's features [B, T, 3D] and last hidden states [B, T, D], after its final norm,
     of packed rows, as many as a multiple of the mesh's groups."""
 
     def run(params: Params, tokens: jax.Array, document: jax.Array) -> tuple[jax.Array, jax.Array]:
-        target = bind(config, params, LayerOptions(shards=Devices(mesh).shards))
+        shared = dataclasses.replace(options, shards=Devices(mesh).shards)
+        target = bind(config, params, shared)
         out = target(tokens, positions(document), causal(document))
         return out.features, out.hidden
 
