@@ -81,7 +81,8 @@ class DrafterTraining:
     """Directory of the prepared data and the target's cached outputs, which runs may share; by
     default the run's own."""
     teacher: Literal["online", "cached"] = "online"
-    """Run the target in every step, or once per row and cache its outputs on disk."""
+    """Run the target in every step, or once per row and cache its outputs on disk; then a CPU
+    computes them as when it decodes, with weights as they are stored."""
     target_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of the target's weights; auto is float32 on CPU, otherwise bfloat16."""
     epochs: float | None = None

@@ -238,7 +238,7 @@ def burst(
         state = dataclasses.replace(state, trees=None, confidence=None, scores=no_scores)
         return state, trees, packed, emitted, path.count
 
-    def that_pay(trees: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def keep_paying(trees: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Returns the trees' first nodes that pay, and their probabilities [n, N + 1]; without
         `paying` all of them."""
         if paying is None:
@@ -262,7 +262,7 @@ def burst(
         before, trees, packed, emitted, counts, lessons, times, turn = carry
         if masks is not None and fitter is not None and not one:
             if trees is not None and config.drafter is None:
-                trees, _ = that_pay(trees, turn)  # each that is fitted takes time
+                trees, _ = keep_paying(trees, turn)  # each that is fitted takes time
             drafted = jnp.zeros((n, TREE_ROWS, 1), jnp.int32) if trees is None else trees
             new = packed, drafted, emitted[0], counts[:, 0]
             fitted, allowed = jax.lax.cond(
@@ -274,7 +274,7 @@ def burst(
             before = dataclasses.replace(before, masks=allowed)
         nodes, expected = jnp.zeros_like(counts[:, 0]), None
         if trees is not None:
-            trees, expected = that_pay(first_nodes(trees, most_nodes), turn)
+            trees, expected = keep_paying(first_nodes(trees, most_nodes), turn)
             nodes = jnp.where(before.active, jnp.count_nonzero(trees[:, 2], axis=1), 0)
         state, next_trees, packed, new, count = take_step(before, trees)
         if lessons is not None and trees is not None and expected is not None:

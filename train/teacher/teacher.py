@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from dart_jax.loading import load_target_here
 from dart_jax.models.config import TargetConfig
-from dart_jax.models.cpu import largest
+from dart_jax.models.cpu import largest, only_rows
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.networks.pure import Params, bind, dtype_of
@@ -30,6 +30,8 @@ from train.run.mesh import jit_replicated
 from train.run.work_directory import contents
 
 LOGITS = 2**28  # byte limit of the logits that a device holds at a time
+
+_Outputs = tuple[jax.Array, jax.Array]  # features and hidden states
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,6 +143,8 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """The target's features [B, T, 3D] and last hidden states [B, T, D], after its final norm,
     of packed rows, as many as a multiple of the mesh's groups."""
+    if options.attention == "native":
+        return _text_by_text(config, params, batch, options)
 
     def run(params: Params, tokens: jax.Array, document: jax.Array) -> tuple[jax.Array, jax.Array]:
         shared = dataclasses.replace(options, shards=Devices(mesh).shards)
@@ -158,3 +162,35 @@ def forward(
         out_specs=(ROWS, ROWS),
         check_vma=False,
     )(params, *rows)
+
+
+def _text_by_text(
+    config: TargetConfig, params: Params, batch: Batch, options: LayerOptions
+) -> tuple[jax.Array, jax.Array]:
+    """`forward` on one CPU, where a call takes time only for the rows of a text, and each row for
+    the keys that it sees; padding gives zeros."""
+    target = bind(config, params, options)
+    tokens, document = jnp.asarray(batch.tokens), jnp.asarray(batch.document)
+    rows, length = tokens.shape
+    place = jnp.arange(length, dtype=jnp.int32)[None]
+    mask = jnp.tril(jnp.ones((1, length, length), bool))
+
+    def of_row(row: jax.Array | int, outputs: _Outputs) -> _Outputs:
+        def of_text(number: jax.Array, outputs: _Outputs) -> _Outputs:
+            own = document[row] == number
+            start = jnp.argmax(own)
+            with only_rows(jnp.sum(own.astype(jnp.int32))):
+                out = target(jnp.roll(tokens[row], -start)[None], place, mask)
+            return jax.tree.map(
+                lambda all_, new: all_.at[row].set(
+                    jnp.where(own[:, None], jnp.roll(new[0], start, axis=0), all_[row])
+                ),
+                outputs,
+                (out.features, out.hidden),
+            )
+
+        return jax.lax.fori_loop(1, jnp.max(document[row]) + 1, of_text, outputs)
+
+    shapes = jax.eval_shape(lambda: target(tokens, jnp.broadcast_to(place, tokens.shape), mask))
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes.features, shapes.hidden))
+    return jax.lax.fori_loop(0, rows, of_row, empty)
