@@ -149,14 +149,16 @@ def test_all_methods_in_all_settings(measured, tiny, tmp_path):
         assert {name: tree["nodes"] for name, tree in setting["trees"].items()} == {
             name: 4 * (name != "plain") for name in methods
         }
-        # The target drafts for itself: one verification emits all five remaining tokens.
-        assert setting["groups"]["all"]["sps"]["tau"] == 5
     assert len(re.findall(r"\| method +\| prefill", tables)) == 2
     titles, _, *rows = cells_of(tables.partition("All settings: tau")[2])
     assert titles[4:] == [METHODS[name].title for name in methods]
     assert [row[2:4] for row in rows[:2]] == [["0", "1"], ["0", "2"]]
-    assert {row[titles.index("draft model")] for row in rows[:2]} == {"5.00"}
+    tau = [f"{setting['groups']['all']['sps']['tau']:.2f}" for setting in content["settings"]]
+    assert [row[titles.index("draft model")] for row in rows[:2]] == tau
     assert plot.read_bytes().startswith(b"\x89PNG")
+    # The target drafts for itself: one verification emits all five remaining tokens.
+    _, content = measured(method="sps", **parts, no_text_drafts=True, **sizes)
+    assert [setting["groups"]["all"]["sps"]["tau"] for setting in content["settings"]] == [5, 5]
 
 
 def test_methods_that_cannot_run_are_left_out_of_all(tiny):
