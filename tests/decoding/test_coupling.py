@@ -94,7 +94,7 @@ GAINS = {"dart": 1.2, "eagle3": 1.3, "ngram": 1.02}
 @pytest.mark.parametrize("name", GAINS)
 def test_more_is_accepted(demo, demo_drafters, name):
     drafters = {"dart": demo.drafter, "eagle3": demo_drafters["eagle3"], "ngram": NgramConfig()}
-    model = demo.with_drafter(drafters[name])
+    model = demo.with_drafter(drafters[name], text_drafts=False)
     prompts = [prompt.tokens for prompt in demo_prompts(demo.tokenizer, 2, 64)]
     sampling = Sampling(1.0)
 
