@@ -16,6 +16,7 @@ from dart_jax.models.attention.native import rotated_heads_native
 from dart_jax.models.attention.segments import Scoring, Segment, attend_dense, split_heads
 from dart_jax.models.attention.triton import _Grid
 from dart_jax.models.attention.triton_heads import HeadNorm, rotated_heads_triton
+from dart_jax.models.cpu import only_rows
 from dart_jax.models.kernels.inputs import Normed
 from dart_jax.models.rope import Rope, rotate
 
@@ -68,6 +69,18 @@ def test_a_kernel_against_plain_jax(kernel, shape, size, length):
     np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
     if kernel in ("dense", "native"):  # a row's bits do not depend on its place
         np.testing.assert_array_equal(got, attend([new], filled, scoring, kernel))
+
+
+def test_rows_that_nobody_computed_do_not_matter():
+    """They may hold NaN; also without a cache."""
+    new, prefix, _ = attention_arrays(AttentionShape(1, 4, 2, 5, 30), 0)
+    new = new._replace(mask=jnp.tril(jnp.ones((1, 5, 5), bool)))
+    unused = jnp.arange(5)[:, None] >= 3
+    damaged = new._replace(k=jnp.where(unused, jnp.nan, new.k), v=jnp.where(unused, jnp.nan, new.v))
+    for seen in (None, prefix):
+        with only_rows(jnp.int32(3)):
+            got = attend([damaged], seen)
+        np.testing.assert_array_equal(got[:, :3], attend([new], seen)[:, :3])
 
 
 @needs_native

@@ -32,8 +32,9 @@ def attend(
     Returns:
       [B, T, H * h] in the queries' dtype.
     """
+    dense = [segment._replace(v=zeros_if_unused(segment.v)) for segment in segments]
     if prefix is None:
-        return attend_dense(segments, scoring)
+        return attend_dense(dense, scoring)
     q = segments[0].q
     if kernel in ("triton", "interpret") and triton.fits(q, prefix):
         interpret = kernel == "interpret"
@@ -44,8 +45,7 @@ def attend(
         interpret = kernel == "interpret-mosaic"
         return mosaic.attend_mosaic(_join(segments), prefix, scoring, interpret=interpret)
     plain = prefix.in_one_piece()
-    segments = [segment._replace(v=zeros_if_unused(segment.v)) for segment in segments]
-    return attend_dense([Segment(q, plain.k, plain.v, plain.mask), *segments], scoring)
+    return attend_dense([Segment(q, plain.k, plain.v, plain.mask), *dense], scoring)
 
 
 def _join(segments: Sequence[Segment]) -> Segment:
