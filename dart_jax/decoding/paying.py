@@ -116,13 +116,11 @@ def doubted(trees: jax.Array, confidence: jax.Array) -> jax.Array:
 def probabilities_of(trees: jax.Array, rates: jax.Array | None, max_depth: int) -> jax.Array:
     """Returns the probabilities of packed trees' nodes, float32 [B, N + 1]: 1 for the root, 0 for
     unused slots; without rates, what the scores say."""
-    tree = unpack(trees)
-    if rates is None:
-        root = jnp.arange(trees.shape[2], dtype=jnp.int32)[None] == 0
-        return jnp.where(tree.real | root, jnp.exp(scores_of(trees)), 0)
-    logs = jnp.where(tree.real, jnp.log(jnp.take(rates, _bins(trees))), 0)
-    root = jnp.arange(logs.shape[1], dtype=jnp.int32)[None] == 0
-    paths = jnp.sum(jnp.where(ancestor_mask(tree, max_depth), logs[:, None], 0), axis=2)
+    tree, paths = unpack(trees), scores_of(trees)
+    if rates is not None:
+        logs = jnp.where(tree.real, jnp.log(jnp.take(rates, _bins(trees))), 0)
+        paths = jnp.sum(jnp.where(ancestor_mask(tree, max_depth), logs[:, None], 0), axis=2)
+    root = jnp.arange(paths.shape[1], dtype=jnp.int32)[None] == 0
     return jnp.where(tree.real | root, jnp.exp(paths), 0)
 
 
