@@ -134,12 +134,18 @@ def load_torch(setup: Setup) -> Loaded:
     return dtype, decode
 
 
-def stored_type(file: Path) -> str:
-    """Returns the type of most tensors of a GGUF file."""
+def _gguf_file(target: Path) -> tuple[Path, str]:
+    """Returns a target's file and the type of most of its tensors; raises UserError if it is no
+    GGUF file."""
     import gguf
 
-    tensors = [each for each in gguf.GGUFReader(file).tensors if len(each.shape) > 1]
-    return Counter(each.tensor_type.name for each in tensors).most_common(1)[0][0]
+    from dart_jax.weights.gguf.tensors import gguf_files
+
+    files = gguf_files(target)
+    if not files:
+        raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
+    tensors = [each for each in gguf.GGUFReader(files[0]).tensors if len(each.shape) > 1]
+    return files[0], Counter(each.tensor_type.name for each in tensors).most_common(1)[0][0]
 
 
 def load_llama(setup: Setup) -> Loaded:
@@ -147,17 +153,12 @@ def load_llama(setup: Setup) -> Loaded:
     llama-cpp-python, whose own class copies logits and keeps lists in Python for every token. Keys
     and values are in float32 if the weights are, otherwise in float16, llama.cpp's default. Raises
     UserError if the target is no GGUF file."""
-    from dart_jax.weights.gguf.tensors import gguf_files
-
-    files = gguf_files(setup.target)
-    if not files:
-        raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
+    file, stored = _gguf_file(setup.target)
     llama: Any = importlib.import_module("llama_cpp")
     llama.llama_backend_init()
-    stored = stored_type(files[0])
     options = llama.llama_model_default_params()
     options.n_gpu_layers = 0
-    model = llama.llama_model_load_from_file(str(files[0]).encode(), options)
+    model = llama.llama_model_load_from_file(str(file).encode(), options)
     if not model:
         raise RuntimeError("llama.cpp cannot load the file")
     how = llama.llama_context_default_params()
@@ -199,17 +200,13 @@ def load_llama(setup: Setup) -> Loaded:
 def load_llama_server(setup: Setup) -> Loaded:
     """Starts llama.cpp's server for every prompt, so that none drafts from earlier texts. Raises
     UserError if it is not installed, or the target is no GGUF file."""
-    from dart_jax.weights.gguf.tensors import gguf_files
-
-    files, program = gguf_files(setup.target), shutil.which("llama-server")
-    if not files:
-        raise UserError("reads GGUF targets only; llama.cpp's own tools convert others")
+    (file, stored), program = _gguf_file(setup.target), shutil.which("llama-server")
     if program is None:
         raise UserError("llama-server is not on the PATH")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [program, "--model", str(files[0]), "--port", port, "--parallel", "1"]
+    command = [program, "--model", str(file), "--port", port, "--parallel", "1"]
     command += ["--threads", str(setup.threads), "--ctx-size", str(setup.max_length)]
     command += ["--flash-attn", "on", "--no-webui", "--offline", "--spec-type", setup.name]
 
@@ -239,7 +236,7 @@ def load_llama_server(setup: Setup) -> Loaded:
                 server.terminate()
         return _timed(answer["tokens"], answer["timings"]["predicted_ms"] / 1e3)
 
-    return stored_type(files[0]), decode
+    return stored, decode
 
 
 class Engine(NamedTuple):
