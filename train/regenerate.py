@@ -21,7 +21,9 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,6 +31,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dart_jax.data.records import Skipped, find_files, refuse, without
+from dart_jax.engine.config import EngineConfig
+from dart_jax.engine.request import Output, Request
+from dart_jax.engine.sequence import Sequence
 from dart_jax.errors import UserError, warn
 from dart_jax.files import check_writable
 from dart_jax.generation import GenerationConfig
@@ -42,9 +47,10 @@ from train.data.encoding import parse_template_kwargs
 from train.data.examples import read_all
 from train.run import work_directory
 
-_VERSION = 4  # of the work directory's format
+_VERSION = 5  # of the work directory's format
 _LOG = "answers.log"
-_BLOCK = 16  # batches per block; a block is answered turn by turn before the next is read
+_BLOCK = 16  # records of a block per slot; a block is answered before the next is read
+_BURST = 32  # steps between which texts that have ended are replaced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +74,9 @@ class RegenerateConfig:
     the target's weights (model), each with some of a batch's answers (data). By default one."""
     max_new_tokens: int = 2048
     """Maximum tokens per answer."""
+    max_length: int | None = None
+    """Maximum length of a prompt and its answer together; by default the target's positions, at
+    most 8,192."""
     temperature: tuple[float, ...] = (0.0,)
     """0 decodes greedily; with several temperatures, every record is answered with each."""
     top_p: float = 1.0
@@ -77,18 +86,18 @@ class RegenerateConfig:
     seed: int = 0
     """Seed of the sampling."""
     batch_size: int = 32
-    """Answers generated at once."""
+    """Answers generated at once, of any records and turns; it does not change them."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
     """Options for the target's chat template, as JSON."""
     limit: int | None = None
     """Maximum number of records to read; each piece of a long text counts."""
     minutes: float | None = None
-    """Begin no batch of answers after this many minutes, but at least one; by default no limit."""
+    """Begin no answer after this many minutes, but at least one; by default no limit."""
     skip_bad: bool = False
     """Skip and count records that cannot be used, instead of stopping at the first."""
 
     def __post_init__(self) -> None:
-        check_least(self, max_new_tokens=1, batch_size=1, limit=1, seed=0)
+        check_least(self, max_new_tokens=1, max_length=2, batch_size=1, limit=1, seed=0)
         check_some(self, "temperature")
         if self.minutes is not None and not self.minutes > 0:
             raise UserError(f"--minutes must be above 0, got {self.minutes:g}")
@@ -180,7 +189,7 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
 
 def _settings(config: RegenerateConfig, target: Path) -> dict[str, Any]:
     """Returns what determines an answer besides its prompt, by option name."""
-    names = ("dtype", "max_new_tokens", "temperature", "top_p", "top_k", "seed")
+    names = "dtype", "max_new_tokens", "max_length", "temperature", "top_p", "top_k", "seed"
     return {
         "version": _VERSION,
         "--target": work_directory.contents(target, hub.TARGET),
@@ -199,18 +208,24 @@ class _Regeneration:
     def __init__(
         self,
         config: RegenerateConfig,
-        files: Sequence[Path],
+        files: SequenceOf[Path],
         model: DartModel,
         log: AnswerLog,
         began: float,
     ):
-        self._config, self._files, self._model, self._log = config, files, model, log
+        self._config, self._files, self._log = config, files, log
+        self._tokenizer, self._vocab_size = model.tokenizer, model.target.vocab_size
+        self._stop_ids = tuple(model.eos)
+        self._engine = model.engine(
+            EngineConfig(config.batch_size, max_length=config.max_length, burst=_BURST)
+        )
         self._began, self._skipped = began, Skipped()
         self._bad = self._skipped if config.skip_bad else refuse
         self._template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
+        self._copies = Counter[int]()  # of records read so far, by digest
         self._block: list[Conversation] = []  # in progress
         self._summary = Summary(self._skipped)  # of what is in the file
-        self._size = self._new = 0  # bytes of the file and answers, of this process
+        self._size = self._new_tokens = 0  # bytes of the file and new tokens, of this process
 
     def run(self, advice: Advice) -> Summary:
         """Answers all records, unless the time is over before; what is answered is in the file."""
@@ -237,70 +252,98 @@ class _Regeneration:
     def _answer_all(self) -> None:
         config, size = self._config, sum(path.stat().st_size for path in self._files)
         examples = read_all(self._files, config.limit, self._bad)
-        place, end, began = 0, 0, time.monotonic()
+        end, began = 0, time.monotonic()
         with progress_bars() as progress:
             bar = progress.add_task("regenerate", total=size, note="")
             while block := list(islice(examples, _BLOCK * config.batch_size)):
                 for example in block:
+                    copy = self._copies[example.digest]
+                    self._copies[example.digest] += 1
                     try:
                         self._block += conversations(
-                            example, self._model.tokenizer, len(config.temperature)
+                            example, copy, self._tokenizer, len(config.temperature)
                         )
                     except UserError as error:
                         self._bad(error)
                 # Files are read in chunks, ahead of the answers.
                 start, end = end, min(block[-1].read, size - 1)
                 turns = sum(len(each.turns) for each in self._block)
-                for _ in self._answer_block(place):
+                for _ in self._answer_block():
                     answered = sum(len(each.answers) for each in self._block)
-                    pace = self._new / (time.monotonic() - began)
+                    pace = self._new_tokens / (time.monotonic() - began)
                     progress.update(
                         bar,
-                        completed=start + (end - start) * answered / turns,
-                        note=f"{self._summary.answers + answered:,} answers, {pace:.1f} a second",
+                        completed=start + (end - start) * answered / max(turns, 1),
+                        note=f"{self._summary.answers + answered:,} answers, {pace:,.0f} tokens/s",
                     )
                 self._write()
-                place += len(block)
                 progress.update(bar, completed=end)
             progress.update(bar, completed=size)
 
-    def _answer_block(self, place: int) -> Iterator[None]:
-        """Answers all turns of a block of conversations, of which the draws depend on its `place`
-        among all; yields after each batch."""
-        config, block = self._config, self._block
-        for turn in range(max((len(each.turns) for each in block), default=0)):
-            prompts = {}
-            for n, conversation in enumerate(block):
-                if conversation.pending and (prompt := self._prompt(conversation)) is not None:
-                    prompts[n] = prompt
-            for number, chunk in enumerate(self._batches(prompts)):
-                sampling, own = block[chunk[0]].sampling, [prompts[n] for n in chunk]
-                answers = self._log.take(own, sampling)
-                missing = [each for each, answer in enumerate(answers) if answer is None]
-                if missing:
-                    seed = np.random.SeedSequence([config.seed, place, turn, number])
-                    options = dataclasses.replace(
-                        config.samplings[sampling], seed=int(seed.generate_state(1)[0])
-                    )
-                    new = self._decode([own[each] for each in missing], options)
-                    self._log.add(new, sampling)
-                    self._new += len(new)
-                    for each, answer in zip(missing, new, strict=True):
-                        answers[each] = answer
-                for n, answer in zip(chunk, answers, strict=True):
-                    assert answer is not None
-                    block[n].add_answer(answer, self._model.tokenizer)
-                yield
+    def _answer_block(self) -> Iterator[None]:
+        """Answers all turns of a block of conversations; yields now and then. Raises
+        _OutOfTimeError after --minutes, unless nothing was answered."""
+        engine, waiting = self._engine, deque(self._block)
+        running: dict[Sequence, tuple[Conversation, list[int], list[Output]]] = {}
+        while waiting or running:
+            late = self._late
+            while waiting and not late and len(running) < self._config.batch_size:
+                conversation = waiting.popleft()
+                if not conversation.pending or (prompt := self._prompt(conversation)) is None:
+                    continue
+                key = conversation.key(prompt)
+                if (answer := self._log.take(key)) is None:
+                    sequence = engine.add(self._request(conversation, prompt, key))
+                    running[sequence] = conversation, prompt, []
+                else:
+                    conversation.add_answer(answer, self._tokenizer)
+                    waiting.appendleft(conversation)  # for its next turn
+            if late and not running:
+                raise _OutOfTimeError
+            for sequence, output in engine.step() if running else ():
+                conversation, prompt, outputs = running[sequence]
+                if output.error is not None:
+                    raise output.error
+                outputs.append(output)
+                if output.last:
+                    del running[sequence]
+                    self._add_answer(conversation, prompt, Output.joined(outputs))
+                    waiting.appendleft(conversation)
+            yield
+
+    @property
+    def _late(self) -> bool:
+        minutes, passed = self._config.minutes, time.monotonic() - self._began
+        return minutes is not None and self._new_tokens > 0 and passed > 60 * minutes
+
+    def _request(self, conversation: Conversation, prompt: list[int], key: bytes) -> Request:
+        """Returns the request of an answer, with draws of its own."""
+        config = self._config
+        seed = np.random.SeedSequence([config.seed, int.from_bytes(key)])
+        return Request(
+            np.array(prompt, np.int32),
+            config.max_new_tokens,
+            config.samplings[conversation.sampling].sampling,
+            seed=int(seed.generate_state(1)[0]),
+            stop_ids=self._stop_ids,
+        )
+
+    def _add_answer(self, conversation: Conversation, prompt: list[int], made: Output) -> None:
+        """Records a new answer."""
+        answer = Answer(prompt, made.tokens.tolist(), made.finish or "length")
+        self._log.add(conversation.key(prompt), answer)
+        self._new_tokens += len(answer.tokens)
+        conversation.add_answer(answer, self._tokenizer)
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
         """Returns the prompt of the next turn; ends the conversation, and tells why, if the chat
         template rejects it or it leaves no room for an answer."""
-        model, report = self._model, self._bad
-        longest, vocab_size = model.target.max_length, model.target.vocab_size
+        tokenizer, last, report = self._tokenizer, self._vocab_size - 1, self._bad
+        longest = self._engine.max_length
         try:
-            prompt = conversation.prompt(model.tokenizer, self._template_kwargs)
-            if (outside := model.tokenizer.outside(prompt, vocab_size)) is not None:
-                must = f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
+            prompt = conversation.prompt(tokenizer, self._template_kwargs)
+            if (outside := tokenizer.outside(prompt, last + 1)) is not None:
+                must = f"the prompt's tokens must be in 0..{last}, one is {outside}"
                 raise UserError(must)
             if len(prompt) < longest:
                 return prompt
@@ -313,27 +356,9 @@ class _Regeneration:
             report(UserError(f"{conversation.where}: {error}"))
             return None
 
-    def _batches(self, prompts: dict[int, list[int]]) -> Iterator[list[int]]:
-        """Yields indices of conversations to decode together: similar lengths, one sampling."""
-        for sampling in range(len(self._config.temperature)):
-            chosen = [n for n in prompts if self._block[n].sampling == sampling]
-            chosen.sort(key=lambda n: (len(prompts[n]), n))
-            for begin in range(0, len(chosen), self._config.batch_size):
-                yield chosen[begin : begin + self._config.batch_size]
-
-    def _decode(self, prompts: list[list[int]], options: GenerationConfig) -> list[Answer]:
-        """Raises _OutOfTimeError after --minutes, unless nothing was answered."""
-        minutes, passed = self._config.minutes, time.monotonic() - self._began
-        if minutes is not None and self._new > 0 and passed > 60 * minutes:
-            raise _OutOfTimeError
-        # Always decode full batches to limit compiled programs; the repeated prompts are dropped.
-        full = [*prompts, *[prompts[0]] * (self._config.batch_size - len(prompts))]
-        made = zip(prompts, self._model.generate(full, options), strict=False)
-        return [Answer(own, each.tokens.tolist(), each.finish or "length") for own, each in made]
-
     def _write(self) -> None:
         """Appends the answers of the block to the file, in place of what an earlier run left."""
-        added = lines(self._block, self._model.tokenizer)
+        added = lines(self._block, self._tokenizer)
         if added:
             with self._config.out.open("r+b" if self._config.out.exists() else "w+b") as file:
                 file.truncate(self._size)  # without what was interrupted
@@ -350,7 +375,7 @@ class _Regeneration:
         self._block.clear()
 
 
-def main(args: Sequence[str] | None = None) -> None:
+def main(args: SequenceOf[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
     with program(RESUMABLE) as advice:
         print(run(command_line.parse(RegenerateConfig, args, __doc__), advice))

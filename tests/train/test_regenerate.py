@@ -20,7 +20,7 @@ from dart_jax.programs.command_line import Advice
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_target
 from train import regenerate
-from train.data.answers import prompt_turns
+from train.data.answers import AnswerLog, prompt_turns
 from train.data.examples import digest_of, read_all
 from train.regenerate import RegenerateConfig, log_of, run
 
@@ -47,8 +47,8 @@ def target(tmp_path_factory):
         lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32),
         abstract_params(shapes.target),
     )
-    # Many tokens end an answer, so that some answers end.
-    save_target(directory, shapes.target, params, eos=tuple(range(0, 256, 5)))
+    # So many tokens end an answer that some answers end.
+    save_target(directory, shapes.target, params, eos=tuple(range(0, 256, 16)))
     tokenizers_made.write_chat(directory, tokenizer, tokenizers_made.TURNS)
     return directory
 
@@ -81,35 +81,36 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module", autouse=True)
 def ending():
-    """Has decoding end by an exception after some batches; counts the batches. A block is one."""
-    generate, state = DartModel.generate, {"left": 10**6, "calls": 0, "how": KeyboardInterrupt}
+    """Has a run end by an exception after some answers; counts them. A block is `batch_size`
+    records."""
+    add, state = AnswerLog.add, {"left": 10**6, "made": 0, "how": KeyboardInterrupt}
 
-    def dying(*arguments, **options):
+    def dying(*arguments):
         if not state["left"]:
             raise state["how"]
         state["left"] -= 1
-        state["calls"] += 1
-        return generate(*arguments, **options)
+        state["made"] += 1
+        add(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regenerate, "_BLOCK", 1)
-        patch.setattr(DartModel, "generate", dying)
+        patch.setattr(AnswerLog, "add", dying)
         yield state
 
 
 @pytest.fixture(scope="module")
-def whole(target, tmp_path_factory, ending):
-    """The output of an uninterrupted run, and its batches."""
-    config, before = settings(target, tmp_path_factory.mktemp("whole")), ending["calls"]
+def whole(target, tmp_path_factory):
+    """The output of an uninterrupted run."""
+    config = settings(target, tmp_path_factory.mktemp("whole"))
     summary = run(config)
     assert {path.name for path in config.out.parent.iterdir()} == {"data.jsonl", "out.jsonl"}
     assert summary.answers == 2 * sum(ANSWERS)
-    return config.out.read_bytes(), ending["calls"] - before
+    return config.out.read_bytes()
 
 
-def interrupted(config, ending, batches, how=KeyboardInterrupt):
-    """Runs a command that ends after some batches; returns the file, and what Ctrl-C tells."""
-    ending.update(left=batches, how=how)
+def interrupted(config, ending, answers, how=KeyboardInterrupt):
+    """Runs a command that ends after some answers; returns the file, and what Ctrl-C tells."""
+    ending.update(left=answers, how=how)
     advice = Advice()
     with pytest.raises(how):
         run(config, advice)
@@ -119,7 +120,7 @@ def interrupted(config, ending, batches, how=KeyboardInterrupt):
 
 def test_answers_are_the_targets_own(whole, target, tmp_path):
     model = DartModel.from_pretrained(target)
-    records = [json.loads(line) for line in whole[0].splitlines()]
+    records = [json.loads(line) for line in whole.splitlines()]
     for record in records:
         answer = record["tokens"][record["prompt_length"] :]
         assert 1 <= len(answer) <= 5
@@ -131,7 +132,7 @@ def test_answers_are_the_targets_own(whole, target, tmp_path):
         source for source, count in zip(sources, ANSWERS, strict=True) for _ in range(2 * count)
     ]
     path = tmp_path / "again.jsonl"
-    path.write_bytes(whole[0])
+    path.write_bytes(whole)
     assert [e.digest for e in read_all([path])] == [int(r["source"], 16) for r in records]
     # Of each record the greedy answers come first, then those at temperature 1.
     greedy, drawn = records[6:8], records[8:10]
@@ -154,33 +155,33 @@ def test_answers_are_the_targets_own(whole, target, tmp_path):
 def test_a_run_goes_on_where_it_was(config, whole, ending, how):
     """Wherever it was interrupted or killed, even in the middle of a line; no answer is lost, made
     twice, or missing from the file after Ctrl-C."""
-    (uninterrupted, all_calls), before, held = whole, ending["calls"], 0
-    for batches in (0, 2, 1, 2):
-        made, told = interrupted(config, ending, batches, how)
-        assert set(made.splitlines()) <= set(uninterrupted.splitlines())
+    before, held = ending["made"], 0
+    for answers in (0, 3, 1, 9):
+        made, told = interrupted(config, ending, answers, how)
+        assert set(made.splitlines()) <= set(whole.splitlines())
         assert made.endswith(b"\n") or not made
         count = len(made.splitlines())
         assert held <= count
         held = count
-        if how is KeyboardInterrupt and batches:
+        if how is KeyboardInterrupt and answers:
             assert told == (
                 f"{count} answers are in {config.out}; run the same command again to continue"
             )
-    assert held == (14 if how is KeyboardInterrupt else 12)  # killed, the finished block is there
+    assert held == (13 if how is KeyboardInterrupt else 12)  # killed, the finished block is there
     with pytest.raises(UserError, match=r"answers, made with another --seed \(0, now 1\); pass"):
         run(dataclasses.replace(config, seed=1))
     (log,) = config.out.with_name("out.jsonl.work").glob("*.log")
     log.write_bytes(log.read_bytes()[:-1])  # a torn line
     if how is KeyboardInterrupt:
         config.out.write_bytes(config.out.read_bytes()[:-5])
-    run(config)
-    assert config.out.read_bytes() == uninterrupted
-    assert ending["calls"] - before == all_calls + 1  # for the torn line
+    run(dataclasses.replace(config, batch_size=3))
+    assert config.out.read_bytes() == whole
+    assert ending["made"] - before == 2 * sum(ANSWERS) + 1  # for the torn line
 
 
 def test_a_time_limit(config, whole, target, tmp_path):
-    """Every run answers one batch at least, and the last one all that is left; a copy of the target
-    goes on, but not another one with files of the same sizes."""
+    """Every run answers one record at least, and the last one all that is left; a copy of the
+    target goes on, but not another one with files of the same sizes."""
     short, answers = dataclasses.replace(config, minutes=1e-9), 0
     for _ in range(3):
         summary = run(short)
@@ -198,7 +199,7 @@ def test_a_time_limit(config, whole, target, tmp_path):
         run(config)
     weights.write_bytes(original)
     assert run(config).complete
-    assert config.out.read_bytes() == whole[0]
+    assert config.out.read_bytes() == whole
 
 
 def test_without_answers_nothing_is_held_against_a_run(config, ending):
@@ -224,7 +225,6 @@ def test_without_answers_nothing_is_held_against_a_run(config, ending):
 def test_data_repaired_where_they_were_bad(config, whole, ending):
     """A bad record ends a run with all answers before its block; repaired, the run goes on. What
     else changed is answered, what is gone left out, and nothing answered twice."""
-    whole = whole[0]
     data = config.out.with_name("data.jsonl")
     write(data, [*RECORDS[:5], {"query": "a"}])
     match = r"data\.jsonl:6: .* \(12 answers are in .*out\.jsonl, and the same command goes on\)"
@@ -236,15 +236,15 @@ def test_data_repaired_where_they_were_bad(config, whole, ending):
         run(config)
     assert config.out.read_bytes().splitlines()[2:] == whole.splitlines()[2:12]
     write(data, RECORDS)
-    calls = ending["calls"]
+    made = ending["made"]
     with pytest.warns(InputWarning, match="still holds 2 answers to records that are not in"):
         run(config)
     assert config.out.read_bytes() == whole
-    assert ending["calls"] == calls + 2
+    assert ending["made"] == made + 4
     write(data, [*RECORDS, {"text": "another"}])
     run(config)
     assert config.out.read_bytes().startswith(whole)
-    assert ending["calls"] == calls + 2
+    assert ending["made"] == made + 4
     assert not log_of(config.out).exists()
 
 
@@ -259,7 +259,7 @@ def test_a_full_disk_is_one_line(config, whole):
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert not config.out.exists()
     run(config)
-    assert config.out.read_bytes() == whole[0]
+    assert config.out.read_bytes() == whole
 
 
 @pytest.mark.parametrize(

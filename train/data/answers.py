@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +29,13 @@ class Answer(NamedTuple):
 @dataclasses.dataclass
 class Conversation:
     """One record, answered with the sampling configuration of this index; `where` and `digest` are
-    the record's. A turn is the prompt of an answer: new messages, or the tokens of a single prompt;
-    `messages` are those so far, with the answers."""
+    the record's, `copy` counts earlier records with the same content. A turn is the prompt of an
+    answer: new messages, or the tokens of a single prompt; `messages` are those so far, with the
+    answers."""
 
     where: str
     digest: int
+    copy: int
     sampling: int
     turns: Sequence[list[dict[str, Any]]] | Sequence[list[int]]
     tools: list[dict[str, Any]] | None = None
@@ -49,6 +50,12 @@ class Conversation:
             return turn
         options = {**template_kwargs, **({"tools": self.tools} if self.tools else {})}
         return tokenizer.encode_chat([*self.messages, *turn], **options)
+
+    def key(self, prompt: list[int]) -> bytes:
+        """Returns 16 bytes that identify the next answer, after this prompt: the same whatever
+        other records there are, and in which order."""
+        identity = self.digest, self.copy, self.sampling, len(self.answers), prompt
+        return hashlib.blake2b(repr(identity).encode(), digest_size=16).digest()
 
     def add_answer(self, answer: Answer, tokenizer: Tokenizer) -> None:
         """Adds the next turn's answer, in place of the record's own."""
@@ -67,15 +74,18 @@ class Conversation:
         return len(self.answers) < len(self.turns)
 
 
-def conversations(example: Example, tokenizer: Tokenizer, samplings: int) -> list[Conversation]:
-    """Returns a record's conversations, one for each sampling configuration, without answers;
-    raises UserError if there is no prompt to answer."""
+def conversations(
+    example: Example, copy: int, tokenizer: Tokenizer, samplings: int
+) -> list[Conversation]:
+    """Returns the conversations of a record, of which there were `copy` before, one for each
+    sampling configuration, without answers; raises UserError if there is no prompt to answer."""
     content = example.content
     turns = prompt_turns(content, tokenizer)
     if not turns or not all(turns):
         raise UserError(f"{example.where}: there is no prompt in it to answer")
     tools = content.tools if isinstance(content, Chat) else None
-    return [Conversation(example.where, example.digest, n, turns, tools) for n in range(samplings)]
+    where, digest = example.where, example.digest
+    return [Conversation(where, digest, copy, n, turns, tools) for n in range(samplings)]
 
 
 def prompt_turns(
@@ -122,23 +132,17 @@ def lines(conversations: Iterable[Conversation], tokenizer: Tokenizer) -> bytes:
 
 
 class AnswerLog:
-    """All answers of a run, appended to a file as they arrive, one line per batch.
-
-    An answer belongs to its prompt, so that those to records that stay are found again after others
-    were repaired. Opening the log removes an incomplete last line, left by a killed process.
-    """
+    """All answers of a run by their keys (`Conversation.key`), appended to a file as they arrive,
+    one a line; so that those to records that stay are found again after others were repaired.
+    Opening the log removes an incomplete last line, left by a killed process."""
 
     def __init__(self, path: Path):
-        # Of each prompt, where the answers are: the lines' offsets, and the places in the lines.
-        self._places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
-        self._line: tuple[int, list[list[Any]]] = (-1, [])  # the last one that was read
+        self._places: dict[bytes, int] = {}  # where the lines of the answers begin
         self._file, end = path.open("a+b"), 0
         self._file.seek(0)
         for line in self._file:
             if line.endswith(b"\n"):
-                sampling, answers = json.loads(line)
-                for place, answer in enumerate(answers):
-                    self._places[_key(answer[0], sampling)].append((end, place))
+                self._places[bytes.fromhex(json.loads(line)[0])] = end
                 end += len(line)
         self._file.truncate(end)
         self.empty = not end
@@ -151,27 +155,17 @@ class AnswerLog:
     @property
     def unused(self) -> int:
         """Recorded answers that nobody has taken."""
-        return sum(map(len, self._places.values()))
+        return len(self._places)
 
-    def take(self, prompts: Sequence[list[int]], sampling: int) -> list[Answer | None]:
-        """Returns a recorded answer to each of these prompts, each answer once; None without."""
-        answers: list[Answer | None] = []
-        for prompt in prompts:
-            if places := self._places.get(_key(prompt, sampling)):
-                offset, place = places.pop(0)
-                if self._line[0] != offset:
-                    self._file.seek(offset)
-                    self._line = offset, json.loads(self._file.readline())[1]
-                answers.append(Answer(*self._line[1][place]))
-            else:
-                answers.append(None)
-        return answers
+    def take(self, key: bytes) -> Answer | None:
+        """Returns the recorded answer with this key, once; None without."""
+        place = self._places.pop(key, None)
+        if place is None:
+            return None
+        self._file.seek(place)
+        return Answer(*json.loads(self._file.readline())[1:])
 
-    def add(self, answers: Sequence[Answer], sampling: int) -> None:
-        """Appends a batch of answers."""
-        self._file.write(json.dumps([sampling, answers]).encode() + b"\n")
+    def add(self, key: bytes, answer: Answer) -> None:
+        """Appends an answer."""
+        self._file.write(json.dumps([key.hex(), *answer]).encode() + b"\n")
         self._file.flush()
-
-
-def _key(prompt: list[int], sampling: int) -> bytes:
-    return hashlib.blake2b(repr((sampling, prompt)).encode(), digest_size=16).digest()
