@@ -152,3 +152,9 @@ def test_the_loss_with_weights_of_the_path(setting, batch):
 def test_what_does_not_go_together(options, message):
     with pytest.raises(UserError, match=message):
         DrafterShape(**options)
+
+
+def test_blocks_cannot_be_thinned(setting):
+    forward, _, _ = setting
+    with pytest.raises(UserError, match="--thin is of DART and EAGLE-3"):
+        DrafterLoss(forward, Objective(anchors=8, thin=True))

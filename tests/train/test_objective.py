@@ -95,6 +95,24 @@ def test_the_efficient_way_is_exact(batch, target, drafter, ids, anchors):
         check({"pairs": params["pairs"]}, given._replace(drafter=rest))
 
 
+@pytest.mark.parametrize("drafter", [DART, PAIRS, EAGLE3], ids=["dart", "pairs", "eagle3"])
+def test_thinned_positions_have_the_same_mean(batch, target, drafter):
+    """Losses and gradients with every anchor once at every place, against all predictions after
+    all of them."""
+    params, given = random_params(drafter, 2), frozen(target)
+    loss = loss_of(drafter, chunk=3, steps=getattr(drafter, "num_positions", 5), anchors=8)
+    thin = dataclasses.replace(loss, objective=dataclasses.replace(loss.objective, thin=True))
+    anchors = np.array([[1, 2, 4, 7, 8, 9, 10, 20], [0, 2, 3, 5, 7, 9, 15, 18]], np.int32)
+    run = jax.jit(
+        jax.value_and_grad(lambda params, anchors: thin.total(params, given, batch, anchors))
+    )
+    each = [run(params, np.roll(anchors, n, axis=1)) for n in range(8)]
+    assert len({float(value) for value, _ in each}) == 8
+    mean = jax.tree.map(lambda *parts: sum(parts) / 8, *each)
+    whole = jax.value_and_grad(lambda params: loss.total(params, given, batch, anchors))
+    assert_close(mean, jax.jit(whole)(params))
+
+
 def compared(loss, given, batch, anchors):
     """Loss and gradient of parameters, ours and literally."""
     at = every_row(batch) if anchors is None else jnp.asarray(anchors)
@@ -314,7 +332,16 @@ def test_anchors_are_drawn_among_those_that_count(batch):
 # Options
 
 
-@pytest.mark.parametrize("bad", [{"gamma": 0}, {"gamma": 1.5}, {"anchors": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"gamma": 0},
+        {"gamma": 1.5},
+        {"anchors": 0},
+        {"thin": True},
+        {"thin": True, "anchors": 8, "position_weights": "path"},
+    ],
+)
 def test_settings_out_of_range(bad):
     with pytest.raises(UserError, match=f"--{next(iter(bad))}"):
         Objective(**bad)

@@ -49,6 +49,9 @@ class PackedDart(PackedDrafter):
 
     config: DartConfig
 
+    def shortened(self, positions: int) -> DartConfig:
+        return dataclasses.replace(self.config, draft_length=positions - self.config.shifted)
+
     def score_rows(self, successive: bool) -> int:
         return 2 if successive else self.num_positions  # two where mask rows share scores
 

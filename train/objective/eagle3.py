@@ -37,6 +37,9 @@ class PackedEagle3(PackedDrafter):
 
     config: Eagle3Config
 
+    def shortened(self, positions: int) -> Eagle3Config:
+        return self.config
+
     def score_rows(self, successive: bool) -> int:
         return 1  # of a step at a time
 

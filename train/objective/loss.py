@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.models.networks.pure import Params
@@ -51,11 +52,17 @@ class Objective:
     """Position t has weight gamma ** (t - 1), with --position-weights gamma."""
     anchors: int | None = None
     """Anchors per row, drawn at random every step; by default all rows."""
+    thin: bool = False
+    """Predict a quarter of the positions after half of these anchors, half of the positions after
+    three eighths, and all after the rest. What is predicted more rarely weighs as much more, so
+    that gradients stay the same on average, for less than half of the work."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma <= 1:
             raise UserError(f"--gamma must be above 0 and at most 1, got {self.gamma:g}")
         check_least(self, anchors=1)
+        if self.thin and (self.anchors is None or self.position_weights == "path"):
+            raise UserError("--thin needs --anchors and --position-weights gamma; leave it out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +71,11 @@ class DrafterLoss:
 
     forward: PackedForward
     objective: Objective
+    rarity: tuple[float, ...] | None = None  # how much more each position weighs, if it is thinned
+
+    def __post_init__(self) -> None:
+        if self.objective.thin:
+            self.forward.shortened(1)  # raises for drafters that cannot be
 
     def __call__(
         self, params: Params, frozen: Frozen, batch: Batch, key: jax.Array
@@ -74,6 +86,8 @@ class DrafterLoss:
         anchors = None
         if self.objective.anchors is not None:
             anchors = draw_anchors(key, batch, self.objective.anchors)
+            if self.objective.thin:  # any of them may be among the first
+                anchors = jax.random.permutation(jax.random.fold_in(key, 0), anchors, axis=1)
         total = self.total(params, frozen, batch, anchors)
         return total, num_valid_anchors(batch, anchors)
 
@@ -84,7 +98,30 @@ class DrafterLoss:
         the head is differentiated if all trained parameters are in it."""
         inputs = self.forward.inputs(params, frozen, batch, anchors)
         trained = ("params",) if params.keys() <= HEAD else ("params", "real")
-        return chunked_sum(self._of_chunk, self.forward.chunks(inputs)[0], inputs, trained)
+        if anchors is None or not self.objective.thin:
+            return chunked_sum(self._of_chunk, self.forward.chunks(inputs)[0], inputs, trained)
+        total, begin = jnp.zeros((), jnp.float32), 0
+        for part, count in self._thinned(anchors.shape[1]):
+            own = inputs._replace(anchors=anchors[:, begin : begin + count])
+            total += chunked_sum(part._of_chunk, part.forward.chunks(own)[0], own, trained)
+            begin += count
+        return total
+
+    def _thinned(self, anchors: int) -> list[tuple[DrafterLoss, int]]:
+        """Divides so many anchors: the losses of those after which all positions are predicted, of
+        those with the first half of them and with the first quarter, and the number of each."""
+        d = self.forward.num_positions
+        depths, reached = (d, -(-d // 2), -(-d // 4)), (-(-anchors // 8), -(-anchors // 2), anchors)
+        rarity = tuple(
+            anchors / max(n for depth, n in zip(depths, reached, strict=True) if t < depth)
+            for t in range(d)
+        )
+        counts = np.diff([0, *reached]).tolist()
+        return [
+            (dataclasses.replace(self, forward=self.forward.shortened(depth), rarity=rarity), count)
+            for depth, count in zip(depths, counts, strict=True)
+            if count
+        ]
 
     def _of_chunk(self, inputs: DraftInputs, i: jax.Array) -> jax.Array:
         """The losses of a chunk of anchors at all positions."""
@@ -102,6 +139,8 @@ class DrafterLoss:
             losses = 0.1 * losses + 0.9 * predictions.mass * (1 - accepted)
         if chunk.weights is None:
             losses *= jnp.float32(self.objective.gamma) ** i.astype(jnp.float32)
+            if self.rarity is not None:
+                losses *= jnp.take(jnp.asarray(self.rarity, jnp.float32), i)
         else:
             losses *= jnp.take(chunk.weights, i, axis=-1)
         if predictions.confidence is not None:

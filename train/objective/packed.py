@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dart_jax.errors import UserError
 from dart_jax.models.attention.segments import Segment, scores, weighted_values, windowed
 from dart_jax.models.networks.pure import Params
 from train.data.batch import TeacherOutputs
@@ -61,6 +62,11 @@ class PackedDrafter(abc.ABC):
 
     config: Any
     num_positions: int
+
+    def shortened(self, positions: int) -> Any:
+        """Returns the config of the same drafter with fewer positions, which predicts at these as
+        before: no position sees later ones. Raises UserError if they do."""
+        raise UserError(f"--thin is of DART and EAGLE-3, not of {type(self.config).__name__}")
 
     @abc.abstractmethod
     def score_rows(self, successive: bool) -> int:

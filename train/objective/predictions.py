@@ -145,6 +145,11 @@ class PackedForward:
         """The drafted positions, int32 [d], from 1."""
         return jnp.arange(1, self.num_positions + 1, dtype=jnp.int32)
 
+    def shortened(self, positions: int) -> PackedForward:
+        """Returns the same with fewer positions; see `PackedDrafter.shortened`."""
+        config = self.method.shortened(positions)
+        return dataclasses.replace(self, drafter=config, num_positions=positions)
+
     def inputs(
         self, params: Params, frozen: Frozen, batch: Batch, anchors: jax.Array | None
     ) -> DraftInputs:

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dart_jax.models.kernels.matmul import matmul
+
 Path = tuple[str | int, ...]
 _LARGEST = 127  # magnitude of a value
 # Layers that stay as they are: they are small, and choose experts.
@@ -93,13 +95,14 @@ def changed(
 
 def times(x: jax.Array, kernel: Kernel) -> jax.Array:
     """[..., in] @ [in, out] -> [..., out], of x's dtype."""
-    return sums(x, kernel).astype(x.dtype) if isinstance(kernel, Int8) else x @ kernel
+    if isinstance(kernel, Int8):
+        return sums(x, kernel).astype(x.dtype)
+    return matmul(x, kernel, x.dtype)
 
 
 def sums(x: jax.Array, kernel: Kernel) -> jax.Array:
     """As `times`, but float32: the sums before they are rounded."""
-    weights = kernel.values.astype(x.dtype) if isinstance(kernel, Int8) else kernel
-    y = jnp.einsum("...d,dv->...v", x, weights, preferred_element_type=jnp.float32)
-    if isinstance(kernel, Int8):
-        y = y * kernel.scale.reshape((1,) * (y.ndim - 1) + kernel.scale.shape)
-    return y
+    if not isinstance(kernel, Int8):
+        return matmul(x, kernel, jnp.float32)
+    y = matmul(x, kernel.values.astype(x.dtype), jnp.float32)
+    return y * kernel.scale.reshape((1,) * (y.ndim - 1) + kernel.scale.shape)

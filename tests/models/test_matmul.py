@@ -1,0 +1,34 @@
+"""Products of training: gradients in the dtype of their factors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dart_jax.models.kernels.matmul import matmul
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("out", [jnp.float32, None], ids=["sums", "rounded"])
+@pytest.mark.parametrize("rows", [(1,), (2, 5)])
+def test_gradients_are_those_of_the_rounded_factors(dtype, out, rows):
+    """With any number of rows; sums are float32, and each result is rounded once."""
+    rng = np.random.default_rng(0)
+    x, kernel, weight = (
+        jnp.asarray(rng.normal(size=shape), dtype) for shape in ((*rows, 7), (7, 9), (*rows, 9))
+    )
+
+    def loss(product, x, kernel):
+        return jnp.sum(product(x, kernel).astype(jnp.float32) * weight.astype(jnp.float32))
+
+    ours = jax.jit(
+        jax.grad(lambda x, kernel: loss(lambda a, b: matmul(a, b, out or dtype), x, kernel), (0, 1))
+    )(x, kernel)
+    exact = jax.grad(lambda x, kernel: loss(jnp.matmul, x, kernel), (0, 1))(
+        *(each.astype(jnp.float32) for each in (x, kernel))
+    )
+    for our, expected in zip(ours, exact, strict=True):
+        assert our.dtype == dtype
+        np.testing.assert_array_equal(our, expected.astype(dtype)) if dtype != jnp.float32 else (
+            np.testing.assert_allclose(our, expected, rtol=1e-5, atol=1e-5)
+        )
