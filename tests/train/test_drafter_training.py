@@ -297,10 +297,9 @@ def test_devices_that_share_the_target(
     for our, their in zip(ours, theirs, strict=True):
         for name in our.keys() - {"seconds", "tokens_per_second"}:
             assert our[name] == pytest.approx(their[name], rel=near), name
-    # They know the target by the same name, so that a run can go on and a cache serve elsewhere.
-    names = [{path.name for path in tmp_path.glob(f"{run}/features/*")} for run in ("many", "one")]
-    assert names[0] == names[1]
-    assert len(names[0]) == ("cached" in options)
+    # One CPU computes cached outputs as it decodes; these are others, by name.
+    names = [path.name for path in tmp_path.glob("*/features/*")]
+    assert len({*names}) == len(names) == 2 * ("cached" in options)
 
 
 @pytest.mark.long

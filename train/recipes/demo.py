@@ -29,6 +29,7 @@ from dart_jax.ngram import NgramModel, tokenizer_fingerprint
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import load_eos, load_target, save_target
+from train.drafter import half
 from train.recipes.language_model import (
     END_OF_TEXT,
     TokenWindows,
@@ -37,7 +38,7 @@ from train.recipes.language_model import (
     package_files,
     train_tokenizer,
 )
-from train.recipes.stages import WINDOW, begin, half, package, train_recipe
+from train.recipes.stages import WINDOW, begin, package, train_recipe
 from train.regenerate import RegenerateConfig, unfinished
 from train.regenerate import run as regenerate
 from train.run.config import TrainerConfig

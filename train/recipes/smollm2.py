@@ -24,6 +24,7 @@ from pathlib import Path
 
 import jax
 
+from dart_jax import _core
 from dart_jax.data.records import Skipped, find_files
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically, writing
@@ -46,13 +47,14 @@ _PARTS = {"answers": 0.3, "dart": 0.2, "pairs": 0.1, "dspark": 0.2, "eagle3": 0.
 _TIMES = "answers.json"  # minutes that answering has taken, and whether it is done
 _LEAST = 0.05  # minutes of answers when an interrupted run goes on
 
-# A CPU computes few rows at a time, keeps the target's outputs, which take most of its time, and
-# draws anchors among the rows that have answers after them; DSpark learns faster from many small
-# steps.
-_ANSWERS = {"cpu": (32, 224), "other": (256, 320)}  # answers at once, tokens of each
+# A CPU keeps the target's outputs, which take much of its time, draws anchors among the rows that
+# have answers after them, predicts late positions after few of them, and multiplies bfloat16 where
+# it can; DSpark learns faster from many small steps.
+_ANSWERS = {"cpu": (16, 224), "other": (256, 320)}  # answers at once, tokens of each
+_DTYPE = "bfloat16" if "BF16" in _core.instructions else "float32"
 _STEPS = {
-    "cpu": "--teacher cached --context 512 --batch-size 8 --anchors 64 --held-out 0.02 "
-    "--save-every 50 --eval-every 100",
+    "cpu": "--teacher cached --context 512 --batch-size 16 --anchors 128 --thin "
+    f"--dtype {_DTYPE} --held-out 0.02 --save-every 50 --eval-every 100",
     "other": "--teacher online --context 1024 --batch-size 16 --chunk 256 --dtype bfloat16 "
     "--held-out 0.02",
 }
@@ -120,7 +122,7 @@ def run(config: SmolLM2Config) -> None:
                 *_STEPS[device].split(),
             ]
             if name == "dspark" and device == "cpu":
-                options += ["--anchors", 24]
+                options += ["--batch-size", 8, "--anchors", 24, "--no-thin"]
             if parent is None:
                 options += ["--draft-vocab", config.draft_vocab]
             else:

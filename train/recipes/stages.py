@@ -6,11 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from dart_jax.files import check_writable
-from dart_jax.models.networks.pure import Params
 from dart_jax.weights.checkpoint import load_drafter, save_drafter
 from train.drafter import DrafterTraining, train
 from train.run import config_file, work_directory
@@ -40,13 +36,8 @@ def train_recipe(name: str, options: Iterable[object]) -> Path:
     return train(config_file.parse(DrafterTraining, args, None))
 
 
-def half(params: Params) -> Params:
-    """Returns the parameters in bfloat16, in which models are packaged."""
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-
-
 def package(trained: Path, directory: Path, window: int | None = None) -> None:
-    """Writes a trained drafter in bfloat16, with a window if there is one (`with_window`)."""
+    """Writes a trained drafter, with a window if there is one (`with_window`)."""
     drafter, params, ids = load_drafter(trained)
     drafter = drafter if window is None else drafter.with_window(window)
-    save_drafter(directory, drafter, half(params), ids)
+    save_drafter(directory, drafter, params, ids)
