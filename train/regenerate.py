@@ -286,20 +286,22 @@ class _Regeneration:
         engine, waiting = self._engine, deque(self._block)
         running: dict[Sequence, tuple[Conversation, list[int], list[Output]]] = {}
         while waiting or running:
-            late = self._late
-            while waiting and not late and len(running) < self._config.batch_size:
+            while waiting and len(running) < self._config.batch_size:
                 conversation = waiting.popleft()
                 if not conversation.pending or (prompt := self._prompt(conversation)) is None:
                     continue
                 key = conversation.key(prompt)
-                if (answer := self._log.take(key)) is None:
-                    sequence = engine.add(self._request(conversation, prompt, key))
-                    running[sequence] = conversation, prompt, []
-                else:
+                if (answer := self._log.take(key)) is not None:
                     conversation.add_answer(answer, self._tokenizer)
                     waiting.appendleft(conversation)  # for its next turn
-            if late and not running:
-                raise _OutOfTimeError
+                elif self._late:
+                    if not running:
+                        raise _OutOfTimeError
+                    waiting.appendleft(conversation)
+                    break
+                else:
+                    sequence = engine.add(self._request(conversation, prompt, key))
+                    running[sequence] = conversation, prompt, []
             for sequence, output in engine.step() if running else ():
                 conversation, prompt, outputs = running[sequence]
                 if output.error is not None:
