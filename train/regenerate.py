@@ -273,7 +273,7 @@ class _Regeneration:
                     pace = self._new_tokens / (time.monotonic() - began)
                     progress.update(
                         bar,
-                        completed=start + (end - start) * answered / max(turns, 1),
+                        completed=start + (end - start) * answered / turns,
                         note=f"{self._summary.answers + answered:,} answers, {pace:,.0f} tokens/s",
                     )
                 self._write()
@@ -284,7 +284,7 @@ class _Regeneration:
         """Answers all turns of a block of conversations; yields now and then. Raises
         _OutOfTimeError after --minutes, unless nothing was answered."""
         engine, waiting = self._engine, deque(self._block)
-        running: dict[Sequence, tuple[Conversation, list[int], list[Output]]] = {}
+        running: dict[Sequence, tuple[Conversation, bytes, list[Output]]] = {}
         while waiting or running:
             while waiting and len(running) < self._config.batch_size:
                 conversation = waiting.popleft()
@@ -301,15 +301,15 @@ class _Regeneration:
                     break
                 else:
                     sequence = engine.add(self._request(conversation, prompt, key))
-                    running[sequence] = conversation, prompt, []
+                    running[sequence] = conversation, key, []
             for sequence, output in engine.step() if running else ():
-                conversation, prompt, outputs = running[sequence]
+                conversation, key, outputs = running[sequence]
                 if output.error is not None:
                     raise output.error
                 outputs.append(output)
                 if output.last:
                     del running[sequence]
-                    self._add_answer(conversation, prompt, Output.joined(outputs))
+                    self._add_answer(conversation, key, sequence.request, Output.joined(outputs))
                     waiting.appendleft(conversation)
             yield
 
@@ -330,22 +330,25 @@ class _Regeneration:
             stop_ids=self._stop_ids,
         )
 
-    def _add_answer(self, conversation: Conversation, prompt: list[int], made: Output) -> None:
+    def _add_answer(
+        self, conversation: Conversation, key: bytes, request: Request, made: Output
+    ) -> None:
         """Records a new answer."""
-        answer = Answer(prompt, made.tokens.tolist(), made.finish or "length")
-        self._log.add(conversation.key(prompt), answer)
+        prompt, tokens = request.tokens.tolist(), made.tokens.tolist()
+        answer = Answer(prompt, tokens, made.finish or "length")
+        self._log.add(key, answer)
         self._new_tokens += len(answer.tokens)
         conversation.add_answer(answer, self._tokenizer)
 
     def _prompt(self, conversation: Conversation) -> list[int] | None:
         """Returns the prompt of the next turn; ends the conversation, and tells why, if the chat
         template rejects it or it leaves no room for an answer."""
-        tokenizer, last, report = self._tokenizer, self._vocab_size - 1, self._bad
-        longest = self._engine.max_length
+        tokenizer, report = self._tokenizer, self._bad
+        longest, vocab_size = self._engine.max_length, self._vocab_size
         try:
             prompt = conversation.prompt(tokenizer, self._template_kwargs)
-            if (outside := tokenizer.outside(prompt, last + 1)) is not None:
-                must = f"the prompt's tokens must be in 0..{last}, one is {outside}"
+            if (outside := tokenizer.outside(prompt, vocab_size)) is not None:
+                must = f"the prompt's tokens must be in 0..{vocab_size - 1}, one is {outside}"
                 raise UserError(must)
             if len(prompt) < longest:
                 return prompt

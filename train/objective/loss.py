@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dart_jax.errors import UserError
 from dart_jax.models.networks.pure import Params
@@ -98,29 +97,30 @@ class DrafterLoss:
         the head is differentiated if all trained parameters are in it."""
         inputs = self.forward.inputs(params, frozen, batch, anchors)
         trained = ("params",) if params.keys() <= HEAD else ("params", "real")
-        if anchors is None or not self.objective.thin:
-            return chunked_sum(self._of_chunk, self.forward.chunks(inputs)[0], inputs, trained)
-        total, begin = jnp.zeros((), jnp.float32), 0
-        for part, count in self._thinned(anchors.shape[1]):
-            own = inputs._replace(anchors=anchors[:, begin : begin + count])
+        total = jnp.zeros((), jnp.float32)
+        for part, own in self._parts(inputs):
             total += chunked_sum(part._of_chunk, part.forward.chunks(own)[0], own, trained)
-            begin += count
         return total
 
-    def _thinned(self, anchors: int) -> list[tuple[DrafterLoss, int]]:
-        """Divides so many anchors: the losses of those after which all positions are predicted, of
-        those with the first half of them and with the first quarter, and the number of each."""
-        d = self.forward.num_positions
-        depths, reached = (d, -(-d // 2), -(-d // 4)), (-(-anchors // 8), -(-anchors // 2), anchors)
+    def _parts(self, inputs: DraftInputs) -> list[tuple[DrafterLoss, DraftInputs]]:
+        """Returns the losses that add up to the whole, and what each is of. Thinned, they are of
+        anchors after which all positions are predicted, the first half of them, and the first
+        quarter; otherwise there is one."""
+        if inputs.anchors is None or not self.objective.thin:
+            return [(self, inputs)]
+        d, count = self.forward.num_positions, inputs.anchors.shape[1]
+        depths, ends = (d, -(-d // 2), -(-d // 4)), (-(-count // 8), -(-count // 2), count)
         rarity = tuple(
-            anchors / max(n for depth, n in zip(depths, reached, strict=True) if t < depth)
+            count / max(end for depth, end in zip(depths, ends, strict=True) if t < depth)
             for t in range(d)
         )
-        counts = np.diff([0, *reached]).tolist()
         return [
-            (dataclasses.replace(self, forward=self.forward.shortened(depth), rarity=rarity), count)
-            for depth, count in zip(depths, counts, strict=True)
-            if count
+            (
+                dataclasses.replace(self, forward=self.forward.shortened(depth), rarity=rarity),
+                inputs._replace(anchors=inputs.anchors[:, begin:end]),
+            )
+            for depth, begin, end in zip(depths, (0, *ends[:-1]), ends, strict=True)
+            if begin < end
         ]
 
     def _of_chunk(self, inputs: DraftInputs, i: jax.Array) -> jax.Array:
