@@ -22,6 +22,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers.dense import Params
+from dart_jax.models.networks.pure import dtype_of
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, untie
 from dart_jax.models.sharding.placement import replicate
@@ -142,16 +143,17 @@ def parts_in_words(
 ) -> dict[str, str]:
     """Describes a model's parts."""
     leaves, norm = jax.tree.leaves(params), params["target"]["norm"]["scale"]
+    dtype = dtype_of(params["target"])
     devices = sorted(norm.devices(), key=lambda device: device.id)
     drafting = drafter_title(drafter, text=text_drafts)
     if "drafter" in params:
         drafting += f", {_parameter_count(params['drafter'])} parameters"
-    kv = np.dtype(execution.target.cache_dtype(norm.dtype))
+    kv = np.dtype(execution.target.cache_dtype(dtype))
     return {
         "target": f"{target.model_type}, {_parameter_count(params['target'])} parameters",
         "drafter": drafting,
         "n-gram model": "none" if ngram is None else repr(ngram),
-        "dtype": f"{norm.dtype}; keys and values {kv}",
+        "dtype": f"{dtype}; keys and values {kv}",
         "device": f"{devices[0].device_kind} {', '.join(str(each.id) for each in devices)}",
         "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
     }

@@ -43,7 +43,7 @@ class MemoryConfig:
         "llama-3-8b", "llama-3-70b",
     )  # fmt: skip
     """Names of published shapes; case does not matter."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """dtype of weights and caches. On a CPU, the weights of products that bfloat16 holds exactly
     take 2 bytes each also in float32."""
     weights: Literal["stored", "int8"] = "stored"

@@ -67,7 +67,7 @@ class RegenerateConfig:
     """Directory or hub repository of a drafter that speeds it up."""
     ngram: str | None = None
     """N-gram file for the tree search; without a drafter the n-gram model drafts by itself."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     mesh: str | None = None
     """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share

@@ -43,7 +43,7 @@ class ModelChoice:
     """Search with the drafter only, without the n-gram model of --model."""
     no_text_drafts: bool = False
     """Do not draft what followed earlier in the text."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     weights: WeightsDtype = "stored"
     """Storage of the weights of linear layers: as in the files, where a CPU computes a GGUF file's

@@ -28,6 +28,7 @@ from dart_jax.models.draft_layer_config import REFERENCE
 from dart_jax.models.drafter_config import AnyDrafterConfig, drafter_config
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.networks.pure import Params
+from dart_jax.models.platform.execution import best_dtype
 from dart_jax.models.platform.weights import WeightsForm
 from dart_jax.models.sharding.placement import DEFAULT, ModelPlacement, Placement
 from dart_jax.models.sharding.rules import with_kv_heads
@@ -74,7 +75,7 @@ def load_target(
 
     Args:
       directory: the checkpoint.
-      dtype: float32 or bfloat16; weights are converted to it.
+      dtype: float32, bfloat16 or float16; weights are converted to it.
       form: what is prepared while loading: before tiles, kernels and embeddings that are stored in
         bfloat16 stay so, and those that a GGUF file has in blocks become tiles of these; matrices
         are rounded to 8 bits.
@@ -140,7 +141,7 @@ def load_drafter(
 
     Args:
       directory: the checkpoint.
-      dtype: float32 or bfloat16; weights are converted to it.
+      dtype: float32, bfloat16 or float16; weights are converted to it.
       embedding: [V, D], the target's embedding. An embedding in the file becomes one of the
         parameters unless it equals this one, up to rounding to the file's dtype. Draft ids from V
         on are left out.
@@ -226,16 +227,16 @@ def save_drafter(
 def resolve_dtype(dtype: DTypeLike) -> np.dtype:
     """Resolves the requested dtype of weights; raises UserError if weights cannot have it.
 
-    "auto" is float32 on CPU, which has no fast path for bfloat16, otherwise bfloat16.
+    "auto" is float32 on CPU, float16 on GPUs that do not multiply bfloat16, otherwise bfloat16.
     """
     if dtype == "auto":
-        dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+        dtype = best_dtype()
     try:
         resolved = jnp.dtype(dtype)
     except TypeError:
         resolved = None
-    if resolved not in (np.float32, ml_dtypes.bfloat16):
-        raise UserError(f"weights can be float32 or bfloat16, not {dtype!r}")
+    if resolved not in (np.float32, np.float16, ml_dtypes.bfloat16):
+        raise UserError(f"weights can be float32, float16 or bfloat16, not {dtype!r}")
     return resolved
 
 

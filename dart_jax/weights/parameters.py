@@ -54,7 +54,7 @@ def load_params(
     Args:
       files: the tensors; each must belong to the model.
       config: the model's config.
-      dtype: of the parameters, float32 or bfloat16.
+      dtype: of the parameters, float32, bfloat16 or float16.
       form: as for `checkpoint.load_target`.
       place: puts each parameter onto the devices, by parts; in every process alike.
 
@@ -62,10 +62,10 @@ def load_params(
       UserError: tensors are missing, unexpected or misshapen, or hold NaN or infinite weights; one
         message names them.
     """
-    entries, abstract = layout(config, files.tensors), abstract_params(config)
+    entries, abstract = layout(config, files.tensors), abstract_params(config, dtype=dtype)
     _check(files, entries)
     shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
-    dtypes = dict.fromkeys(shapes, dtype)
+    dtypes = {path: leaf.dtype for path, leaf in leaves(abstract)}
     if form.tiles:
         dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)

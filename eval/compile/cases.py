@@ -50,7 +50,7 @@ class Case:
     batch: int
     context: int
     prompt: int = 1024
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     level: Level = "greedy"
     layers: int | None = None
     execution: Execution = Execution()

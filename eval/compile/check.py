@@ -51,7 +51,7 @@ def violations(result: Result, kernels_a_layer: float = float("inf")) -> Iterato
 def _without_kernel(result: Result) -> list[int]:
     """Returns the layers without a Pallas kernel, where the device has one for their attention."""
     case = result.case
-    kernel = case.execution.attention in ("triton", "mosaic") and case.dtype == "bfloat16"
+    kernel = case.execution.attention in ("triton", "mosaic") and case.dtype != "float32"
     if not kernel or result.program in ("prefill", "search"):
         return []
     if case.execution.attention == "mosaic" and case.config.target.head_dim < _NARROW:

@@ -9,6 +9,9 @@ from typing import Literal
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
 
+Device = Literal[
+    *("t4", "l4", "a100", "rtx-3090", "rtx-4090", "rtx-5090", "h100", "h200", "b200", "v5e", "v6e")
+]
 Method = Literal["plain", "text", "dart", "eagle3", "dflash", "dspark"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
 # All of sampling on which programs depend.
@@ -19,7 +22,7 @@ Level = Literal["greedy", "filtered", "full"]
 class CompileConfig:
     """Programs to compile, and the device."""
 
-    device: Literal["h200", "b200", "v5e", "v6e"] = "h200"
+    device: Device = "h200"
     """GPUs need the extra aot, TPUs the extra tpu (in an environment without CUDA's)."""
     shape: tuple[str, ...] = ("qwen3-8b",)
     """Shapes of models: demo, qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b, -30b-a3b,
@@ -36,7 +39,8 @@ class CompileConfig:
     context: tuple[int, ...] = (2048,)
     """Cached tokens of each sequence."""
     weights: tuple[Literal["stored", "int8"], ...] = ("stored",)
-    """Storage of the weights of linear layers and experts: in bfloat16, or in 8 bits."""
+    """Storage of the weights of linear layers and experts: in bfloat16 (on a T4 float16), or in 8
+    bits."""
     sampling: Level = "greedy"
     """Sampling of tokens: greedy; filtered, by temperature, top-k, top-p and min-p; or full, also
     with a bias of logits and the penalties for which a server's requests may ask."""

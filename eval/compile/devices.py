@@ -11,7 +11,7 @@ import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -20,20 +20,19 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
 
-# XLA's description of a GPU, a text proto. NVIDIA's limits per block and per multiprocessor are the
-# same since Hopper.
+# XLA's description of a GPU, a text proto.
 _GPU = """gpu_device_info {{
-  cuda_compute_capability {{ major: {major} minor: 0 feature_extension: ACCELERATED_FEATURES }}
+  cuda_compute_capability {{ major: {major} minor: {minor}{features} }}
   core_count: {cores}
   clock_rate_ghz: {clock}
   l2_cache_size: {cache}
   memory_bandwidth: {bandwidth}
   device_memory_size: {memory}
   name: "{title}"
-  fpus_per_core: 128
+  fpus_per_core: {units}
   threads_per_warp: 32
   threads_per_block_limit: 1024
-  threads_per_core_limit: 2048
+  threads_per_core_limit: {threads}
   thread_dim_limit_x: 1024
   thread_dim_limit_y: 1024
   thread_dim_limit_z: 64
@@ -43,8 +42,8 @@ _GPU = """gpu_device_info {{
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
   shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472
+  shared_memory_per_block_optin: {of_block}
+  shared_memory_per_core: {shared}
   runtime_version: "13.0.0"
   driver_version: "13.0.0"
   dnn_version: "9.10.0"
@@ -58,16 +57,78 @@ _SLICES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 
 
 @dataclasses.dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU, by its data sheet and its compute capability's limits.
+
+    Attributes:
+      capability: compute capability.
+      cores: multiprocessors.
+      clock: in GHz, boosted.
+      cache: bytes of L2 cache.
+      bandwidth: bytes of memory read in a second.
+      memory: bytes.
+      rate: operations of dense products of 16 bits in a second, two per multiply-add, with sums in
+        float32.
+    """
+
+    capability: float
+    cores: int
+    clock: float
+    cache: int
+    bandwidth: int
+    memory: int
+    rate: float
+
+    def described(self, title: str) -> str:
+        """Returns XLA's description."""
+        limits = _LIMITS[self.capability]
+        major, minor = divmod(round(10 * self.capability), 10)
+        # What these generations alone have is not in every later one.
+        features = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
+        return _GPU.format(
+            title=title, major=major, minor=minor, features=features, of_block=limits.of_block,
+            shared=limits.of_block + 1024 * (self.capability >= 8), units=limits.units,
+            threads=limits.threads, **dataclasses.asdict(self),
+        )  # fmt: skip
+
+
+class _Limits(NamedTuple):
+    """Limits of a compute capability: bytes of shared memory of a block, threads that a
+    multiprocessor holds, and its float32 units."""
+
+    of_block: int
+    threads: int
+    units: int
+
+
+_LIMITS = {
+    7.5: _Limits(64 * 2**10, 1024, 64),
+    8.0: _Limits(163 * 2**10, 2048, 64),
+    8.6: _Limits(99 * 2**10, 1536, 128),
+    8.9: _Limits(99 * 2**10, 1536, 128),
+    9.0: _Limits(227 * 2**10, 2048, 128),
+    10.0: _Limits(227 * 2**10, 2048, 128),
+    12.0: _Limits(99 * 2**10, 1536, 128),
+}
+
+
+@dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """A kind of device: the vendor's name, and XLA's description if it is a GPU."""
+    """A kind of device: the vendor's name, and what a GPU is like."""
 
     title: str
-    gpu: str = ""
+    gpu: Gpu | None = None
+
+    @property
+    def dtype(self) -> Literal["bfloat16", "float16"]:
+        """The dtype of weights that it multiplies best."""
+        return "float16" if self.gpu and self.gpu.capability < 8 else "bfloat16"
 
     @property
     def execution(self) -> Execution:
         """The way models are computed on it."""
-        return Execution.of_gpu(9) if self.gpu else Execution.of_tpu()
+        best = Execution.of_gpu(self.gpu.capability) if self.gpu else Execution.of_tpu()
+        return best.in_dtype(self.dtype)
 
     def topology(self, count: int) -> tuple[int, ...]:
         """The layout of the fewest devices that are at least so many, linked directly; raises
@@ -83,18 +144,31 @@ class Accelerator:
         )
 
 
-def _gpu(
-    title: str, major: int, cores: int, clock: float, cache: int, bandwidth: int, memory: int
-) -> Accelerator:
-    """Describes an NVIDIA GPU: major compute capability, multiprocessors, GHz, bytes of L2 cache,
-    bytes per second and bytes of memory."""
-    figures = {"cores": cores, "clock": clock, "cache": cache, "bandwidth": bandwidth}
-    return Accelerator(title, _GPU.format(title=title, major=major, memory=memory, **figures))
-
-
+_MB, _GB = 2**20, 10**9
 ACCELERATORS = {
-    "h200": _gpu("NVIDIA H200 SXM", 9, 132, 1.98, 50 * 2**20, 4_800 * 10**9, 141 * 10**9),
-    "b200": _gpu("NVIDIA B200", 10, 148, 1.97, 126 * 2**20, 8_000 * 10**9, 180 * 10**9),
+    "t4": Accelerator("Tesla T4", Gpu(7.5, 40, 1.59, 4 * _MB, 320 * _GB, 16 * _GB, 65e12)),
+    "l4": Accelerator("NVIDIA L4", Gpu(8.9, 58, 2.04, 48 * _MB, 300 * _GB, 24 * _GB, 121e12)),
+    "a100": Accelerator(
+        "NVIDIA A100-SXM4-40GB", Gpu(8.0, 108, 1.41, 40 * _MB, 1_555 * _GB, 40 * _GB, 312e12)
+    ),
+    "rtx-3090": Accelerator(
+        "NVIDIA GeForce RTX 3090", Gpu(8.6, 82, 1.70, 6 * _MB, 936 * _GB, 24 * _GB, 71e12)
+    ),
+    "rtx-4090": Accelerator(
+        "NVIDIA GeForce RTX 4090", Gpu(8.9, 128, 2.52, 72 * _MB, 1_008 * _GB, 24 * _GB, 165e12)
+    ),
+    "rtx-5090": Accelerator(
+        "NVIDIA GeForce RTX 5090", Gpu(12.0, 170, 2.41, 96 * _MB, 1_792 * _GB, 32 * _GB, 210e12)
+    ),
+    "h100": Accelerator(
+        "NVIDIA H100 SXM", Gpu(9.0, 132, 1.98, 50 * _MB, 3_350 * _GB, 80 * _GB, 989e12)
+    ),
+    "h200": Accelerator(
+        "NVIDIA H200 SXM", Gpu(9.0, 132, 1.98, 50 * _MB, 4_800 * _GB, 141 * _GB, 989e12)
+    ),
+    "b200": Accelerator(
+        "NVIDIA B200", Gpu(10.0, 148, 1.97, 126 * _MB, 8_000 * _GB, 180 * _GB, 2250e12)
+    ),
     "v5e": Accelerator("TPU v5e"),
     "v6e": Accelerator("TPU v6e"),
 }
@@ -106,8 +180,10 @@ def compile_only(name: str, count: int = 1) -> list[Any]:
     installed, or there are not so many."""
     accelerator = ACCELERATORS[name]
     layout, extra = "x".join(map(str, accelerator.topology(count))), "aot"
-    options: dict[str, Any] = {"target_config": accelerator.gpu, "topology": layout}
-    if not accelerator.gpu:
+    options: dict[str, Any] = {"topology": layout}
+    if accelerator.gpu:
+        options["target_config"] = accelerator.gpu.described(accelerator.title)
+    else:
         # There is no metadata server to ask, and since no device is used, processes need not take
         # turns.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

@@ -49,6 +49,7 @@ def programs(config: CompileConfig) -> list[tuple[Case, Program]]:
             0 if method == "plain" else nodes,
             batch,
             context,
+            dtype=ACCELERATORS[config.device].dtype,
             level=config.sampling,
             layers=config.layers,
             execution=stored[weights],

@@ -26,7 +26,7 @@ class LatencyConfig:
     """Sequences decoded together."""
     repeats: int = 5
     """Measurements of everything."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
     json: Path | None = None
     """Write all measurements to this file."""

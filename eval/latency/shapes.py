@@ -154,8 +154,7 @@ def cache_row(config: AnyDrafter, dtype: Any) -> int:
 def stored_shapes(config: AnyDrafter, dtype: Any, *, int8: bool, fused: bool = False) -> Any:
     """Returns the shapes of a model's parameters: with `int8`, linear layers and experts are in 8
     bits; with `fused`, the projections of one input are one."""
-    shapes = abstract_params(config, fused)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)), shapes)
+    shapes = abstract_params(config, fused, jnp.dtype(dtype))
     return jax.eval_shape(round_params, shapes) if int8 else shapes
 
 

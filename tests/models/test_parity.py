@@ -1,5 +1,7 @@
 """Parity with transformers: random models of every architecture, both ways; logits filters."""
 
+import copy
+import re
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.attention.compaction import extend
 from dart_jax.models.cache import init_cache
+from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.networks.pure import bind
 from dart_jax.weights.checkpoint import load_target, save_target
 
@@ -74,16 +77,18 @@ def expected(theirs, tokens):
 @pytest.fixture(scope="module")
 def prefilled(ours, tokens):
     """Our forward over all tokens at once: logits, features, and keys and values."""
-    config, params = ours
+    return prefill(*ours, tokens)
 
+
+def prefill(config, params, tokens, options=LayerOptions()):
     @jax.jit
-    def prefill(params, tokens):
-        target = bind(config, params)
+    def run(params, tokens):
+        target = bind(config, params, options)
         at = jnp.broadcast_to(jnp.arange(LENGTH, dtype=jnp.int32)[None], tokens.shape)
         out = target(tokens, at, jnp.tril(jnp.ones((1, LENGTH, LENGTH), bool)))
         return target.logits(out.hidden), out.features, out.rows
 
-    return prefill(params, tokens)
+    return run(params, tokens)
 
 
 def close(ours, theirs):
@@ -96,6 +101,43 @@ def test_logits_and_features_of_a_prefill(expected, ours, prefilled):
     close(logits, expected.logits.numpy())
     entering = [expected.hidden_states[layer] for layer in ours[0].feature_layers]
     close(features, torch.cat(entering, -1).numpy())
+
+
+def enlarge(model):
+    """Scales weights until the residual stream exceeds what float16 can hold."""
+    names = dict(model.named_parameters())
+    only_after = not any("input_layernorm" in name for name in names)
+    with torch.no_grad():
+        for name, weight in names.items():
+            if re.search(r"down_proj|\.w2\.", name):
+                weight.mul_(4e4 / weight.abs().max())
+            if "post_feedforward_layernorm" in name:
+                weight.fill_(4e4)
+            # Without norms before them, products read the residual stream itself.
+            if only_after and re.search("(gate|up|v)_proj", name):
+                weight.mul_(1e-3)
+
+
+@pytest.mark.long(keep=4)
+@pytest.mark.parametrize("large", [False, True], ids=["", "large"])
+def test_float16_is_close_to_float32(theirs, tokens, tmp_path, large):
+    """Products are rounded to 11 bits; a residual stream beyond 65,504 does no harm."""
+    theirs = copy.deepcopy(theirs)
+    if large:
+        enlarge(theirs)
+    theirs.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(tokens).long(), output_hidden_states=True)
+    assert (max(x.abs().max() for x in expected.hidden_states) > 65_504) == large
+    config, params = load_target(tmp_path, "float16")
+    assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float16", "float32"}
+    logits, features, rows = prefill(config, params, tokens, LayerOptions(kv="float16"))
+    assert features.dtype == jnp.float32
+    assert {x.dtype.name for x in jax.tree.leaves(rows)} == {"float16"}
+    want = expected.logits.numpy()
+    # The median: in mixtures a few rows may take other experts.
+    error = np.sqrt(np.median(np.mean((logits - want) ** 2, axis=-1)))
+    assert error < 2**-7 * want.std()
 
 
 @pytest.mark.long(keep=2)

@@ -11,6 +11,7 @@ from dart_jax.models.attention import mosaic, native, triton
 from dart_jax.models.attention.segments import PLAIN, Prefix, Scoring, Segment, attend_dense
 from dart_jax.models.cpu import zeros_if_unused
 from dart_jax.models.kernels.choices import AttentionKernel
+from dart_jax.models.kernels.matmul import narrowed
 
 
 def attend(
@@ -30,8 +31,9 @@ def attend(
         for (see their `fits`), are always computed in plain JAX.
 
     Returns:
-      [B, T, H * h] in the queries' dtype.
+      [B, T, H * h] in the queries' dtype, or float16 as keys and values.
     """
+    segments = [segment._replace(q=narrowed(segment.q, segment.k.dtype)) for segment in segments]
     dense = [segment._replace(v=zeros_if_unused(segment.v)) for segment in segments]
     if prefix is None:
         return attend_dense(dense, scoring)

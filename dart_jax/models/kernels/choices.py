@@ -18,7 +18,7 @@ ExpertsKernel = Literal["jax", "triton", "interpret"]
 
 # dtype of cached keys and values; auto: the activations' dtype; for loaded models see
 # `Execution.beside`.
-CacheDtype = Literal["auto", "float32", "bfloat16"]
+CacheDtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 # Loaded weights: as in the files, which may have blocks of 4 to 8 bits; as floats; or rounded to 8
 # bits.

@@ -14,8 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dart_jax.models.kernels.matmul import matmul
+from dart_jax.models.kernels.matmul import activations, factor, matmul, scaled
 
 Path = tuple[str | int, ...]
 _LARGEST = 127  # magnitude of a value
@@ -31,10 +32,12 @@ class Int8:
     Attributes:
       values: int8 [..., in, out], from -127 to 127.
       scale: float32 [..., out].
+      dtype: in which values are multiplied.
     """
 
     values: jax.Array
     scale: jax.Array
+    dtype: np.dtype = dataclasses.field(default=np.dtype(np.float32), metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,12 +62,13 @@ Kernel = jax.Array | Int8
 def round_kernel(kernel: jax.Array, transposed: bool = False) -> Int8:
     """Rounds a matrix [..., in, out], or [out, in] if `transposed`: of each output's weights the
     largest becomes 127 or -127."""
+    dtype = kernel.dtype
     kernel = (kernel.T if transposed else kernel).astype(jnp.float32)
     magnitude = jnp.max(jnp.abs(kernel), axis=-2)
     some = magnitude > 1e-30  # below, numbers are 0: dividing by them might overflow
-    factor = jnp.where(some, _LARGEST / magnitude, 0)
-    values = jnp.round(kernel * factor[..., None, :]).astype(jnp.int8)
-    return Int8(values, jnp.where(some, magnitude / _LARGEST, 0))
+    by = jnp.where(some, _LARGEST / magnitude, 0)
+    values = jnp.round(kernel * by[..., None, :]).astype(jnp.int8)
+    return Int8(values, jnp.where(some, magnitude / _LARGEST, 0), dtype)
 
 
 def round_one(path: Sequence[str | int], value: Kernel) -> Kernel:
@@ -94,15 +98,16 @@ def changed(
 
 
 def times(x: jax.Array, kernel: Kernel) -> jax.Array:
-    """[..., in] @ [in, out] -> [..., out], of x's dtype."""
+    """[..., in] @ [in, out] -> [..., out], of the dtype of activations."""
     if isinstance(kernel, Int8):
-        return sums(x, kernel).astype(x.dtype)
-    return matmul(x, kernel, x.dtype)
+        return sums(x, kernel).astype(activations(x.dtype))
+    return matmul(x, kernel, activations(x.dtype))
 
 
 def sums(x: jax.Array, kernel: Kernel) -> jax.Array:
     """As `times`, but float32: the sums before they are rounded."""
     if not isinstance(kernel, Int8):
         return matmul(x, kernel, jnp.float32)
+    x, by = factor(x, kernel.dtype)
     y = matmul(x, kernel.values.astype(x.dtype), jnp.float32)
-    return y * kernel.scale.reshape((1,) * (y.ndim - 1) + kernel.scale.shape)
+    return scaled(y * kernel.scale.reshape((1,) * (y.ndim - 1) + kernel.scale.shape), by)

@@ -1,5 +1,8 @@
 """Products of rows and a matrix, whose gradients are products in the same dtype.
 
+With matrices in float16 all else is float32: residual streams exceed 65,504. Rows are rounded
+to float16 when they are multiplied, and the sums are not.
+
 JAX differentiates a product of bfloat16 with sums in float32 by products of float32, which take
 twice the time or more. Here the cotangent is rounded to the dtype of the factors first, as if the
 sums were; the gradients' own sums are float32 until they are rounded to it.
@@ -11,12 +14,50 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
+
+_LARGEST, _SMALLEST = float(np.finfo(np.float16).max), 1e-30
+
+
+def activations(dtype: DTypeLike) -> np.dtype:
+    """Returns the dtype of activations, norms and biases beside matrices of a dtype."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def factor(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array | None]:
+    """Returns rows [..., in] as they are multiplied with a matrix of a dtype, and what the sums are
+    then to be multiplied by, if anything, float32 [..., 1].
+
+    In float16 each row is divided by a power of two first, so that its largest number is below
+    2 ** 15: no number is too large, and only those that hardly count are too small.
+    """
+    if dtype != jnp.float16 or x.dtype == jnp.float16:
+        return x, None
+    largest = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), _SMALLEST)
+    exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
+    by = jax.lax.bitcast_convert_type(exponent, jnp.float32) * 2.0**-14
+    return (x / by).astype(dtype), by
+
+
+def scaled(y: jax.Array, by: jax.Array | None) -> jax.Array:
+    """Multiplies sums [..., out] by what `factor` returned."""
+    return y if by is None else y * by
+
+
+def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Returns numbers whose size is known to be moderate as they are multiplied with a matrix of a
+    dtype, or cached: float16 if that is, where those beyond its range are at its ends."""
+    if dtype != jnp.float16 or x.dtype == jnp.float16:
+        return x
+    return jnp.clip(x, -_LARGEST, _LARGEST).astype(dtype)
 
 
 def matmul(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
     """[..., in] @ [in, out] -> [..., out] of a dtype: that of both, or float32, the sums."""
-    return _matmul(jnp.dtype(dtype), x, kernel)
+    x, by = factor(x, kernel.dtype)
+    return scaled(_matmul(jnp.dtype(dtype), x, kernel), by)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

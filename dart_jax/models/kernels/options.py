@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dart_jax.models.kernels.choices import AttentionKernel, CacheDtype, ExpertsKernel
+from dart_jax.models.kernels.matmul import narrowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,4 +42,5 @@ class LayerOptions:
 
     def rounded(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """New keys and values, in the dtype in which they are cached."""
-        return k.astype(self.cache_dtype(k.dtype)), v.astype(self.cache_dtype(v.dtype))
+        dtype = self.cache_dtype(k.dtype)
+        return narrowed(k, dtype).astype(dtype), narrowed(v, dtype).astype(dtype)

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from dart_jax.models.kernels.inputs import ACTIVATIONS, Gated, Inputs, Normed, add, computed, source
 from dart_jax.models.kernels.int8 import sums, times
+from dart_jax.models.kernels.matmul import activations, narrowed
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles, product
 from dart_jax.models.sharding.collectives import total
@@ -28,7 +29,7 @@ class Init(NamedTuple):
     """How parameters are made.
 
     Attributes:
-      dtype: of all.
+      dtype: of all; with matrices in float16, vectors are float32 (see `kernels.matmul`).
       rngs: for random values. None where only shapes matter, then they are 0.
     """
 
@@ -39,11 +40,14 @@ class Init(NamedTuple):
         """Returns a parameter with random values."""
         if self.rngs is None:
             return self.full(0, *shape)
-        return nnx.Param(_INIT(self.rngs.params(), shape, self.dtype))
+        return nnx.Param(_INIT(self.rngs.params(), shape, self._dtype(shape)))
 
     def full(self, value: float, *shape: int) -> nnx.Param:
         """Returns a parameter with one value."""
-        return nnx.Param(jnp.full(shape, value, self.dtype))
+        return nnx.Param(jnp.full(shape, value, self._dtype(shape)))
+
+    def _dtype(self, shape: tuple[int, ...]) -> DTypeLike:
+        return activations(self.dtype) if len(shape) == 1 else self.dtype
 
 
 class Linear(nnx.Module):
@@ -69,18 +73,19 @@ class Linear(nnx.Module):
         bias = self.bias[...] if self.has_bias else None
         if isinstance(kernel, Tiles):
             return product(inputs, kernel, bias, residual)
-        y = times(computed(inputs), kernel)
+        x = computed(inputs)
+        y = times(narrowed(x, kernel.dtype) if isinstance(inputs, Normed) else x, kernel)
         return add(total(y) if self.split else y, bias, residual)
 
     def logits(self, inputs: Inputs) -> jax.Array:
-        """[..., in] -> float32 [..., out], without the bias: rounding logits to bfloat16 would make
-        ties common."""
+        """[..., in] -> float32 [..., out], without the bias: rounding logits would make ties
+        common."""
         kernel = self.kernel.get_value()
         if isinstance(kernel, Tiles):
             if source(inputs).dtype != jnp.float32:
                 inputs = computed(inputs).astype(jnp.float32)
             return product(inputs, kernel)
-        return sums(computed(inputs), kernel)
+        return sums(narrowed(computed(inputs), kernel.dtype), kernel)
 
 
 class RMSNorm(nnx.Module):

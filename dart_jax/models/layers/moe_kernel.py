@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from dart_jax.models.kernels import pallas as pl
 from dart_jax.models.kernels.int8 import Int8, Kernel
+from dart_jax.models.kernels.matmul import activations, factor, narrowed, scaled
 from dart_jax.models.kernels.pallas import dot, every, load, store
 
 _SIZES = (16, 32, 64)  # rows of a block: the tensor cores need 16
@@ -62,8 +63,10 @@ def routed(
     blocks = divide(experts, count, size)
 
     product = partial(_product, blocks=blocks, size=size, interpret=interpret)
-    hidden = product(rows, [gate, up], blocks.rows)
+    hidden = product(narrowed(rows, gate.dtype), [gate, up], blocks.rows)
+    hidden, by = factor(hidden, down.dtype)
     out = product(hidden, [down], jnp.arange(len(blocks.rows), dtype=jnp.int32))
+    out = scaled(out, by)
     copies = jnp.take(out, blocks.places, axis=0, mode="clip")
     # What blocks without rows have is undefined.
     local = (experts < count)[:, :, None]
@@ -131,11 +134,12 @@ def _product(
       interpret: see `routed`.
 
     Returns:
-      [n * m, O] in the dtype of x; what blocks without rows have is undefined.
+      [n * m, O] in the dtype of activations; what blocks without rows have is undefined.
     """
     from jax.experimental.pallas import triton
 
     count, outer = len(blocks.experts), kernels[0].shape[2]
+    result = jax.ShapeDtypeStruct((count * size, outer), activations(x.dtype))
     arrays = [kernel.values if isinstance(kernel, Int8) else kernel for kernel in kernels]
     scales = [kernel.scale for kernel in kernels if isinstance(kernel, Int8)]
     width = _OUTER if count > _FEW else _OUTER // 2
@@ -152,8 +156,8 @@ def _product(
             sums = _sums(x_ref, rows, kernels, expert, first, columns)
             if scales:
                 of_expert = (ref.at[expert, pl.ds(first, width)] for ref in scales)
-                by = [load(scale, columns < outer) for scale in of_expert]
-                sums = [total * scale[None] for total, scale in zip(sums, by, strict=True)]
+                factors = [load(scale, columns < outer) for scale in of_expert]
+                sums = [total * scale[None] for total, scale in zip(sums, factors, strict=True)]
             *gate, value = sums
             if gate:
                 value = jax.nn.silu(gate[0]) * value
@@ -163,7 +167,7 @@ def _product(
     return pl.pallas_call(
         run,
         grid=(count, pl.cdiv(outer, width)),
-        out_shape=jax.ShapeDtypeStruct((count * size, outer), x.dtype),
+        out_shape=result,
         # What is loaded ahead fits into the 99 KB of shared memory that smaller GPUs have.
         compiler_params=triton.CompilerParams(
             num_warps=4, num_stages=3 if x.dtype.itemsize == 2 else 2

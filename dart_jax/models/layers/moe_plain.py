@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.models.kernels.int8 import Int8, Kernel, times
+from dart_jax.models.kernels.matmul import activations, factor, scaled
 
 
 def loop_over_experts(
@@ -65,15 +66,17 @@ def grouped(
 
     # Products of bfloat16 numbers are exact anyway (see `decoding.step.exact_products`), and the
     # TPU's kernel for them does not compile if that is asked for.
-    precision = jax.lax.Precision.DEFAULT if rows.dtype == jnp.bfloat16 else None
+    precision = None if gate.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     multiply = functools.partial(jax.lax.ragged_dot, group_sizes=sizes, precision=precision)
 
     def product(x: jax.Array, kernels: Kernel) -> jax.Array:
+        dtype = activations(x.dtype)
+        x, by = factor(x, kernels.dtype)
         if not isinstance(kernels, Int8):
-            return multiply(x, kernels)
+            return scaled(multiply(x, kernels, preferred_element_type=dtype), by)
         values = kernels.values.astype(x.dtype) if converted else kernels.values
         y = multiply(x, values, preferred_element_type=jnp.float32)
-        return (y * jnp.take(kernels.scale, of_copy, axis=0)).astype(x.dtype)
+        return scaled(y * jnp.take(kernels.scale, of_copy, axis=0), by).astype(dtype)
 
     hidden = jax.nn.silu(product(copies, gate)) * product(copies, up)
     out = product(hidden, down)

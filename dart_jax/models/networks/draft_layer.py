@@ -97,14 +97,15 @@ class DraftLayer(nnx.Module):
 
 
 def embedded(table: jax.Array | Tiles, tokens: jax.Array, norm: RMSNorm) -> jax.Array:
-    """Embeds tokens int32 [...] by a drafter's own table [V, D], in the dtype of its norms if the
-    table is in tiles; returns [..., D]."""
+    """Embeds tokens int32 [...] by a drafter's own table [V, D]; returns [..., D], in the dtype of
+    its norms."""
     # The target's vocabulary may be padded further; what is drafted after such a token is verified
     # like all else.
     if isinstance(table, Tiles):
         rows = table.rows(jnp.minimum(tokens, table.shape[1] - 1))
-        return rows.astype(norm.scale[...].dtype)
-    return jnp.take(table, jnp.minimum(tokens, table.shape[0] - 1), axis=0)
+    else:
+        rows = jnp.take(table, jnp.minimum(tokens, table.shape[0] - 1), axis=0)
+    return rows.astype(norm.scale[...].dtype)
 
 
 def projected(fc: Linear, features: jax.Array, options: LayerOptions) -> jax.Array:

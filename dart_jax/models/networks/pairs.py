@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dart_jax.models.block_config import PairGate
+from dart_jax.models.kernels.matmul import activations, factor, scaled
 from dart_jax.models.kernels.tiles import Tiles, product
 from dart_jax.models.layers.dense import Init, Linear
 from dart_jax.models.sharding.collectives import local_shard
@@ -65,7 +66,8 @@ class PairScores(nnx.Module):
         """Returns the factors of first tokens alone: int32 [...] -> [..., r]."""
         table = self.prev[...]
         # The target's vocabulary may be padded further.
-        return jnp.take(table, jnp.minimum(prev, table.shape[0] - 1), axis=0)
+        rows = jnp.take(table, jnp.minimum(prev, table.shape[0] - 1), axis=0)
+        return rows.astype(activations(table.dtype))
 
     def tables(self, normed: jax.Array, prev: jax.Array, candidates: jax.Array) -> jax.Array:
         """Scores of all pairs of candidates of successive positions.
@@ -85,7 +87,10 @@ class PairScores(nnx.Module):
             following = table.rows(following).astype(first.dtype)
         else:
             following = jnp.take(table, following, axis=0)
-        return jnp.einsum("blar,blcr->blac", first, following, preferred_element_type=jnp.float32)
+        first, by = factor(first, following.dtype)
+        return scaled(
+            jnp.einsum("blar,blcr->blac", first, following, preferred_element_type=jnp.float32), by
+        )
 
     def all_next(self, factors: jax.Array, shards: int = 1) -> jax.Array:
         """Scores of all second tokens: [..., r] -> float32 [..., Vd]; of a device's part of them
@@ -95,4 +100,7 @@ class PairScores(nnx.Module):
             return product(factors.astype(jnp.float32), following)
         if shards > 1:
             following = local_shard(following, shards, axis=0)
-        return jnp.einsum("...r,vr->...v", factors, following, preferred_element_type=jnp.float32)
+        factors, by = factor(factors, following.dtype)
+        return scaled(
+            jnp.einsum("...r,vr->...v", factors, following, preferred_element_type=jnp.float32), by
+        )

@@ -24,6 +24,7 @@ from dart_jax.models.drafter_config import (
     Eagle3Config,
 )
 from dart_jax.models.kernels.options import LayerOptions
+from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers.dense import Init, Params
 from dart_jax.models.networks.block import BlockDrafter
 from dart_jax.models.networks.dart import DartDrafter
@@ -42,21 +43,27 @@ _MODULES = {
 
 @functools.cache
 def _split(
-    config: TargetConfig | DraftLayerConfig, options: LayerOptions = LayerOptions()
+    config: TargetConfig | DraftLayerConfig,
+    options: LayerOptions = LayerOptions(),
+    dtype: DTypeLike = jnp.float32,
 ) -> tuple[nnx.GraphDef, nnx.State]:
     module = _MODULES[type(config)]
-    return nnx.split(nnx.eval_shape(lambda: module(config, options, Init())))
+    return nnx.split(nnx.eval_shape(lambda: module(config, options, Init(dtype))))
 
 
-def abstract_params(config: TargetConfig | DraftLayerConfig, fused: bool = False) -> Params:
+def abstract_params(
+    config: TargetConfig | DraftLayerConfig, fused: bool = False, dtype: DTypeLike = jnp.float32
+) -> Params:
     """Returns the nested dict of `jax.ShapeDtypeStruct` that the model's parameters must match,
     before or after `platform.weights.fuse`."""
-    return nnx.to_pure_dict(_split(config, LayerOptions(fused=fused))[1])
+    return nnx.to_pure_dict(_split(config, LayerOptions(fused=fused), dtype)[1])
 
 
 def dtype_of(target: Params) -> np.dtype:
-    """Returns the dtype of a target's activations."""
-    return target["norm"]["scale"].dtype
+    """Returns the dtype that a target was loaded in: of its activations, or float16."""
+    table = target["embed_tokens"]
+    half = not isinstance(table, Tiles) and table.dtype == np.float16
+    return table.dtype if half else target["norm"]["scale"].dtype
 
 
 def init_params(

@@ -34,6 +34,7 @@ from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.cpu import or_nothing, used_rows
 from dart_jax.models.kernels.inputs import Inputs, computed, source
+from dart_jax.models.kernels.matmul import narrowed
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import CORE_ACTIVATIONS, Tiles, described, product
 from dart_jax.models.layers.dense import GatedMLP, Init, Linear, RMSNorm
@@ -395,10 +396,10 @@ class Target(nnx.Module):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token embeddings [..., D] as stored, without the factor that some targets apply to them;
         the drafter shares these."""
-        table = self.embed_tokens.get_value()
+        table, dtype = self.embed_tokens.get_value(), self.norm.scale[...].dtype
         if isinstance(table, Tiles):
-            return table.rows(tokens).astype(self.norm.scale[...].dtype)
-        return jnp.take(table, tokens, axis=0)
+            return table.rows(tokens).astype(dtype)
+        return jnp.take(table, tokens, axis=0).astype(dtype)
 
     def _inputs(self, tokens: jax.Array) -> jax.Array:
         """Returns the first layer's inputs [B, T, D]."""
@@ -417,6 +418,7 @@ class Target(nnx.Module):
                 if isinstance(table, Tiles):
                     logits = product(hidden.astype(jnp.float32), table)
                 else:
+                    hidden = narrowed(hidden, table.dtype)
                     logits = jnp.einsum(
                         "...d,vd->...v", hidden, table, preferred_element_type=jnp.float32
                     )

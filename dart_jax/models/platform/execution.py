@@ -75,6 +75,15 @@ class Execution:
         """Returns True if the C++ core draws tokens: where it computes attention, too."""
         return self.attention == "native"
 
+    def in_dtype(self, dtype: DTypeLike) -> Execution:
+        """Returns the same for weights in a dtype: with float16, keys and values are in it, too,
+        and a CPU computes plain JAX."""
+        if dtype != jnp.float16:
+            return self
+        weights = dataclasses.replace(self.weights, tiles=False)
+        attention: AttentionKernel = "dense" if self.attention == "native" else self.attention
+        return dataclasses.replace(self, attention=attention, weights=weights, kv="float16")
+
     def on(self, mesh: Mesh) -> Execution:
         """Returns the same on several devices. On CPUs plain JAX: they are for trying out.
 
@@ -84,7 +93,8 @@ class Execution:
         if self.kv == "bfloat16":
             raise UserError(_KV_NEEDS.format("a mesh"))
         if jax.default_backend() == "cpu":
-            return Execution(weights=WeightsForm(self.weights.dtype), devices=Devices(mesh))
+            weights = WeightsForm(self.weights.dtype)
+            return Execution(weights=weights, devices=Devices(mesh), kv=self.kv)
         return dataclasses.replace(self, devices=Devices(mesh))
 
     def beside(self, config: TargetConfig, target: Params) -> Execution:
@@ -155,17 +165,30 @@ class Execution:
         weights = dataclasses.replace(best.weights, dtype=weights_dtype)
         kernel = best.attention if attention == "auto" else attention
         check_cache(kv_dtype, dtype)
-        if kv_dtype == "bfloat16" and dtype == jnp.bfloat16:
+        if kv_dtype != "auto" and dtype == jnp.dtype(kv_dtype):
             kv_dtype = "auto"
         if kv_dtype == "bfloat16" and kernel != "native":
             raise UserError(_KV_NEEDS.format(f"attention '{kernel}' on {device.device_kind}"))
-        return dataclasses.replace(best, attention=kernel, weights=weights, kv=kv_dtype)
+        best = dataclasses.replace(best, attention=kernel, weights=weights, kv=kv_dtype)
+        return best.in_dtype(dtype)
+
+
+def best_dtype() -> DTypeLike:
+    """Returns the dtype of weights that this process's platform multiplies best: float16 on GPUs
+    before compute capability 8, which convert every bfloat16 weight in memory first."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return jnp.float32
+    capability = getattr(device, "compute_capability", None)
+    return jnp.float16 if capability and float(capability) < 8 else jnp.bfloat16
 
 
 def check_cache(kv_dtype: CacheDtype, dtype: DTypeLike) -> None:
-    """Raises UserError if keys and values would be wider than activations in `dtype`."""
-    if kv_dtype == "float32" and dtype != jnp.float32:
+    """Raises UserError if keys and values would be wider than weights in `dtype`, or other than
+    these, except in bfloat16 beside float32."""
+    same = kv_dtype == "auto" or dtype == jnp.dtype(kv_dtype)
+    if not same and (kv_dtype != "bfloat16" or dtype != jnp.float32):
         raise UserError(
-            "keys and values in float32 need activations in it; leave --kv out, or add "
-            "--dtype float32"
+            f"keys and values in {kv_dtype} need weights in it; leave --kv out, or add "
+            f"--dtype {kv_dtype}"
         )
