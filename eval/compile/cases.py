@@ -23,13 +23,20 @@ from dart_jax.engine.pools import POOLS, empty_pools
 from dart_jax.engine.programs import BurstProgram, burst, config_of, read_chunk
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows, empty_history
 from dart_jax.engine.shapes import CHUNK, STEPS_OFFLINE
-from dart_jax.models.drafter_config import DraftLayerConfig, Eagle3Config
+from dart_jax.models.drafter_config import DartConfig, DraftLayerConfig, Eagle3Config
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
 from dart_jax.ngram.device_table import DeviceTable
 from eval.compile.config import Level, Method, Program
-from eval.latency.shapes import as_loaded, block_drafter_of, drafter_of, stored_shapes, target_of
+from eval.latency.shapes import (
+    as_loaded,
+    block_drafter_of,
+    cost,
+    drafter_of,
+    stored_shapes,
+    target_of,
+)
 
 # N-grams of two and three tokens in the table of a search on the device: the demo model's.
 _NGRAMS = 1_700_000
@@ -74,6 +81,16 @@ class Case:
             return DecodeConfig(target, execution=execution)
         own = None if self.method == "text" else drafter
         return DecodeConfig(target, own, self.nodes, text=True, execution=execution)
+
+    @property
+    def least(self) -> int:
+        """Bytes that a step must read and write (see `eval.latency.shapes.cost`); 0 where that is
+        not known: for other drafters than DART's, for weights in 8 bits, and on several devices."""
+        drafter, execution = self.config.drafter, self.execution
+        known = self.method in ("plain", "text") or isinstance(drafter, DartConfig)
+        if not known or execution.weights.int8 or execution.devices.mesh is not None:
+            return 0
+        return cost(self.config, self.dtype, self.batch, self.context).bytes
 
     @property
     def rows(self) -> int:

@@ -24,6 +24,8 @@ _LAYER, _DRAFT = re.compile(r"\blayer_(\d+)\b"), re.compile(r"(?:^|/)draft/")
 _HOST = re.compile("callback|infeed|outfeed|send|recv", re.IGNORECASE)
 _PALLAS = re.compile("triton|mosaic|tpu_custom_call")
 _CACHE = re.compile("cache|draft_state|pools")  # in the name of an argument
+_AS_IT_IS = {"bitcast", "convert", "copy", "reshape", "transpose"}
+_PARTS = {"slice", "dynamic-slice", "gather"}
 _UPDATES, _SUMS = {"dynamic-update-slice", "scatter"}, {"dot", "convolution", "reduce"}
 # Thunks that run other thunks, or wait for them.
 _STRUCTURE = {"kCommandBuffer", "kSequential", "kWhile", "kConditional", "kAsyncStart"}
@@ -54,6 +56,8 @@ class Findings:
       copies: what copies, pads or converts a whole cache.
       not_in_place: names of the caches among the arguments that are not updated in place.
       exchanges: opcode and bytes of the result of every exchange between devices.
+      moved: bytes that all kernels read and write, as if no cache kept any.
+      temporary: bytes in use at once besides arguments and results.
       peak: bytes in use at once, all together.
       seconds: to trace, lower and compile it.
     """
@@ -68,6 +72,8 @@ class Findings:
     copies: list[str]
     not_in_place: list[str]
     exchanges: list[tuple[str, int]]
+    moved: int
+    temporary: int
     peak: int
     seconds: float
 
@@ -116,6 +122,8 @@ def inspect(compiled: jax.stages.Compiled, seconds: float, dump: Path) -> Findin
             module.arguments[at].attribute("op_name") for at in caches.keys() - module.in_place
         ],
         exchanges=list(_exchanges(module)),
+        moved=sum(run.moved for run in module.runs),
+        temporary=memory.temp_size_in_bytes,
         peak=getattr(memory, "peak_memory_in_bytes", 0) or in_use,
         seconds=seconds,
     )
@@ -207,6 +215,7 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, 
 _BYTES |= {"u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")
+_OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|condition|body|(?:true|false)_computation)=%?([\w.\-]+)")
 
 # Instructions that run nothing, or whose work is another's.
@@ -249,6 +258,23 @@ class Instruction(NamedTuple):
         return next(filter(None, match.groups()), "") if match else ""
 
     @property
+    def size(self) -> int:
+        """Bytes of the result, without the room that a library's product asks for to work in."""
+        of_library = self.attribute("custom_call_target").startswith("__cublas")
+        return sum(x.size for x in (self.arrays[:1] if of_library else self.arrays))
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of the instructions that it reads."""
+        return _OPERAND.findall(re.split(r"\)(?:,|$)", self.rest, maxsplit=1)[0])
+
+    @property
+    def trips(self) -> int:
+        """How often a loop's body runs, 1 if the compiler does not know."""
+        match = re.search(r'known_trip_count":\{"n":"(\d+)"', self.rest)
+        return int(match[1]) if match else 1
+
+    @property
     def called(self) -> list[str]:
         """The computations that it runs: a fusion's, a call's, a loop's or the branches'."""
         match = re.search(r"branch_computations=\{([^}]*)\}", self.rest)
@@ -258,10 +284,12 @@ class Instruction(NamedTuple):
 
 
 class Run(NamedTuple):
-    """An instruction that runs something, and what is inside, if it is a fusion."""
+    """An instruction that runs something, what is inside, if it is a fusion, and the bytes that it
+    reads and writes, over all rounds of the loop that it is in."""
 
     instruction: Instruction
     inside: list[Instruction]
+    moved: int
 
     @property
     def all(self) -> list[Instruction]:
@@ -305,17 +333,57 @@ def read_module(text: str) -> Module:
     return Module(arguments, in_place, list(_runs(computations, entry)))
 
 
-def _runs(computations: dict[str, list[Instruction]], name: str) -> Iterator[Run]:
-    for x in computations.get(name, []):
+def _runs(computations: dict[str, list[Instruction]], name: str, rounds: int = 1) -> Iterator[Run]:
+    body = computations.get(name, [])
+    known = {x.name: x for x in body}
+    for x in body:
         parts = [part for part in x.called if part in computations]
         free = x.opcode in _FREE or x.opcode.endswith("-done")
         if x.opcode == "fusion":
-            yield Run(x, computations.get(parts[0], []) if parts else [])
+            inside = computations.get(parts[0], []) if parts else []
+            yield Run(x, inside, rounds * _moved_inside(inside))
         elif parts:
             for part in parts:
-                yield from _runs(computations, part)
+                yield from _runs(computations, part, rounds * x.trips)
         elif not free and x.attribute("custom_call_target") not in _FREE_CALLS:
-            yield Run(x, [])
+            read = sum(known[operand].size for operand in x.operands if operand in known)
+            yield Run(x, [], rounds * (read + x.size))
+
+
+def _moved_inside(body: list[Instruction]) -> int:
+    """Returns the bytes that a fusion reads and writes: of an array that it only takes parts of,
+    these, and of one that it updates in place, what it writes."""
+    known = {x.name: x for x in body}
+    users = collections.defaultdict(list)
+    for x in body:
+        for operand in x.operands:
+            users[operand].append(x)
+
+    def read(x: Instruction) -> float:
+        """The share of an array that is read."""
+        share = 0.0 if users[x.name] else 1.0
+        for user in users[x.name]:
+            if user.operands[0] != x.name or user.opcode not in _AS_IT_IS | _PARTS | _UPDATES:
+                return 1
+            if user.opcode not in _UPDATES:
+                share += read(user) * user.arrays[0].elements / x.arrays[0].elements
+        return min(share, 1)
+
+    def written(x: Instruction) -> int:
+        match x.opcode:
+            case "bitcast":
+                return written(known[x.operands[0]])
+            case "tuple":
+                return sum(written(known[operand]) for operand in x.operands)
+            case "dynamic-update-slice":
+                return known[x.operands[1]].size
+            case "scatter":
+                return known[x.operands[2]].size
+        return x.size
+
+    if not body:
+        return 0
+    return round(sum(read(x) * x.size for x in body if x.opcode == "parameter")) + written(body[-1])
 
 
 def arrays(shape: str) -> tuple[Array, ...]:

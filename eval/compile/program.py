@@ -26,7 +26,9 @@ from eval.compile.findings import Result, inspect
 _CAPTION = (
     "layer: kernels in a layer of the target, the median; graphs: CUDA "
     "graphs; host: transfers and callbacks; sort: entries in the longest row that is sorted; peak: "
-    "MB in use at once, of each device; sent: KB of results of exchanges between devices"
+    "MB in use at once, of each device; temp: of these, besides weights and caches; moved: MB read "
+    "and written, as if no cache kept any; least: how many times what a step must move; sent: KB "
+    "of results of exchanges between devices"
 )
 
 
@@ -107,13 +109,16 @@ def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
         for case, name, x in group:
             graphs = "-" if x.graphs is None else str(x.graphs)
             sent = sum(size for _, size in x.exchanges)
+            least = case.least if name == "step" else 0
             rows.append(
                 [
                     *(f"{case.method} {name}", str(case.batch), str(case.nodes or "-")),
                     *(f"{x.kernels:,}", f"{x.of_a_layer:g}", graphs),
                     *(str(len(x.host)), f"{x.longest_sort:,}"),
-                    *(f"{x.peak / 1e6:,.0f}", f"{sent / 1e3:,.0f}"),
+                    *(f"{x.peak / 1e6:,.0f}", f"{x.temporary / 1e6:,.0f}"),
+                    *(f"{x.moved / 1e6:,.0f}", f"{x.moved / least:.2f}" if least else "-"),
+                    f"{sent / 1e3:,.0f}",
                 ]
             )
-        columns = "program batch tree kernels layer graphs host sort peak sent"
+        columns = "program batch tree kernels layer graphs host sort peak temp moved least sent"
         yield narrow(f"{setting}, compiled for {where}", columns.split(), rows, _CAPTION)

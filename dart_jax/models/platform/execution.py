@@ -78,7 +78,7 @@ class Execution:
     def in_dtype(self, dtype: DTypeLike) -> Execution:
         """Returns the same for weights in a dtype: with float16, keys and values are in it, too,
         and a CPU computes plain JAX."""
-        if dtype != jnp.float16:
+        if jnp.dtype(dtype) != jnp.float16:
             return self
         weights = dataclasses.replace(self.weights, tiles=False)
         attention: AttentionKernel = "dense" if self.attention == "native" else self.attention
