@@ -363,7 +363,9 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
         chex.assert_shape(trees, (batch, None, None))
         chex.assert_type(trees, jnp.int32)
         tree = unpack(trees)
-    return with_unused(tree, -(-config.execution.min_rows // batch))
+    # Over all sequences, a multiple: XLA would pad the inputs of every product.
+    multiple = -(-config.execution.min_rows // batch)
+    return with_unused(tree, -(-tree.tokens.shape[1] // multiple) * multiple)
 
 
 def _used(config: DecodeConfig, tree: DraftTree) -> jax.Array | None:

@@ -216,6 +216,7 @@ _BYTES |= {"u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
+_ALIASED = re.compile(r"\{[\d,]*\}: \((\d+), \{[\d,]*\}")
 _CALLED = re.compile(r"\b(?:calls|condition|body|(?:true|false)_computation)=%?([\w.\-]+)")
 
 # Instructions that run nothing, or whose work is another's.
@@ -346,8 +347,11 @@ def _runs(computations: dict[str, list[Instruction]], name: str, rounds: int = 1
             for part in parts:
                 yield from _runs(computations, part, rounds * x.trips)
         elif not free and x.attribute("custom_call_target") not in _FREE_CALLS:
-            read = sum(known[operand].size for operand in x.operands if operand in known)
-            yield Run(x, [], rounds * (read + x.size))
+            # What is updated in place may be any part of it: the rest of the operands.
+            aliased = {int(at) for at in _ALIASED.findall(x.rest)}
+            operands = [known[name].size for name in x.operands if name in known]
+            same = sum(size for i, size in enumerate(operands) if i in aliased)
+            yield Run(x, [], rounds * (sum(operands) + x.size - 2 * same))
 
 
 def _moved_inside(body: list[Instruction]) -> int:

@@ -83,10 +83,16 @@ def extend(
     chex.assert_equal_shape_prefix(jax.tree.leaves((layers, rows)), 2)
 
     def write(old: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(old, new, (0, length, 0))
+        return jax.lax.dynamic_update_slice(old, finite(new), (0, length, 0))
 
     layers = jax.tree.map(lambda old, new: jax.vmap(write)(old, new, length), layers, rows)
     return with_layers(cache, layers)
+
+
+def finite(rows: jax.Array) -> jax.Array:
+    """Returns rows to be cached, without NaN and infinities: the step that computes them reports
+    these, and whoever later has their place in a cache multiplies it with 0 before it is filled."""
+    return jnp.where(jnp.isfinite(rows), rows, 0)
 
 
 def keep_rows(
@@ -120,7 +126,7 @@ def _extend_pages(layers: KVCache, pages: jax.Array, rows: KVCache, length: jax.
     def write(old: jax.Array, new: jax.Array) -> jax.Array:
         # One row of one head at a time: to write all heads of a row at once, a TPU's compiler would
         # lay the pool out again, a copy.
-        return old.at[page, head, place].set(new, mode="drop", unique_indices=True)
+        return old.at[page, head, place].set(finite(new), mode="drop", unique_indices=True)
 
     return jax.tree.map(write, layers, rows)
 

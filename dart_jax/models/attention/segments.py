@@ -83,11 +83,13 @@ class Prefix(NamedTuple):
 
     def in_one_piece(self) -> Prefix:
         """Returns the same rows without pages, [B, K, S, h]: what the table names is copied, and
-        what is not filled is 0."""
+        what is not filled is 0. The only page of a pool is taken as it is."""
         if self.pages is None:
             return self
         count, kv_heads, size, h = self.k.shape
         b, n = self.pages.shape
+        if count == b == n == 1:
+            return self._replace(pages=None)
         page = jnp.where(self.pages < 0, count, self.pages)  # beyond the pool, which reads as 0
         # A page may hold what another sequence has left, even NaN.
         filled = length_mask(n * size, self.length).reshape(b, n, 1, size, 1)
@@ -197,7 +199,7 @@ def attend_dense(segments: Sequence[Segment], scoring: Scoring = PLAIN) -> jax.A
 
 
 def _attend(segments: Sequence[Segment], scoring: Scoring) -> jax.Array:
-    all_scores = [scores(segment, scoring) for segment in segments]
+    all_scores = [scores(segment, scoring, i > 0) for i, segment in enumerate(segments)]
     top = functools.reduce(jnp.maximum, [s.max(axis=-1, keepdims=True) for s in all_scores])
     top = jax.lax.stop_gradient(top)
     weights = [jnp.exp(s - top) for s in all_scores]
@@ -210,13 +212,19 @@ def _attend(segments: Sequence[Segment], scoring: Scoring) -> jax.Array:
     return out.reshape(b, t, heads * h).astype(segments[0].q.dtype)
 
 
-def scores(segment: Segment, scoring: Scoring = PLAIN) -> jax.Array:
-    """Scaled, capped, masked scores, float32 [B, K, G, T, S]."""
+def scores(segment: Segment, scoring: Scoring = PLAIN, keys_first: bool = False) -> jax.Array:
+    """Scaled, capped, masked scores, float32 [B, K, G, T, S]. XLA for GPUs would join products
+    whose first factors are the same queries, and copy all keys for that, if those of some segments
+    were not multiplied with `keys_first`."""
     b, heads, t, h = segment.q.shape
     kv_heads = segment.k.shape[1]
     # Fold the queries that share a key head into the rows of one matrix product.
     q = segment.q.reshape(b, kv_heads, heads // kv_heads * t, h)
-    score = jnp.einsum("bkqh,bksh->bkqs", q, segment.k, preferred_element_type=jnp.float32)
+    if keys_first:
+        score = jnp.einsum("bksh,bkqh->bksq", segment.k, q, preferred_element_type=jnp.float32)
+        score = score.swapaxes(2, 3)
+    else:
+        score = jnp.einsum("bkqh,bksh->bkqs", q, segment.k, preferred_element_type=jnp.float32)
     score = scoring.of(score.reshape(b, kv_heads, heads // kv_heads, t, -1), h)
     return jnp.where(segment.mask[:, None, None], score, -jnp.inf)
 

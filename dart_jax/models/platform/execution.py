@@ -165,7 +165,7 @@ class Execution:
         weights = dataclasses.replace(best.weights, dtype=weights_dtype)
         kernel = best.attention if attention == "auto" else attention
         check_cache(kv_dtype, dtype)
-        if kv_dtype != "auto" and dtype == jnp.dtype(kv_dtype):
+        if kv_dtype in ("bfloat16", "float16") and dtype == jnp.dtype(kv_dtype):
             kv_dtype = "auto"
         if kv_dtype == "bfloat16" and kernel != "native":
             raise UserError(_KV_NEEDS.format(f"attention '{kernel}' on {device.device_kind}"))
