@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -247,12 +248,20 @@ def test_eagles_reader_finds_the_embedding_of_an_exported_drafter(tmp_path, draf
 
 
 def test_dtypes(target, monkeypatch):
-    for dtype in ("float3", np.int32, "float16", None):
+    for dtype in ("float3", np.int32, "float8_e4m3fn", None):
         for load in (load_target, load_drafter):
-            assert "weights can be float32 or bfloat16" in report(load, target, dtype)
-    for backend, dtype in (("cpu", "float32"), ("gpu", "bfloat16")):
-        monkeypatch.setattr("jax.default_backend", lambda backend=backend: backend)
+            message = "weights can be float32, float16 or bfloat16"
+            assert message in report(load, target, dtype)
+    devices = {
+        "float32": SimpleNamespace(platform="cpu"),
+        "float16": SimpleNamespace(platform="gpu", compute_capability="7.5"),
+        "bfloat16": SimpleNamespace(platform="gpu", compute_capability="8.0"),
+    }
+    for dtype, device in devices.items():
+        monkeypatch.setattr("jax.local_devices", lambda device=device: [device])
         assert resolve_dtype("auto") == jnp.dtype(dtype)
+    monkeypatch.setattr("jax.local_devices", lambda: [SimpleNamespace(platform="tpu")])
+    assert resolve_dtype("auto") == jnp.bfloat16
 
 
 @pytest.fixture
