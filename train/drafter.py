@@ -31,6 +31,7 @@ from dart_jax.models.config import TargetConfig
 from dart_jax.models.config_json.drafter_fields import NORMS
 from dart_jax.models.draft_layer_config import REFERENCE, check_features
 from dart_jax.models.drafter_config import AnyDrafterConfig
+from dart_jax.models.kernels.matmul import cast
 from dart_jax.models.networks.pure import Params, dtype_of, init_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import untie
@@ -303,8 +304,7 @@ def _evaluation(
     prompts = held_out_prompts(held_out, ours.eval_prompts, longest)
 
     def evaluate(params: Params) -> dict[str, float]:
-        dtype = dtype_of(frozen.target)
-        whole = jax.tree.map(lambda p: p.astype(dtype), frozen.whole(params))
+        whole = cast(frozen.whole(params), dtype_of(frozen.target))
         trained = dataclasses.replace(model, params={**model.params, "drafter": whole})
         length = acceptance_length(trained, prompts, ours.eval_new_tokens, ours.ngram_weight)
         return agreement(params) | length

@@ -206,7 +206,9 @@ def described(accelerator: Accelerator) -> AbstractContextManager[Any]:
     """Tells Pallas, while a program is lowered, which GPU it writes kernels for."""
     if not accelerator.gpu:
         return nullcontext()
-    device = AbstractDevice(device_kind=accelerator.title, num_cores=None, platform="gpu")
+    device = AbstractDevice(
+        device_kind=accelerator.title, num_cores=accelerator.gpu.cores, platform="gpu"
+    )
     return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
 
 

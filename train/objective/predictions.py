@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DartConfig, Eagle3Config
+from dart_jax.models.kernels.matmul import activations, cast
 from dart_jax.models.networks.draft_layer import take_rows
 from dart_jax.models.networks.pure import Params, bind, dtype_of
 from dart_jax.models.sharding.devices import Devices
@@ -51,8 +53,12 @@ class Frozen(NamedTuple):
 
     def whole(self, trained: Params) -> Params:
         """Returns all parameters of the drafter, in the dtype of the trained ones."""
-        dtype = jax.tree.leaves(trained)[0].dtype
-        return jax.tree.map(lambda p: p.astype(dtype), self.drafter or {}) | trained
+        return cast(self.drafter or {}, _dtype(trained)) | trained
+
+
+def _dtype(params: Params) -> np.dtype:
+    """Returns the dtype of parameters' matrices."""
+    return next(p.dtype for p in jax.tree.leaves(params) if p.ndim > 1)
 
 
 class Predictions(NamedTuple):
@@ -162,7 +168,7 @@ class PackedForward:
             _, head = with_vocabulary(self.target, frozen.target, frozen.draft_ids)
             frozen = frozen._replace(target=head)
         # Each model computes in its own dtype: `hidden`, for the target's head, keeps the target's.
-        dtype = jax.tree.leaves(params)[0].dtype
+        dtype = activations(_dtype(params))
         data = data._replace(embeds=data.embeds.astype(dtype))
         real = self.method.real_rows(
             bind(self.drafter, frozen.whole(params)),
@@ -235,7 +241,9 @@ class PackedForward:
         config = self.target
         if not self._all_tokens:
             config = dataclasses.replace(config, tie_word_embeddings=False)
-        return bind(config, frozen.target).logits(hidden.astype(dtype_of(frozen.target)))
+        return bind(config, frozen.target).logits(
+            hidden.astype(activations(dtype_of(frozen.target)))
+        )
 
     def _teaching(self, frozen: Frozen, data: TeacherBatch, rows: jax.Array) -> Teaching:
         """Returns what the target teaches at rows int32 [B, A]."""
@@ -273,7 +281,7 @@ class PackedForward:
             over = self._over_vocabulary(frozen, hidden, anchors)
         else:
             features, hidden, *over = map(jnp.asarray, batch.outputs)
-            dtype = dtype_of(frozen.target)
+            dtype = activations(dtype_of(frozen.target))
             features, hidden = features.astype(dtype), hidden.astype(dtype)
         outputs = TeacherOutputs(features, hidden, *over)
         embeds = bind(self.target, frozen.target).embed(jnp.roll(tokens, -1, axis=1))

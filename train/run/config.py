@@ -31,7 +31,7 @@ class TrainerConfig(OptimizerConfig):
     """Rows per update, over all devices."""
     accumulate: int = 1
     """Microbatches per update, whose gradients are summed; more need less memory."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """dtype in which the loss is computed; parameters and optimiser stay float32."""
     seed: int = 0
     """Seed of everything random, in 0..2**32 - 1."""

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
+from dart_jax.models.kernels.matmul import cast
 from train.run.mesh import fsdp_shardings, replicated
 
 # (params, frozen, batch, key) -> the sum of the losses and their count, float32 scalars.
@@ -52,15 +53,15 @@ def make_update(
 
     The gradient of the *sum* of losses is accumulated in float32 over microbatches and divided
     once, so that the number of microbatches does not change the result. The loss of a microbatch is
-    computed in `dtype`; with bfloat16, its own gradient is first rounded to that. Microbatch i of
+    computed in `dtype`; but for float32, its own gradient is first rounded to that. Microbatch i of
     step n gets the key fold_in(fold_in(key(seed), n), i). The state is donated.
     """
 
     def total(params: Any, frozen: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        cast = jax.tree.map(lambda p: p.astype(dtype), params)
+        params = cast(params, dtype)
         # Gather the sharded parameters once, in the smaller dtype.
-        cast = jax.lax.with_sharding_constraint(cast, replicated(mesh))
-        return loss(cast, frozen, batch, key)
+        params = jax.lax.with_sharding_constraint(params, replicated(mesh))
+        return loss(params, frozen, batch, key)
 
     def update(
         state: TrainState, frozen: Any, batches: Any, step: jax.Array, rate: jax.Array

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 
 from dart_jax.models.attention.segments import Prefix, Scoring, Segment, fits_kernels
 from dart_jax.models.kernels import pallas as pl
-from dart_jax.models.kernels.pallas import dot, every, load, store
+from dart_jax.models.kernels.pallas import dot, every, load, multiprocessors, store
 
 # Queries of a block, and keys of an iteration: the tensor cores need 16, and the shared memory of a
 # block holds a tile of queries, and two of keys and two of values.
 _SIZES = (16, 32, 64)
 _TILE_BYTES = 2**14
-_BLOCKS = 264  # that fill a GPU of 132 multiprocessors
+_BLOCKS = 2  # that fill a multiprocessor
 _JOINED = 2**13  # numbers that a block which joins splits reads: 64 for each of its threads
 _NOTHING = -1e30  # the score of a key that is not seen; finite, so that differences are not NaN
 
@@ -143,7 +143,8 @@ class _Grid(NamedTuple):
         block = next((n for n in _SIZES if rows <= n), _SIZES[-1])
         block = min(block, keys)
         row_blocks = -(-rows // block)
-        most = _BLOCKS // (heads * row_blocks), capacity // (2 * keys), capacity // (2 * rows)
+        blocks = _BLOCKS * multiprocessors()
+        most = blocks // (heads * row_blocks), capacity // (2 * keys), capacity // (2 * rows)
         return cls(block, keys, row_blocks, max(1, min(most)))
 
 

@@ -11,6 +11,7 @@ sums were; the gradients' own sums are float32 until they are rounded to it.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,18 +27,24 @@ def activations(dtype: DTypeLike) -> np.dtype:
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
+def cast(params: Any, dtype: DTypeLike) -> Any:
+    """Returns parameters with matrices in a dtype, and vectors in that of its activations."""
+    beside = activations(dtype)
+    return jax.tree.map(lambda p: p.astype(beside if p.ndim < 2 else dtype), params)
+
+
 def factor(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array | None]:
     """Returns rows [..., in] as they are multiplied with a matrix of a dtype, and what the sums are
     then to be multiplied by, if anything, float32 [..., 1].
 
-    In float16 each row is divided by a power of two first, so that its largest number is below
-    2 ** 15: no number is too large, and only those that hardly count are too small.
+    In float16 each row is divided by a power of two first, so that its largest number is between
+    1 and 2: no number is too large, and only those that hardly count are too small.
     """
     if dtype != jnp.float16 or x.dtype == jnp.float16:
         return x, None
     largest = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), _SMALLEST)
     exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
-    by = jax.lax.bitcast_convert_type(exponent, jnp.float32) * 2.0**-14
+    by = jax.lax.bitcast_convert_type(exponent, jnp.float32)
     return (x / by).astype(dtype), by
 
 
@@ -75,7 +82,7 @@ def _backward(
     dtype: jnp.dtype, factors: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = factors
-    rows, gradient = _rows(x), _rows(gradient.astype(x.dtype))
+    rows, gradient = _rows(x), _rows(narrowed(gradient, x.dtype).astype(x.dtype))
     if jax.default_backend() == "cpu":
         # XLA multiplies bfloat16 as such only if the first factor's rows are contracted; it would
         # fold a transposition of the whole factor into the product.
@@ -88,7 +95,8 @@ def _backward(
 
 
 def _sums(indices: str, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
-    return jnp.einsum(indices, a, b, preferred_element_type=jnp.float32).astype(dtype)
+    sums = jnp.einsum(indices, a, b, preferred_element_type=jnp.float32)
+    return narrowed(sums, dtype).astype(dtype)
 
 
 def _rows(x: jax.Array) -> jax.Array:

@@ -27,6 +27,15 @@ def has_triton() -> bool:
     return True
 
 
+def multiprocessors() -> int:
+    """Returns how many multiprocessors the GPU has that a kernel is made for: the one that it is
+    compiled for without it, this process's, or else an H200."""
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    if described is not None and described.num_cores:
+        return described.num_cores
+    return getattr(jax.local_devices()[0], "core_count", None) or 132
+
+
 def load(ref: Any, mask: jax.Array, other: float = 0) -> jax.Array:
     """Reads where the mask, which is broadcast, is set; elsewhere gives `other`. Triton only."""
     from jax.experimental.pallas import triton

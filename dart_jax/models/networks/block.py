@@ -18,7 +18,6 @@ from dart_jax.models.attention.segments import Prefix, softcap, window_start
 from dart_jax.models.cache import Cache, KVCache
 from dart_jax.models.drafter_config import BlockConfig
 from dart_jax.models.kernels.inputs import Inputs
-from dart_jax.models.kernels.matmul import activations
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.layers.dense import Init, Linear, RMSNorm
 from dart_jax.models.networks.draft_layer import embedded, projected
@@ -39,7 +38,7 @@ class Convolution(nnx.Module):
     def __init__(self, d: int, group: int, init: Init):
         self.groups = d // group
         self.base_kernel = nnx.Param(
-            jnp.zeros((2, 2, d), activations(init.dtype)).at[:, 0].set(1)  # leaves all as it is
+            jnp.zeros((2, 2, d), init.dtype).at[:, 0].set(1)  # leaves all as it is
         )
         self.kernel_projection = Linear(d, 4 * self.groups, init)
 
@@ -47,7 +46,8 @@ class Convolution(nnx.Module):
         """Returns the factors of every row's channels [B, T, D]: [2, 2, B, T, D]."""
         own = self.kernel_projection(x).reshape(*x.shape[:2], 2, 2, self.groups)
         own = jnp.repeat(own, x.shape[2] // self.groups, axis=-1)
-        return self.base_kernel[...][:, :, None, None] + jnp.moveaxis(own, (2, 3), (0, 1))
+        base = self.base_kernel[...][:, :, None, None].astype(own.dtype)
+        return base + jnp.moveaxis(own, (2, 3), (0, 1))
 
 
 def convolved(x: jax.Array, factors: jax.Array) -> jax.Array:
