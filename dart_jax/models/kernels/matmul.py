@@ -42,9 +42,7 @@ def factor(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array | None]
     """
     if dtype != jnp.float16 or x.dtype == jnp.float16:
         return x, None
-    largest = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), _SMALLEST)
-    exponent = jax.lax.bitcast_convert_type(largest, jnp.int32) & 0x7F800000
-    by = jax.lax.bitcast_convert_type(exponent, jnp.float32)
+    by = _power(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     return (x / by).astype(dtype), by
 
 
@@ -63,44 +61,65 @@ def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 def matmul(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
     """[..., in] @ [in, out] -> [..., out] of a dtype: that of both, or float32, the sums."""
-    x, by = factor(x, kernel.dtype)
-    return scaled(_matmul(jnp.dtype(dtype), x, kernel), by)
+    return _matmul(jnp.dtype(dtype), x, kernel)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _matmul(dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jnp.einsum("...d,dv->...v", x, kernel, preferred_element_type=dtype)
+    x, by = factor(x, kernel.dtype)
+    return scaled(jnp.einsum("...d,dv->...v", x, kernel, preferred_element_type=dtype), by)
 
 
-def _forward(
-    dtype: jnp.dtype, x: jax.Array, kernel: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _sums("rd,dv->rv", _rows(x), kernel, dtype).reshape(*x.shape[:-1], -1), (x, kernel)
+_Kept = tuple[jax.Array, jax.Array | None, jax.Array]
 
 
-def _backward(
-    dtype: jnp.dtype, factors: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, kernel = factors
-    rows, gradient = _rows(x), _rows(narrowed(gradient, x.dtype).astype(x.dtype))
-    if jax.default_backend() == "cpu":
-        # XLA multiplies bfloat16 as such only if the first factor's rows are contracted; it would
-        # fold a transposition of the whole factor into the product.
-        middle = len(rows) // 2
-        columns = jnp.concatenate([rows[:middle].T, rows[middle:].T], axis=1)
-        of_kernel = _sums("dr,rv->dv", columns, gradient, kernel.dtype)
+def _forward(dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, _Kept]:
+    x, by = factor(x, kernel.dtype)
+    y = scaled(_sums("rd,dv->rv", _rows(x), kernel, dtype).reshape(*x.shape[:-1], -1), by)
+    return y, (x, by, kernel)
+
+
+def _backward(dtype: jnp.dtype, kept: _Kept, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, by, kernel = kept
+    rows, to = _rows(x), x.dtype if by is None else jnp.float32
+    if kernel.dtype == jnp.float16:
+        # Each row's gradient is scaled for the product with the kernel; for that with the rows,
+        # whose sum is over them, all gradients alike.
+        of_rows, size = factor(_rows(gradient.astype(jnp.float32)), kernel.dtype)
+        all_rows = _rows(scaled(gradient.astype(jnp.float32), by))
+        largest = _power(jnp.max(jnp.abs(all_rows)))
+        of_kernel = _product_of_columns(rows, (all_rows / largest).astype(x.dtype), jnp.float32)
+        of_kernel = narrowed(of_kernel * largest, kernel.dtype)
     else:
-        of_kernel = _sums("rd,rv->dv", rows, gradient, kernel.dtype)
-    return _sums("rv,dv->rd", gradient, kernel, x.dtype).reshape(x.shape), of_kernel
+        of_rows, size = _rows(gradient.astype(x.dtype)), None
+        of_kernel = _product_of_columns(rows, of_rows, kernel.dtype)
+    of_x = scaled(_sums("rv,dv->rd", of_rows, kernel, jnp.float32), size)
+    return narrowed(of_x, to).astype(to).reshape(x.shape), of_kernel
+
+
+def _product_of_columns(rows: jax.Array, gradient: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """[r, in] and [r, out] -> [in, out]."""
+    if jax.default_backend() != "cpu":
+        return _sums("rd,rv->dv", rows, gradient, dtype)
+    # XLA multiplies bfloat16 as such only if the first factor's rows are contracted; it would
+    # fold a transposition of the whole factor into the product.
+    middle = len(rows) // 2
+    columns = jnp.concatenate([rows[:middle].T, rows[middle:].T], axis=1)
+    return _sums("dr,rv->dv", columns, gradient, dtype)
 
 
 def _sums(indices: str, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
-    sums = jnp.einsum(indices, a, b, preferred_element_type=jnp.float32)
-    return narrowed(sums, dtype).astype(dtype)
+    return jnp.einsum(indices, a, b, preferred_element_type=jnp.float32).astype(dtype)
 
 
 def _rows(x: jax.Array) -> jax.Array:
     return x.reshape(-1, x.shape[-1])
+
+
+def _power(x: jax.Array) -> jax.Array:
+    """The largest powers of two that are not above positive numbers."""
+    bits = jax.lax.bitcast_convert_type(jnp.maximum(x, _SMALLEST), jnp.int32)
+    return jax.lax.bitcast_convert_type(bits & 0x7F800000, jnp.float32)
 
 
 _matmul.defvjp(_forward, _backward)
