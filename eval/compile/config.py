@@ -9,9 +9,11 @@ from typing import Literal
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
 
+# fmt: off
 Device = Literal[
-    *("t4", "l4", "a100", "rtx-3090", "rtx-4090", "rtx-5090", "h100", "h200", "b200", "v5e", "v6e")
+    "t4", "l4", "a100", "rtx-3090", "rtx-4090", "rtx-5090", "h100", "h200", "b200", "v5e", "v6e"
 ]
+# fmt: on
 Method = Literal["plain", "text", "dart", "eagle3", "dflash", "dspark"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
 # All of sampling on which programs depend.

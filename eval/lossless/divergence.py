@@ -19,6 +19,7 @@ import numpy as np
 from dart_jax.decoding.sampling import Sampling, gumbel_noise, row_keys
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
+from dart_jax.models.kernels.choices import CacheDtype
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers.dense import Params
@@ -157,7 +158,8 @@ class Prober:
         # With weights in blocks inputs are rounded to 8 bits, and the sums of other kernels would
         # differ by steps of that: the model's own kernels compute them.
         own = in_blocks(self._params)
-        self._options = model.execution.target if own else LayerOptions()
+        kv: CacheDtype = "float16" if dtype_of(self._params) == np.float16 else "auto"
+        self._options = model.execution.target if own else LayerOptions(kv=kv)
         # Products with tiles are computed in float32.
         exact = lambda x: x if isinstance(x, Tiles) else x.astype(jnp.float32)  # noqa: E731
         is_leaf = lambda x: isinstance(x, Tiles)  # noqa: E731

@@ -116,11 +116,12 @@ def test_the_product(check, monkeypatch):
 
 
 @pytest.mark.long
-def test_every_method(check, pair):
-    """With a penalty and min-p, in bfloat16, where outputs differ by ties. The draft model is the
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_method(check, pair, dtype):
+    """With a penalty and min-p, in 16 bits, where outputs differ by ties. The draft model is the
     target itself, so it is always right."""
     every = {"method": "all", "draft_model": pair["target"], "top_k": 0, "top_p": 1.0}
-    every["dtype"] = "bfloat16"
+    every["dtype"] = dtype
     passed, text, content = check(**every, **QUICK, repetition_penalty=1.3, min_p=0.1)
     assert passed
     methods = {s["method"]: s["nodes"] for s in content["settings"]}

@@ -62,8 +62,9 @@ def abstract_params(
 def dtype_of(target: Params) -> np.dtype:
     """Returns the dtype that a target was loaded in: of its activations, or float16."""
     table = target["embed_tokens"]
-    half = not isinstance(table, Tiles) and table.dtype == np.float16
-    return table.dtype if half else target["norm"]["scale"].dtype
+    if isinstance(table, Tiles) or table.dtype != np.float16:
+        return target["norm"]["scale"].dtype
+    return table.dtype
 
 
 def init_params(
