@@ -158,7 +158,7 @@ class DartModel:
             is one, and the text itself. "none": nothing drafts, decoding is plain.
           ngram: n-gram file, ours or the reference's `.trie`, which is converted once and kept in
             the user's cache directory; or `owner/name/file` of the hub. None: no n-gram model.
-          dtype: of weights and activations; "auto" is float32 on CPU, otherwise bfloat16.
+          dtype: of weights and activations; "auto" as for `weights.checkpoint.resolve_dtype`.
           attention: what computes attention to the cache: "native", the C++ core, for CPUs,
             "triton", a kernel for NVIDIA GPUs from the A100 on, "mosaic", one for TPUs, or "dense",
             plain JAX; "auto" is the platform's best.

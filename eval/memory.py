@@ -106,6 +106,7 @@ def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> M
 
     from dart_jax.decoding.state import DecodeConfig
     from dart_jax.engine.shapes import length_bucket
+    from dart_jax.models.kernels.matmul import activations
     from dart_jax.models.kernels.options import LayerOptions
     from dart_jax.weights.checkpoint import resolve_dtype
     from eval.latency.shapes import cache_row, weight_bytes
@@ -115,7 +116,7 @@ def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> M
     decoding = DecodeConfig(target, drafter, config.tree_nodes)
     length = min(length_bucket(config.length), target.max_length)
     rows = config.batch_size * decoding.capacity(length)
-    features = dtype.itemsize * len(decoding.feature_layers) * target.hidden_size
+    features = activations(dtype).itemsize * len(decoding.feature_layers) * target.hidden_size
     node = _FLOAT * target.vocab_size + features + cache_row(target, kv)
     return Memory(
         weight_bytes(target, dtype, int8),

@@ -86,7 +86,8 @@ class DrafterTraining:
     """Run the target in every step, or once per row and cache its outputs on disk; then a CPU
     computes them as when it decodes, with weights as they are stored."""
     target_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """dtype of the target's weights; auto is float32 on CPU, otherwise bfloat16."""
+    """dtype of the target's weights; auto is float32 on CPU, float16 on GPUs before compute
+    capability 8, otherwise bfloat16."""
     epochs: float | None = None
     """Passes over the data, instead of --steps."""
     chunk: int | None = None

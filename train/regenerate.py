@@ -68,7 +68,7 @@ class RegenerateConfig:
     ngram: str | None = None
     """N-gram file for the tree search; without a drafter the n-gram model drafts by itself."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
+    """dtype of weights and activations; auto is what the device multiplies best."""
     mesh: str | None = None
     """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share
     the target's weights (model), each with some of a batch's answers (data). By default one."""

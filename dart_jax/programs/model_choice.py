@@ -44,12 +44,13 @@ class ModelChoice:
     no_text_drafts: bool = False
     """Do not draft what followed earlier in the text."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
+    """dtype of weights and activations; auto is float32 on CPU, float16 on GPUs before compute
+    capability 8, otherwise bfloat16. With float16, norms, sums and what layers add are float32."""
     weights: WeightsDtype = "stored"
     """Storage of the weights of linear layers: as in the files, where a CPU computes a GGUF file's
     in blocks of 4 to 8 bits; as floats; or in 8 bits, which on a CPU also rounds their inputs."""
     kv: CacheDtype = "auto"
-    """dtype of cached keys and values: auto is that of the activations, but bfloat16 where a CPU
+    """dtype of cached keys and values: auto is that of the weights, but bfloat16 where a CPU
     computes weights in blocks; on a CPU bfloat16 takes half of the memory of float32."""
     attention: AttentionChoice = "auto"
     """Attention to the cache: native, in the C++ core, for CPUs; triton, a kernel for NVIDIA GPUs

@@ -27,7 +27,7 @@ class LatencyConfig:
     repeats: int = 5
     """Measurements of everything."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """dtype of weights and activations; auto is float32 on CPU, otherwise bfloat16."""
+    """dtype of weights and activations; auto is what the device multiplies best."""
     json: Path | None = None
     """Write all measurements to this file."""
 
