@@ -363,9 +363,10 @@ def _tree(config: DecodeConfig, state: DecodeState, trees: jax.Array | None) -> 
         chex.assert_shape(trees, (batch, None, None))
         chex.assert_type(trees, jnp.int32)
         tree = unpack(trees)
-    # Over all sequences, a multiple: XLA would pad the inputs of every product.
-    multiple = -(-config.execution.min_rows // batch)
-    return with_unused(tree, -(-tree.tokens.shape[1] // multiple) * multiple)
+    least = -(-config.execution.min_rows // batch)
+    if config.execution.attention == "dense":  # where XLA calls cuBLAS, and would pad all inputs
+        least *= -(-tree.tokens.shape[1] // least)
+    return with_unused(tree, least)
 
 
 def _used(config: DecodeConfig, tree: DraftTree) -> jax.Array | None:
