@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from dart_jax.errors import UserError
-from dart_jax.models.platform.execution import Execution
+from dart_jax.models.platform.execution import Execution, best_dtype_of_gpu
 
 # XLA's description of a GPU, a text proto.
 _GPU = """gpu_device_info {{
@@ -67,8 +67,6 @@ class Gpu:
       cache: bytes of L2 cache.
       bandwidth: bytes of memory read in a second.
       memory: bytes.
-      rate: operations of dense products of 16 bits in a second, two per multiply-add, with sums in
-        float32.
     """
 
     capability: float
@@ -77,7 +75,6 @@ class Gpu:
     cache: int
     bandwidth: int
     memory: int
-    rate: float
 
     def described(self, title: str) -> str:
         """Returns XLA's description."""
@@ -122,7 +119,7 @@ class Accelerator:
     @property
     def dtype(self) -> Literal["bfloat16", "float16"]:
         """The dtype of weights that it multiplies best."""
-        return "float16" if self.gpu and self.gpu.capability < 8 else "bfloat16"
+        return best_dtype_of_gpu(self.gpu.capability) if self.gpu else "bfloat16"
 
     @property
     def execution(self) -> Execution:
@@ -144,31 +141,24 @@ class Accelerator:
         )
 
 
-_MB, _GB = 2**20, 10**9
+def _gpu(
+    title: str, capability: float, cores: int, clock: float, cache: int, bandwidth: int, memory: int
+) -> Accelerator:
+    """Describes a `Gpu`, with L2 cache in MiB, bandwidth in GB/s and memory in GB."""
+    sizes = cache * 2**20, bandwidth * 10**9, memory * 10**9
+    return Accelerator(title, Gpu(capability, cores, clock, *sizes))
+
+
 ACCELERATORS = {
-    "t4": Accelerator("Tesla T4", Gpu(7.5, 40, 1.59, 4 * _MB, 320 * _GB, 16 * _GB, 65e12)),
-    "l4": Accelerator("NVIDIA L4", Gpu(8.9, 58, 2.04, 48 * _MB, 300 * _GB, 24 * _GB, 121e12)),
-    "a100": Accelerator(
-        "NVIDIA A100-SXM4-40GB", Gpu(8.0, 108, 1.41, 40 * _MB, 1_555 * _GB, 40 * _GB, 312e12)
-    ),
-    "rtx-3090": Accelerator(
-        "NVIDIA GeForce RTX 3090", Gpu(8.6, 82, 1.70, 6 * _MB, 936 * _GB, 24 * _GB, 71e12)
-    ),
-    "rtx-4090": Accelerator(
-        "NVIDIA GeForce RTX 4090", Gpu(8.9, 128, 2.52, 72 * _MB, 1_008 * _GB, 24 * _GB, 165e12)
-    ),
-    "rtx-5090": Accelerator(
-        "NVIDIA GeForce RTX 5090", Gpu(12.0, 170, 2.41, 96 * _MB, 1_792 * _GB, 32 * _GB, 210e12)
-    ),
-    "h100": Accelerator(
-        "NVIDIA H100 SXM", Gpu(9.0, 132, 1.98, 50 * _MB, 3_350 * _GB, 80 * _GB, 989e12)
-    ),
-    "h200": Accelerator(
-        "NVIDIA H200 SXM", Gpu(9.0, 132, 1.98, 50 * _MB, 4_800 * _GB, 141 * _GB, 989e12)
-    ),
-    "b200": Accelerator(
-        "NVIDIA B200", Gpu(10.0, 148, 1.97, 126 * _MB, 8_000 * _GB, 180 * _GB, 2250e12)
-    ),
+    "t4": _gpu("Tesla T4", 7.5, 40, 1.59, 4, 320, 16),
+    "l4": _gpu("NVIDIA L4", 8.9, 58, 2.04, 48, 300, 24),
+    "a100": _gpu("NVIDIA A100-SXM4-40GB", 8.0, 108, 1.41, 40, 1_555, 40),
+    "rtx-3090": _gpu("NVIDIA GeForce RTX 3090", 8.6, 82, 1.70, 6, 936, 24),
+    "rtx-4090": _gpu("NVIDIA GeForce RTX 4090", 8.9, 128, 2.52, 72, 1_008, 24),
+    "rtx-5090": _gpu("NVIDIA GeForce RTX 5090", 12.0, 170, 2.41, 96, 1_792, 32),
+    "h100": _gpu("NVIDIA H100 SXM", 9.0, 132, 1.98, 50, 3_350, 80),
+    "h200": _gpu("NVIDIA H200 SXM", 9.0, 132, 1.98, 50, 4_800, 141),
+    "b200": _gpu("NVIDIA B200", 10.0, 148, 1.97, 126, 8_000, 180),
     "v5e": Accelerator("TPU v5e"),
     "v6e": Accelerator("TPU v6e"),
 }

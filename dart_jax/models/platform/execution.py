@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -174,13 +175,18 @@ class Execution:
 
 
 def best_dtype() -> DTypeLike:
-    """Returns the dtype of weights that this process's platform multiplies best: float16 on GPUs
-    before compute capability 8, which convert every bfloat16 weight in memory first."""
+    """Returns the dtype of weights that this process's platform multiplies best."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return jnp.float32
     capability = getattr(device, "compute_capability", None)
-    return jnp.float16 if capability and float(capability) < 8 else jnp.bfloat16
+    return best_dtype_of_gpu(float(capability)) if capability else jnp.bfloat16
+
+
+def best_dtype_of_gpu(compute_capability: float) -> Literal["bfloat16", "float16"]:
+    """Returns the same for an NVIDIA GPU: before compute capability 8 every weight in bfloat16
+    would be converted in memory first."""
+    return "bfloat16" if compute_capability >= 8 else "float16"
 
 
 def check_cache(kv_dtype: CacheDtype, dtype: DTypeLike) -> None:
