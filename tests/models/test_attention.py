@@ -83,6 +83,15 @@ def test_rows_that_nobody_computed_do_not_matter():
         np.testing.assert_array_equal(got[:, :3], attend([new], seen)[:, :3])
 
 
+def test_what_the_core_has_not_written_does_not_matter():
+    """Where it does not compute the head size, either, and a pool has one page."""
+    new, filled, undefined = attention_arrays(AttentionShape(1, 4, 2, 5, 30, head_dim=8), 0)
+    assert np.isnan(undefined.v).any()
+    undefined = undefined._replace(pages=jnp.zeros((1, 1), jnp.int32))
+    got = attend([new], undefined, kernel="native")
+    np.testing.assert_array_equal(got, attend([new], filled))
+
+
 @needs_native
 @pytest.mark.parametrize("size", [None, 24])
 def test_keys_and_values_in_bfloat16(size):

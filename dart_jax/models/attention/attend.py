@@ -46,7 +46,8 @@ def attend(
     if kernel in ("mosaic", "interpret-mosaic") and mosaic.fits(q, prefix):
         interpret = kernel == "interpret-mosaic"
         return mosaic.attend_mosaic(_join(segments), prefix, scoring, interpret=interpret)
-    plain = prefix.in_one_piece()
+    # The C++ core, which does not compute this head size, still wrote the pool, or has not yet.
+    plain = prefix.in_one_piece(finite=kernel != "native")
     return attend_dense([Segment(q, plain.k, plain.v, plain.mask), *dense], scoring)
 
 

@@ -81,14 +81,15 @@ class Prefix(NamedTuple):
         at = jnp.arange(self.capacity, dtype=jnp.int32)[None, None]
         return valid & (at >= self.first[:, :, None])
 
-    def in_one_piece(self) -> Prefix:
+    def in_one_piece(self, finite: bool = True) -> Prefix:
         """Returns the same rows without pages, [B, K, S, h]: what the table names is copied, and
-        what is not filled is 0. The only page of a pool is taken as it is."""
+        what is not filled is 0. The only page of a pool is taken as it is, unless it may hold
+        numbers that are not `finite`, even where it is not filled."""
         if self.pages is None:
             return self
         count, kv_heads, size, h = self.k.shape
         b, n = self.pages.shape
-        if count == b == n == 1:
+        if finite and count == b == n == 1:
             return self._replace(pages=None)
         page = jnp.where(self.pages < 0, count, self.pages)  # beyond the pool, which reads as 0
         # A page may hold what another sequence has left, even NaN.
