@@ -23,6 +23,8 @@ from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers.dense import Params
 from dart_jax.models.networks.pure import dtype_of
+from dart_jax.models.networks.sizes import WithWeights, weight_bytes
+from dart_jax.models.platform.device_memory import DeviceMemory, device_memory
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, untie
 from dart_jax.models.sharding.placement import replicate
@@ -62,6 +64,37 @@ def with_window(config: _Config, window: int | None) -> _Config:
             f"a drafter's window must be positive and below 2^31, or 0 for none, got {window}"
         )
     return cast(_Config, (config or DraftingConfig()).with_window(window or None))
+
+
+def check_room(
+    target: TargetConfig,
+    drafter: AnyDrafter | None,
+    dtype: np.dtype,
+    execution: Execution,
+) -> None:
+    """Raises UserError if the devices cannot hold the weights, before any is read."""
+    memory = device_memory()
+    if memory is None:
+        return
+    if execution.devices.mesh is not None:  # as `load_target_here`
+        target = dataclasses.replace(target, tie_word_embeddings=False)
+
+    def need(int8: bool) -> int:
+        devices = execution.devices.with_drafter(drafter)
+        total = weight_bytes(target, dtype, int8) // devices.shards
+        if isinstance(drafter, WithWeights):
+            total += weight_bytes(drafter, dtype, int8) // devices.drafter_shards
+        return total
+
+    size, int8 = need(execution.weights.int8), need(True)
+    if size <= memory.left:
+        return
+    cures = [f"--weights int8 ({int8 / 1e9:.1f} GB)"] if int8 <= memory.left else []
+    cures += [f"more devices (--mesh model={2 * execution.devices.shards})", "a smaller model"]
+    raise UserError(
+        f"the weights take {size / 1e9:.1f} GB of a device, and JAX has {memory.left / 1e9:.1f} GB "
+        f"for them (XLA_CLIENT_MEM_FRACTION=0.9 gives it more); pass {', or '.join(cures)}"
+    )
 
 
 def load_target_here(
@@ -155,8 +188,24 @@ def parts_in_words(
         "n-gram model": "none" if ngram is None else repr(ngram),
         "dtype": f"{dtype}; keys and values {kv}",
         "device": f"{devices[0].device_kind} {', '.join(str(each.id) for each in devices)}",
-        "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB",
+        "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB{_left(device_memory())}",
     }
+
+
+def room_in_words(params: DecodeParams, *, auto: bool) -> str:
+    """Describes what a model takes of a device's memory, or returns "" where JAX does not tell
+    that; `auto`: its dtype was chosen for the device."""
+    memory = device_memory()
+    if memory is None:
+        return ""
+    dtype = dtype_of(params["target"])
+    why = ", which this GPU multiplies best" if auto and dtype == jnp.float16 else ""
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    return f"{dtype}{why}: {size / 1e6:,.0f} MB{_left(memory)}"
+
+
+def _left(memory: DeviceMemory | None) -> str:
+    return "" if memory is None else f"; {memory.left / 1e6:,.0f} MB of a device are left"
 
 
 def _parameter_count(params: Any) -> str:

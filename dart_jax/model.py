@@ -41,6 +41,7 @@ from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.loading import (
     PLAIN,
     PathLike,
+    check_room,
     find_drafter,
     load_drafter_here,
     load_target_here,
@@ -194,8 +195,7 @@ class DartModel:
             raise UserError('an n-gram model drafts; leave it out, or the drafter "none"')
         if named is not None and drafter is None:
             drafter = named.part(models.DRAFTER)
-        # Read the small files first, so that mismatched parts are reported before the weights are
-        # loaded.
+        # The small files first: mismatched parts are reported before the weights are loaded.
         directory = hub.resolve(target, revision=revision, token=token, patterns=hub.TARGET)
         config, tokenizer = read_target_config(directory), Tokenizer.load(directory)
         ngram_model = draft_config = drafter_path = None
@@ -212,9 +212,9 @@ class DartModel:
                     "with this one; pass one of the two (--no-ngram leaves out that of --model)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
-        config, target_params = load_target_here(
-            directory, kind, execution.weights, execution.devices.mesh
-        )
+        check_room(config, draft_config, kind, execution)
+        form, devices = execution.weights, execution.devices
+        config, target_params = load_target_here(directory, kind, form, devices.mesh)
         params: DecodeParams = {"target": target_params}
         drafting = None if ngram_model is None else NgramConfig()
         eos = load_eos(directory, config.vocab_size)

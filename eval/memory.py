@@ -1,6 +1,7 @@
-"""Memory that decoding needs, per model, as a table in Markdown.
+"""Memory that decoding needs, per model, as a table in Markdown; and what fits a device.
 
     python -m eval.memory
+    python -m eval.memory --device t4
     python -m eval.memory --shape qwen3-8b --length 32768 --batch-size 4
     python -m eval.memory --shape llama-3-70b --weights int8
     python -m eval.memory --target Qwen/Qwen3-1.7B --drafter fvliang/qwen1.7b-dart
@@ -13,20 +14,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.console import Console
 
 from dart_jax.errors import UserError
 from dart_jax.models.kernels.choices import CacheDtype
 from dart_jax.programs.command_line import check_least, parse, program
-from dart_jax.programs.tables import table
+from dart_jax.programs.tables import narrow, table
+from eval.compile.config import Gpus
 
 if TYPE_CHECKING:
     from dart_jax.models.config import TargetConfig
-    from eval.latency.shapes import AnyDrafter
+    from dart_jax.models.networks.sizes import WithWeights
 
 _FLOAT = 4  # bytes of a logit
+_ROOM = 0.9  # of a device's memory: the rest is for activations and XLA's own buffers
+_SHORTEST = 512  # tokens of a text that is worth a model
+_MESHES = 2, 4, 8
+_NOTE = (
+    "tree: what a verification returns; left: of nine tenths of the memory, which JAX takes with "
+    "XLA_CLIENT_MEM_FRACTION=0.9; fits: the longest texts, in tokens, by halves of what the model "
+    "was made for; int8: with --weights int8; devices: with --mesh model=2, 4 or 8"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +53,13 @@ class MemoryConfig:
         "llama-3-8b", "llama-3-70b",
     )  # fmt: skip
     """Names of published shapes; case does not matter."""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """dtype of weights and caches. On a CPU, the weights of products that bfloat16 holds exactly
-    take 2 bytes each also in float32."""
+    device: Gpus | None = None
+    """Also say what is left of the memory of this GPU, and what would fit."""
+    ngram: Path | None = None
+    """N-gram file that the GPU searches (--search device)."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """dtype of weights and caches: auto is float16 for a T4, otherwise bfloat16. On a CPU, the
+    weights of products that bfloat16 holds exactly take 2 bytes each also in float32."""
     weights: Literal["stored", "int8"] = "stored"
     """Storage of the weights of linear layers and experts: with that dtype, or in 8 bits with a
     scale for each output, as on GPUs and TPUs."""
@@ -61,16 +75,33 @@ class MemoryConfig:
     def __post_init__(self) -> None:
         from dart_jax.decoding.tree import MAX_NODES
         from dart_jax.models.platform.execution import check_cache
-        from dart_jax.weights.checkpoint import resolve_dtype
 
         check_least(self, length=1, batch_size=1)
-        check_cache(self.kv, resolve_dtype(self.dtype))
+        check_cache(self.kv, self.kind)
         if not 0 <= self.tree_nodes <= MAX_NODES:
             raise UserError(f"--tree-nodes must be from 0 to {MAX_NODES}, got {self.tree_nodes}")
         if self.drafter is not None and self.target is None:
             raise UserError("--drafter needs the --target that it was made for")
 
-    def models(self) -> list[tuple[str, TargetConfig, AnyDrafter]]:
+    @property
+    def kind(self) -> Any:
+        """The dtype of weights."""
+        from dart_jax.weights.checkpoint import resolve_dtype
+        from eval.compile.devices import ACCELERATORS
+
+        if self.dtype != "auto":
+            return resolve_dtype(self.dtype)
+        return resolve_dtype("bfloat16" if self.device is None else ACCELERATORS[self.device].dtype)
+
+    @property
+    def table(self) -> int:
+        """Bytes of the n-gram model on a device."""
+        from dart_jax.ngram import NgramModel
+        from dart_jax.ngram.device_table import table_bytes
+
+        return 0 if self.ngram is None else table_bytes(sum(NgramModel.load(self.ngram).sizes[1:]))
+
+    def models(self) -> list[tuple[str, TargetConfig, WithWeights]]:
         """Returns the name, the target and the drafter of each model; raises UserError if a shape
         is unknown, or a config cannot be read."""
         from dart_jax.weights import hub
@@ -100,18 +131,15 @@ class Memory(NamedTuple):
     verification: int
 
 
-def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> Memory:
+def memory(target: TargetConfig, drafter: WithWeights, config: MemoryConfig) -> Memory:
     """Computes what one model needs, with the options of `config`."""
-    import numpy as np
-
     from dart_jax.decoding.state import DecodeConfig
     from dart_jax.engine.shapes import length_bucket
     from dart_jax.models.kernels.matmul import activations
     from dart_jax.models.kernels.options import LayerOptions
-    from dart_jax.weights.checkpoint import resolve_dtype
-    from eval.latency.shapes import cache_row, weight_bytes
+    from dart_jax.models.networks.sizes import cache_row, weight_bytes
 
-    dtype, int8 = np.dtype(resolve_dtype(config.dtype)), config.weights == "int8"
+    dtype, int8 = config.kind, config.weights == "int8"
     kv = LayerOptions(kv=config.kv).cache_dtype(dtype)
     decoding = DecodeConfig(target, drafter, config.tree_nodes)
     length = min(length_bucket(config.length), target.max_length)
@@ -126,19 +154,59 @@ def memory(target: TargetConfig, drafter: AnyDrafter, config: MemoryConfig) -> M
     )
 
 
+def fitting(target: TargetConfig, drafter: WithWeights, config: MemoryConfig, room: float) -> str:
+    """Says what fits into so many bytes: the longest texts with the weights as asked; otherwise in
+    8 bits; otherwise the devices that could share the model."""
+
+    def fits(devices: int = 1, **changes: Any) -> bool:
+        *shared, verification = memory(target, drafter, dataclasses.replace(config, **changes))
+        return sum(shared) / devices + verification + config.table <= room
+
+    for weights in dict.fromkeys((config.weights, "int8")):
+        length = target.max_length
+        while length >= _SHORTEST and not fits(weights=weights, length=length):
+            length //= 2
+        if length >= _SHORTEST:
+            return f"{length:,}" if weights == config.weights else f"{weights}: {length:,}"
+    return next((f"{n} devices" for n in _MESHES if fits(n)), "no")
+
+
 def rows(config: MemoryConfig) -> list[list[str]]:
     """Returns the table's cells, in gigabytes (10^9 bytes); raises UserError as `models`."""
-    models = config.models()
-    needs = [(name, memory(target, drafter, config)) for name, target, drafter in models]
-    return [[name, *(f"{x / 1e9:.2f}" for x in (*need, sum(need)))] for name, need in needs]
+    from eval.compile.devices import ACCELERATORS
+
+    found, form = [], ".2f" if config.device is None else ".1f"
+    for name, target, drafter in config.models():
+        need = memory(target, drafter, config)
+        parts = [*need, config.table] if config.ngram else [*need]
+        row: list[float] = [*parts, sum(parts)]
+        last = []
+        if config.device is not None:
+            gpu = ACCELERATORS[config.device].gpu
+            assert gpu is not None
+            room = _ROOM * gpu.memory
+            row.append(room - sum(parts))
+            last = [fitting(target, drafter, config, room)]
+        found.append([name, *(f"{x / 1e9:{form}}" for x in row), *last])
+    return found
+
+
+def columns(config: MemoryConfig) -> list[str]:
+    """Returns the names of the columns of `rows`."""
+    names = ["model", "target", "drafter", "caches", "tree"]
+    names += ["n-grams"] if config.ngram else []
+    return [*names, "sum", *(["left", "fits"] if config.device else [])]
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
     with program():
         config = parse(MemoryConfig, args, __doc__)
-        columns = ("model", "target", "drafter", "caches", "verification", "together")
-        Console().print(table("Gigabytes (10^9 bytes)", columns, rows(config)))
+        title, what = "Gigabytes (10^9 bytes)", (columns(config), rows(config))
+        if config.device is None:
+            Console().print(table(title, *what))
+        else:
+            Console().print(narrow(f"{title}, {config.kind}, {config.device}", *what, _NOTE))
 
 
 if __name__ == "__main__":

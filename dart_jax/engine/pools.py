@@ -18,6 +18,7 @@ from dart_jax.models.attention.compaction import keep_rows
 from dart_jax.models.cache import Cache, KVCache, PagedCache, parts
 from dart_jax.models.cpu import copy_page as copy_page_natively
 from dart_jax.models.cpu import unwritten
+from dart_jax.models.platform.device_memory import device_memory
 from dart_jax.models.sharding.mesh import DATA, MODEL
 from dart_jax.models.sharding.program import ROWS, OnDevices, program
 
@@ -101,22 +102,36 @@ def count_pages(
     config: DecodeConfig, params: DecodeParams, options: EngineConfig, shapes: Shapes
 ) -> int:
     """Returns how many pages of each group of devices the memory holds; offline as many as the
-    longest texts in all slots need. Raises UserError if it does not hold the longest text."""
+    longest texts in all slots need. Raises UserError if it does not hold these, or the longest
+    text."""
     wanted = shapes.slots // shapes.groups * shapes.pages_each
-    if options.offline:
+    least = wanted if options.offline else shapes.pages_each
+    memory = device_memory()
+    if options.offline and memory is None:
         return wanted
     pool = jax.eval_shape(lambda: empty_pools(config, params, pages=1, page=shapes.page))
     leaves = jax.tree.leaves(pool)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // shapes.groups
-    if options.kv_memory is None:
+    # Devices that share a model share its pages, too.
+    shards, count = config.execution.devices.shards, wanted
+    if options.kv_memory is not None:
+        count = parse_memory(options.kv_memory) // size
+        if count < least:
+            raise UserError(
+                f"--kv-memory {options.kv_memory} is too little for one request of "
+                f"{shapes.max_length} tokens, which takes {least * size / 1e6:,.0f} MB; raise it "
+                "or lower --max-length"
+            )
+    elif not options.offline:
         most = _MOST_MEMORY.get(jax.default_backend(), _MOST_MEMORY_ELSEWHERE)
-        return max(min(wanted, most // size), shapes.pages_each)
-    count = parse_memory(options.kv_memory) // size
-    if count < shapes.pages_each:
-        least = shapes.pages_each * size / 1e6
+        most = most if memory is None else min(most, memory.left * shards)
+        count = max(min(wanted, most // size), least)
+    if memory is not None and count * size > memory.free * shards:
+        lower = (
+            "--max-new-tokens or the batch" if options.offline else "--kv-memory or --max-length"
+        )
         raise UserError(
-            f"--kv-memory {options.kv_memory} is too little for one request of "
-            f"{shapes.max_length} tokens, which takes {least:,.0f} MB; raise it or lower "
-            "--max-length"
+            f"keys and values take {count * size / 1e6:,.0f} MB, and the device has "
+            f"{memory.free * shards / 1e6:,.0f} MB left; lower {lower}"
         )
     return count

@@ -12,6 +12,7 @@ from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, Weights
 from dart_jax.named import models
 from dart_jax.named.models import NamedModel
 from dart_jax.programs.command_line import check_least
+from dart_jax.progress import say
 
 if TYPE_CHECKING:
     from dart_jax.model import DartModel
@@ -134,12 +135,14 @@ class ModelChoice:
         return self.drafter_window
 
     def load(self) -> DartModel:
-        """Loads the model; raises UserError as `DartModel.from_pretrained`."""
+        """Loads the model, and says what it takes of a GPU's memory; raises UserError as
+        `DartModel.from_pretrained`."""
+        from dart_jax.loading import room_in_words
         from dart_jax.memory import parse_memory
         from dart_jax.model import DartModel
 
         memory = parse_memory(self.ngram_device_memory)
-        return DartModel.from_pretrained(
+        model = DartModel.from_pretrained(
             self.target_path,
             self.main_drafter,
             self.ngram_model,
@@ -154,3 +157,6 @@ class ModelChoice:
             text_drafts=not self.no_text_drafts,
             revision=self.revision,
         )
+        if room := room_in_words(model.params, auto=self.dtype == "auto"):
+            say(f"{self.title}: {room}")
+        return model

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dart_jax.errors import UserError
 from dart_jax.named import models
+from dart_jax.progress import say
 from dart_jax.weights.gguf import file as gguf
 from dart_jax.weights.tensor_files import ADAPTER, PAIR_SCORES
 
@@ -28,6 +30,11 @@ DRAFTER = ("config.json", "tokenizer.json", *_WEIGHTS, *_TORCH_WEIGHTS)
 # Duplicates of the weights: in folders (`original/`), of which only additional_chat_templates is
 # wanted, and in the authors' own layout.
 _DUPLICATES = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
+_LONG = 5 * 10**9  # bytes of an n-gram file
+_SMALLER = (
+    "make one of your own texts in minutes (dart-jax ngram count), or leave it out: what a text "
+    "repeats is drafted without"
+)
 # Kind of a name -> the forms that name something on the hub.
 _ON_HUB = {
     "directory": "owner/name or owner/name/file.gguf",
@@ -130,7 +137,25 @@ def resolve_file(name: str | os.PathLike[str], *, token: str | bool | None = Non
     import huggingface_hub
 
     with _one_line(f"file {name}", repository):
+        found = huggingface_hub.hf_hub_download(repository, file, token=token, dry_run=True)
+    if found.will_download and found.file_size is not None:
+        _check_size(name, found.file_size, Path(found.local_path))
+    with _one_line(f"file {name}", repository):
         return Path(huggingface_hub.hf_hub_download(repository, file, token=token))
+
+
+def _check_size(name: object, size: int, path: Path) -> None:
+    """Says that an n-gram file takes long to download; raises UserError if the disk is too small
+    for it."""
+    place = next(each for each in path.absolute().parents if each.is_dir())
+    free = shutil.disk_usage(place).free
+    if size > free:
+        raise UserError(
+            f"{name} has {size / 1e9:.1f} GB, and {place} has room for {free / 1e9:.1f} GB; "
+            f"{_SMALLER}"
+        )
+    if size >= _LONG:
+        say(f"downloading {size / 1e9:.1f} GB of {name}; instead, {_SMALLER}")
 
 
 def resolve_data(name: str) -> list[Path]:

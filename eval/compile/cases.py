@@ -24,6 +24,7 @@ from dart_jax.engine.programs import BurstProgram, burst, config_of, read_chunk
 from dart_jax.engine.rows import NUMBERS, VALUES, Rows, empty_history
 from dart_jax.engine.shapes import CHUNK, STEPS_OFFLINE
 from dart_jax.models.drafter_config import DartConfig, DraftLayerConfig, Eagle3Config
+from dart_jax.models.networks.sizes import stored_shapes
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.sharding.devices import Devices
 from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs, specs_of
@@ -34,7 +35,6 @@ from eval.latency.shapes import (
     block_drafter_of,
     cost,
     drafter_of,
-    stored_shapes,
     target_of,
 )
 

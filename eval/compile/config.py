@@ -10,10 +10,9 @@ from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
 
 # fmt: off
-Device = Literal[
-    "t4", "l4", "a100", "rtx-3090", "rtx-4090", "rtx-5090", "h100", "h200", "b200", "v5e", "v6e"
-]
+Gpus = Literal["t4", "l4", "a100", "rtx-3090", "rtx-4090", "rtx-5090", "h100", "h200", "b200"]
 # fmt: on
+Device = Literal[Gpus, "v5e", "v6e"]
 Method = Literal["plain", "text", "dart", "eagle3", "dflash", "dspark"]
 Program = Literal["prefill", "step", "search", "loop", "serve"]
 # All of sampling on which programs depend.

@@ -24,14 +24,13 @@ from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.config_json.block_formats import default_layers
 from dart_jax.models.drafter_config import (
-    AnyDrafterConfig,
     BlockConfig,
     DartConfig,
     DraftLayerConfig,
 )
-from dart_jax.models.kernels.int8 import round_params
 from dart_jax.models.layers.dense import Params
 from dart_jax.models.networks.pure import abstract_params
+from dart_jax.models.networks.sizes import cache_row, weight_bytes
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.rope import Rope
 from dart_jax.models.sharding.mesh import MeshShape
@@ -44,8 +43,6 @@ from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import read_target_config, resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
 
-# Drafters with weights, and targets.
-AnyDrafter = AnyDrafterConfig | TargetConfig
 AnyDraftLayer = TypeVar("AnyDraftLayer", bound=DraftLayerConfig)
 
 # Mask rows of the paper's drafters, which draft 8 positions.
@@ -143,35 +140,6 @@ def as_loaded(
     if devices.mesh is not None or execution.weights.int8:
         target = dataclasses.replace(target, tie_word_embeddings=False)
     return target, drafter, dataclasses.replace(execution, devices=devices)
-
-
-def cache_row(config: AnyDrafter, dtype: Any) -> int:
-    """Returns the bytes of one token's keys and values in all layers of a model's cache."""
-    layers, heads = config.num_hidden_layers, config.num_key_value_heads
-    return jnp.dtype(dtype).itemsize * layers * 2 * heads * config.head_dim
-
-
-def stored_shapes(config: AnyDrafter, dtype: Any, *, int8: bool, fused: bool = False) -> Any:
-    """Returns the shapes of a model's parameters: with `int8`, linear layers and experts are in 8
-    bits; with `fused`, the projections of one input are one."""
-    shapes = abstract_params(config, fused, jnp.dtype(dtype))
-    return jax.eval_shape(round_params, shapes) if int8 else shapes
-
-
-def weight_bytes(config: AnyDrafter, dtype: Any, int8: bool = False) -> int:
-    """Returns the bytes of a model's weights; `int8`: linear layers and experts in 8 bits."""
-    if isinstance(config, TargetConfig):
-        if int8:  # the head is rounded, the embeddings are not
-            config = dataclasses.replace(config, tie_word_embeddings=False)
-        if config.moe is None and (layers := config.num_hidden_layers) > 2:
-            # All layers are the same, and making the shapes of 80 would take half a minute.
-            one, two = (
-                weight_bytes(dataclasses.replace(config, num_hidden_layers=n), dtype, int8)
-                for n in (1, 2)
-            )
-            return one + (layers - 1) * (two - one)
-    leaves = jax.tree.leaves(stored_shapes(config, dtype, int8=int8))
-    return sum(x.size * x.dtype.itemsize for x in leaves)
 
 
 _INT = _FLOAT = 4  # bytes of ids and of logits

@@ -16,11 +16,12 @@ from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.config import MoEConfig
+from dart_jax.models.networks.sizes import weight_bytes
 from dart_jax.models.platform.execution import Execution
 from eval.latency import steps
 from eval.latency.config import LatencyConfig
 from eval.latency.program import number, run
-from eval.latency.shapes import cost, drafter_of, random_model, target_of, weight_bytes
+from eval.latency.shapes import cost, drafter_of, random_model, target_of
 from eval.latency.steps import Hardware, Repeated
 
 CONTEXT, NODES = 20, 12

@@ -16,7 +16,9 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import verify
 from dart_jax.engine.shapes import length_bucket
 from dart_jax.model import DEMO
-from eval.memory import MemoryConfig, memory, rows
+from dart_jax.ngram import NgramModel
+from dart_jax.ngram.device_table import device_table
+from eval.memory import MemoryConfig, columns, memory, rows
 
 NODES, BATCH = 8, 3
 OPTIONS = MemoryConfig(dtype="float32", batch_size=BATCH, tree_nodes=NODES)
@@ -93,3 +95,26 @@ def test_the_documented_table_is_what_the_program_prints():
     page = (ROOT / "docs/memory.md").read_text()
     for row in rows(MemoryConfig()):
         assert f"| {' | '.join(row)} |\n" in page
+
+
+def test_what_fits_a_device():
+    """As long as asked or longer; otherwise in 8 bits, otherwise on several devices."""
+    shapes = "qwen3-1.7b", "qwen3-8b", "qwen3-14b", "llama-3-70b"
+    config = MemoryConfig(shape=shapes, device="t4")
+    assert config.kind == np.float16
+    found = rows(config)
+    assert [row[-1] for row in found] == ["40,960", "int8: 20,480", "4 devices", "no"]
+    for row in found:
+        assert len(row) == len(columns(config))
+        room = float(row[-2]) + float(row[-3])
+        assert room == pytest.approx(0.9 * 16, abs=0.15)
+    # The longest text fits, and one of twice its length does not.
+    (_, target, drafter), *_ = MemoryConfig(shape=("qwen3-4b",)).models()
+    for length, fits in ((20_480, True), (40_960, False)):
+        need = memory(target, drafter, dataclasses.replace(config, length=length))
+        assert (sum(need) <= 0.9 * 16e9) == fits
+    config = MemoryConfig(shape=("qwen3-4b",), device="t4", ngram=DEMO / "ngram.dng")
+    [row] = rows(config)
+    assert row[columns(config).index("n-grams")] == f"{config.table / 1e9:.1f}"
+    table = device_table(NgramModel.load(DEMO / "ngram.dng"))
+    assert config.table == pytest.approx(held(table), rel=0.01)

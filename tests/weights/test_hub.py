@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from types import SimpleNamespace
 
 import local_hub
 import pytest
@@ -196,6 +197,25 @@ def test_ngram_files(server, monkeypatch):
     assert server.fetched == ["small.trie", "old/a.dng"]
     assert "owner/name/file of a repository" in report(hub.resolve_file, "some/ngrams")
     assert "Not Found" in report(hub.resolve_file, "some/ngrams/large.trie")
+
+
+def test_large_ngram_files(server, monkeypatch, capsys):
+    """Nothing is downloaded for which there is no room, and what takes long is said."""
+    server.repositories["some/ngrams"] = {"full.trie": b"12345678"}
+    for size, free in ((8, 7), (0, 8)):
+        monkeypatch.setattr(hub, "_LONG", size)
+        monkeypatch.setattr(
+            hub.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free)
+        )
+        if free == 8:
+            assert hub.resolve_file("some/ngrams/full.trie").read_bytes() == b"12345678"
+            assert " of some/ngrams/full.trie; instead, make one of your" in capsys.readouterr().err
+        else:
+            message = report(hub.resolve_file, "some/ngrams/full.trie")
+            assert message.startswith("some/ngrams/full.trie has 0.0 GB, and ")
+            assert server.fetched == []
+    hub.resolve_file("some/ngrams/full.trie")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

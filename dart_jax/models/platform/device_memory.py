@@ -1,0 +1,31 @@
+"""Memory of the devices that compute."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes that JAX may take of each device, and those that it has."""
+
+    limit: int
+    used: int
+
+    @property
+    def free(self) -> int:
+        """Bytes that nothing has."""
+        return self.limit - self.used
+
+    @property
+    def left(self) -> int:
+        """Bytes for what is to stay: a tenth of all is for activations and XLA's own buffers."""
+        return self.free - self.limit // 10
+
+
+def device_memory() -> DeviceMemory | None:
+    """Returns the memory of this process's devices, or None where JAX does not tell it: on CPUs."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use", 0)
+    return DeviceMemory(limit, used) if limit else None
