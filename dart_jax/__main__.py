@@ -47,6 +47,7 @@ GROUPS = {
         "memory": Program("eval.memory", "show the memory that decoding with a model needs"),
         "peers": Program("eval.peers", "compare with other engines on this CPU"),
         "compile": Program("eval.compile", "show what a GPU or TPU would run"),
+        "campaign": Program("eval.campaign", "measure a device: all of this, in a given time"),
     },
     "train": {
         "regenerate": Program(

@@ -23,6 +23,10 @@ def cells(path, kind):
     return [cell.source for cell in book.cells if cell.cell_type == kind]
 
 
+def test_a_dtype_is_chosen_in_one_place():
+    assert all(path.read_text().count("resolve_dtype(") == 1 for path in NOTEBOOKS)
+
+
 @by_name
 def test_sources_alone_are_kept_and_the_first_cell_configures(path):
     book = json.loads(path.read_text())
@@ -65,14 +69,20 @@ def test_the_package_and_the_plugin_of_the_device_are_installed(monkeypatch, mod
 
 
 @pytest.mark.long(ci=True)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @by_name
-def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
-    """In a directory of its own, with this interpreter, wherever the package comes from."""
+def test_runs_from_top_to_bottom(path, dtype, tmp_path, monkeypatch):
+    """In a directory of its own, with this interpreter, wherever the package comes from; in float16
+    as on a T4."""
+    if dtype == "float16" and path.stem != "quickstart":
+        pytest.skip("decoding in float16 is the quick start's")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))  # no kernel but this one's
     book = nbformat.read(path, 4)
+    for cell in book.cells:
+        cell.source = cell.source.replace('resolve_dtype("auto")', f'resolve_dtype("{dtype}")')
     resources = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(book, kernel_name="python3", timeout=500, resources=resources)
     client.execute()
@@ -83,17 +93,20 @@ def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
         for out, shown in zip(outputs, data, strict=True)
     ]
     drawings = [shown["image/svg+xml"] for shown in data if "image/svg+xml" in shown]
-    check(path.stem, "".join(texts), drawings, tmp_path)
+    pages = [shown["text/html"] for shown in data if "text/html" in shown]
+    check(path.stem, "".join(texts), drawings, pages, tmp_path)
+    assert f"\nweights in {dtype}\n" in "".join(texts)
 
 
-def check(name, printed, drawings, directory):
+def check(name, printed, drawings, pages, directory):
     """Finds all that the reader is told to see."""
     match name:
         case "quickstart":
             assert "as plain decoding: True" in printed
             assert len(drawings) == 4
             assert all('class="node root"' in tree for tree in drawings)
-            assert "\x1b[32m" in printed
+            assert "drafted tokens are marked" in pages[-1]
+            assert "background: #2da44e33" in pages[-1]
             assert (directory / "speedup.png").is_file()
         case "train_drafter":
             assert "resuming from the checkpoint of step" in printed

@@ -1,0 +1,91 @@
+"""eval.campaign: parts that end, fail or take too long; what is measured already; the whole."""
+
+import io
+import json
+import time
+
+import pytest
+from rich.console import Console
+
+from eval import campaign
+from eval.campaign import PARTS, CampaignConfig, Part, main, run
+
+# Writes a report, fails, or waits, as its option says.
+PROGRAM = """
+import json, sys, time
+way, _, path = sys.argv[1:]
+print("begun", way)
+if way == "fails":
+    sys.exit("error: no such thing")
+if way == "waits":
+    time.sleep(600)
+table = {"title": "T", "columns": ["name", "x"], "rows": [[way, "1"]], "caption": "c"}
+report = {"command": "python part", "environment": {"device": "d"}, "tables": [table]}
+open(path, "w").write(json.dumps(report))
+"""
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Takes these as the ways of the campaign's parts."""
+    (tmp_path / "some_part.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def take(*ways):
+        every = tuple(Part(f"p{n}", "a part", "some_part", way, way) for n, way in enumerate(ways))
+        monkeypatch.setattr(campaign, "PARTS", every)
+
+    return take
+
+
+def measured(directory, **options):
+    return run(CampaignConfig(directory, **options), Console(file=io.StringIO()))
+
+
+def test_each_part_ends_in_its_way(parts, tmp_path):
+    """A failure does not end the others, and what is measured is kept."""
+    out = tmp_path / "out"
+    parts("works", "fails", "again", "waits", "late")
+    began = time.monotonic()
+    states = measured(out, minutes=0.05)
+    assert time.monotonic() - began < 20
+    assert states == {
+        "p0": "measured",
+        "p1": "failed: error: no such thing",
+        "p2": "measured",
+        "p3": "the time ended before it",
+        "p4": "no time was left",
+    }
+    text = (out / "REPORT.md").read_text()
+    for words in ("- device: d", "## p0: a part", "| works |", "error: no such thing", "| again |"):
+        assert words in text
+    assert (out / "p3.log").read_text().startswith("begun waits\n")
+    before = (out / "p0.json").stat().st_mtime_ns
+    parts("works", "works", "works", "works", "works")
+    assert set(measured(out).values()) == {"measured"}
+    assert (out / "p0.json").stat().st_mtime_ns == before
+    assert "error" not in (out / "REPORT.md").read_text()
+
+
+def test_some_parts_alone(parts, tmp_path, capsys):
+    parts("works", "works", "fails")
+    main(["--out", str(tmp_path / "out"), "--only", "p1"])
+    assert (tmp_path / "out/p1.json").exists()
+    assert not (tmp_path / "out/p0.json").exists()
+    assert str(tmp_path / "out/REPORT.md") in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main(["--out", str(tmp_path / "out")])
+    assert end.value.code == 1
+
+
+@pytest.mark.long(ci=True)
+def test_a_whole_campaign(tmp_path):
+    out = tmp_path / "out"
+    states = measured(out, minutes=20, small=True)
+    assert states == {part.name: "measured" for part in PARTS}
+    text = (out / "REPORT.md").read_text()
+    assert all(f"## {part.name}: {part.what}" in text for part in PARTS)
+    assert "- jax: " in text
+    for part in PARTS:
+        report = json.loads((out / f"{part.name}.json").read_text())
+        assert report["tables"] or part.name == "training"
