@@ -31,6 +31,7 @@ from dart_jax.models.sharding.program import ALL, DEVICE_ROWS, ROWS, param_specs
 from dart_jax.ngram.device_table import DeviceTable
 from eval.compile.config import Level, Method, Program
 from eval.latency.shapes import (
+    Cost,
     as_loaded,
     block_drafter_of,
     cost,
@@ -83,14 +84,14 @@ class Case:
         return DecodeConfig(target, own, self.nodes, text=True, execution=execution)
 
     @property
-    def least(self) -> int:
-        """Bytes that a step must read and write (see `eval.latency.shapes.cost`); 0 where that is
-        not known: for other drafters than DART's, for weights in 8 bits, and on several devices."""
+    def cost(self) -> Cost:
+        """The least work of a step (see `eval.latency.shapes.cost`); nothing where it is not known:
+        for other drafters than DART's, for weights in 8 bits, and on several devices."""
         drafter, execution = self.config.drafter, self.execution
         known = self.method in ("plain", "text") or isinstance(drafter, DartConfig)
         if not known or execution.weights.int8 or execution.devices.mesh is not None:
-            return 0
-        return cost(self.config, self.dtype, self.batch, self.context).bytes
+            return Cost(0, 0)
+        return cost(self.config, self.dtype, self.batch, self.context)
 
     @property
     def rows(self) -> int:

@@ -111,9 +111,18 @@ _LIMITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """A kind of device: the vendor's name, and what a GPU is like."""
+    """A kind of device.
+
+    Attributes:
+      title: the vendor's name.
+      bandwidth: bytes of memory read in a second.
+      rate: operations of products in 16 bits in a second, two per multiply-add, by its data sheet.
+      gpu: what a GPU is like.
+    """
 
     title: str
+    bandwidth: int
+    rate: int
     gpu: Gpu | None = None
 
     @property
@@ -141,26 +150,39 @@ class Accelerator:
         )
 
 
+def _tpu(title: str, bandwidth: int, rate: int) -> Accelerator:
+    """Describes a TPU, with bandwidth in GB/s and rate in TFLOP/s."""
+    return Accelerator(title, bandwidth * 10**9, rate * 10**12)
+
+
 def _gpu(
-    title: str, capability: float, cores: int, clock: float, cache: int, bandwidth: int, memory: int
+    title: str,
+    capability: float,
+    cores: int,
+    clock: float,
+    cache: int,
+    bandwidth: int,
+    rate: int,
+    memory: int,
 ) -> Accelerator:
-    """Describes a `Gpu`, with L2 cache in MiB, bandwidth in GB/s and memory in GB."""
+    """Describes a GPU likewise, with L2 cache in MiB and memory in GB."""
     sizes = cache * 2**20, bandwidth * 10**9, memory * 10**9
-    return Accelerator(title, Gpu(capability, cores, clock, *sizes))
+    gpu = Gpu(capability, cores, clock, *sizes)
+    return dataclasses.replace(_tpu(title, bandwidth, rate), gpu=gpu)
 
 
 ACCELERATORS = {
-    "t4": _gpu("Tesla T4", 7.5, 40, 1.59, 4, 320, 16),
-    "l4": _gpu("NVIDIA L4", 8.9, 58, 2.04, 48, 300, 24),
-    "a100": _gpu("NVIDIA A100-SXM4-40GB", 8.0, 108, 1.41, 40, 1_555, 40),
-    "rtx-3090": _gpu("NVIDIA GeForce RTX 3090", 8.6, 82, 1.70, 6, 936, 24),
-    "rtx-4090": _gpu("NVIDIA GeForce RTX 4090", 8.9, 128, 2.52, 72, 1_008, 24),
-    "rtx-5090": _gpu("NVIDIA GeForce RTX 5090", 12.0, 170, 2.41, 96, 1_792, 32),
-    "h100": _gpu("NVIDIA H100 SXM", 9.0, 132, 1.98, 50, 3_350, 80),
-    "h200": _gpu("NVIDIA H200 SXM", 9.0, 132, 1.98, 50, 4_800, 141),
-    "b200": _gpu("NVIDIA B200", 10.0, 148, 1.97, 126, 8_000, 180),
-    "v5e": Accelerator("TPU v5e"),
-    "v6e": Accelerator("TPU v6e"),
+    "t4": _gpu("Tesla T4", 7.5, 40, 1.59, 4, 320, 65, 16),
+    "l4": _gpu("NVIDIA L4", 8.9, 58, 2.04, 48, 300, 121, 24),
+    "a100": _gpu("NVIDIA A100-SXM4-40GB", 8.0, 108, 1.41, 40, 1_555, 312, 40),
+    "rtx-3090": _gpu("NVIDIA GeForce RTX 3090", 8.6, 82, 1.70, 6, 936, 71, 24),
+    "rtx-4090": _gpu("NVIDIA GeForce RTX 4090", 8.9, 128, 2.52, 72, 1_008, 165, 24),
+    "rtx-5090": _gpu("NVIDIA GeForce RTX 5090", 12.0, 170, 2.41, 96, 1_792, 210, 32),
+    "h100": _gpu("NVIDIA H100 SXM", 9.0, 132, 1.98, 50, 3_350, 989, 80),
+    "h200": _gpu("NVIDIA H200 SXM", 9.0, 132, 1.98, 50, 4_800, 989, 141),
+    "b200": _gpu("NVIDIA B200", 10.0, 148, 1.97, 126, 8_000, 2_250, 180),
+    "v5e": _tpu("TPU v5e", 819, 197),
+    "v6e": _tpu("TPU v6e", 1_640, 918),
 }
 
 

@@ -20,16 +20,23 @@ from dart_jax.programs.tables import narrow
 from dart_jax.progress import stage
 from eval.compile.cases import Case, lower
 from eval.compile.config import CompileConfig, Program
-from eval.compile.devices import ACCELERATORS, compile_lowered, compile_only, described
+from eval.compile.devices import (
+    ACCELERATORS,
+    Accelerator,
+    compile_lowered,
+    compile_only,
+    described,
+)
 from eval.compile.findings import Result, inspect
+from eval.latency.shapes import Cost
 
 _CAPTION = (
-    "layer: kernels in a layer of the target, the median; graphs: CUDA "
-    "graphs; host: transfers and callbacks; sort: entries in the longest row that is sorted; peak: "
-    "MB in use at once, of each device; temp: of these, besides weights and caches; moved: MB read "
-    "and written, as if no cache kept any; least: how many times what a step must move; sent: KB "
-    "of results of exchanges between devices"
+    "layer: kernels in a layer of the target, the median; graphs: CUDA graphs; temp: MB besides "
+    "weights and caches; moved: MB read and written, as if no cache kept any; least: how many "
+    "times what a step must move; ms: a step's least time, computed: what it moves at the "
+    "device's bandwidth, or its products at its rate"
 )
+_SENT = "; sent: KB of results of exchanges between devices"
 
 
 def programs(config: CompileConfig) -> list[tuple[Case, Program]]:
@@ -82,7 +89,7 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
         results.append(Result(case, name, findings))
         jax.clear_caches()
     where = f"{config.mesh}, {accelerator.title}" if mesh is not None else accelerator.title
-    output = list(tables(results, where))
+    output = list(tables(results, accelerator, where))
     console.print(*output)
     title = f"Programs compiled for {where}"
     content = [
@@ -90,6 +97,8 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
             **dataclasses.asdict(x.case.on(None)),
             "program": x.program,
             **dataclasses.asdict(x.findings),
+            "least": x.case.cost.bytes,
+            "least_seconds": least_seconds(x, accelerator),
         }
         for x in results
     ]
@@ -97,28 +106,48 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
     return results
 
 
-def tables(results: Sequence[Result], where: str) -> Iterator[Table]:
+def least_seconds(result: Result, accelerator: Accelerator) -> float:
+    """Returns the seconds that a step takes at least: the bytes that it moves at the device's
+    bandwidth, or, if that is longer, its products at the device's rate where these are known."""
+    work = Cost(result.findings.moved, result.case.cost.operations)
+    return work.limit(accelerator.bandwidth, accelerator.rate)
+
+
+def tables(results: Sequence[Result], accelerator: Accelerator, where: str) -> Iterator[Table]:
     """Yields a table for each shape, way to store weights and context."""
 
     def setting_of(result: Result) -> str:
         stored = "int8" if result.case.execution.weights.int8 else result.case.dtype
         return f"{result.case.shape}, {stored}, context {result.case.context}"
 
+    on_mesh = any(result.case.execution.devices.mesh is not None for result in results)
     for setting, group in itertools.groupby(results, setting_of):
         rows = []
-        for case, name, x in group:
-            graphs = "-" if x.graphs is None else str(x.graphs)
-            sent = sum(size for _, size in x.exchanges)
-            least = case.least if name == "step" else 0
+        for result in group:
+            case, name, x = result
+            step, least = name == "step", case.cost.bytes
             rows.append(
                 [
                     *(f"{case.method} {name}", str(case.batch), str(case.nodes or "-")),
-                    *(f"{x.kernels:,}", f"{x.of_a_layer:g}", graphs),
-                    *(str(len(x.host)), f"{x.longest_sort:,}"),
-                    *(f"{x.peak / 1e6:,.0f}", f"{x.temporary / 1e6:,.0f}"),
-                    *(f"{x.moved / 1e6:,.0f}", f"{x.moved / least:.2f}" if least else "-"),
-                    f"{sent / 1e3:,.0f}",
+                    *(f"{x.kernels:,}", f"{x.of_a_layer:g}"),
+                    *("-" if x.graphs is None else str(x.graphs), f"{x.temporary / 1e6:,.0f}"),
+                    *(f"{x.moved / 1e6:,.0f}", f"{x.moved / least:.2f}" if step and least else "-"),
+                    f"{1e3 * least_seconds(result, accelerator):.2f}" if step else "-",
+                    *([f"{sum(size for _, size in x.exchanges) / 1e3:,.0f}"] if on_mesh else []),
                 ]
             )
-        columns = "program batch tree kernels layer graphs host sort peak temp moved least sent"
-        yield narrow(f"{setting}, compiled for {where}", columns.split(), rows, _CAPTION)
+        columns = [
+            "program",
+            "batch",
+            "tree",
+            "kernels",
+            "layer",
+            "graphs",
+            "temp",
+            "moved",
+            "least",
+            "ms",
+        ]
+        columns += ["sent"] if on_mesh else []
+        caption = _CAPTION + _SENT * on_mesh
+        yield narrow(f"{setting}, compiled for {where}", columns, rows, caption)
