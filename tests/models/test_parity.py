@@ -20,6 +20,7 @@ from dart_jax.models.attention.compaction import extend
 from dart_jax.models.cache import init_cache
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.networks.pure import bind
+from dart_jax.models.networks.sizes import weight_bytes
 from dart_jax.weights.checkpoint import load_target, save_target
 
 LENGTH = 25
@@ -93,6 +94,12 @@ def prefill(config, params, tokens, options=LayerOptions()):
 
 def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_bytes_of_the_weights(ours):
+    """As they are counted before any is read, from two layers."""
+    config, params = ours
+    assert weight_bytes(config, np.float32) == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
 
 @pytest.mark.long(keep=4)
