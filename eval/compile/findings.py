@@ -217,6 +217,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ALIASED = re.compile(r"\{[\d,]*\}: \((\d+), \{[\d,]*\}")
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"\b(?:calls|condition|body|(?:true|false)_computation)=%?([\w.\-]+)")
 
 # Instructions that run nothing, or whose work is another's.
@@ -272,16 +273,20 @@ class Instruction(NamedTuple):
     @property
     def trips(self) -> int:
         """How often a loop's body runs, 1 if the compiler does not know."""
-        match = re.search(r'known_trip_count":\{"n":"(\d+)"', self.rest)
+        match = _TRIPS.search(self.rest)
         return int(match[1]) if match else 1
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs: a fusion's, a call's, a loop's or the branches'."""
+        """The computations that it runs: a fusion's, a call's, a loop's or the branches'. Before a
+        round of a loop whose number is known no condition is computed."""
         match = re.search(r"branch_computations=\{([^}]*)\}", self.rest)
         names = re.findall(r"[\w.\-]+", match[1]) if match else []
         applied = [self.attribute("to_apply")] if self.opcode in ("call", "async-start") else []
-        return [*names, *_CALLED.findall(self.rest), *filter(None, applied)]
+        called = _CALLED.findall(self.rest)
+        if _TRIPS.search(self.rest):
+            called.remove(self.attribute("condition"))
+        return [*names, *called, *filter(None, applied)]
 
 
 class Run(NamedTuple):

@@ -214,6 +214,10 @@ def test_checks(result):
         ({"longest_sort": 10**6}, "a sort of 1,000,000 entries, the whole vocabulary of 512"),
         ({"graphs": 2}, "2 CUDA graphs, not 1"),
         ({"not_in_place": ["cache"]}, "cache are not updated in place"),
+        (
+            {"settings": {"method": "eagle3"}, "graphs": 4},  # passes are a loop
+            "4 CUDA graphs, not 3",
+        ),
         (outside, "outside of CUDA graphs run a/b"),
         ({"host": ["call"]}, "transfers to or from the host: call"),
         (
