@@ -23,7 +23,7 @@ from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.tiles import Tiles
 from dart_jax.models.layers.dense import Params
 from dart_jax.models.networks.pure import dtype_of
-from dart_jax.models.networks.sizes import WithWeights, weight_bytes
+from dart_jax.models.networks.sizes import WithWeights, device_bytes
 from dart_jax.models.platform.device_memory import DeviceMemory, device_memory
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import WeightsForm, untie
@@ -73,27 +73,32 @@ def check_room(
     execution: Execution,
 ) -> None:
     """Raises UserError if the devices cannot hold the weights, before any is read."""
-    memory = device_memory()
+    memory, devices = device_memory(), execution.devices.with_drafter(drafter)
     if memory is None:
         return
-    if execution.devices.mesh is not None:  # as `load_target_here`
+    if devices.mesh is not None:  # as `load_target_here`
         target = dataclasses.replace(target, tie_word_embeddings=False)
 
-    def need(int8: bool) -> int:
-        devices = execution.devices.with_drafter(drafter)
-        total = weight_bytes(target, dtype, int8) // devices.shards
+    def need(int8: bool, shards: int) -> int:
+        """Returns bytes of a device."""
+        size = device_bytes(target, dtype, int8, shards)
         if isinstance(drafter, WithWeights):
-            total += weight_bytes(drafter, dtype, int8) // devices.drafter_shards
-        return total
+            of_drafter = shards if devices.split_drafter else 1
+            size += device_bytes(drafter, dtype, int8, of_drafter)
+        return size
 
-    size, int8 = need(execution.weights.int8), need(True)
-    if size <= memory.left:
+    size = need(execution.weights.int8, devices.shards)
+    if size <= memory.free:
         return
-    cures = [f"--weights int8 ({int8 / 1e9:.1f} GB)"] if int8 <= memory.left else []
-    cures += [f"more devices (--mesh model={2 * execution.devices.shards})", "a smaller model"]
+    cures = []
+    if (smaller := need(True, devices.shards)) <= memory.free:
+        cures.append(f"--weights int8 ({smaller / 1e9:.1f} GB)")
+    more = 2 * devices.shards
+    if more <= jax.device_count() and need(execution.weights.int8, more) <= memory.free:
+        cures.append(f"--mesh model={more}")
     raise UserError(
-        f"the weights take {size / 1e9:.1f} GB of a device, and JAX has {memory.left / 1e9:.1f} GB "
-        f"for them (XLA_CLIENT_MEM_FRACTION=0.9 gives it more); pass {', or '.join(cures)}"
+        f"the weights take {size / 1e9:.1f} GB of a device, and {memory.free / 1e9:.1f} GB of it "
+        f"are free; pass {', or '.join([*cures, 'a smaller model'])}"
     )
 
 

@@ -202,6 +202,7 @@ class DartModel:
         if drafter is not None and not plain:
             drafter_path, draft_config = find_drafter(drafter, config, tokenizer, token)
         draft_config = with_window(draft_config, drafter_window)
+        check_room(config, draft_config, kind, execution)
         searches = draft_config is None or draft_config.traits.search is not None
         if named is not None and ngram is None and searches and not plain:
             ngram = named.part(models.NGRAM)
@@ -212,7 +213,6 @@ class DartModel:
                     "with this one; pass one of the two (--no-ngram leaves out that of --model)"
                 )
             ngram_model = load_ngram(ngram, tokenizer, config.vocab_size, token=token)
-        check_room(config, draft_config, kind, execution)
         form, devices = execution.weights, execution.devices
         config, target_params = load_target_here(directory, kind, form, devices.mesh)
         params: DecodeParams = {"target": target_params}

@@ -3,9 +3,10 @@
     python -m eval.campaign --minutes 30 --out build/my-gpu
 
 Each part is one of the other programs, with its own process, log and report in --out; what is there
-already is not measured again. --out/REPORT.md has all tables, and is written after each part. When
-the minutes are over, the part that runs is stopped. The models are SmolLM2, which is fetched, and
-random weights in the shapes of Qwen3 with an imposed acceptance: nothing else is downloaded.
+already is not measured again. REPORT.md has all tables, and is written after each part. When the
+minutes are over, the part that runs is stopped. The models are SmolLM2, which is fetched (93 MB,
+and 27 MB of chats to train on), and random weights in the shapes of Qwen3 with an imposed
+acceptance. Needs the extras serve and train.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from rich.console import Console
 
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically
-from dart_jax.programs.command_line import parse, program
+from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.programs.tables import table
 
 _ROOT = Path(__file__).parents[1]  # where the parts run
 _PATIENCE = 30.0  # seconds that a part which is stopped may take to end
 _WIDTH = 160  # columns of the report's tables
+_REPORT, _MEASURED = "REPORT.md", "measured"
 
 
 class Part(NamedTuple):
@@ -68,7 +70,8 @@ PARTS = (
     ),
     Part(
         "lossless", "the same tokens drafted and plain", "eval.lossless",
-        "--model smollm2 --method all --prompts 2 --samples 0 --max-new-tokens 64",
+        "--model smollm2 --method all --prompts 2 --samples 0 --max-new-tokens 64 --batch-size 8 "
+        "--tree-nodes 16 0 --temperature 0 1 --top-k 0 --top-p 1",
         "--model demo --method dart --prompts 1 --samples 0 --max-new-tokens 8 --batch-size 1 "
         "--tree-nodes 8 --temperature 0",
     ),
@@ -82,10 +85,14 @@ PARTS = (
         f"--shape qwen3-8b {_SHAPE} 16",
         f"--shape demo --acceptance 2 --tree-nodes 8 --prompts 1 {_QUICK}",
     ),
-    Part(
-        "latency", "a step against the hardware's limits, and what nodes cost", "eval.latency",
-        "--shape qwen3-1.7b qwen3-8b --context 1024 4096 --tree-nodes 4 16 60",
-        "--shape tiny --context 64 --tree-nodes 4 --repeats 1",
+    *(
+        Part(
+            f"latency-{size}", "a step against the hardware's limits, and what nodes cost",
+            "eval.latency",
+            f"--shape qwen3-{size} --context 1024 4096 --tree-nodes 4 16 60",
+            "--shape tiny --context 64 --tree-nodes 4 --repeats 1",
+        )
+        for size in ("1.7b", "8b")
     ),
     Part(
         "batches", "SmolLM2 from one text to 64 together", "eval.speedup",
@@ -121,10 +128,11 @@ class CampaignConfig:
     minutes: float = 30.0
     """Time for all parts; the one that runs then is stopped."""
     only: tuple[str, ...] = ()
-    """Parts to measure, by default all: methods, lossless, qwen3-1.7b, qwen3-8b, latency, batches,
-    server, training, trained."""
+    """Parts to measure, by default all: methods, lossless, qwen3-1.7b, qwen3-8b, latency-1.7b,
+    latency-8b, batches, server, training, trained."""
     small: bool = False
-    """Try the campaign itself, with settings of seconds that say nothing of the device."""
+    """Try the campaign itself, with settings of seconds that say nothing of the device, in --out's
+    directory small."""
 
     def __post_init__(self) -> None:
         names = [part.name for part in PARTS]
@@ -137,9 +145,13 @@ class CampaignConfig:
 
     @property
     def place(self) -> Path:
-        """The directory as the parts name it."""
-        out = self.out.resolve()
+        """The directory of all files, as the parts name it."""
+        out = (self.out / "small" if self.small else self.out).resolve()
         return out.relative_to(_ROOT) if out.is_relative_to(_ROOT) else out
+
+    def path(self, part: Part, ending: str) -> Path:
+        """Returns a file of a part; `json` is there once it is measured."""
+        return _ROOT / self.place / f"{part.name}.{ending}"
 
     def command(self, part: Part) -> list[str]:
         """Returns the command line of a part, without what says where its report goes."""
@@ -152,35 +164,32 @@ class CampaignConfig:
 
 
 def run(config: CampaignConfig, console: Console) -> dict[str, str]:
-    """Measures all parts; returns, by name, how each one ended: measured, or why not."""
-    config.out.mkdir(parents=True, exist_ok=True)
+    """Measures the parts that are asked for; returns, by name, how each of these ended, or an
+    earlier one that is measured: so, or why not."""
+    (_ROOT / config.place).mkdir(parents=True, exist_ok=True)
     end, states = time.monotonic() + 60 * config.minutes, {}
     for part in PARTS:
-        if config.only and part.name not in config.only:
-            continue
         left = end - time.monotonic()
-        if _done(config, part).exists():
-            states[part.name] = "measured"
+        if config.path(part, "json").exists():
+            states[part.name] = _MEASURED
+        elif config.only and part.name not in config.only:
+            continue
         elif left <= 0:
             states[part.name] = "no time was left"
         else:
             with console.status(f"{part.name}: {part.what}, {left / 60:.1f} minutes left"):
                 states[part.name] = _measure(config, part, left)
-        console.print(f"{part.name}: {states[part.name]}", highlight=False)
-        write_atomically(config.out / "REPORT.md", report(config, states).encode())
+        console.print(f"{part.name}: {states[part.name]}", highlight=False, soft_wrap=True)
+        write_atomically(_ROOT / config.place / _REPORT, report(config, states).encode())
     return states
-
-
-def _done(config: CampaignConfig, part: Part) -> Path:
-    """Returns the file that a part writes last."""
-    return config.out / f"{part.name}.json"
 
 
 def _measure(config: CampaignConfig, part: Part, seconds: float) -> str:
     """Runs a part for so long at most; returns how it ended."""
-    command, log = config.command(part), config.out / f"{part.name}.log"
+    command, log = config.command(part), config.path(part, "log")
+    made, done = config.path(part, "unfinished"), config.path(part, "json")
     training = command[1] in _TRAINING
-    output = [] if training else ["--json", str(config.place / f"{part.name}.json")]
+    output = [] if training else ["--json", str(made)]
     began = time.monotonic()
     with log.open("w") as lines:
         process = subprocess.Popen(
@@ -189,6 +198,7 @@ def _measure(config: CampaignConfig, part: Part, seconds: float) -> str:
             env=os.environ | {"PYTHONUNBUFFERED": "1"},  # the log is in order
             stdout=lines,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches it from here alone
         )
         with _ended(process):
             try:
@@ -197,18 +207,18 @@ def _measure(config: CampaignConfig, part: Part, seconds: float) -> str:
                 return "the time ended before it"
     if status:
         [*_, last] = ["nothing was printed", *log.read_text().split("\n")[:-1]]
-        return f"failed: {last}"
+        return f"failed: {last} ({log.name})"
     if training:
         record = {"title": part.what, "command": shlex.join(["python", *command]), "tables": []}
-        write_atomically(
-            _done(config, part), json.dumps(record | {"seconds": time.monotonic() - began}).encode()
-        )
-    return "measured"
+        record["seconds"] = time.monotonic() - began
+        write_atomically(made, json.dumps(record).encode())
+    made.rename(done)
+    return _MEASURED
 
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Ends a process that still runs, as Ctrl-C does, or kills it."""
+    """Ends a process that still runs, as Ctrl-C does, or kills it and those that it started."""
     try:
         yield
     finally:
@@ -217,7 +227,7 @@ def _ended(process: subprocess.Popen[Any]) -> Iterator[None]:
             try:
                 process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
@@ -228,10 +238,10 @@ def report(config: CampaignConfig, states: dict[str, str]) -> str:
     console = Console(file=out, width=_WIDTH)
     for name, state in states.items():
         console.print(f"\n## {name}: {known[name].what}\n", markup=False, highlight=False)
-        if state != "measured":
+        if state != _MEASURED:
             console.print(state, markup=False, highlight=False)
             continue
-        measured = json.loads(_done(config, known[name]).read_text())
+        measured = json.loads(config.path(known[name], "json").read_text())
         environment |= measured.get("environment", {})
         console.print(f"`{measured['command']}`\n", markup=False, highlight=False)
         if "seconds" in measured:
@@ -246,11 +256,11 @@ def report(config: CampaignConfig, states: dict[str, str]) -> str:
 def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 1: a part failed, or the time ended before all were measured; 2:
     bad input, reported in one line."""
-    with program():
+    with program(RESUMABLE):
         config = parse(CampaignConfig, args, __doc__)
         states = run(config, Console())
-        print(config.out / "REPORT.md")
-        if any(state != "measured" for state in states.values()):
+        print(_ROOT / config.place / _REPORT)
+        if any(state != _MEASURED for state in states.values()):
             sys.exit(1)
 
 

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from dart_jax.models.networks.sizes import WithWeights
 
 _FLOAT = 4  # bytes of a logit
-_ROOM = 0.9  # of a device's memory: the rest is for activations and XLA's own buffers
+_FRACTION = 0.9  # of a device's memory that JAX takes, if it is told to
 _SHORTEST = 512  # tokens of a text that is worth a model
 _MESHES = 2, 4, 8
 _NOTE = (
     "tree: what a verification returns; left: of nine tenths of the memory, which JAX takes with "
-    "XLA_CLIENT_MEM_FRACTION=0.9; fits: the longest texts, in tokens, by halves of what the model "
-    "was made for; int8: with --weights int8; devices: with --mesh model=2, 4 or 8"
+    "XLA_CLIENT_MEM_FRACTION=0.9, a tenth of these is for activations; fits: the longest texts, in "
+    "tokens, by halves of what the model was made for; int8: with --weights int8; devices: with "
+    "--mesh model=2, 4 or 8, for texts as asked"
 )
 
 
@@ -131,48 +132,70 @@ class Memory(NamedTuple):
     verification: int
 
 
-def memory(target: TargetConfig, drafter: WithWeights, config: MemoryConfig) -> Memory:
-    """Computes what one model needs, with the options of `config`."""
+def memory(
+    target: TargetConfig, drafter: WithWeights, config: MemoryConfig, shards: int = 1
+) -> Memory:
+    """Computes what one model needs, with the options of `config`, on each of so many devices that
+    share it."""
+    import numpy as np
+    from jax.sharding import AbstractMesh
+
     from dart_jax.decoding.state import DecodeConfig
     from dart_jax.engine.shapes import length_bucket
     from dart_jax.models.kernels.matmul import activations
     from dart_jax.models.kernels.options import LayerOptions
-    from dart_jax.models.networks.sizes import cache_row, weight_bytes
+    from dart_jax.models.networks.sizes import cache_row, device_bytes
+    from dart_jax.models.sharding.devices import Devices
+    from dart_jax.models.sharding.mesh import DATA, MODEL
 
-    dtype, int8 = config.kind, config.weights == "int8"
+    dtype, int8 = np.dtype(config.kind), config.weights == "int8"
     kv = LayerOptions(kv=config.kv).cache_dtype(dtype)
     decoding = DecodeConfig(target, drafter, config.tree_nodes)
     length = min(length_bucket(config.length), target.max_length)
     rows = config.batch_size * decoding.capacity(length)
     features = activations(dtype).itemsize * len(decoding.feature_layers) * target.hidden_size
     node = _FLOAT * target.vocab_size + features + cache_row(target, kv)
+    mesh: Any = AbstractMesh((1, shards), (DATA, MODEL)) if shards > 1 else None
+    own = Devices(mesh).with_drafter(drafter).drafter_shards
     return Memory(
-        weight_bytes(target, dtype, int8),
-        weight_bytes(drafter, dtype, int8),
-        rows * (cache_row(target, kv) + cache_row(drafter, kv)),
+        device_bytes(target, dtype, int8, shards),
+        device_bytes(drafter, dtype, int8, own),
+        rows * (cache_row(target, kv) // shards + cache_row(drafter, kv) // own),
         config.batch_size * (config.tree_nodes + 1) * node,
     )
 
 
 def fitting(target: TargetConfig, drafter: WithWeights, config: MemoryConfig, room: float) -> str:
-    """Says what fits into so many bytes: the longest texts with the weights as asked; otherwise in
-    8 bits; otherwise the devices that could share the model."""
+    """Says what fits into so many bytes: the longest texts with the weights as asked, or in 8 bits
+    if these are shorter than asked; otherwise the devices that could share the model."""
+    ways = dict.fromkeys((config.weights, "int8"))
 
-    def fits(devices: int = 1, **changes: Any) -> bool:
-        *shared, verification = memory(target, drafter, dataclasses.replace(config, **changes))
-        return sum(shared) / devices + verification + config.table <= room
+    def fits(shards: int = 1, **changes: Any) -> bool:
+        need = memory(target, drafter, dataclasses.replace(config, **changes), shards)
+        return sum(need) + config.table <= room
 
-    for weights in dict.fromkeys((config.weights, "int8")):
-        length = target.max_length
-        while length >= _SHORTEST and not fits(weights=weights, length=length):
-            length //= 2
-        if length >= _SHORTEST:
-            return f"{length:,}" if weights == config.weights else f"{weights}: {length:,}"
-    return next((f"{n} devices" for n in _MESHES if fits(n)), "no")
+    longest = {}
+    for weights in ways:
+        lengths = [target.max_length]
+        while lengths[-1] >= 2 * _SHORTEST:
+            lengths.append(lengths[-1] // 2)
+        at = next((n for n in lengths if fits(weights=weights, length=n)), 0)
+        longest[weights] = f"{'' if weights == config.weights else f'{weights}: '}{at:,}", at
+    asked = min(config.length, target.max_length)
+    for least in (asked, _SHORTEST):
+        for words, length in longest.values():
+            if length >= least:
+                return words
+    for weights in ways:
+        for n in _MESHES:
+            if fits(n, weights=weights):
+                return f"{'' if weights == config.weights else f'{weights}, '}{n} devices"
+    return "no"
 
 
 def rows(config: MemoryConfig) -> list[list[str]]:
     """Returns the table's cells, in gigabytes (10^9 bytes); raises UserError as `models`."""
+    from dart_jax.models.platform.device_memory import DeviceMemory
     from eval.compile.devices import ACCELERATORS
 
     found, form = [], ".2f" if config.device is None else ".1f"
@@ -184,7 +207,7 @@ def rows(config: MemoryConfig) -> list[list[str]]:
         if config.device is not None:
             gpu = ACCELERATORS[config.device].gpu
             assert gpu is not None
-            room = _ROOM * gpu.memory
+            room = DeviceMemory(round(_FRACTION * gpu.memory), 0).left
             row.append(room - sum(parts))
             last = [fitting(target, drafter, config, room)]
         found.append([name, *(f"{x / 1e9:{form}}" for x in row), *last])

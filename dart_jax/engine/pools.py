@@ -110,10 +110,13 @@ def count_pages(
     if options.offline and memory is None:
         return wanted
     pool = jax.eval_shape(lambda: empty_pools(config, params, pages=1, page=shapes.page))
-    leaves = jax.tree.leaves(pool)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // shapes.groups
-    # Devices that share a model share its pages, too.
-    shards, count = config.execution.devices.shards, wanted
+    target, draft = (
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part)) // shapes.groups
+        for part in pool
+    )
+    devices, size, count = config.execution.devices, target + draft, wanted
+    # Of each device: those that share a model share its pages, too.
+    own = target // devices.shards + draft // devices.drafter_shards
     if options.kv_memory is not None:
         count = parse_memory(options.kv_memory) // size
         if count < least:
@@ -123,15 +126,15 @@ def count_pages(
                 "or lower --max-length"
             )
     elif not options.offline:
-        most = _MOST_MEMORY.get(jax.default_backend(), _MOST_MEMORY_ELSEWHERE)
-        most = most if memory is None else min(most, memory.left * shards)
-        count = max(min(wanted, most // size), least)
-    if memory is not None and count * size > memory.free * shards:
-        lower = (
-            "--max-new-tokens or the batch" if options.offline else "--kv-memory or --max-length"
-        )
+        most = _MOST_MEMORY.get(jax.default_backend(), _MOST_MEMORY_ELSEWHERE) // size
+        most = most if memory is None else min(most, memory.left // own)
+        count = max(min(wanted, most), least)
+    if memory is not None and count * own > memory.free:
+        lower = "--kv-memory or --max-length"
+        if options.offline:
+            lower = "--max-new-tokens or the batch"
         raise UserError(
-            f"keys and values take {count * size / 1e6:,.0f} MB, and the device has "
-            f"{memory.free * shards / 1e6:,.0f} MB left; lower {lower}"
+            f"keys and values take {count * own / 1e6:,.0f} MB of a device, and "
+            f"{memory.free / 1e6:,.0f} MB of it are free; lower {lower}"
         )
     return count

@@ -138,7 +138,9 @@ def resolve_file(name: str | os.PathLike[str], *, token: str | bool | None = Non
 
     with _one_line(f"file {name}", repository):
         found = huggingface_hub.hf_hub_download(repository, file, token=token, dry_run=True)
-    if found.will_download and found.file_size is not None:
+    if not found.will_download:
+        return Path(found.local_path)
+    if found.file_size is not None:
         _check_size(name, found.file_size, Path(found.local_path))
     with _one_line(f"file {name}", repository):
         return Path(huggingface_hub.hf_hub_download(repository, file, token=token))
@@ -148,11 +150,12 @@ def _check_size(name: object, size: int, path: Path) -> None:
     """Says that an n-gram file takes long to download; raises UserError if the disk is too small
     for it."""
     place = next(each for each in path.absolute().parents if each.is_dir())
-    free = shutil.disk_usage(place).free
+    there = sum(part.stat().st_size for part in place.rglob("*.incomplete"))  # which goes on
+    free = shutil.disk_usage(place).free + there
     if size > free:
         raise UserError(
-            f"{name} has {size / 1e9:.1f} GB, and {place} has room for {free / 1e9:.1f} GB; "
-            f"{_SMALLER}"
+            f"{name} has {size / 1e9:.1f} GB, and {place} has room for {free / 1e9:.1f} GB; set "
+            f"HF_HOME to a larger place, {_SMALLER}"
         )
     if size >= _LONG:
         say(f"downloading {size / 1e9:.1f} GB of {name}; instead, {_SMALLER}")

@@ -33,8 +33,8 @@ from eval.latency.shapes import Cost
 _CAPTION = (
     "layer: kernels in a layer of the target, the median; graphs: CUDA graphs; temp: MB besides "
     "weights and caches; moved: MB read and written, as if no cache kept any; least: how many "
-    "times what a step must move; ms: a step's least time, computed: what it moves at the "
-    "device's bandwidth, or its products at its rate"
+    "times what a step must move; ms: a step's time, computed: what it moves at the device's "
+    "bandwidth, or its products at its rate"
 )
 _SENT = "; sent: KB of results of exchanges between devices"
 
@@ -97,8 +97,7 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
             **dataclasses.asdict(x.case.on(None)),
             "program": x.program,
             **dataclasses.asdict(x.findings),
-            "least": x.case.cost.bytes,
-            "least_seconds": least_seconds(x, accelerator),
+            **_computed(x, accelerator),
         }
         for x in results
     ]
@@ -106,11 +105,15 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
     return results
 
 
-def least_seconds(result: Result, accelerator: Accelerator) -> float:
-    """Returns the seconds that a step takes at least: the bytes that it moves at the device's
-    bandwidth, or, if that is longer, its products at the device's rate where these are known."""
+def _computed(result: Result, accelerator: Accelerator) -> dict[str, float]:
+    """Returns, of a step, the bytes that it must move, 0 where that is not known, and the seconds
+    in which the device reads those that it moves, if no cache kept any, or computes its products,
+    as far as these are known, whichever is longer."""
+    if result.program != "step":
+        return {}
     work = Cost(result.findings.moved, result.case.cost.operations)
-    return work.limit(accelerator.bandwidth, accelerator.rate)
+    seconds = work.limit(accelerator.bandwidth, accelerator.rate)
+    return {"least": result.case.cost.bytes, "computed_seconds": seconds}
 
 
 def tables(results: Sequence[Result], accelerator: Accelerator, where: str) -> Iterator[Table]:
@@ -125,14 +128,15 @@ def tables(results: Sequence[Result], accelerator: Accelerator, where: str) -> I
         rows = []
         for result in group:
             case, name, x = result
-            step, least = name == "step", case.cost.bytes
+            computed = _computed(result, accelerator)
+            least, seconds = computed.get("least", 0), computed.get("computed_seconds", 0)
             rows.append(
                 [
                     *(f"{case.method} {name}", str(case.batch), str(case.nodes or "-")),
                     *(f"{x.kernels:,}", f"{x.of_a_layer:g}"),
                     *("-" if x.graphs is None else str(x.graphs), f"{x.temporary / 1e6:,.0f}"),
-                    *(f"{x.moved / 1e6:,.0f}", f"{x.moved / least:.2f}" if step and least else "-"),
-                    f"{1e3 * least_seconds(result, accelerator):.2f}" if step else "-",
+                    *(f"{x.moved / 1e6:,.0f}", f"{x.moved / least:.2f}" if least else "-"),
+                    f"{1e3 * seconds:.2f}" if seconds else "-",
                     *([f"{sum(size for _, size in x.exchanges) / 1e3:,.0f}"] if on_mesh else []),
                 ]
             )

@@ -14,12 +14,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.search.config import SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.errors import UserError
+from dart_jax.loading import check_room
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import MoEConfig, TargetConfig
 from dart_jax.models.config_json.block_formats import default_layers
@@ -224,9 +226,10 @@ def random_model(
 ) -> DartModel:
     """Creates a model in a shape, with a DART drafter of that shape and the demo's tokenizer; the
     demo's shape has its n-gram model. On a CPU its head is untied, as when a model is loaded.
-    Raises UserError if devices cannot share it."""
+    Raises UserError if devices cannot share or hold it."""
     target = target_of(name)
     target, drafter, execution = as_loaded(target, drafter_of(target), execution)
+    check_room(target, drafter, np.dtype(dtype), execution)
     if jax.default_backend() == "cpu":
         target = dataclasses.replace(target, tie_word_embeddings=False)
     mesh = execution.devices.mesh

@@ -20,13 +20,18 @@ from eval.benchmarks.registry import DEMO
 from eval.serving.client import Body
 from eval.serving.config import ServingBenchConfig
 
+# Names of the part of a device's memory that JAX takes, of which one may be set.
+_FRACTIONS = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
 
 @contextlib.contextmanager
 def start(options: Sequence[str], share: float = 1.0) -> Iterator[str]:
     """Starts `python -m dart_jax.serve` at a free port, and ends it with the block; yields its URL.
-    It may take this share of a device's memory, or the environment's. Raises UserError with its own
-    message if it does not start."""
-    environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * share:.2f}"} | os.environ
+    It may take this share of what JAX may of a device's memory, by default nine tenths. Raises
+    UserError with its own message if it does not start."""
+    given = [os.environ[name] for name in _FRACTIONS if name in os.environ]
+    environ = {name: value for name, value in os.environ.items() if name not in _FRACTIONS}
+    environ[_FRACTIONS[0]] = f"{float(given[0] if given else 0.9) * share:.2f}"
     command = [sys.executable, "-m", "dart_jax.serve", "--port", "0", *options]
     with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
         process = stack.enter_context(

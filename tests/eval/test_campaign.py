@@ -22,6 +22,8 @@ if way == "waits":
 table = {"title": "T", "columns": ["name", "x"], "rows": [[way, "1"]], "caption": "c"}
 report = {"command": "python part", "environment": {"device": "d"}, "tables": [table]}
 open(path, "w").write(json.dumps(report))
+if way == "wrong":
+    sys.exit("what was measured is wrong")
 """
 
 
@@ -45,23 +47,24 @@ def measured(directory, **options):
 def test_each_part_ends_in_its_way(parts, tmp_path):
     """A failure does not end the others, and what is measured is kept."""
     out = tmp_path / "out"
-    parts("works", "fails", "again", "waits", "late")
+    parts("works", "fails", "again", "wrong", "waits", "late")
     began = time.monotonic()
     states = measured(out, minutes=0.05)
     assert time.monotonic() - began < 20
     assert states == {
         "p0": "measured",
-        "p1": "failed: error: no such thing",
+        "p1": "failed: error: no such thing (p1.log)",
         "p2": "measured",
-        "p3": "the time ended before it",
-        "p4": "no time was left",
+        "p3": "failed: what was measured is wrong (p3.log)",
+        "p4": "the time ended before it",
+        "p5": "no time was left",
     }
     text = (out / "REPORT.md").read_text()
     for words in ("- device: d", "## p0: a part", "| works |", "error: no such thing", "| again |"):
         assert words in text
-    assert (out / "p3.log").read_text().startswith("begun waits\n")
+    assert (out / "p4.log").read_text().startswith("begun waits\n")
     before = (out / "p0.json").stat().st_mtime_ns
-    parts("works", "works", "works", "works", "works")
+    parts(*6 * ["works"])
     assert set(measured(out).values()) == {"measured"}
     assert (out / "p0.json").stat().st_mtime_ns == before
     assert "error" not in (out / "REPORT.md").read_text()
@@ -76,6 +79,8 @@ def test_some_parts_alone(parts, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["--out", str(tmp_path / "out")])
     assert end.value.code == 1
+    main(["--out", str(tmp_path / "out"), "--only", "p0"])  # does not forget the other
+    assert "## p1: a part" in (tmp_path / "out/REPORT.md").read_text()
 
 
 @pytest.mark.long(ci=True)
@@ -83,9 +88,9 @@ def test_a_whole_campaign(tmp_path):
     out = tmp_path / "out"
     states = measured(out, minutes=20, small=True)
     assert states == {part.name: "measured" for part in PARTS}
-    text = (out / "REPORT.md").read_text()
+    text = (out / "small/REPORT.md").read_text()
     assert all(f"## {part.name}: {part.what}" in text for part in PARTS)
     assert "- jax: " in text
     for part in PARTS:
-        report = json.loads((out / f"{part.name}.json").read_text())
+        report = json.loads((out / f"small/{part.name}.json").read_text())
         assert report["tables"] or part.name == "training"

@@ -23,11 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from dart_jax import _core
 from dart_jax.data.records import Skipped, find_files
 from dart_jax.errors import UserError
 from dart_jax.files import write_atomically, writing
+from dart_jax.models.platform.execution import best_dtype
 from dart_jax.named.fetched import fetch
 from dart_jax.programs.command_line import RESUMABLE, parse, program
 from dart_jax.progress import say, stage
@@ -55,8 +57,7 @@ _DTYPE = "bfloat16" if "BF16" in _core.instructions else "float32"
 _STEPS = {
     "cpu": "--teacher cached --context 512 --batch-size 16 --anchors 128 --thin "
     f"--dtype {_DTYPE} --held-out 0.02 --save-every 50 --eval-every 100",
-    "other": "--teacher online --context 1024 --batch-size 16 --chunk 256 --dtype bfloat16 "
-    "--held-out 0.02",
+    "other": "--teacher online --context 1024 --batch-size 16 --chunk 256 --held-out 0.02",
 }
 
 
@@ -121,6 +122,8 @@ def run(config: SmolLM2Config) -> None:
                 *("--minutes", config.minutes * _PARTS[name]),  # it knows itself what is left
                 *_STEPS[device].split(),
             ]
+            if device == "other":
+                options += ["--dtype", np.dtype(best_dtype()).name]
             if name == "dspark" and device == "cpu":
                 options += ["--batch-size", 8, "--anchors", 24, "--no-thin"]
             if parent is None:

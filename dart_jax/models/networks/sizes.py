@@ -41,6 +41,19 @@ def weight_bytes(config: WithWeights, dtype: DTypeLike, int8: bool = False) -> i
     return sum(x.size * x.dtype.itemsize for x in leaves)
 
 
+def device_bytes(config: WithWeights, dtype: DTypeLike, int8: bool, shards: int) -> int:
+    """Returns the bytes of a model's weights on each of so many devices that share it: all have the
+    table of embeddings, and where they are several, an untied head."""
+    if shards == 1:
+        return weight_bytes(config, dtype, int8)
+    if isinstance(config, TargetConfig):
+        config = dataclasses.replace(config, tie_word_embeddings=False)
+    whole, table = weight_bytes(config, dtype, int8), 0
+    if isinstance(config, TargetConfig):
+        table = jnp.dtype(dtype).itemsize * config.vocab_size * config.hidden_size
+    return table + (whole - table) // shards
+
+
 def cache_row(config: WithWeights, dtype: DTypeLike) -> int:
     """Returns the bytes of one token's keys and values in all layers of a model's cache."""
     layers, heads = config.num_hidden_layers, config.num_key_value_heads

@@ -25,7 +25,10 @@ class DeviceMemory(NamedTuple):
 
 
 def device_memory() -> DeviceMemory | None:
-    """Returns the memory of this process's devices, or None where JAX does not tell it: on CPUs."""
+    """Returns the memory of this process's devices; None where JAX does not tell it, as on CPUs,
+    and where several processes would have to agree on it."""
+    if jax.process_count() > 1:
+        return None
     stats = jax.local_devices()[0].memory_stats() or {}
     limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use", 0)
     return DeviceMemory(limit, used) if limit else None
