@@ -103,16 +103,22 @@ def test_what_fits_a_device():
     config = MemoryConfig(shape=shapes, device="t4")
     assert config.kind == np.float16
     found = rows(config)
-    assert [row[-1] for row in found] == ["40,960", "int8: 20,480", "4 devices", "no"]
+    assert [row[-1] for row in found] == ["40,960", "int8: 10,240", "4 devices", "int8, 8 devices"]
     for row in found:
         assert len(row) == len(columns(config))
         room = float(row[-2]) + float(row[-3])
-        assert room == pytest.approx(0.9 * 16, abs=0.15)
+        assert room == pytest.approx(0.9 * 0.9 * 16, abs=0.15)
     # The longest text fits, and one of twice its length does not.
     (_, target, drafter), *_ = MemoryConfig(shape=("qwen3-4b",)).models()
     for length, fits in ((20_480, True), (40_960, False)):
         need = memory(target, drafter, dataclasses.replace(config, length=length))
-        assert (sum(need) <= 0.9 * 16e9) == fits
+        assert (sum(need) <= 0.9 * 0.9 * 16e9) == fits
+    alone, shared = memory(target, drafter, config), memory(target, drafter, config, 2)
+    table = 2 * target.vocab_size * target.hidden_size  # tied alone; whole on each of the two
+    assert 2 * (shared.target - table) == alone.target
+    assert (2 * shared.drafter, 2 * shared.caches) == (alone.drafter, alone.caches)
+    config = MemoryConfig(shape=("llama-3-70b",), device="t4", length=8192, batch_size=16)
+    assert rows(config)[0][-1] == "no"
     config = MemoryConfig(shape=("qwen3-4b",), device="t4", ngram=DEMO / "ngram.dng")
     [row] = rows(config)
     assert row[columns(config).index("n-grams")] == f"{config.table / 1e9:.1f}"
