@@ -180,7 +180,7 @@ def parts_in_words(
     text_drafts: bool,
 ) -> dict[str, str]:
     """Describes a model's parts."""
-    leaves, norm = jax.tree.leaves(params), params["target"]["norm"]["scale"]
+    norm = params["target"]["norm"]["scale"]
     dtype = dtype_of(params["target"])
     devices = sorted(norm.devices(), key=lambda device: device.id)
     drafting = drafter_title(drafter, text=text_drafts)
@@ -193,7 +193,7 @@ def parts_in_words(
         "n-gram model": "none" if ngram is None else repr(ngram),
         "dtype": f"{dtype}; keys and values {kv}",
         "device": f"{devices[0].device_kind} {', '.join(str(each.id) for each in devices)}",
-        "size": f"{sum(leaf.nbytes for leaf in leaves) / 1e6:,.0f} MB{_left(device_memory())}",
+        "size": _size(params, device_memory()),
     }
 
 
@@ -205,12 +205,13 @@ def room_in_words(params: DecodeParams, *, auto: bool) -> str:
         return ""
     dtype = dtype_of(params["target"])
     why = ", which this GPU multiplies best" if auto and dtype == jnp.float16 else ""
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    return f"{dtype}{why}: {size / 1e6:,.0f} MB{_left(memory)}"
+    return f"{dtype}{why}: {_size(params, memory)}"
 
 
-def _left(memory: DeviceMemory | None) -> str:
-    return "" if memory is None else f"; {memory.left / 1e6:,.0f} MB of a device are left"
+def _size(params: DecodeParams, memory: DeviceMemory | None) -> str:
+    """Returns what parameters take, and what is left of a device's memory where that is known."""
+    size = f"{sum(leaf.nbytes for leaf in jax.tree.leaves(params)) / 1e6:,.0f} MB"
+    return size if memory is None else f"{size}; {memory.left / 1e6:,.0f} MB of a device are left"
 
 
 def _parameter_count(params: Any) -> str:

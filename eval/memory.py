@@ -12,6 +12,7 @@ Reads only shapes: nothing is allocated, and of a target and drafter only `confi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -94,7 +95,7 @@ class MemoryConfig:
             return resolve_dtype(self.dtype)
         return resolve_dtype("bfloat16" if self.device is None else ACCELERATORS[self.device].dtype)
 
-    @property
+    @functools.cached_property
     def table(self) -> int:
         """Bytes of the n-gram model on a device."""
         from dart_jax.ngram import NgramModel
