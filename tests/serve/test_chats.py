@@ -3,6 +3,7 @@ engine that gives what a test says are sent again, as chats and as responses."""
 
 import asyncio
 import json
+import re
 
 import httpx
 import pytest
@@ -129,7 +130,7 @@ def serve(tokenizer, test):
 
 def check(prompt, parts):
     assert {part: prompt.count(part) for part in parts} == dict.fromkeys(parts, 1), prompt
-    assert "None" not in prompt
+    assert not re.search(r"\bNone\b", prompt), prompt  # a call's random id may contain it
     assert "Hm." not in prompt
 
 
