@@ -1,5 +1,6 @@
 """eval.campaign: parts that end, fail or take too long; what is measured already; the whole."""
 
+import dataclasses
 import io
 import json
 import time
@@ -7,8 +8,15 @@ import time
 import pytest
 from rich.console import Console
 
-from eval import campaign
-from eval.campaign import PARTS, CampaignConfig, Part, main, run
+from dart_jax.programs.command_line import parse
+from eval.campaign import program
+from eval.campaign.__main__ import main
+from eval.campaign.parts import CPU_PARTS, GPU_PARTS, Part
+from eval.campaign.program import CampaignConfig, run
+from eval.lossless.config import LosslessConfig
+from eval.peers.config import PeersConfig
+from eval.serving.config import ServingBenchConfig
+from eval.speedup.config import SpeedupConfig
 
 # Writes a report, fails, or waits, as its option says.
 PROGRAM = """
@@ -35,7 +43,7 @@ def parts(tmp_path, monkeypatch):
 
     def take(*ways):
         every = tuple(Part(f"p{n}", "a part", "some_part", way, way) for n, way in enumerate(ways))
-        monkeypatch.setattr(campaign, "PARTS", every)
+        monkeypatch.setattr(program, "GPU_PARTS", every)
 
     return take
 
@@ -83,14 +91,41 @@ def test_some_parts_alone(parts, tmp_path, capsys):
     assert "## p1: a part" in (tmp_path / "out/REPORT.md").read_text()
 
 
+CONFIGS = {
+    "eval.lossless": LosslessConfig,
+    "eval.peers": PeersConfig,
+    "eval.serving": ServingBenchConfig,
+    "eval.speedup": SpeedupConfig,
+}
+
+
+def test_what_the_documents_show_can_be_measured(tmp_path):
+    """On a CPU; parts whose models are not there are left out by name."""
+    models, data = tmp_path / "my models", tmp_path / "my data"
+    config = CampaignConfig(tmp_path / "out", cpu=True, data_dir=data, models=models)
+    for small in (False, True):
+        for part in CPU_PARTS:
+            _, module, *words = dataclasses.replace(config, small=small).command(part)
+            options = parse(CONFIGS[module], words, "")
+            assert getattr(options, "data_dir", None) in ((None,) if small else (None, data))
+    lacking = {part.name: config.lacks(part) for part in CPU_PARTS}
+    assert {name for name, why in lacking.items() if why} == {
+        f"llama-cpp-{type}" for type in ("q4_0", "q8_0", "f16")
+    }
+    assert lacking["llama-cpp-f16"] == "no smollm2-f16.gguf in --models"
+    models.mkdir()
+    (models / "smollm2-f16.gguf").touch()
+    assert [config.lacks(part) for part in CPU_PARTS if part.name == "llama-cpp-f16"] == [None]
+
+
 @pytest.mark.long(ci=True)
 def test_a_whole_campaign(tmp_path):
     out = tmp_path / "out"
     states = measured(out, minutes=20, small=True)
-    assert states == {part.name: "measured" for part in PARTS}
+    assert states == {part.name: "measured" for part in GPU_PARTS}
     text = (out / "small/REPORT.md").read_text()
-    assert all(f"## {part.name}: {part.what}" in text for part in PARTS)
+    assert all(f"## {part.name}: {part.what}" in text for part in GPU_PARTS)
     assert "- jax: " in text
-    for part in PARTS:
+    for part in GPU_PARTS:
         report = json.loads((out / f"small/{part.name}.json").read_text())
         assert report["tables"] or part.name == "training"

@@ -53,6 +53,7 @@ CASES = {
     "campaign --out new --only speed": "no part 'speed'; pass some of methods, lossless, ",
     "campaign --out new --minutes 0": "--minutes must be a finite number above 0, got 0",
     "campaign --out file": "cannot write file: file is a file",
+    "campaign --out new --models dir": "--data-dir and --models are for --cpu",
     "memory --tree-nodes 1000": "--tree-nodes must be from 0 to 512, got 1000",
     "memory --drafter somewhere": "--drafter needs the --target that it was made for",
     f"{DRAFTER} --lr nan": "--lr",
