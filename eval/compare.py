@@ -1,11 +1,12 @@
-"""Compare two reports of `eval.speedup`.
+"""Compare two reports of one program.
 
-    python -m eval.compare before.json after.json
+    dart-jax compare before.json after.json
 
-A rate has changed if both reports have at least three repeats, and the gap between the reports'
-repeats is larger than the spread within either. Tau and the share of identical outputs are
-deterministic, so any difference counts, unless they are of other trees, or of trees whose size
-changes with the time of a step.
+Of `eval.speedup`, a rate has changed if both reports have at least three repeats, and the gap
+between the reports' repeats is larger than the spread within either. Tau and the share of identical
+outputs are deterministic, so any difference counts, unless they are of other trees, or of trees
+whose size changes with the time of a step. Of other programs, the first numbers of all cells that
+both reports' tables have are shown side by side, and nothing is judged.
 Exit status 1 if something got worse.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import statistics
 import sys
 from collections import Counter
@@ -36,7 +38,7 @@ class CompareConfig:
     """Reports to compare."""
 
     before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE")]
-    """JSON of eval.speedup."""
+    """A report that a program wrote with --json."""
     after: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="AFTER")]
     """Another one."""
 
@@ -54,17 +56,24 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
-    settings = report.get("settings") if isinstance(report, dict) else None
-    # Reports of other programs have settings too, but no methods figures in groups.
-    if not isinstance(settings, list) or not all(
-        isinstance(each, dict) and {"bench", "trees", "groups"} <= set(each) for each in settings
-    ):
-        raise UserError(f"{path} is not a report of eval.speedup; make one with --json")
+    if not isinstance(report, dict) or not {"tables", "environment", "command"} <= set(report):
+        raise UserError(f"{path} is not a report of a program; make one with --json")
     return report
+
+
+def _of_methods(report: Mapping[str, Any]) -> bool:
+    """Says if a report has the methods' figures in groups, as that of `eval.speedup` has."""
+    settings = report.get("settings") or [None]
+    return all(
+        isinstance(each, dict) and {"bench", "trees", "groups"} <= set(each) for each in settings
+    )
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
     """Yields every figure that both reports have, over all prompts of a setting."""
+    if not (_of_methods(before) and _of_methods(after)):
+        yield from _side_by_side(_cells(before), _cells(after))
+        return
     old_methods = _methods(before)
     for name, new in _methods(after).items():
         if (old := old_methods.get(name)) is None:
@@ -82,7 +91,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Cha
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Lists what else differs: environment, options, revision."""
     old, new = (
-        {**each["environment"], **each["config"], "revision": each["revision"]}
+        {**each["environment"], **each.get("config", {}), "revision": each.get("revision")}
         for each in (before, after)
     )
     names = [name for name in {**old, **new} if name not in ("json", "markdown", "plot")]
@@ -100,6 +109,29 @@ def _methods(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         for name, figures in each["groups"]["all"].items():
             methods[f"{where}, {name}"] = {**figures, "tree": each["trees"].get(name)}
     return methods
+
+
+def _cells(report: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the first number of every cell by its table, row and column; the n-th of equal ones
+    is `n. `."""
+    cells: dict[str, float] = {}
+    seen = Counter[str]()
+    for each in report["tables"]:
+        for name, *row in each["rows"]:
+            for column, cell in zip(each["columns"][1:], row, strict=True):
+                if number := re.search(r"-?\d[\d,]*(\.\d+)?", cell):
+                    figure = ", ".join(filter(None, (each["title"], name.strip(), column)))
+                    seen[figure] += 1
+                    first = f"{seen[figure]}. " if seen[figure] > 1 else ""
+                    cells[first + figure] = float(number[0].replace(",", ""))
+    return cells
+
+
+def _side_by_side(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[Change]:
+    for figure, new in after.items():
+        if (old := before.get(figure)) is not None:
+            ratio = f"{new / old:.3f}" if old else "-"
+            yield figure, f"{old:,g}", f"{new:,g}", ratio, "same" if new == old else "not judged"
 
 
 def _rate(figure: str, old: list[float], new: list[float], form: str) -> Change:
@@ -131,7 +163,7 @@ def run(config: CompareConfig, console: Console) -> bool:
     figures = list(changes(before, after))
     if not figures:
         both = f"{config.before} and {config.after}"
-        raise UserError(f"{both} have no benchmark, temperature, batch size and method in common")
+        raise UserError(f"{both} have no benchmark, method or row of a table in common")
     for line in differences(before, after):
         console.print(line, soft_wrap=True, markup=False)
     counts = Counter(verdict for *_, verdict in figures)

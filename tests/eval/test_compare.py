@@ -4,14 +4,17 @@ import copy
 import json
 
 import pytest
+from documents import ROOT
 
 from eval import compare
-from eval.compare import changes, differences
+from eval.compare import changes, differences, read
 
 EXACT = {"identical": 8, "prompts": 8}
 DART = {"rates": [100.0, 104.0, 102.0], "speedups": [1.5, 1.6, 1.55], "tau": 4.0, **EXACT}
 PLAIN = {"rates": [66.0, 65.0, 65.5], "speedups": [1.0, 1.0, 1.0], "tau": 1.0, **EXACT}
 REPORT = {
+    "command": "dart-jax speedup",
+    "tables": [],
     "environment": {"jax": "0.10.2"},
     "config": {"repeats": 2, "json": "a.json"},
     "revision": "abc",
@@ -74,6 +77,40 @@ def test_other_differences_are_listed():
     assert differences(REPORT, after) == ["jax: 0.10.2 -> 0.11.2", "repeats: 2 -> 3"]
 
 
+def tables(*titles, of=1):
+    rows = [["plain", f"{of:,} ±2", ""], ["dart", "1.50x", "8/8"]]
+    names = [{"title": title, "columns": ["", "tok/s", "same"], "rows": rows} for title in titles]
+    return {"command": "dart-jax peers", "environment": {}, "tables": names}
+
+
+def test_tables_of_other_programs_stand_side_by_side():
+    old, new = tables("a", "b", "b"), tables("a", "b", "b", "c", of=1234)
+    assert list(changes(old, new)) == [
+        ("a, plain, tok/s", "1", "1,234", "1234.000", "not judged"),
+        ("a, dart, tok/s", "1.5", "1.5", "1.000", "same"),
+        ("a, dart, same", "8", "8", "1.000", "same"),
+        *(
+            (f"{n}b, {rest}", *figures)
+            for n in ("", "2. ")
+            for rest, *figures in (
+                ("plain, tok/s", "1", "1,234", "1234.000", "not judged"),
+                ("dart, tok/s", "1.5", "1.5", "1.000", "same"),
+                ("dart, same", "8", "8", "1.000", "same"),
+            )
+        ),
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/*/*.json")), ids=lambda path: path.stem)
+def test_every_report_is_read(path):
+    """With the settings of the methods, where it has them, otherwise with its tables."""
+    report = read(path)
+    figures = list(changes(report, report))
+    assert figures
+    assert {verdict for *_, verdict in figures} <= {"same", "too few repeats"}
+    assert differences(report, report) == []
+
+
 def test_the_program(tmp_path, capsys):
     def compared(*reports):
         paths = [tmp_path / f"{n}.json" for n in range(2)]
@@ -95,4 +132,4 @@ def test_the_program(tmp_path, capsys):
         assert end.value.code == status
     told = capsys.readouterr().err
     assert "in common" in told
-    assert "1.json is not a report of eval.speedup" in told
+    assert "1.json is not a report of a program" in told

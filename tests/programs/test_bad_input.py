@@ -64,7 +64,7 @@ CASES = {
     "ngram info report.json": "it is not an n-gram file",
     "compare nowhere.json report.json": "cannot read nowhere.json: No such file or directory",
     "compare file report.json": "file is not JSON",
-    "compare report.json report.json": "report.json is not a report of eval.speedup",
+    "compare report.json report.json": "report.json is not a report of a program",
     "train-drafter --config nowhere.toml": "cannot read nowhere.toml: No such file or directory",
     "train-drafter --config file --out run": "file is not TOML",
     f"{COUNT.replace('texts', 'none')}": "none.jsonl",
