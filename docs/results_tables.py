@@ -1,5 +1,5 @@
 """Tables of the documents, made of the reports in results/: `python docs/results_tables.py` writes
-them between `<!-- results/cpu/NAME.json: KIND -->` and `<!-- -->`; a test compares them.
+them between `<!-- results/cpu/NAME.json -->` and `<!-- -->`; a test compares them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eval.peers.engine import ENGINES
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/results.md")
 
-_BLOCK = re.compile(r"(<!-- (results/\S+\.json): (\w+) -->\n\n).*?(\n\n<!-- -->)", re.S)
+_BLOCK = re.compile(r"(<!-- (results/\S+\.json) -->\n\n).*?(\n\n<!-- -->)", re.S)
 
 
 def updated(text: str) -> str:
@@ -28,8 +28,8 @@ def updated(text: str) -> str:
 
     def table(block: re.Match[str]) -> str:
         report = json.loads((ROOT / block[2]).read_text())
-        columns, rows = KINDS[block[3]](report)
-        return block[1] + markdown(columns, rows) + block[4]
+        columns, rows = KINDS[Path(block[2]).stem](report)
+        return block[1] + markdown(columns, rows) + block[3]
 
     return _BLOCK.sub(table, text)
 
@@ -80,6 +80,21 @@ def _engines(report: Mapping[str, Any]) -> Table:
     return ("engine", "weights", *head), [*engines.values()]
 
 
+def _server(report: Mapping[str, Any]) -> Table:
+    """Returns a row for each number of clients, the drafting server beside the plain one."""
+    rows = []
+    for load in report["loads"]:
+        rates, tokens = (
+            [[each[field] for each in load["rounds"][name]] for name in ("plain", "drafted")]
+            for field in ("tokens_per_second", "per_token")
+        )
+        times = (f"{1000 * statistics.median(each):.2f}" for each in tokens)
+        cells = *map(spread, rates), spread(load["ratios"], ".2f", "x"), *times
+        rows.append((str(load["clients"]), *cells))
+    head = ("plain, tok/s", "drafted, tok/s", "ratio", "plain, ms/token", "drafted, ms/token")
+    return ("clients", *head), rows
+
+
 def _same(row: Mapping[str, Any]) -> str:
     return f"{row['identical']}/{row['prompts']}"
 
@@ -87,7 +102,8 @@ def _same(row: Mapping[str, Any]) -> str:
 KINDS: dict[str, Callable[[Mapping[str, Any]], Table]] = {
     "questions": _questions,
     "benchmarks": _benchmarks,
-    "engines": _engines,
+    "llama-cpp": _engines,
+    "server": _server,
 }
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ CPU_PARTS = (
     ),
     Part(
         "floats", "SmolLM2 with weights as floats", "eval.speedup",
-        f"{_SMOLLM2} --weights float --method dart,text {_BENCHMARKS} --prompts 8 "
+        f"{_SMOLLM2} --weights float --method dart {_BENCHMARKS} --prompts 8 "
         "--max-new-tokens 96 --repeats 1",
         _TRIED,
     ),
@@ -139,7 +139,7 @@ CPU_PARTS = (
     ),
     Part(
         "copying", "SmolLM2 where texts repeat", "eval.speedup",
-        f"{_SMOLLM2} --method text,dart,dart_alone,pld --bench copy {{data}} --prompts 8 "
+        f"{_SMOLLM2} --method dart,text,pld --bench copy {{data}} --prompts 8 "
         "--repeats 1",
         _TRIED,
     ),
