@@ -156,7 +156,7 @@ CPU_PARTS = (
     ),
     Part(
         "lossless", "the same tokens drafted and plain", "eval.lossless",
-        f"{_LOSSLESS} --batch-size 1 8 --prompts 8 --max-new-tokens 80",
+        f"{_LOSSLESS} --batch-size 1 8 --prompts 4 --max-new-tokens 64",
         _TRIED_LOSSLESS,
     ),
     Part(
