@@ -308,8 +308,8 @@ def test_documents_stay_short():
     def words(path):
         return sum(re.search(r"\w", word) is not None for word in path.read_text().split())
 
-    assert words(ROOT / "README.md") <= 1000
-    assert sum(map(words, ROOT.glob("docs/**/*.md"))) <= 22_800
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+    assert sum(map(words, ROOT.glob("docs/**/*.md"))) <= 20_000
 
 
 def test_blocks_have_a_language():
