@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import re
-import subprocess
 from typing import Literal
 
 import jsonschema
