@@ -17,6 +17,7 @@ from dart_jax.programs.processes import DistributedConfig
 
 ROOT = Path(__file__).parents[1]
 PAGE = "options.md"
+INTRODUCTION = "# Options\n\nAlso `dart-jax NAME --help` lists the options of a program."
 
 # Options that several programs have, described once: heading -> their dataclass.
 SHARED = {"Choosing a model": ModelChoice, "Several processes": DistributedConfig}
@@ -45,7 +46,7 @@ def pages() -> dict[str, str]:
     config = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)  # as most programs
     shared = {title: _options(_parser(kind, config)) for title, kind in SHARED.items()}
     commands = {command: options for name in PROGRAMS for command, options in options_of(name)}
-    parts = [(ROOT / "docs" / PAGE).read_text().rstrip()]
+    parts = [INTRODUCTION]
     for title, common in shared.items():
         users = [command for command, options in commands.items() if _has(options, common)]
         links = ", ".join(f"[{command}](#{_anchor(command)})" for command in users)

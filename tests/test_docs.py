@@ -21,7 +21,6 @@ from documents import ROOT, anchors, blocks, commands, documents, inline, links,
 import dart_jax
 from dart_jax.__main__ import PROGRAMS as NAMED
 from dart_jax.serve.body.fields import ChatFields, CompletionFields, ResponseFields
-from dart_jax.serve.body.neutral import HARMLESS
 from train.run import config_file
 
 COMMANDS = [command for path in documents() for command in commands(path)]
@@ -285,11 +284,10 @@ def test_python_of_the_documents():
 
 
 def test_fields_of_requests():
-    """All that the server reads or accepts is named."""
+    """All that the server reads is named."""
     named = set(inline((ROOT / "docs/serving.md").read_text()))
     for kind in (CompletionFields, ChatFields, ResponseFields):
         assert {*kind.model_fields} <= named
-    assert named >= HARMLESS
 
 
 def test_pages_of_the_api():
@@ -308,8 +306,8 @@ def test_documents_stay_short():
     def words(path):
         return sum(re.search(r"\w", word) is not None for word in path.read_text().split())
 
-    assert words(ROOT / "README.md") <= 1000
-    assert sum(map(words, ROOT.glob("docs/**/*.md"))) <= 22_800
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+    assert sum(map(words, ROOT.glob("docs/**/*.md"))) <= 20_000
 
 
 def test_blocks_have_a_language():

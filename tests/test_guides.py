@@ -48,6 +48,8 @@ AFTER = {"docs/training.md": "README.md", "docs/low-acceptance.md": "docs/traini
 
 # The words of a command -> why it does not run here.
 NOT_RUN = {
+    "git clone": "its address is a placeholder",
+    "cd dart_jax": "it leads into the clone",
     "venv": "`.ci/run` makes environments",
     "pip install": "it installs",
     "docker": "containers are built by `.ci/run`, where something can build them",
