@@ -19,17 +19,20 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 
 from dart_jax.errors import UserError
-from dart_jax.generation import Completion, GenerationConfig, Piece, TextGeneration
-from dart_jax.model import DartModel
+from dart_jax.generation.config import GenerationConfig
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
+
+if TYPE_CHECKING:
+    from dart_jax.generation import Completion, Piece, TextGeneration
+    from dart_jax.model import DartModel
 
 HELP = "/reset begins anew, /exit or Ctrl-D ends; Ctrl-C stops an answer, or ends between answers"
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green

@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig
-from dart_jax.decoding.logits import LogitsConfig
+from dart_jax.decoding.options import LogitsConfig
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams

@@ -75,7 +75,7 @@ class MemoryConfig:
     """Nodes of the draft tree, besides the root."""
 
     def __post_init__(self) -> None:
-        from dart_jax.decoding.tree import MAX_NODES
+        from dart_jax.decoding.options import MAX_NODES
         from dart_jax.models.platform.execution import check_cache
 
         check_least(self, length=1, batch_size=1)

@@ -6,9 +6,13 @@ May import `dart_jax.engine` and what it imports. Start with `config.py` (the op
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dart_jax.generation.config import GenerationConfig, GenerationOptions
-from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
-from dart_jax.generation.text_generation import TextGeneration
+
+if TYPE_CHECKING:
+    from dart_jax.generation.results import Completion, GeneratedText, Piece, Step
+    from dart_jax.generation.text_generation import TextGeneration
 
 __all__ = [
     "Completion",
@@ -19,3 +23,14 @@ __all__ = [
     "Step",
     "TextGeneration",
 ]
+
+
+def __getattr__(name: str):
+    """Imports the results on first use: options alone need no JAX."""
+    from dart_jax.generation import results, text_generation
+
+    if name == "TextGeneration":
+        return text_generation.TextGeneration
+    if name in __all__:
+        return getattr(results, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 import numpy as np
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
-from dart_jax.decoding.logits import LogitsConfig, LogitsProcessor
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import LogitsConfig, LogitsProcessor, Sampling
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.errors import UserError
 from dart_jax.generation import transformers_options
@@ -25,6 +25,15 @@ _INTEGERS = ("max_new_tokens", "max_length", "top_k", "seed", "logprobs", "tree_
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 _FLAGS = ("do_sample", "output_scores", "use_ngram")
 _OPTIONAL = ("max_length", "do_sample", "temperature", "logprobs", "tree_nodes")
+
+# How a command line says stop strings.
+_STRINGS = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[STR [STR ...]]",
+    instance_from_str=tuple,
+    is_instance=lambda given: isinstance(given, tuple),
+    str_from_instance=list,
+)
 
 # The largest number that fits the programs' int32.
 _LARGEST = 2**31 - 1
@@ -84,7 +93,8 @@ class GenerationConfig:
     """Seed of sampling; the same seed gives the same text, drafted or not."""
     stop: Annotated[
         Sequence[str | int] | str | int,
-        tyro.conf.arg(constructor=tuple[str, ...], help="Stop strings; the text ends before them."),
+        tyro.conf.arg(help="Stop strings; the text ends before them."),
+        _STRINGS,
     ] = ()
     """Stop strings (the text ends before them) and stop token ids, in addition to the target's
     own; or a single one."""

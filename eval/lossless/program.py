@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.paying import Paying
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import SamplingMode
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
 from dart_jax.programs.outputs import check_outputs

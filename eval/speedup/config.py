@@ -14,7 +14,7 @@ from dart_jax.programs.command_line import check_least, check_some
 from eval.methods.choice import MethodChoice
 
 if TYPE_CHECKING:
-    from dart_jax.decoding.sampling import Sampling
+    from dart_jax.decoding.options import Sampling
     from dart_jax.model import DartModel
     from dart_jax.text.tokenizer import Tokenizer
 
@@ -175,6 +175,6 @@ class SpeedupConfig(MethodChoice):
     @property
     def samplings(self) -> list[Sampling]:
         """The sampling parameters, one per temperature; raises UserError if one is out of range."""
-        from dart_jax.decoding.sampling import Sampling
+        from dart_jax.decoding.options import Sampling
 
         return [Sampling(each, self.top_k, self.top_p) for each in self.temperature]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.data.stdlib import HELD_OUT, stdlib
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.engine.shapes import length_bucket
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs

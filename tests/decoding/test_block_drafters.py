@@ -14,7 +14,8 @@ from tiny_configs import AUTHORS, copied
 
 from dart_jax.decoding.drafting.base import DraftInput, PromptRows
 from dart_jax.decoding.drafting.block import Block
-from dart_jax.decoding.sampling import Sampling, SamplingValues, noise_at
+from dart_jax.decoding.options import Sampling
+from dart_jax.decoding.sampling import SamplingValues, noise_at
 from dart_jax.models.networks.pure import bind, init_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.weights.checkpoint import load_drafter

@@ -119,7 +119,7 @@ def test_everything_is_made_once(tmp_path):
         export=tmp_path / "export",
         target=str(target),
         data=(str(data),),
-        sharegpt=False,
+        no_sharegpt=True,
         draft_vocab=512,
     )
     run(config)

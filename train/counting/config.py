@@ -23,8 +23,8 @@ class NgramConfig:
     """Field or column with the text or the chat; by default as for `train.drafter`."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
     """Options for the tokenizer's chat template, as JSON."""
-    eos: bool = True
-    """End every document with the end-of-sequence token."""
+    no_eos: bool = False
+    """Do not end documents with the end-of-sequence token."""
     eos_token: str | None = None
     """The end-of-sequence token, if the tokenizer names none or another."""
     order: int = 3

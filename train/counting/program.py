@@ -43,7 +43,7 @@ def run(config: NgramConfig) -> str:
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
     tokenizer = load(config.tokenizer)
     size = sum(path.stat().st_size for path in files)
-    eos = eos_of(tokenizer, config.eos_token) if config.eos else None
+    eos = None if config.no_eos else eos_of(tokenizer, config.eos_token)
     layout = WindowLayout(config.order, tokenizer.vocab_size)
     skipped = Skipped()
 

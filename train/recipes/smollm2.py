@@ -78,7 +78,7 @@ class SmolLM2Config:
     data: tuple[str, ...] = ()
     """Chats and instructions whose questions are answered too, as for `train.regenerate`, without
     their system prompts and tools; each of them, and ShareGPT, as often as the others."""
-    sharegpt: bool = True
+    no_sharegpt: bool = False
     """Fetch ShareGPT, 27 MB, and answer its questions."""
     leave_out: tuple[str, ...] = ()
     """Files of benchmarks: no question of their first 500 records is answered."""
@@ -90,7 +90,7 @@ class SmolLM2Config:
     def __post_init__(self) -> None:
         if not 0 < self.minutes < math.inf:
             raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")
-        if not self.sharegpt and not self.data:
+        if self.no_sharegpt and not self.data:
             raise UserError("no questions: pass --data, or leave --no-sharegpt out")
         if self.export is not None and self.export.resolve() == self.work.resolve():
             raise UserError("--export and --work must be different directories")
@@ -139,7 +139,7 @@ def run(config: SmolLM2Config) -> None:
 
 def _collect(config: SmolLM2Config, out: Path) -> None:
     """Writes the questions to answer."""
-    sources = [[file] for file in ([fetch("sharegpt")] if config.sharegpt else [])]
+    sources = [[file] for file in ([fetch("sharegpt")] if not config.no_sharegpt else [])]
     sources += [list(find_files((name,))) for name in config.data]
     left_out = benchmark_questions(find_files(config.leave_out)) if config.leave_out else set()
     skipped, partial = Skipped(), out.with_suffix(".partial")
