@@ -25,7 +25,7 @@ import tyro
 from rich.console import Console
 
 from dart_jax.errors import UserError
-from dart_jax.generation.config import GenerationConfig
+from dart_jax.generation import GenerationConfig
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +41,26 @@ from dart_jax.weights.tensor_files import open_tensors
 
 PathLike = str | os.PathLike[str]
 PLAIN = "none"  # in place of a drafter: nothing drafts
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 _Config = TypeVar("_Config", bound=AnyDrafterConfig | TargetConfig | None)
+
+
+def renamed(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Lets a function take arguments by former names as well, old=new; raises UserError where both
+    are given."""
+
+    def accepting(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def call(*args: _P.args, **options: _P.kwargs) -> _R:
+            for old in names.keys() & options.keys():
+                if names[old] in options:
+                    raise UserError(f"{old} is the former name of {names[old]}; pass one of them")
+                options[names[old]] = options.pop(old)
+            return function(*args, **options)
+
+        return call
+
+    return accepting
 
 
 def find_drafter(

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import shutil
 import textwrap
+from itertools import pairwise
 from typing import Annotated, Any, get_type_hints
 
 import tyro
@@ -89,7 +90,7 @@ def _docstrings(kind: type) -> dict[str, str]:
     classes = (x for x in ast.walk(_parsed(module)) if isinstance(x, ast.ClassDef))
     body = next((each.body for each in classes if each.name == kind.__name__), [])
     docs = {}
-    for field, after in zip(body, body[1:], strict=False):
+    for field, after in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             match after:
                 case ast.Expr(ast.Constant(str(text))):

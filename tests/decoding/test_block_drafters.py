@@ -133,7 +133,7 @@ def test_the_core_drafts_as_jax_does(models, blocks, name, weights):
     """And the same bits alone, in a batch, and however the context was read, but for drafters with
     convolutions, which are JAX's."""
     config, params = blocks(name)
-    execution = Execution.here(weights_dtype=weights)
+    execution = Execution.here(weights=weights)
     tiles = {
         **params,
         "target": execution.weights.prepare(copied(params["target"])),

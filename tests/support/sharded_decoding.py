@@ -233,7 +233,7 @@ class Models:
             self.target,
             self.drafters.get(name),
             self.ngram if name in ("dart", "ngram") else None,
-            weights_dtype=self.weights,
+            weights=self.weights,
             mesh=mesh,
             search="device" if how == "device" else "auto",
         )

@@ -96,7 +96,7 @@ def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
     ("options", "words"),
     [
         ({"minutes": 0}, "--minutes must be a finite number above 0"),
-        ({"minutes": 1, "sharegpt": False}, "no questions: pass --data"),
+        ({"minutes": 1, "no_sharegpt": True}, "no questions: pass --data"),
         ({"minutes": 1, "draft_vocab": -1}, "--draft-vocab must be at least 0"),
         ({"minutes": 1, "seed": 2**32}, "--seed must be in"),
         ({"minutes": 1, "export": Path("build/smollm2")}, "--export and --work must be different"),

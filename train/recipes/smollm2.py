@@ -79,7 +79,7 @@ class SmolLM2Config:
     """Chats and instructions whose questions are answered too, as for `train.regenerate`, without
     their system prompts and tools; each of them, and ShareGPT, as often as the others."""
     no_sharegpt: bool = False
-    """Fetch ShareGPT, 27 MB, and answer its questions."""
+    """Do not fetch ShareGPT, 27 MB, and answer its questions."""
     leave_out: tuple[str, ...] = ()
     """Files of benchmarks: no question of their first 500 records is answered."""
     draft_vocab: int = 8192
