@@ -19,10 +19,11 @@ from dart_jax.models.networks.pure import abstract_params
 from dart_jax.programs.command_line import Advice
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_target
-from train import regenerate
 from train.data.answers import AnswerLog, prompt_turns
 from train.data.examples import digest_of, read_all
-from train.regenerate import RegenerateConfig, log_of, run
+from train.regenerate import program as regenerate
+from train.regenerate.config import RegenerateConfig
+from train.regenerate.program import log_of, run
 
 # Prompts of 17 to 64 tokens: two shapes to compile.
 RECORDS = [

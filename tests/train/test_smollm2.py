@@ -13,9 +13,10 @@ from dart_jax.decoding.drafting import drafter_title
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DartConfig, Eagle3Config
-from train.recipes import smollm2
+from train.recipes import smollm2_stages as smollm2
+from train.recipes.config import SmolLM2Config
 from train.recipes.questions import benchmark_questions, write_questions
-from train.recipes.smollm2 import SmolLM2Config, run
+from train.recipes.smollm2_stages import run
 
 CHATS = [
     {"instruction": "Write a haiku about the sea.", "input": "", "output": "x"},
@@ -81,7 +82,7 @@ def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
         if len(given) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(smollm2.regenerate, "run", answering)
+    monkeypatch.setattr(smollm2, "regenerate", answering)
     config = SmolLM2Config(minutes=10, work=tmp_path)
     answer = functools.partial(smollm2._answer, config, tmp_path / "q", tmp_path / "a", 4, 8)
     with pytest.raises(KeyboardInterrupt):

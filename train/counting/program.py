@@ -24,7 +24,7 @@ from dart_jax.weights.checkpoint import load_eos
 from train.counting.config import NgramConfig
 from train.counting.pipeline import Counting, Encoding, divide, least_memory
 from train.counting.workers import Workers
-from train.data.encoding import parse_template_kwargs
+from train.data.config import parse_template_kwargs
 from train.data.examples import read_all
 from train.run import work_directory
 
