@@ -1,6 +1,6 @@
 """Continue a prompt in the terminal; drafted tokens are coloured.
 
-    python -m dart_jax.generate 'def mean(values):'
+    dart-jax generate 'def mean(values):'
 
 Without --model or --target, uses SmolLM2 where that is or can be fetched, otherwise the demo model,
 which continues Python code. --chat without a message talks turn by turn. The generated text goes to

@@ -1,6 +1,6 @@
 """Measure a device: all that a report on it should have, the most valuable first.
 
-    python -m eval.campaign --minutes 30 --out build/my-gpu
+    dart-jax campaign --minutes 30 --out build/my-gpu
 
 Each part is one of the other programs, with its own process, log and report in --out; what is there
 already is not measured again. REPORT.md has all tables, and is written after each part. When the

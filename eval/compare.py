@@ -1,6 +1,6 @@
-"""Compare two reports of `eval.speedup`.
+"""Compare two reports of `speedup`.
 
-    python -m eval.compare before.json after.json
+    dart-jax compare before.json after.json
 
 A rate has changed if both reports have at least three repeats, and the gap between the reports'
 repeats is larger than the spread within either. Tau and the share of identical outputs are
@@ -36,7 +36,7 @@ class CompareConfig:
     """Reports to compare."""
 
     before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE")]
-    """JSON of eval.speedup."""
+    """Report of speedup, as --json writes it."""
     after: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="AFTER")]
     """Another one."""
 
@@ -59,7 +59,7 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(settings, list) or not all(
         isinstance(each, dict) and {"bench", "trees", "groups"} <= set(each) for each in settings
     ):
-        raise UserError(f"{path} is not a report of eval.speedup; make one with --json")
+        raise UserError(f"{path} is not a report of speedup; make one with --json")
     return report
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
@@ -14,7 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from dart_jax.decoding.options import LogitsConfig, LogitsProcessor, Sampling
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.generation import transformers_options
 from dart_jax.grammar.outputs import StructuredOutputs
 
@@ -252,7 +251,4 @@ def _unknown(unknown: Sequence[str], names: Sequence[str]) -> str:
     name = unknown[0]
     if name in transformers_options.NAMES:
         return f"{name} is not supported; the options are {', '.join(names)}"
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"unknown option {name}; did you mean {near[0]}?"
-    return f"unknown option {', '.join(unknown)}; the options are {', '.join(names)}"
+    return f"unknown option {name}; {meant(name, names, 'the options are ' + ', '.join(names))}"

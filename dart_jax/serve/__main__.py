@@ -1,7 +1,7 @@
 """Serve a model to OpenAI's clients, many requests at once.
 
-    python -m dart_jax.serve
-    python -m dart_jax.serve --replicas 2
+    dart-jax serve
+    dart-jax serve --replicas 2
 
 Without --model or --target it serves SmolLM2 where that is or can be fetched, otherwise the demo
 model, which continues Python code. Only this machine can ask, unless --host says otherwise.

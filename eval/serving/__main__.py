@@ -1,10 +1,10 @@
 """Compare a server's drafted with plain decoding as its clients see it.
 
-    python -m eval.serving
-    python -m eval.serving --clients 8 --serve-options="--slots 8"
-    python -m eval.serving --url http://127.0.0.1:8000 http://127.0.0.1:8001
+    dart-jax serving
+    dart-jax serving --clients 8 --serve-options="--slots 8"
+    dart-jax serving --url http://127.0.0.1:8000 http://127.0.0.1:8001
 
-Starts `python -m dart_jax.serve` with and without drafting and asks both the same, in turn, or asks
+Starts `dart-jax serve` with and without drafting and asks both the same, in turn, or asks
 running servers.
 """
 

@@ -71,7 +71,7 @@ class SpeedupConfig(MethodChoice):
     target predicts, and stop tokens are ignored. Measures speed independently of the drafter's
     quality; needs --tree-nodes."""
     shape: str | None = None
-    """Instead of --model, random weights in a shape of eval.latency, such as qwen3-8b, with the
+    """Instead of --model, random weights in a shape of latency, such as qwen3-8b, with the
     demo's tokenizer and no n-gram model. Needs --acceptance."""
     repeats: int = 3
     """Measured passes over all prompts, after one that compiles."""

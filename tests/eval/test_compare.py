@@ -95,4 +95,4 @@ def test_the_program(tmp_path, capsys):
         assert end.value.code == status
     told = capsys.readouterr().err
     assert "in common" in told
-    assert "1.json is not a report of eval.speedup" in told
+    assert "1.json is not a report of speedup" in told

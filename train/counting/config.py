@@ -20,7 +20,7 @@ class NgramConfig:
     out: Path
     """The file to write."""
     field: str | None = None
-    """Field or column with the text or the chat; by default as for `train.drafter`."""
+    """Field or column with the text or the chat; by default as for `train-drafter`."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
     """Options for the tokenizer's chat template, as JSON."""
     no_eos: bool = False

@@ -1,9 +1,9 @@
 """Train a drafter for a target: DART (paper, section 4.1), EAGLE-3, or a block drafter.
 
-    python -m train.drafter --target Qwen/Qwen3-1.7B --data chats.jsonl --out runs/dart
+    dart-jax train-drafter --target Qwen/Qwen3-1.7B --data chats.jsonl --out runs/dart
 
 Data: chats (ShareGPT, UltraChat, `messages`), instructions (Alpaca, CodeAlpaca, GSM8K), completions
-and plain text, in files or data sets of the Hugging Face hub; and the output of `train.regenerate`.
+and plain text, in files or data sets of the Hugging Face hub; and the output of `regenerate`.
 The run's directory receives the prepared data, checkpoints, `metrics.jsonl` and at the end the
 drafter itself, in bfloat16 in `drafter/`, which `dart_jax` and the reference load. To resume an
 interrupted run, run the same command again. `--config FILE.toml`, as the first option, reads a

@@ -18,7 +18,7 @@ class AcceptanceConfig:
     eval_new_tokens: int = 64
     """Tokens decoded per prompt."""
     ngram: str | None = None
-    """N-gram file for the tree search, as for `dart_jax.generate`; decoding is measured with and
+    """N-gram file for the tree search, as for `generate`; decoding is measured with and
     without it."""
     ngram_weight: float = 0.5
     """Weight of the n-gram model in that search; 0.5 in the paper."""

@@ -26,7 +26,7 @@ class SmolLM2Config:
     target: str = "smollm2"
     """Directory, hub repository or name of the target."""
     data: tuple[str, ...] = ()
-    """Chats and instructions whose questions are answered too, as for `train.regenerate`, without
+    """Chats and instructions whose questions are answered too, as for `regenerate`, without
     their system prompts and tools; each of them, and ShareGPT, as often as the others."""
     no_sharegpt: bool = False
     """Do not fetch ShareGPT, 27 MB, and answer its questions."""

@@ -1,11 +1,11 @@
 """Generate a drafter's training data with its target.
 
-    python -m train.regenerate --target owner/name --data chats.jsonl --out answers.jsonl
+    dart-jax regenerate --target owner/name --data chats.jsonl --out answers.jsonl
 
 A drafter must predict what its target writes, so training on the target's answers raises the
 acceptance length over training on the original ones. Chats are answered turn by turn, each answer
 replacing the record's own; completions are replaced too; texts are used as prompts. Each answer
-becomes a record for `train.drafter`, with token ids, so that it is not tokenised again:
+becomes a record for `train-drafter`, with token ids, so that it is not tokenised again:
 
     {"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length", "source": ".."}
 

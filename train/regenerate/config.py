@@ -19,7 +19,7 @@ class RegenerateConfig:
     target: str
     """Directory or hub repository of the target."""
     data: tuple[str, ...]
-    """Files, directories, globs or data sets of the hub, as for `train.drafter`."""
+    """Files, directories, globs or data sets of the hub, as for `train-drafter`."""
     out: Path
     """The .jsonl file to write."""
     drafter: str | None = None
