@@ -18,8 +18,8 @@ from dart_jax.decoding.paying import Paying
 from dart_jax.engine.request import SamplingMode
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
 from dart_jax.programs.outputs import check_outputs
-from dart_jax.programs.provenance import environment, write_report
-from dart_jax.programs.tables import table
+from dart_jax.programs.provenance import environment_in_words, write_report
+from dart_jax.programs.tables import show, table
 from dart_jax.progress import tracked
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import demo_prompts
@@ -41,23 +41,36 @@ _SHOWN = 20  # divergences at most; all are in the JSON
 
 
 def run(config: LosslessConfig, console: Console) -> bool:
-    """Checks, prints and writes the report; returns whether nothing differs beyond rounding."""
+    """Checks, prints and writes the report, anew after each setting; returns whether nothing differs beyond rounding."""
     check_outputs(config.json)
     lossless = Lossless(config, console)
-    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
+    console.print(environment_in_words())
     for reason in lossless.left_out:
         console.print(f"left out: {reason}", markup=False)
-    outcomes = list(lossless.compare())
-    output = [
-        _equality(name, [each for each in outcomes if each.case.method == name])
-        for name in lossless.methods
-    ]
+    outcomes: list[Outcome] = []
+    for outcome in lossless.compare():
+        outcomes.append(outcome)
+        passed, verdict, output = _report(lossless, outcomes, {})
+    show(console, *output)
+    if fits := lossless.fit():
+        passed, verdict, output = _report(lossless, outcomes, fits)
+        show(console, output[-1])
+    console.print(verdict, soft_wrap=True)
+    return passed
+
+
+def _report(
+    lossless: Lossless, outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]
+) -> tuple[bool, str, list[Table]]:
+    """Writes the report of what was checked so far; returns whether that passed, a line that says
+    so, and the tables."""
+    config = lossless.config
+    by_method = {name: [x for x in outcomes if x.case.method == name] for name in lossless.methods}
+    output = [_equality(name, some) for name, some in by_method.items() if some]
     if any(outcome.divergences for outcome in outcomes):
         output.append(_divergences(outcomes, lossless.tokenizer))
-    console.print(*output)
-    if fits := lossless.fit():
+    if fits:
         output.append(_fits(fits))
-        console.print(output[-1])
     passed, verdict = _verdict(outcomes, fits)
     settings = [
         dataclasses.asdict(each.case) | dataclasses.asdict(each) | {"tau": each.tau}
@@ -70,8 +83,7 @@ def run(config: LosslessConfig, console: Console) -> bool:
     content = {"lossless": passed, "settings": settings, "distribution": tests}
     title = f"Drafted and plain texts of {config.title}"
     write_report(config, title, output, note=verdict, **content)
-    console.print(verdict, soft_wrap=True)
-    return passed
+    return passed, verdict, output
 
 
 def _equality(method: str, outcomes: Sequence[Outcome]) -> Table:

@@ -29,14 +29,13 @@ def run(config: ServingBenchConfig, console: Console) -> None:
     check_outputs(config.json)
     for package in ("httpx", "prometheus_client"):
         require(package, "serve", "eval.serving")
-    from dart_jax.programs.provenance import write_report
     from dart_jax.text.tokenizer import Tokenizer
     from dart_jax.weights import hub
     from eval.serving import comparison
 
     config = config.decided()
     path = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    write_report(config, **asyncio.run(comparison.run(config, Tokenizer.load(path), console)))
+    asyncio.run(comparison.run(config, Tokenizer.load(path), console))
 
 
 def main(args: Sequence[str] | None = None) -> None:
