@@ -70,8 +70,8 @@ def programs(config: CompileConfig) -> list[tuple[Case, Program]]:
 
 
 def run(config: CompileConfig, console: Console) -> list[Result]:
-    """Compiles, prints and writes the report, anew after each program; raises UserError if that cannot be written, or the
-    device's compiler is not installed."""
+    """Compiles, prints and writes the report, anew after each program; raises UserError if that
+    cannot be written, or the device's compiler is not installed."""
     check_outputs(config.json)
     shape, accelerator = MeshShape.parse(config.mesh), ACCELERATORS[config.device]
     devices = compile_only(config.device, shape.data * shape.model)

@@ -87,8 +87,8 @@ def filled(config: LatencyConfig) -> LatencyConfig:
 
 
 def run(config: LatencyConfig, console: Console) -> list[Case]:
-    """Measures, prints and writes the report, anew after each case; raises UserError if that cannot be written, or a case
-    does not fit into the device's memory."""
+    """Measures, prints and writes the report, anew after each case; raises UserError if that cannot
+    be written, or a case does not fit into the device's memory."""
     check_outputs(config.json)
     enable_compilation_cache()
     config = filled(config)

@@ -41,7 +41,8 @@ _SHOWN = 20  # divergences at most; all are in the JSON
 
 
 def run(config: LosslessConfig, console: Console) -> bool:
-    """Checks, prints and writes the report, anew after each setting; returns whether nothing differs beyond rounding."""
+    """Checks, prints and writes the report, anew after each setting; returns whether nothing
+    differs beyond rounding."""
     check_outputs(config.json)
     lossless = Lossless(config, console)
     console.print(environment_in_words())
@@ -50,27 +51,33 @@ def run(config: LosslessConfig, console: Console) -> bool:
     outcomes: list[Outcome] = []
     for outcome in lossless.compare():
         outcomes.append(outcome)
-        passed, verdict, output = _report(lossless, outcomes, {})
-    show(console, *output)
+        _report(lossless, outcomes, {})
+    show(console, *_tables(lossless, outcomes, {}))
     if fits := lossless.fit():
-        passed, verdict, output = _report(lossless, outcomes, fits)
-        show(console, output[-1])
+        show(console, _fits(fits))
+    passed, verdict = _report(lossless, outcomes, fits)
     console.print(verdict, soft_wrap=True)
     return passed
 
 
-def _report(
+def _tables(
     lossless: Lossless, outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]
-) -> tuple[bool, str, list[Table]]:
-    """Writes the report of what was checked so far; returns whether that passed, a line that says
-    so, and the tables."""
-    config = lossless.config
+) -> list[Table]:
+    """Returns the tables of what was checked so far."""
     by_method = {name: [x for x in outcomes if x.case.method == name] for name in lossless.methods}
     output = [_equality(name, some) for name, some in by_method.items() if some]
     if any(outcome.divergences for outcome in outcomes):
         output.append(_divergences(outcomes, lossless.tokenizer))
     if fits:
         output.append(_fits(fits))
+    return output
+
+
+def _report(
+    lossless: Lossless, outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]
+) -> tuple[bool, str]:
+    """Writes the report of what was checked so far; returns whether that passed, and a line that
+    says so."""
     passed, verdict = _verdict(outcomes, fits)
     settings = [
         dataclasses.asdict(each.case) | dataclasses.asdict(each) | {"tau": each.tau}
@@ -81,9 +88,10 @@ def _report(
         for how, fit in fits.items()
     ]
     content = {"lossless": passed, "settings": settings, "distribution": tests}
+    config, output = lossless.config, _tables(lossless, outcomes, fits)
     title = f"Drafted and plain texts of {config.title}"
     write_report(config, title, output, note=verdict, **content)
-    return passed, verdict, output
+    return passed, verdict
 
 
 def _equality(method: str, outcomes: Sequence[Outcome]) -> Table:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax.errors import UserError
 from dart_jax.programs.provenance import write_report
@@ -128,13 +129,17 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
             loads: list[Load] = []
             async for load in compare(config, servers, request, notify):
                 loads.append(load)
-                rows = [row for each in loads for row in each.rows()]
-                table = narrow("Serving", _COLUMNS, rows, _CAPTION)
                 content = {"options": options, "loads": [each.as_json() for each in loads]}
-                write_report(config, f"A server of {config.title}", [table], **content)
-    show(console, table)
+                title = f"A server of {config.title}"
+                write_report(config, title, [_table(loads)], **content)
+    show(console, _table(loads))
     for line in (line for load in loads for line in load.warnings()):
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _table(loads: Iterable[Load]) -> Table:
+    rows = [row for load in loads for row in load.rows()]
+    return narrow("Serving", _COLUMNS, rows, _CAPTION)
 
 
 async def compare(
