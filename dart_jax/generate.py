@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dart_jax.model import DartModel
 
 HELP = "/reset begins anew, /exit or Ctrl-D ends; Ctrl-C stops an answer, or ends between answers"
+COMMAND = re.compile(r"/\w+")
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
 
 # Control characters, which could move the cursor or set a title; all except tab and line feed.
@@ -174,7 +175,9 @@ def talk(
             return
         if line == "/reset":
             messages = list(begin)
-        if line in ("", "/reset"):
+        elif COMMAND.fullmatch(line):
+            err.print(HELP, style="dim")
+        if not line or COMMAND.fullmatch(line):
             continue
         turn = [*messages, {"role": "user", "content": line}]
         try:

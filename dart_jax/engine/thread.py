@@ -416,4 +416,5 @@ def compile_programs(
         works.append(partial(read, *read_, drafted, scored=True))
     for done, work in enumerate(works, 1):
         work()
-        yield f"compiled {done} of {len(works)} programs", done >= enough
+        of = f"the {enough} programs needed first" if done <= enough else f"{len(works)} programs"
+        yield f"compiled {done} of {of}", done >= enough

@@ -69,6 +69,7 @@ CASES = {
     "train-drafter --config nowhere.toml": "cannot read nowhere.toml: No such file or directory",
     "train-drafter --config file --out run": "file is not TOML",
     f"{COUNT.replace('texts', 'none')}": "none.jsonl",
+    f"{DRAFTER.replace('texts', 'none')}": "none.jsonl",
     # Outputs that cannot be written.
     "speedup --json /proc/x.json": "cannot write /proc/x.json",
     "speedup --json directory": "cannot write directory: it is a directory; name a file",
@@ -102,7 +103,7 @@ def place(tmp_path, monkeypatch):
 
 
 def contents(place):
-    return {path: path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+    return {path: path.is_file() and path.read_bytes() for path in sorted(place.rglob("*"))}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -18,10 +18,6 @@ from dart_jax.programs.command_line import program
 """
 
 
-# Their options still import what they decode or train with.
-HEAVY = {"generate", "serve", "regenerate", "train-drafter"}
-
-
 def start(*words, **options):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     # Where this process ignores Ctrl-C, a child would inherit that.
@@ -144,20 +140,3 @@ def test_the_dispatcher(monkeypatch, capsys):
         programs.main()
     error = capsys.readouterr().err
     assert error == "error: no program 'speedpu'; did you mean speedup?\n"
-
-
-def test_help_comes_at_once():
-    """None of these is imported, which take a second."""
-    names = sorted(programs.PROGRAMS.keys() - HEAVY)
-    status, out, _ = run(f"""
-        from dart_jax import __main__ as programs
-        for name in {names}:
-            sys.argv = ["dart-jax", name, "--help"]
-            try:
-                programs.main()
-            except SystemExit as end:
-                assert not end.code
-            assert not {{*sys.modules}} & {{"jax", "flax", "transformers", "orbax", "duckdb"}}, name
-    """)
-    assert status == 0
-    assert out.count("usage: ") >= len(names)

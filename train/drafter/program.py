@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dart_jax.data.records import HUB, find_files
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
@@ -62,6 +63,8 @@ def train(config: DrafterTraining) -> Path:
     cannot be used; what was saved before stays."""
     initialize(config.processes)
     enable_compilation_cache()
+    if local := [name for name in config.data.data if not name.startswith(HUB)]:
+        find_files(local)  # before a directory is made
     for made in filter(None, (config.out, config.cache)):
         check_writable(made, directory=True)
     dtype = resolve_dtype(config.target_dtype)

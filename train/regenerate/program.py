@@ -34,6 +34,7 @@ _VERSION = 5  # of the work directory's format
 _LOG = "answers.log"
 _BLOCK = 16  # records of a block per slot; a block is answered before the next is read
 _BURST = 32  # steps between which texts that have ended are replaced
+_UNFINISHED = 0.99  # part that is done at most, before all is
 
 
 def log_of(out: Path) -> Path:
@@ -178,7 +179,7 @@ class _Regeneration:
         examples = read_all(self._files, config.limit, self._bad)
         end, began = 0, time.monotonic()
         with progress_bars() as progress:
-            bar = progress.add_task("regenerate", total=size, note="")
+            bar = progress.add_task("regenerate", total=1, completed=self._part(0), note="")
             while block := list(islice(examples, _BLOCK * config.batch_size)):
                 for example in block:
                     copy = self._copies[example.digest]
@@ -197,12 +198,12 @@ class _Regeneration:
                     pace = self._new_tokens / (time.monotonic() - began)
                     progress.update(
                         bar,
-                        completed=start + (end - start) * answered / turns,
+                        completed=self._part((start + (end - start) * answered / turns) / size),
                         note=f"{self._summary.answers + answered:,} answers, {pace:,.0f} tokens/s",
                     )
                 self._write()
-                progress.update(bar, completed=end)
-            progress.update(bar, completed=size)
+                progress.update(bar, completed=self._part(end / size))
+            progress.update(bar, completed=1)
 
     def _answer_block(self) -> Iterator[None]:
         """Answers all turns of a block of conversations; yields now and then. Raises
@@ -238,9 +239,19 @@ class _Regeneration:
             yield
 
     @property
+    def _spent(self) -> float:
+        """The part of --minutes that has passed, 0 without a limit."""
+        minutes = self._config.minutes
+        return 0.0 if minutes is None else (time.monotonic() - self._began) / (60 * minutes)
+
+    @property
     def _late(self) -> bool:
-        minutes, passed = self._config.minutes, time.monotonic() - self._began
-        return minutes is not None and self._new_tokens > 0 and passed > 60 * minutes
+        return self._new_tokens > 0 and self._spent > 1
+
+    def _part(self, answered: float) -> float:
+        """Returns how much is done when a part of the records is answered: more, where less than
+        the rest of the time is left."""
+        return min(max(answered, self._spent), _UNFINISHED)
 
     def _request(self, conversation: Conversation, prompt: list[int], key: bytes) -> Request:
         """Returns the request of an answer, with draws of its own."""
