@@ -1,8 +1,11 @@
 """`--help` of every program: at once, at any width, and in the same words everywhere."""
 
+import contextlib
+import io
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from documents import ROOT
@@ -40,62 +43,62 @@ for module in {RECIPES}:
     assert lines == [*map(str, COMMANDS.values()), *["[]"] * len(RECIPES)]
 
 
-def help_of(words, columns, monkeypatch, capsys):
+def help_of(words, columns, monkeypatch):
     """The description and the boxes of a program's help."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys, "argv", ["/bin/dart-jax", *words, "--help"])
-    with pytest.raises(SystemExit):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
         programs.main()
-    lines = capsys.readouterr().out.splitlines()
-    boxes = next(n for n, line in enumerate(lines) if line.startswith(("╭", "+")))
+    lines = out.buffer.getvalue().decode().splitlines()
+    boxes = next(n for n, line in enumerate(lines) if line.startswith("╭"))
     assert lines[0].startswith(f"usage: dart-jax {words[0]}")
     return lines[1:boxes], lines[boxes:]
 
 
 def entries(boxes):
-    """Options with their help, as its lines."""
-    found = {}
-    for line in boxes:
-        inside = line[2:-1].rstrip() if line.startswith("│ ") else ""
-        option = re.match(r"(-[\w-]+(?:[ ,|][^ ]+)*)(?: {2,}|$)", inside)
-        if option:
-            found[option[1]] = texts = [inside[option.end() :]] if inside[option.end() :] else []
-        elif not inside.startswith("   "):
-            texts = []  # a title, a positional argument, or the end of a box
-        else:
-            texts.append(inside.strip())
-    return found
+    """Each option's help, as its lines, and the column in which they begin."""
+    found, before, lines = {}, {}, []
+    indented = [line[2:-1].rstrip() for line in boxes if line.startswith("│    ")]
+    begin = min(len(line) - len(line.lstrip()) for line in indented if line)
+    for line in (line[2:-1].rstrip() if line.startswith("│") else line[:2] for line in boxes):
+        if line.startswith("   "):
+            lines.append(line.strip())
+        elif line.startswith("-"):
+            option, _, beside = line.partition("  ")
+            found[option.split()[0]] = lines = [beside.strip()] if beside else []
+        elif line.startswith(("──", "╭")):
+            found = before if line.startswith("──") else found  # without a box's description
+            before, lines = dict(found), []
+    return found, begin
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help(name, monkeypatch, capsys):
+def test_help(name, monkeypatch):
     words = {}
     for columns in (60, 80, 120):
-        description, boxes = help_of(COMMANDS[name], columns, monkeypatch, capsys)
+        description, boxes = help_of(COMMANDS[name], columns, monkeypatch)
         text = [line for line in description if not line.startswith("    ")]
         assert max(map(len, [*text, *boxes])) <= columns
         assert "\n\n\n" not in "\n".join(description)
-        told = entries(boxes)
+        told, begin = entries(boxes)
+        assert "-h," in told
         for option, lines in told.items():
             assert lines, f"{option} has no help"
             # Lines end where the next word has no room, and nowhere else.
-            width = (
-                columns - 4 - max(line.index(lines[-1]) - 2 for line in boxes if lines[-1] in line)
-            )
-            for line, after in zip(lines, lines[1:], strict=False):
-                assert len(line) + 1 + len(after.split()[0]) > width, (option, line, after)
+            for line, after in pairwise(lines):
+                assert begin + len(f"{line} {after.split()[0]}") > columns - 6, (line, after)
         words[columns] = {option: "".join(lines).replace(" ", "") for option, lines in told.items()}
     assert words[60] == words[80] == words[120]
     examples = [line.split() for line in description if line.startswith("    ")]
     called = [each for each in examples if each[0] not in ("pip", '{"tokens":')]
     assert all(each[:2] == ["dart-jax", COMMANDS[name][0]] for each in called)
-    for option, text in words[120].items():
+    for option, told in words[120].items():
         if option.startswith("--no-"):
-            assert re.match("Donot|.*without", text), f"{option} is told as if it were the contrary"
-    titles = [title[1] for line in boxes if (title := re.match("╭─ ([a-z -]+) ─", line))]
-    assert titles[:1] != ["loading options"]
+            assert re.match("Donot|.*without", told), f"{option} is told as if it were the contrary"
+    titles = [found[1] for line in boxes if (found := re.match("╭─ ([a-z -]+) ─", line))]
     assert "loading options" not in titles[:-1]
-    if "--model {auto,smollm2,demo}" in words[120]:
+    if "--no-text-drafts" in words[120]:
         assert titles[-1] == "loading options"
 
 
