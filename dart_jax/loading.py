@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -41,24 +41,24 @@ from dart_jax.weights.tensor_files import open_tensors
 
 PathLike = str | os.PathLike[str]
 PLAIN = "none"  # in place of a drafter: nothing drafts
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Config = TypeVar("_Config", bound=AnyDrafterConfig | TargetConfig | None)
 
 
-def renamed(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def renamed(**names: str) -> Callable[[_Function], _Function]:
     """Lets a function take arguments by former names as well, old=new; raises UserError where both
     are given."""
 
-    def accepting(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def accepting(function: _Function) -> _Function:
         @functools.wraps(function)
-        def call(*args: _P.args, **options: _P.kwargs) -> _R:
+        def call(*args: Any, **options: Any) -> Any:
             for old in names.keys() & options.keys():
                 if names[old] in options:
                     raise UserError(f"{old} is the former name of {names[old]}; pass one of them")
                 options[names[old]] = options.pop(old)
             return function(*args, **options)
 
-        return call
+        return cast(_Function, call)
 
     return accepting
 

@@ -27,10 +27,9 @@ __all__ = [
 
 def __getattr__(name: str):
     """Imports the results on first use: options alone need no JAX."""
-    from dart_jax.generation import results, text_generation
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-    if name == "TextGeneration":
-        return text_generation.TextGeneration
-    if name in __all__:
-        return getattr(results, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "text_generation" if name == "TextGeneration" else "results"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

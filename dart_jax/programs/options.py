@@ -14,7 +14,7 @@ import inspect
 import shutil
 import textwrap
 from itertools import pairwise
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import tyro
 from tyro.conf import OmitArgPrefixes
@@ -40,13 +40,15 @@ def _of_dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
     kind = info.type
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         return None
+    if hasattr(kind, "__parameters__"):  # what `tyro` itself makes for subcommands
+        return None
     shared = next((base for base in kind.__mro__[1:] if GROUP in vars(base)), None)
     inherited = set() if shared is None else {field.name for field in dataclasses.fields(shared)}
-    hints = get_type_hints(kind, include_extras=True)
+    hints: dict[str, Any] = get_type_hints(kind, include_extras=True)
     fields = [
         StructFieldSpec(
             name=field.name,
-            type=Annotated[hints[field.name], _HINT],
+            type=cast(Any, Annotated[hints[field.name], _HINT]),
             default=_default(field, info.default),
             helptext=functools.partial(help_of, kind, field.name),
         )

@@ -195,10 +195,14 @@ def write_figure(path: Path, settings: Sequence[Setting]) -> None:
     rows = list(kinds(settings).values())
     names = [name for name in settings[0].all if name != PLAIN]
     figure = Figure(figsize=(10, 0.2 + 3.4 * len(rows)), layout="constrained")
-    for panels, some in zip(figure.subplots(len(rows), 2, squeeze=False), rows, strict=True):
-        _draw(*panels, some, names)
-    handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=min(len(names), 4))
+    panels = figure.subplots(len(rows), 2, squeeze=False)
+    for (speedups, acceptance), some in zip(panels, rows, strict=True):
+        _draw(speedups, acceptance, some, names)
+    figure.legend(
+        *panels[0, 0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=min(len(names), 4),
+    )
     image = io.BytesIO()
     figure.savefig(image, dpi=150, format=path.suffix[1:])
     write_bytes(path, image.getvalue())

@@ -60,7 +60,7 @@ def entries(boxes):
     """Each option's help, as its lines, and the column in which they begin."""
     found, before, lines = {}, {}, []
     indented = [line[2:-1].rstrip() for line in boxes if line.startswith("│    ")]
-    begin = min(len(line) - len(line.lstrip()) for line in indented if line)
+    begin = min((len(line) - len(line.lstrip()) for line in indented if line), default=0)
     for line in (line[2:-1].rstrip() if line.startswith("│") else line[:2] for line in boxes):
         if line.startswith("   "):
             lines.append(line.strip())

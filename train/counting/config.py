@@ -11,7 +11,7 @@ from dart_jax.programs.command_line import check_least
 
 @dataclasses.dataclass(frozen=True)
 class NgramConfig:
-    """The corpus and the options of counting."""
+    """Count a corpus."""
 
     data: tuple[str, ...]
     """Files, directories or globs (quoted; ** for any depth)."""

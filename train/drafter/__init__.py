@@ -1,4 +1,4 @@
-"""`python -m train.drafter`: trains a drafter for a target.
+"""The program `train-drafter`.
 
 May import `dart_jax` and the other packages of `train`, but not `recipes`. Start with `program.py`.
 """

@@ -1,4 +1,4 @@
-"""`python -m train.regenerate`: lets a target write the answers that its drafter is trained on.
+"""The program `regenerate`.
 
 May import `dart_jax`, `train.data` and `train.run`. Start with `program.py`.
 """
