@@ -59,7 +59,7 @@ class GenerateConfig(ModelChoice):
     """Sample as the target's generation_config.json says, unless an option says otherwise; one with
     its default value says nothing."""
     generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
-    """Generation options."""
+    """Length, sampling and draft tree."""
     together: tyro.conf.OmitArgPrefixes[DistributedConfig] = dataclasses.field(
         default_factory=DistributedConfig
     )

@@ -380,7 +380,7 @@ def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
             {"chat_template_kwargs": json.dumps({"chat_template": "{{ raise_exception('no') }}"})},
             r"a\.jsonl:1: the chat template rejects the messages: no",
         ),
-        ({"messages": CHAT}, {"tokenizer": "BARE", "eos": False}, "no chat template in"),
+        ({"messages": CHAT}, {"tokenizer": "BARE", "no_eos": True}, "no chat template in"),
         ("a", {"tokenizer": "BARE"}, "names no token that ends a document; pass --eos-token"),
         ("a", {"tokenizer": "BROKEN"}, "cannot read"),
     ],
